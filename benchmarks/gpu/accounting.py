@@ -1,4 +1,4 @@
-"""What a server did during a run, by its own statistics and its threads' processor time."""
+"""Account of a server's run, from its own statistics and its threads' processor time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BUSIEST = 3
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Batches of one size, and the seconds that they took all together: joined, run, cut up and answered."""
+    """Batches of one size, and their total seconds: joined, run, split and answered."""
 
     batches: int
     before: float
@@ -37,7 +37,7 @@ _NOTHING = Stages(0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A server at one time."""
+    """State of a server's counters at one time."""
 
     at: float
     stages: Mapping[int, Stages]
@@ -48,7 +48,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, address: str, model: str, pid: int) -> Snapshot:
-        """Asks the server for its statistics, and the system for its threads."""
+        """Read the server's statistics, and its threads' times from the system."""
         import grpc
 
         from tensorferry.protos import inference_pb2 as pb
@@ -74,11 +74,11 @@ def _stages(size: Any) -> Stages:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Between two snapshots: where the time of the device, and of the server's cores, went.
+    """Difference of two snapshots: where the time of the device and of the server's cores went.
 
-    `busy` is the share of the time in which a batch was being run; `run`, `before` and `after` are
-    mean seconds of a batch of `rows` on average; `cpu` is processor seconds of a request, `cores`
-    how many cores the server used, `threads` those of its busiest threads, `inside` the mean time
+    `busy` is the share of the time in which a batch was running. `run`, `before` and `after` are
+    mean seconds of a batch of `rows` on average. `cpu` is processor seconds per request, `cores`
+    the number of cores used, and `threads` those of the busiest threads. `inside` is the mean time
     of a request from its arrival at the batcher to its answer.
     """
 
@@ -94,7 +94,7 @@ class Account:
 
     @classmethod
     def between(cls, first: Snapshot, second: Snapshot) -> Account:
-        """ValueError when the server answered nothing."""
+        """Compare two snapshots; raise ValueError if the server answered nothing in between."""
         sizes = sizes_between(first, second)
         answered, seconds = second.answered - first.answered, second.at - first.at
         batches = sum(stages.batches for stages in sizes.values())
@@ -119,6 +119,6 @@ class Account:
 
 
 def sizes_between(first: Snapshot, second: Snapshot) -> dict[int, Stages]:
-    """The batches that ran between the two, by their rows."""
+    """Return the batches that ran between the two, by their rows."""
     found = {rows: stages - first.stages.get(rows, _NOTHING) for rows, stages in second.stages.items()}
     return {rows: stages for rows, stages in found.items() if stages.batches}

@@ -1,4 +1,4 @@
-"""Which cores are the server's and which the load's, and processes that stay on theirs."""
+"""Division of the cores between server and load, and processes that stay on their cores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The server's cores (the bare loop's too), LoadGen's, and those of the processes that send its queries."""
+    """Cores of the server (and of the bare loop), of LoadGen, and of the processes that send its
+    queries.
+    """
 
     server: tuple[int, ...]
     loadgen: int
@@ -22,7 +24,8 @@ class Layout:
 
     @classmethod
     def of(cls, cores: Sequence[int]) -> Layout:
-        """A quarter of the cores is the server's, at least one; the last is LoadGen's; the rest send.
+        """Give the server a quarter of the cores, at least one, LoadGen the last, and senders the
+        rest.
 
         On two cores LoadGen and one sender share one; on a single core all do.
         """
@@ -34,7 +37,7 @@ class Layout:
 
     @classmethod
     def here(cls) -> Layout:
-        """Of the cores that this process may use."""
+        """Divide the cores that this process may use."""
         return cls.of(list(os.sched_getaffinity(0)))
 
     def __str__(self) -> str:
@@ -46,7 +49,9 @@ class Layout:
 
 @contextmanager
 def on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """What is started inside is confined to these cores, with all its threads; this thread is there meanwhile."""
+    """Confine processes started inside to these cores, with all their threads; and this thread
+    meanwhile.
+    """
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -56,18 +61,18 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """The processor time that a process has used."""
+    """Return the processor time that a process has used."""
     return _seconds(Path(f"/proc/{pid}/stat"))
 
 
 def thread_seconds(pid: int) -> dict[int, float]:
-    """The same of each of its threads."""
+    """Return the processor time of each of its threads."""
     found = {}
     for entry in os.listdir(f"/proc/{pid}/task"):
         try:
             found[int(entry)] = _seconds(Path(f"/proc/{pid}/task/{entry}/stat"))
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # The thread has ended meanwhile.
     return found
 
 
@@ -77,7 +82,7 @@ def _seconds(stat: Path) -> float:
 
 
 def end(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Waits so long for a process that was told to end, then kills it."""
+    """Wait `seconds` for a process that was told to end, then kill it."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:

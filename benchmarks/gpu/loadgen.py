@@ -1,8 +1,8 @@
 """MLPerf LoadGen's Offline and Server scenarios against a running server, over gRPC.
 
-LoadGen runs in this process. It hands each query to whichever load process is free through one
-socket, and hears through the same that it is answered: a latency is from the time at which LoadGen
-scheduled the query to the time at which it was told, both ways through the socket included.
+LoadGen runs in this process. One socket hands each query to a free load process, and returns its
+completion. A latency is from the time for which LoadGen scheduled the query to its completion in
+this process, both ways through the socket included.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Scenario = Literal["Offline", "Server"]
 OFFLINE: _Scenario = "Offline"
 SERVER: _Scenario = "Server"
 PERCENTILE = 0.99
-# More in flight than a process ever has: LoadGen's Server scenario limits nothing.
+# More in flight than a process ever has, because LoadGen's Server scenario has no limit.
 UNLIMITED = (1 << 32) - 1
 _LEAST_QUERIES = 100
 _START_SECONDS, _STOP_SECONDS, _STUCK_SECONDS = 90, 5, 60
@@ -38,15 +38,17 @@ _BUFFER_BYTES = 1 << 20
 
 
 class LoadError(Exception):
-    """The load could not be run, or its outcome could not be read."""
+    """The load could not be run, or its result could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A run in LoadGen's figures: samples a second, latencies in seconds, its verdict; and our count of errors.
+    """Result of a run by LoadGen: samples per second, latencies in seconds, its verdict; and the
+    number of errors.
 
-    `rate` is LoadGen's own metric: of Offline the samples a second, of Server the completed ones.
-    `busiest` is the share of its core that the busiest load process used, `loadgen` that of LoadGen.
+    `rate` is LoadGen's metric: samples per second for Offline, completed samples per second for
+    Server. `busiest` is the share of its core that the busiest load process used, `loadgen` that of
+    LoadGen.
     """
 
     scenario: str
@@ -62,13 +64,13 @@ class Outcome:
     seconds: float
 
     def met(self, bound: float) -> bool:
-        """Whether the 99th percentile is within the bound, and every query was answered properly."""
+        """Whether the 99th percentile is within the bound, and every query was answered."""
         return self.p99 <= bound and not self.errors
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What LoadGen's summary says."""
+    """Fields of LoadGen's summary."""
 
     rate: float
     mean: float
@@ -78,7 +80,7 @@ class Summary:
 
 
 def parse_summary(text: str) -> Summary:
-    """Of the file that LoadGen writes; LoadError where a figure is missing."""
+    """Parse the file that LoadGen writes; raise LoadError for a missing figure."""
 
     def figure(*names: str) -> float:
         for name in names:
@@ -90,7 +92,7 @@ def parse_summary(text: str) -> Summary:
     if verdict is None:
         raise LoadError(f"LoadGen's summary has no result: {text!r}")
     return Summary(
-        # The first is of Server, the second of Offline.
+        # The first name is Server's, the second Offline's.
         rate=figure("Completed samples per second", "Samples per second"),
         mean=figure("Mean latency (ns)") / 1e9,
         p50=figure("50.00 percentile latency (ns)") / 1e9,
@@ -100,7 +102,7 @@ def parse_summary(text: str) -> Summary:
 
 
 class Load:
-    """Load processes that are connected to a server, and LoadGen before them. Used by one thread."""
+    """Load processes connected to a server, with LoadGen in front of them. Not thread-safe."""
 
     def __init__(self, address: str, workload: Workload, layout: Layout, folder: Path) -> None:
         self._bound = workload.bound
@@ -110,7 +112,7 @@ class Load:
             end_.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         self._senders: list[subprocess.Popen[bytes]] = []
         # Queries that LoadGen has issued and that are not complete. Three threads change it, each
-        # change is one operation of a dict, which needs no lock.
+        # by one operation of a dict, so it needs no lock.
         self._open: dict[int, object] = {}
         self._errors = self._answers = 0
         self._window = UNLIMITED
@@ -141,7 +143,7 @@ class Load:
             stdout=said,
             stderr=said,
             pass_fds=(theirs.fileno(),),
-            # Ctrl-C is for this process, which then closes the socket.
+            # Only this process gets Ctrl-C; it then closes the socket.
             start_new_session=True,
         )
 
@@ -169,11 +171,11 @@ class Load:
 
     @property
     def processes(self) -> list[int]:
-        """The load processes' ids."""
+        """Return the load processes' ids."""
         return [sender.pid for sender in self._senders]
 
     def close(self) -> None:
-        """Ends the load processes."""
+        """End the load processes."""
         with suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
         if self._collector.ident is not None:
@@ -183,11 +185,13 @@ class Load:
             end(sender, _STOP_SECONDS)
 
     def offline(self, expected: float, seconds: float, in_flight: int) -> Outcome:
-        """All samples of so many seconds at the expected rate, issued at once; so many are in flight."""
+        """Run the Offline scenario: all samples of `seconds` at the expected rate, issued at once,
+        `in_flight` of them in flight.
+        """
         return self._run(OFFLINE, expected, seconds, max(1, in_flight // len(self._senders)))
 
     def server(self, rate: float, seconds: float) -> Outcome:
-        """Poisson arrivals at a rate; each is sent at once."""
+        """Run the Server scenario: Poisson arrivals at a rate, each sent at once."""
         return self._run(SERVER, rate, seconds, UNLIMITED)
 
     def _run(self, scenario: _Scenario, rate: float, seconds: float, window: int) -> Outcome:
@@ -246,7 +250,9 @@ class Load:
 
     @contextmanager
     def _uninterrupted(self) -> Iterator[None]:
-        """LoadGen does not survive an exception amid its run: Ctrl-C has the rest of it fail, and is raised after it."""
+        """LoadGen does not survive an exception during its run. Ctrl-C makes the rest of the run fail,
+        and is raised after it.
+        """
         interrupted = False
 
         def note(number: int, frame: object) -> None:
@@ -267,7 +273,7 @@ class Load:
             raise KeyboardInterrupt
 
     def _issue(self, numbers: Sequence[int], samples: Sequence[int]) -> None:
-        """LoadGen's call for queries: must not raise."""
+        """Issue queries for LoadGen; must not raise."""
         for number, sample in zip(numbers, samples, strict=True):
             self._open[number] = None
             try:
@@ -279,7 +285,7 @@ class Load:
             self._complete(number, proper=False)
 
     def _collect(self) -> None:
-        """Tells LoadGen of each answer, until the load processes or this end close the socket."""
+        """Report each answer to LoadGen, until the load processes or this end close the socket."""
         with suppress(OSError):
             while record := self._link.recv(ANSWER.size):
                 number, fate = ANSWER.unpack(record)
@@ -288,7 +294,8 @@ class Load:
     def _complete(self, number: int, *, proper: bool) -> None:
         import mlperf_loadgen as loadgen
 
-        # Whoever takes it out completes it: LoadGen does not survive to hear of a query twice.
+        # The code that removes a query completes it, because LoadGen does not survive a second
+        # completion.
         if self._open.pop(number, self) is self:
             return
         self._answers += 1
@@ -297,7 +304,9 @@ class Load:
         loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(number, 0, 0)])
 
     def _watch(self, ended: threading.Event) -> None:
-        """LoadGen waits for every query: where no answer comes any more, each is completed as an error."""
+        """Complete each query as an error if no answer comes any more, because LoadGen waits for every
+        query.
+        """
         answers, since = -1, time.monotonic()
         while not ended.wait(1.0):
             now = time.monotonic()

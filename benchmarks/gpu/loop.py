@@ -1,11 +1,11 @@
-"""The bare loop: ONNX Runtime with IO binding, run after run, which is what a server can reach at best.
+"""The bare loop: ONNX Runtime with IO binding, run after run; the ceiling of a server.
 
     python -m gpu.loop MODEL --workload bert [--small] --device cuda:0
 
-A process of its own, as the server is. It reads one order a line, as JSON, and answers each with a
-line of JSON: {"rows": 8, "seconds": 0.5, "copies": false} for the time of batches, {"sample": 3}
-for what the model says of one row, alone. Without copies inputs and outputs stay on the device;
-with them a batch is copied there from the host's memory before each run, and its outputs back.
+A separate process, like the server. Each line of input is an order in JSON, answered with a line of
+JSON: {"rows": 8, "seconds": 0.5, "copies": false} for the time of batches, {"sample": 3} for the
+model's output for one row alone. Without copies inputs and outputs stay on the device; with them a
+batch is copied there from the host before each run, and its outputs back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STOP_SECONDS = 20
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Batches of so many rows, run after run: how many a second, in rows and in seconds of a batch."""
+    """Rate of batches of `rows` rows, run after run: rows per second, and seconds per batch."""
 
     rows: int
     copies: bool
@@ -40,11 +40,11 @@ class Timed:
 
 
 class LoopError(Exception):
-    """The bare loop's process gave up, with the end of what it said."""
+    """The bare loop's process ended, with the end of its output."""
 
 
 class Loop:
-    """The bare loop's process, from here. Not thread-safe."""
+    """Client of the bare loop's process. Not thread-safe."""
 
     def __init__(self, path: Path, workload: Workload, device: str, cores: Sequence[int], log: Path) -> None:
         self._log = log
@@ -69,13 +69,13 @@ class Loop:
             self._process.stdout.close()
 
     def timed(self, rows: int, seconds: float, *, copies: bool) -> Timed:
-        """Runs batches of so many rows for so long."""
+        """Run batches of `rows` rows for `seconds`."""
         told = self._ask({"rows": rows, "seconds": seconds, "copies": copies})
         each = told["elapsed"] / told["runs"]
         return Timed(rows, copies, rows / each, each)
 
     def outputs(self, sample: int) -> Mapping[str, list[float]]:
-        """What the model says of one row."""
+        """Return the model's output for one row."""
         told: Mapping[str, list[float]] = self._ask({"sample": sample})
         return told
 
@@ -95,21 +95,21 @@ class Loop:
 
 
 def best_rate(times: Sequence[Timed]) -> float:
-    """The most rows a second, at whichever size and with or without copies: the offline ceiling."""
+    """Return the most rows per second, at any size, with or without copies: the offline ceiling."""
     return max(timed.rate for timed in times)
 
 
 def fastest_size(times: Sequence[Timed]) -> int:
-    """The size of the batches that make the most rows a second."""
+    """Return the batch size with the most rows per second."""
     return max(times, key=lambda timed: timed.rate).rows
 
 
 def chosen_size(times: Sequence[Timed], bound: float, share: float = 0.85, part: float = 0.4) -> int:
-    """The largest batch that a server with a bound on its latency should form.
+    """Return the largest batch that a server with a latency bound should form.
 
-    Of the sizes whose batch takes at most a `part` of the bound, since a request may wait for one
-    batch and ride in the next, the largest that reaches this share of their best rate: the server has
-    work with each batch, too. The smallest of all where every batch takes longer.
+    A request may wait for one batch and run in the next, so a batch may take at most a `part` of
+    the bound. Of these sizes the largest counts that reaches this share of their best rate, because
+    the server has work with each batch, too. If every batch takes longer, it is the smallest size.
     """
     slow = {timed.rows for timed in times if timed.batch_seconds > part * bound}
     fitting = [timed for timed in times if timed.rows not in slow]
@@ -120,7 +120,7 @@ def chosen_size(times: Sequence[Timed], bound: float, share: float = 0.85, part:
 
 
 class _Bound:
-    """A session with its inputs and outputs bound, anew for each size."""
+    """A session whose inputs and outputs are bound again for each size."""
 
     def __init__(self, path: str, workload: Workload, device: str) -> None:
         from tensorferry.server.runtime.devices import preload_libraries
@@ -137,7 +137,7 @@ class _Bound:
         if self._place == "cuda":
             preload_libraries()
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": self._number}))
-        # A fallback would be said on stdout, where answers are.
+        # A fallback would be reported on stdout, which carries the answers.
         self._session = onnxruntime.InferenceSession(path, options, providers=providers, enable_fallback=0)
         wanted = "CUDAExecutionProvider" if self._place == "cuda" else "CPUExecutionProvider"
         if self._session.get_providers()[0] != wanted:
@@ -150,7 +150,7 @@ class _Bound:
         return {name: array.astype("float32")[0].tolist() for name, array in zip(names, got, strict=True)}
 
     def run(self, rows: int, seconds: float, *, copies: bool) -> tuple[int, float]:
-        """Runs for so many seconds; how many there were, and what they took."""
+        """Run for `seconds`; return the number of runs, and their time."""
         arrays = self._workload.rows(rows)
         binding = self._session.io_binding()
         inputs = {}
@@ -186,7 +186,7 @@ class _Bound:
 
 
 def main() -> None:
-    """Obeys the orders until there are no more."""
+    """Execute orders until there are no more."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,9 +1,8 @@
 """ResNet-50 and BERT-base as ONNX graphs with seeded random weights, and small ones of the same form.
 
-What a model computes is of no interest here, but it must be real work of the right size: the
-weights are scaled so that the activations stay within FP16 through all layers, and every output
-depends on every input. The outputs have the weights' type: the server's batching proof allows
-FP16 the rounding of FP16.
+The values do not matter, but the work must be of the right kind and size. The weights are scaled so
+that the activations stay within FP16 through all layers, and every output depends on every input.
+The outputs have the weights' type: the server's batching check allows FP16 the rounding of FP16.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ CLASSES = 1000
 # Of the three channels of ImageNet's images, on the scale of 0 to 255.
 _MEANS, _DEVIATIONS = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 _EXPANSION = 4
-# What a block adds to its input is damped, or the sums would outgrow FP16 after some blocks.
+# Each block's sum is damped, because it would outgrow FP16 after some blocks.
 _DAMPED = 0.25
-# Added to the scores of positions that are masked: within FP16, and as good as never looked at.
+# Added to the scores of masked positions: within FP16, and low enough to have no effect.
 _MASKED = -10000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Resnet:
-    """Bottleneck blocks in four stages, of `width` channels in the first; images of size × size × 3."""
+    """Bottleneck blocks in four stages, with `width` channels in the first; images of size × size × 3."""
 
     blocks: tuple[int, int, int, int] = (3, 4, 6, 3)
     width: int = 64
@@ -48,7 +47,7 @@ class Resnet:
 
 @dataclass(frozen=True, slots=True)
 class Bert:
-    """An encoder with a head that answers questions, as MLPerf's: where in the text an answer starts and ends."""
+    """Encoder with a question-answering head, as MLPerf's: start and end of an answer in the text."""
 
     layers: int = 12
     hidden: int = 768
@@ -59,7 +58,7 @@ class Bert:
 
 
 class _Graph:
-    """The nodes, in order; each method adds some and returns the name of the result."""
+    """Nodes of the graph, in order; each method adds some and returns the name of the result."""
 
     def __init__(self, half: bool) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -74,11 +73,11 @@ class _Graph:
         return output
 
     def number(self, value: object) -> str:
-        """A constant of the weights' type."""
+        """Add a constant of the weights' type."""
         return self._constant(np.asarray(value, self.dtype))
 
     def shape(self, *dims: int) -> str:
-        """A constant shape; 0 is the input's own dimension, -1 what is left."""
+        """Add a constant shape; 0 keeps the input's dimension, -1 is the remaining size."""
         return self._constant(np.array(dims, np.int64))
 
     def _constant(self, value: object) -> str:
@@ -115,12 +114,14 @@ class _Graph:
     ) -> onnx.ModelProto:
         graph = helper.make_graph(self.nodes, name, inputs, outputs, self.weights.tensors)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-        model.ir_version = 9  # what ONNX Runtime 1.20 reads
+        model.ir_version = 9  # The newest version that ONNX Runtime 1.20 reads.
         return model
 
 
 def build_resnet(shape: Resnet) -> onnx.ModelProto:
-    """image UINT8 [n, size, size, 3] → logits [n, 1000]: the normalisation of the image is in the graph."""
+    """Build the model: image UINT8 [n, size, size, 3] to logits [n, 1000], with normalisation in the
+    graph.
+    """
     graph = _Graph(shape.half)
     scale = [1 / deviation for deviation in _DEVIATIONS]
     offset = [-mean / deviation for mean, deviation in zip(_MEANS, _DEVIATIONS, strict=True)]
@@ -144,19 +145,21 @@ def build_resnet(shape: Resnet) -> onnx.ModelProto:
 
 
 def _bottleneck(graph: _Graph, x: str, name: str, channels: int, inner: int, stride: int) -> str:
-    """The stride is in the 3 × 3 convolution, as in what is known as version 1.5."""
+    """The stride is in the 3 × 3 convolution, as in ResNet version 1.5."""
     outputs = inner * _EXPANSION
     y = graph.add("Relu", graph.convolved(x, f"{name}_1", (channels, inner), 1))
     y = graph.add("Relu", graph.convolved(y, f"{name}_2", (inner, inner), 3, stride))
     y = graph.convolved(y, f"{name}_3", (inner, outputs), 1, gain=_DAMPED)
     if stride != 1 or channels != outputs:
-        # Of the half that ReLU leaves no more: nothing follows but the sum.
+        # No gain for ReLU, because only the sum follows.
         x = graph.convolved(x, f"{name}_x", (channels, outputs), 1, stride, math.sqrt(0.5))
     return graph.add("Relu", graph.add("Add", y, x))
 
 
 def build_bert(shape: Bert) -> onnx.ModelProto:
-    """input_ids, attention_mask, token_type_ids INT64 [n, sequence] → start_logits, end_logits [n, sequence]."""
+    """Build the model: input_ids, attention_mask, token_type_ids INT64 [n, sequence] to start_logits,
+    end_logits [n, sequence].
+    """
     graph, hidden, sequence = _Graph(shape.half), shape.hidden, shape.sequence
     words = graph.weights.normal("words", (shape.vocabulary, hidden), 0.02)
     places = graph.weights.normal("places", (1, sequence, hidden), 0.02)

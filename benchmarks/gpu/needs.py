@@ -1,4 +1,4 @@
-"""What this benchmark needs, and what of it is missing, said before anything is started."""
+"""Requirements of this benchmark, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = ("protos", "batcher", "server", "client")
 
-# By module, what is installed to have it.
+# The package of each module.
 MODULES = {
     "mlperf_loadgen": "mlcommons-loadgen",
     "onnx": "onnx",
@@ -30,7 +30,9 @@ _VERSIONS = ("mlcommons-loadgen", "onnx", "grpcio", "protobuf", "numpy")
 
 
 def use_this_checkout() -> None:
-    """Makes the benchmarks importable, here and in what is started; and the checkout where nothing is installed."""
+    """Make the benchmarks importable, here and in child processes; and the checkout if nothing is
+    installed.
+    """
     benchmarks = _ROOT / "benchmarks"
     folders = [benchmarks, benchmarks / "simulate"]
     if not _there("tensorferry.server"):
@@ -42,7 +44,9 @@ def use_this_checkout() -> None:
 
 
 def _told_version() -> Path:
-    """A folder that tells the checkout's version as an installation does: the server asks for it."""
+    """Create a folder that states the checkout's version like an installation, because the server asks
+    for it.
+    """
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
     folder = Path(mkdtemp(prefix="tf-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -54,7 +58,7 @@ def _told_version() -> Path:
 
 
 def missing(modules: Iterable[str] = MODULES) -> list[str]:
-    """What cannot be imported here, each with what has it."""
+    """Return the modules that cannot be imported here, with their packages."""
     return [f"{module} ({MODULES[module]})" for module in modules if not _there(module)]
 
 
@@ -66,7 +70,9 @@ def _there(module: str) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Of what is installed; of ONNX Runtime what is imported, for another build of it may be installed beside."""
+    """Return installed versions; of ONNX Runtime the imported one, because another build may be
+    installed beside.
+    """
     from tensorferry.server.runtime.ort import onnxruntime
 
     built = import_module("onnxruntime.capi.build_and_package_info")

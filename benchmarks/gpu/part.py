@@ -1,7 +1,8 @@
-"""One workload, measured whole: the bare loop, every server in LoadGen's scenarios, and the simulation.
+"""Full measurement of one workload: the bare loop, every server in LoadGen's scenarios, and the
+simulation.
 
-The loop and all servers stay up and take turns: the machine's speed drifts, so what is compared is
-measured in the same round, and every other round goes backwards.
+The loop and all servers stay up and take turns, because the machine's speed drifts: compared
+figures are measured in the same round, and every other round is reversed.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ from gpu.servers import (
 )
 from gpu.workloads import Workload
 
-# Requests in flight in the Offline scenario, in batches: two on their way through a GPU, one that
-# waits, one on the wire.
+# Requests in flight in the Offline scenario, in batches: two on the GPU, one that waits, one on the
+# wire.
 _OFFLINE_BATCHES = 4
 _LEAST_IN_FLIGHT = 16
 _LEAD_IN_SECONDS = 1.0
-# Of a plan's seconds: after so many no server is started but those that are searched, and no round begun that would
-# not be over after so many.
+# Shares of a plan's seconds, after which only searched servers are started, and by which a round
+# must end.
 _STARTS, _ROUNDS = 0.4, 0.6
-# Of the seconds for warming up: a server that only runs Offline has full batches, which come first. Of the others
-# all sizes have to be warm, or cuDNN's search for the missing ones would be what LoadGen's 99th percentile tells of.
+# Shares of the seconds for warming up. An Offline server has full batches, which come first. For
+# the others all sizes must be warm, or cuDNN's search for missing sizes would decide LoadGen's 99th
+# percentile.
 _SATURATED = 0.15
-# What a run of LoadGen takes beside its own seconds, and the simulation with all that is told at the end.
+# Seconds of a LoadGen run beside its own, and of the simulation with the final report.
 _RUN_SECONDS, _LAST_SECONDS = 4.0, 20.0
 
 Row = dict[str, Any]
@@ -54,10 +56,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How often and for how many seconds each thing is run, and how many arrivals are simulated.
+    """Number and seconds of runs, and the number of simulated arrivals.
 
-    All of it is to be over after so many `seconds`: what does not fit is left out, and said to be. Most is kept for
-    LoadGen's Server scenario.
+    Everything must be over after `seconds`: what does not fit is left out, and reported so. Most of
+    the time is for LoadGen's Server scenario.
     """
 
     rounds: int
@@ -99,7 +101,7 @@ ON_CPU = Plan(
     simulated=6000,
     searches=9,
 )
-# Within nine minutes, the servers' start included, for machines on which a command may run for ten.
+# Within nine minutes, with the servers' start, for machines where a command may run for ten.
 ON_GPU = Plan(
     rounds=3,
     seconds=540.0,
@@ -137,7 +139,9 @@ class _Served:
 
 
 class Part:
-    """Measures a workload; `results` grows as it goes, and `keep` is called whenever it is worth being kept."""
+    """Measures a workload; `results` grows meanwhile, and `keep` is called whenever it should be
+    saved.
+    """
 
     def __init__(
         self, workload: Workload, plan: Plan, device: str, layout: Layout, say: Callable[[str], None]
@@ -163,7 +167,7 @@ class Part:
         }
 
     def run(self, cache: Path, folder: Path) -> None:
-        """All of it. Files go to the folder; ServerError, LoadError or LoopError say what did not work."""
+        """Run everything. Files go to the folder; ServerError, LoadError or LoopError say what failed."""
         workload, self._began = self._workload, time.monotonic()
         path = workload.write(cache)
         self._say(f"{workload.title}, on {self._device}; {self._layout}")
@@ -171,7 +175,7 @@ class Part:
             loop = stack.enter_context(
                 Loop(path, workload, self._device, self._layout.server, folder / "loop.log")
             )
-            # What the first runs of a size take, cuDNN's search among them, is not to decide.
+            # The first runs of a size, with cuDNN's search, must not decide.
             self._ladder(loop)
             times = self._ladder(loop)
             self._most = self.results["max_batch_size"] = chosen_size(times, workload.bound)
@@ -189,7 +193,7 @@ class Part:
                 try:
                     served.append(self._start(variant, path, expected, folder, stack))
                 except (ServerError, LoadError) as error:
-                    # Of what is compared with the server as it is shipped, the rest can still be.
+                    # The comparisons with the default server can still be made.
                     if variant is DEFAULT:
                         raise
                     self.results["skipped"][variant.name] = str(error)
@@ -205,7 +209,7 @@ class Part:
                 self.keep()
             self._search([one for one in served if one.searched])
             for one in served:
-                # That it had to do without CUDA graphs, say.
+                # For example that it runs without CUDA graphs.
                 self.results["warnings"][one.name] = one.server.warnings()
         self._predict()
         self.results["minutes"] = round(self._elapsed() / 60, 1)
@@ -246,7 +250,7 @@ class Part:
         difference, cold = warm_up(server, workload, most, expected, seconds)
         load = stack.enter_context(Load(server.address, workload, self._layout, folder))
         ready = _Served(server, load, most)
-        # Without a guess at its rate LoadGen does not know how many queries make a second.
+        # Without an expected rate LoadGen cannot compute how many queries make a second.
         guess = self.results["loop"][-1]["rate"] / 4
         self._rates[ready.name] = load.offline(guess, _LEAD_IN_SECONDS, ready.in_flight).rate
         self._say(
@@ -257,7 +261,7 @@ class Part:
         return ready
 
     def _ladder(self, loop: Loop, number: int = -1) -> list[Timed]:
-        """The bare loop at each size; of a round unless it is before the first."""
+        """Run the bare loop at each size; without a round before the first."""
         times = [
             loop.timed(rows, self._plan.loop_seconds, copies=copies)
             for rows in self._workload.sizes
@@ -290,7 +294,7 @@ class Part:
         )
 
     def _search(self, served: Sequence[_Served]) -> None:
-        """LoadGen's Server scenario: the servers' searches take turns."""
+        """Run LoadGen's Server scenario; the servers' searches take turns."""
         searches = {one.name: PeakSearch(self._offline_rate(one.name)) for one in served}
         before = {one.name: self._snapshot(one) for one in served}
         once = len(served) * (self._plan.probe_seconds + _RUN_SECONDS)
@@ -308,7 +312,7 @@ class Part:
             self._accounts[one.name] = (before[one.name], self._snapshot(one))
 
     def _confirm(self, one: _Served, rate: float) -> None:
-        """The rate that was found, run for longer; lowered until it meets the bound again."""
+        """Run the found rate for longer; lower it until it meets the bound again."""
         for number in range(self._plan.confirmations):
             if number and self._left() < self._plan.confirm_seconds + _RUN_SECONDS + _LAST_SECONDS:
                 self._say(f"{one.name}: no time to confirm {rate:.0f}/s")
@@ -341,10 +345,10 @@ class Part:
         return median(float(row["rate"]) for row in self.results["offline"] if row["variant"] == name)
 
     def _predict(self) -> None:
-        """By the times of the shipped server's own batches, in all of its Server runs."""
+        """Predict from the times of the default server's batches, in all its Server runs."""
         sizes = sizes_between(*self._accounts[DEFAULT.name])
         runs = [row for row in self.results["server"] if row["variant"] == DEFAULT.name and row["met"]]
-        # Where nothing met the bound the run with the lowest rate tells of the wire.
+        # If no rate met the bound, the run with the lowest rate gives the time on the wire.
         runs = runs or [min(self.results["server"], key=lambda row: float(row["target"]))]
         wire = median(max(0.0, row["mean"] - row["account"]["inside"]) for row in runs)
         predicted = predict(

@@ -1,13 +1,13 @@
-"""`tensorferry` without something that it has no flag for. For `make gpu-bench`.
+"""`tensorferry` without a part that has no flag. For `make gpu-bench`.
 
     python benchmarks/gpu/patched_server.py eager serve model.onnx
 
-eager: each free worker takes what waits, at once. Two batches are in flight on a GPU, as usual; but
-the second closes as soon as its worker is free, not just in time for the device. Nor does a batch
-wait for callers that come back.
+eager: each free worker takes all waiting requests at once. Two batches are in flight on a GPU, as
+usual; but the second closes as soon as its worker is free, not just in time for the device, and no
+batch waits for returning callers.
 
-unstaged: batches go to a GPU without buffers of the server's own, pinned or there: ONNX Runtime
-makes them for each run.
+unstaged: batches go to a GPU without the server's own pinned buffers: ONNX Runtime allocates them
+for each run.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from closed_loop import Greedy
 
 
 class Eager(Greedy):
-    """Waits for nobody, whether or not they come back."""
+    """Never waits for returning callers."""
 
     expected = property(lambda self: False)
 
 
 def at_once(device: Device, now: float) -> float:
-    """`Device.turn` for a device that is given all there is, whenever a worker asks."""
+    """`next_dispatch_at` of a device that takes all there is whenever a worker asks."""
     del device
     return now
 
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Inside, every queue closes eagerly."""
+    """Make every queue close eagerly."""
     with (
         patch("tensorferry.batcher.queue.request_queue.Returners", Eager),
         patch.object(Device, "turn", at_once),
@@ -50,12 +50,12 @@ def eager() -> Iterator[None]:
 
 @contextmanager
 def unstaged() -> Iterator[None]:
-    """Inside, no session has buffers of its own."""
+    """Make every session run without its own buffers."""
     with patch("tensorferry.server.runtime.session._cuda_memory", lambda device: None):
         yield
 
 
-# Each refuses to start where what it patches is not there: it would be the server as it is shipped.
+# Each refuses to start if the patched name is missing, since the server would then be unchanged.
 PATCHES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {"eager": eager, "unstaged": unstaged}
 
 

@@ -1,18 +1,18 @@
-"""The highest rate at which LoadGen's Server scenario meets its bound, by bisection."""
+"""Search by bisection for the highest rate at which LoadGen's Server scenario meets its bound."""
 
 from __future__ import annotations
 
-# The first rate that is tried, and the lowest that is taken to fail untried, ÷ the offline rate.
+# The first rate, and the lowest that is tried, relative to the offline rate.
 _FIRST, _TOO_MUCH = 0.85, 1.08
-# A rate that met the bound once and fails when it is run for longer is lowered by so much.
+# Factor by which a rate is lowered that met the bound once and fails in a longer run.
 _STEP_DOWN = 0.95
 
 
 class PeakSearch:
-    """Between rates that met the bound and rates that did not; told of one run after the other.
+    """Rates that met the bound, and rates that did not, updated after each run.
 
-    A run that fails is believed, though the machine may have been disturbed: what is found is
-    rather too low. A search that has met the bound nowhere has found 0.
+    A failed run counts, even if the machine was disturbed, so the result is rather too low. A
+    search without any success has found 0.
     """
 
     def __init__(self, offline: float) -> None:
@@ -23,16 +23,16 @@ class PeakSearch:
 
     @property
     def rate(self) -> float:
-        """The rate to try next."""
+        """Return the next rate to try."""
         return self._next
 
     @property
     def best(self) -> float:
-        """The highest that met the bound."""
+        """Return the highest rate that met the bound."""
         return self._met
 
     def tell(self, met: bool) -> None:
-        """Whether `rate` met the bound."""
+        """Record whether `rate` met the bound."""
         self.tried.append((self._next, met))
         if met:
             self._met = self._next
@@ -42,5 +42,5 @@ class PeakSearch:
 
 
 def stepped_down(rate: float) -> float:
-    """The rate to confirm after this one could not be."""
+    """Return the next rate to confirm after this one failed."""
     return rate * _STEP_DOWN

@@ -1,7 +1,7 @@
-"""What the simulation says of the two ways to close a batch, with the times that the server itself took.
+"""Prediction by the simulation of the two ways to close a batch, with the server's measured times.
 
-The simulated queue is the one that the server runs. Its device costs what the server's statistics
-say, fitted by a line over the rows; the time that requests spend on the wire is taken from the bound.
+The simulated queue is the server's own. The cost of its device is fitted by a line over the rows,
+from the server's statistics; the time on the wire is subtracted from the bound.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from scenarios import NOTHING, Scenario
 from gpu.accounting import Stages
 
 _LEAST_SECONDS = 1e-9
-# Only peers that a simulation does not ask for here are tuned by these.
+# Only used to tune peers, which this simulation does not include.
 _NO_WINDOW, _NO_PREFERRED = 0.0, ()
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Rates at which 99 % are within the bound, closed just in time and eagerly, and the offline rate of the fit."""
+    """Rates at which 99 % are within the bound, closed just in time and eagerly, and the fit's offline
+    rate.
+    """
 
     just_in_time: float
     eager: float
@@ -33,7 +35,7 @@ class Predicted:
 
 
 def fitted(points: Mapping[int, tuple[float, float]]) -> Cost:
-    """The line through seconds by rows, each with its weight; never falling, and never below nothing."""
+    """Fit a line through seconds by rows, with weights; never falling and never negative."""
     weight = sum(weighs for _, weighs in points.values())
     rows = sum(rows * weighs for rows, (_, weighs) in points.items()) / weight
     seconds = sum(value * weighs for value, weighs in points.values()) / weight
@@ -46,7 +48,7 @@ def fitted(points: Mapping[int, tuple[float, float]]) -> Cost:
 
 
 def stage(sizes: Mapping[int, Stages], seconds: Callable[[Stages], float]) -> Cost:
-    """What a stage costs, of the batches that ran."""
+    """Return the cost of a stage, from the batches that ran."""
     return fitted({rows: (seconds(each) / each.batches, each.batches) for rows, each in sizes.items()})
 
 
@@ -60,7 +62,7 @@ def predict(
     count: int,
     searches: int,
 ) -> Predicted | None:
-    """Of a server whose batches took these times; None where the wire alone takes longer than the bound."""
+    """Predict for a server with these batch times; None if the wire alone takes longer than the bound."""
     if wire >= bound:
         return None
     if pipelined:

@@ -1,4 +1,4 @@
-"""Makes the report of what was measured, and the section of docs/results/performance.md that has it.
+"""Report of the measurements, and its section in docs/results/performance.md.
 
 python benchmarks/gpu/report.py RESULTS.json [--docs]
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-# As a script it has its own folder on the path, whose modules are only ever meant as gpu.NAME.
+# A script has its own folder on the path, but its modules must be imported as gpu.NAME.
 if __name__ == "__main__" and sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -35,7 +35,7 @@ _WARNINGS = 3
 
 
 def report(results: Mapping[str, Any]) -> str:
-    """All parts, in markdown."""
+    """Return all parts in Markdown."""
     parts = list(results["parts"].values())
     text = [_where(parts), _wanted(parts), _CLOSES, _closes(parts)]
     for part in parts:
@@ -67,7 +67,7 @@ def _where(parts: Sequence[Part]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In markdown; the first column is words, the others are numbers."""
+    """Return a Markdown table whose first column is text, and whose others are numbers."""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -107,12 +107,12 @@ def _spread(seen: Sequence[float]) -> str:
 
 
 def ceiling(part: Part, number: int) -> float:
-    """The most that the bare loop reached in a round, at any size, with or without copies; 0 without one."""
+    """Return the bare loop's best rate in a round, at any size, with or without copies; 0 without one."""
     return max((row["rate"] for row in part["loop"] if row["round"] == number), default=0.0)
 
 
 def saturation(part: Part, variant: str = DEFAULT.name) -> list[float]:
-    """The Offline rate ÷ the bare loop's best, round by round."""
+    """Return the Offline rate relative to the bare loop's best, round by round."""
     return [
         row["rate"] / ceiling(part, row["round"])
         for row in part["offline"]
@@ -121,18 +121,22 @@ def saturation(part: Part, variant: str = DEFAULT.name) -> list[float]:
 
 
 def fastest(part: Part) -> str:
-    """Of the two servers as shipped, with batches for the bound or for throughput, the faster offline."""
+    """Return the faster server offline of the two default ones, with batches for the bound or for
+    throughput.
+    """
     return max((DEFAULT.name, THROUGHPUT.name), key=lambda name: offline_rate(part, name))
 
 
 def latency_bounded(part: Part, variant: str) -> list[float]:
-    """The confirmed Server rate ÷ the median Offline rate of the faster server; of none when no rate met the bound."""
+    """Return the confirmed Server rate relative to the faster server's median Offline rate; none if no
+    rate met the bound.
+    """
     offline, peak = offline_rate(part, fastest(part)), part["peaks"].get(variant)
     return [peak["rate"] / offline] if peak and offline else []
 
 
 def offline_rate(part: Part, variant: str) -> float:
-    """The median of the rounds; 0 when it was not measured."""
+    """Return the median of the rounds; 0 if it was not measured."""
     rates = [row["rate"] for row in part["offline"] if row["variant"] == variant]
     return median(rates) if rates else 0.0
 
@@ -200,7 +204,7 @@ def _of_part(part: Part) -> Iterator[str]:
 
 
 def _message(line: str) -> str:
-    """Of a line of the log, without the folders of the machine."""
+    """Return the message of a log line, without the folders of the machine."""
     try:
         said = json.loads(line)["message"]
     except (ValueError, KeyError, TypeError):
@@ -229,7 +233,7 @@ def _cell(part: Part, size: int, copies: bool) -> str:
 
 
 def _bare_seconds(part: Part, rows: float) -> float:
-    """The bare loop's time of a batch of about so many rows, with copies where that was measured."""
+    """Return the bare loop's time of a batch of about `rows` rows, with copies if measured."""
     copied = any(row["copies"] for row in part["loop"])
     times: dict[int, list[float]] = {}
     for row in part["loop"]:
@@ -271,7 +275,9 @@ def _offline(part: Part) -> str:
 
 
 def _left(part: Part) -> str:
-    """What the server does not reach, as a product: the device stands still, batches are slower, or smaller."""
+    """Return what the server does not reach, as a product: idle device, slower batches, smaller
+    batches.
+    """
     name = fastest(part)
     runs = [row for row in part["offline"] if row["variant"] == name]
     shares = saturation(part, name)
@@ -321,7 +327,7 @@ def _workload(part: Part) -> Workload:
 
 
 def write(page: Path, text: str) -> None:
-    """Puts it into the page; but figures of a GPU are not replaced by any of a CPU."""
+    """Write the section; figures of a CPU never replace those of a GPU."""
     before = page.read_text()
     there = SECTION.of(before)
     if there and _SAYS_SO not in there and _SAYS_SO in text:
@@ -332,7 +338,7 @@ def write(page: Path, text: str) -> None:
 
 
 def main() -> None:
-    """Prints the report of a file of results."""
+    """Print the report of a file of results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,13 @@
-"""`make gpu-bench`: what the server reaches of the device, beside a bare loop and in MLPerf LoadGen's scenarios.
+"""`make gpu-bench`: the server's use of the device, beside a bare loop and in MLPerf LoadGen's
+scenarios.
 
     python benchmarks/gpu/run.py [--only bert|resnet] [--quick] [--seconds 540] [--device cuda:0] [--results FILE]
 
 On a GPU: BERT-base and ResNet-50 in FP16. Elsewhere, and with --quick: small models of the same
-form on the CPU, which show that the harness works and nothing of a GPU. Parts may be run one
-after the other (--only): each replaces its own results in the file, and all that are there are
-reported together. Each keeps to its --seconds by leaving things out, and has what it measured in
-the file from time to time, so that one that is ended before is not for nothing.
+form on the CPU, which test the harness and say nothing about a GPU. Parts may be run one after the
+other (--only): each replaces its own results in the file, and all results are reported together.
+Each keeps to its --seconds by leaving measurements out, and saves its results repeatedly, so that
+an interrupted run is not lost.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# As a script it has its own folder on the path, whose modules are only ever meant as gpu.NAME.
+# A script has its own folder on the path, but its modules must be imported as gpu.NAME.
 if __name__ == "__main__" and sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -38,7 +39,7 @@ UNFINISHED = "it was ended from outside"
 
 
 def main() -> None:
-    """Measures, reports, and keeps the results."""
+    """Measure, report, and save the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -51,7 +52,7 @@ def main() -> None:
         "--docs", action="store_true", help="write the report into docs/results/performance.md"
     )
     arguments = parser.parse_args()
-    # As Ctrl-C does: the servers are processes of their own, and have to be ended.
+    # Like Ctrl-C, because the servers are separate processes that must be ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     use_this_checkout()
     if lacking := missing():
@@ -62,7 +63,7 @@ def main() -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    # Only now is it known that they can be imported.
+    # Imported here, because the requirements are checked first.
     from gpu import part as measuring
     from gpu.cores import Layout
     from gpu.report import DOCS, report, write
@@ -113,7 +114,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 part.run(cache, Path(folder))
                 del part.results["failure"]
             except Exception as error:
-                # What was measured until then is kept, and said to be no more than that.
+                # Results so far are kept, and marked as incomplete.
                 part.results["failure"] = f"{type(error).__name__}: {error}"
                 say(f"{name} FAILED: {part.results['failure']}")
                 failed = 1
@@ -129,7 +130,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _device(wanted: str) -> tuple[str, str]:
-    """The device, and why it is not a GPU."""
+    """Return the device, and the reason if it is not a GPU."""
     from tensorferry.server.errors import StartError
     from tensorferry.server.runtime.devices import choose_device
 
@@ -148,7 +149,7 @@ def _device_name(device: str) -> str:
         return "CPU"
     from tensorferry.server.runtime.devices import pci_bus_id
 
-    # Its numbers are not CUDA's, which follow CUDA_VISIBLE_DEVICES.
+    # NVML's numbering differs from CUDA's, which follows CUDA_VISIBLE_DEVICES.
     place = pci_bus_id(int(device.partition(":")[2])) or ""
     words = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", f"--id={place}"]
     try:

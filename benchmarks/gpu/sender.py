@@ -1,9 +1,9 @@
-"""A load process: takes LoadGen's queries from a socket, sends each to the server, and says when it is answered.
+"""Load process: takes LoadGen's queries from a socket, sends each to the server, and reports its
+answer.
 
-All load processes read from the same end of one socket, so that each query goes to one that is
-free. A record is the query's id, the number of its sample, and how many requests a process may have
-in flight: one that has as many reads no more. What goes back is the id, and whether the answer was
-proper.
+All load processes read from the same end of one socket, so that a free process gets each query. A
+record has the query's id, the number of its sample, and the limit of requests in flight; a process
+at its limit reads no more. The reply has the id, and whether the answer was right.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIRST_ANSWER_SECONDS = 60
 
 
 class _Flight:
-    """How many requests are in flight, and the wait for there to be fewer. Thread-safe."""
+    """Number of requests in flight, and the wait for it to fall. Thread-safe."""
 
     def __init__(self) -> None:
         # Guards the count; nothing is sent while it is held.
@@ -46,7 +46,7 @@ class _Flight:
 
 
 def main() -> None:
-    """Sends until the other end of the socket is closed."""
+    """Send until the other end of the socket is closed."""
     import grpc
 
     parser = argparse.ArgumentParser(

@@ -1,4 +1,4 @@
-"""The servers that are compared: one of ours each, which differ in one thing."""
+"""Compared servers, which differ in one respect each."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ from gpu.workloads import Workload
 
 _PROGRAM = ("-m", "tensorferry.server")
 _PATCHED = str(Path(__file__).with_name("patched_server.py"))
-# What makes a session's buffers.
+# The function that creates a session's buffers.
 _STAGING = "tensorferry.server.runtime.session:_cuda_memory"
-# LoadGen's Server scenario offers more than the server can do for some seconds: nothing is refused.
+# For some seconds LoadGen's Server scenario offers more than capacity; nothing is refused.
 _LIMITS = ("--max-queue-size", "1000000", "--max-queue-bytes", "16GiB")
 _STOP_SECONDS = 40
-# A server that is not ready then hangs: CUDA's libraries, the proof and the warm-up take far less.
+# A server that is not ready by then hangs; CUDA's libraries, the batching check and the warm-up
+# take far less.
 _START_SECONDS = 240
 _ANSWER_SECONDS = 120
-# FP16 and other kernels for other batch sizes, relative to the output's magnitude.
+# FP16, and other kernels for other batch sizes, relative to the output's magnitude.
 _TOLERANCES = {True: 2e-2, False: 1e-3}
 
 
 class ServerError(Exception):
-    """A server that cannot be measured, with the reason."""
+    """A server cannot be measured, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A server: its program, its flags beside the common ones, and what it is measured for.
+    """A server: program, flags beside the common ones, and its measurements.
 
-    `searched` ones also run LoadGen's Server scenario. Those that are `for_gpu` are no different on
-    the CPU. `unbounded` ones form batches as large as is fastest, whatever that does to the latency.
+    `searched` variants also run LoadGen's Server scenario. `for_gpu` variants are no different on
+    the CPU. `unbounded` variants form batches of the fastest size, without regard to latency.
     `needs` is a name, `module:name`, without which there is nothing to leave out.
     """
 
@@ -67,7 +68,7 @@ EAGER = Variant(
     searched=True,
 )
 THROUGHPUT = Variant("throughput", "default, with the batches that are fastest", unbounded=True)
-# To measure another, add a line.
+# To measure another server, add a line.
 VARIANTS = (
     DEFAULT,
     EAGER,
@@ -90,7 +91,7 @@ VARIANTS = (
 
 
 def known_flags() -> str:
-    """What `tensorferry serve --help` says."""
+    """Return the flags in `tensorferry serve --help`."""
     asked = subprocess.run(
         [sys.executable, *_PROGRAM, "serve", "--help"], capture_output=True, text=True, check=True
     )
@@ -98,7 +99,9 @@ def known_flags() -> str:
 
 
 def why_not(variant: Variant, device: str, flags: str, *, same_size: bool) -> str:
-    """Why a variant is not measured here; empty for one that is. `same_size`: the bounded batches are the fastest."""
+    """Return why a variant is not measured here, empty if it is. `same_size`: the bounded batches are
+    the fastest.
+    """
     if variant.unbounded and same_size:
         return "the others' batches are the fastest already"
     if variant.for_gpu and device == "cpu":
@@ -122,7 +125,7 @@ class Server:
     log: Path
 
     def warnings(self) -> list[str]:
-        """What it has logged, from warnings on."""
+        """Return its log lines from warnings on."""
         return self.log.read_text(errors="replace").splitlines()
 
 
@@ -136,7 +139,9 @@ def serving(
     cores: Sequence[int],
     start_seconds: float = _START_SECONDS,
 ) -> Iterator[Server]:
-    """Runs a server on its cores until the block ends; ServerError when it does not start, or does not batch."""
+    """Run a server on its cores until the block ends; raise ServerError if it does not start or does
+    not batch.
+    """
     with tempfile.TemporaryDirectory(prefix="tf-") as folder:
         log = Path(folder) / "log"
         always = ("--host", "127.0.0.1", "--port", "0", "--log-format", "json", "--log-level", "warning")
@@ -158,7 +163,7 @@ def serving(
                 env={
                     name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")
                 },
-                # Ctrl-C is for this process, which then ends the server.
+                # Only this process gets Ctrl-C; it then ends the server.
                 start_new_session=True,
             )
         assert process.stdout is not None
@@ -179,7 +184,7 @@ def serving(
         finally:
             too_long.cancel()
             for _ in range(2):
-                # The second ends it at once, whatever it has yet to answer.
+                # The second signal ends it at once, with requests unanswered.
                 process.send_signal(signal.SIGTERM)
             end(process, _STOP_SECONDS)
             process.stdout.close()
@@ -188,12 +193,13 @@ def serving(
 def warm_up(
     server: Server, workload: Workload, most: int, expected: Mapping[str, Sequence[float]], seconds: float
 ) -> tuple[float, int]:
-    """Has the server run a batch of every size, and the first row of each compared with the bare loop's.
+    """Make the server run a batch of every size, and compare the first row of each with the bare
+    loop's.
 
-    ServerError when they differ. Returns by how much they do, relative to the output's magnitude,
-    and how many sizes there was no time for. The server itself warms up at powers of two; what ONNX
-    Runtime does for a size that it sees for the first time (cuDNN tries its algorithms) should not
-    be part of what is measured. The large sizes come first: near saturation they are the usual.
+    Raises ServerError if they differ. Returns the difference, relative to the output's magnitude,
+    and the number of sizes without time. The server itself warms up at powers of two; work of ONNX
+    Runtime at the first run of a size (cuDNN tries its algorithms) should not be measured. Large
+    sizes come first, because they are usual near saturation.
     """
     import grpc
 

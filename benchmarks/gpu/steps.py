@@ -1,20 +1,22 @@
-"""What each step between a batch's requests and its answers costs on a device, and what each of ours gains.
+"""Cost of each step between a batch's requests and its answers on a device, and the gain of each of
+ours.
 
     python benchmarks/gpu/steps.py bert --device cuda:0 --rows 1,8,32
     python benchmarks/gpu/steps.py model.onnx --device cpu
 
-`bert` and `resnet` are the models of `make gpu-bench`, on a GPU those in FP16.
+`bert` and `resnet` are the models of `make gpu-bench`, in FP16 on a GPU.
 
 For each number of rows, requests of one row each are joined and run in four ways:
 
-- plain: ONNX Runtime's `run` on numpy's arrays, joined in memory of their own
+- plain: ONNX Runtime's `run` on numpy arrays, joined in ordinary memory
 - bound: the same arrays, bound for each run, outputs bound to the host
-- staged: joined into page-locked memory, copied, run on addresses bound once, copied back (`Session.staged`)
+- staged: joined in page-locked memory, copied, run on addresses bound once, copied back (`Session.staged`)
 - graphs: the same as a captured CUDA graph; only on CUDA, and only for models that can be captured
 
-`one` is the time of a batch from its requests to its answers, in one thread. `two` is the time from one batch's end
-to the next one's, with two threads that take turns as the batcher's workers do: there, copies overlap.
-The ways are interleaved, and the figure is the median of the rounds. Requests are random, in memory before the start.
+`one` is the time of a batch from its requests to its answers, in one thread. `two` is the time
+between the ends of consecutive batches, with two threads that take turns like the batcher's
+workers, so that copies overlap. The ways are interleaved, and the figure is the median of the
+rounds. Requests are random and in memory before the start.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# A script's own folder is first on the path. Its modules are imported as gpu.NAME, and test support from tests/.
+# A script's own folder is first on the path. Its modules are imported as gpu.NAME, and test support
+# from tests/.
 if __name__ == "__main__":
     sys.path[:1] = [
         str(Path(__file__).resolve().parents[1]),
@@ -54,16 +57,16 @@ from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.sampling import random_inputs, working_size
 from tensorferry.server.runtime.session import Session
 
-# From requests to answers, the turn held only where the device computes.
+# From requests to answers; the device lock is held only while the device computes.
 Way = Callable[[Sequence[Request], threading.Lock], object]
 
 
 def _ignore(outcome: Outcome) -> None:
-    """Nobody waits for these requests."""
+    """Ignore the outcome."""
 
 
 def plain(session: Session) -> Way:
-    """As `Session` runs on the CPU."""
+    """Run like `Session` on the CPU."""
     names = [spec.name for spec in session.signature.outputs]
     options = onnxruntime.RunOptions()
 
@@ -76,7 +79,7 @@ def plain(session: Session) -> Way:
 
 
 def bound(session: Session) -> Way:
-    """As `Session` runs on CUDA without page-locked memory."""
+    """Run like `Session` on CUDA without page-locked memory."""
 
     def run(requests: Sequence[Request], turn: threading.Lock) -> object:
         joined = join(requests)
@@ -87,7 +90,7 @@ def bound(session: Session) -> Way:
 
 
 def staged(session: Session) -> Way:
-    """As the batcher runs a session that has its batches in memory of its own."""
+    """Run like the batcher with a staged session."""
     steps = session.staged
     assert steps is not None
 
@@ -103,7 +106,9 @@ def staged(session: Session) -> Way:
 def ways(
     path: Path, device: str, rows: Sequence[int], size: int | None
 ) -> tuple[dict[str, Way], list[Request], str]:
-    """The ways that the device and the model have, requests for the largest batch, and what is missing and why."""
+    """Return the ways that device and model support, requests for the largest batch, and what is
+    missing and why.
+    """
     memory = CpuDeviceMemory() if device == "cpu" else None
     session = Session(path, device, memory=memory)
     if "BYTES" in {spec.datatype.name for spec in session.signature.inputs + session.signature.outputs}:
@@ -135,7 +140,7 @@ def ways(
 
 
 def one(way: Way, requests: Sequence[Request], runs: int) -> float:
-    """Seconds of a batch, in one thread."""
+    """Return the seconds of a batch, in one thread."""
     turn = threading.Lock()
     started = time.perf_counter()
     for _ in range(runs):
@@ -144,7 +149,7 @@ def one(way: Way, requests: Sequence[Request], runs: int) -> float:
 
 
 def two(way: Way, requests: Sequence[Request], runs: int) -> float:
-    """Seconds from a batch to the next, with two threads that take turns."""
+    """Return the seconds from a batch to the next, with two threads that take turns."""
     turn, together = threading.Lock(), threading.Barrier(3)
 
     def work() -> None:
@@ -165,10 +170,10 @@ def two(way: Way, requests: Sequence[Request], runs: int) -> float:
 def measure(
     found: Mapping[str, Way], requests: Sequence[Request], runs: int, rounds: int
 ) -> dict[tuple[str, str], float]:
-    """The median seconds of each way, by `one` and by `two`."""
+    """Return the median seconds of each way, by `one` and by `two`."""
     seconds: dict[tuple[str, str], list[float]] = {}
     for name, way in found.items():
-        one(way, requests, 3)  # the first runs of a shape are slow
+        one(way, requests, 3)  # The first runs of a shape are slow.
         seconds[name, "one"], seconds[name, "two"] = [], []
     for _ in range(rounds):
         for name, way in found.items():
@@ -178,12 +183,12 @@ def measure(
 
 
 def _file(name: str, device: str) -> Path:
-    """The model's file, built where it is one of the benchmark's."""
+    """Return the model's file, built if it is one of the benchmark's."""
     return workload_of(name, small=device == "cpu").write(cache_folder()) if name in ON_GPU else Path(name)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints a table; 2 where the device or the model is of no use."""
+    """Print a table; return 2 if the device or the model cannot be used."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", help="a file, bert or resnet")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")

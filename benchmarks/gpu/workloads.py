@@ -1,8 +1,8 @@
-"""What is measured: two models, each as it is on a GPU and a small one of the same form for the CPU.
+"""Measured models: two on a GPU, and a small one of the same form for each on the CPU.
 
-The latencies and the lengths are those of MLPerf Inference's Server scenario: images within 15 ms,
-questions about texts of 384 tokens within 130 ms, each with its 99th percentile. The small image
-model has a looser bound.
+Latencies and lengths are those of MLPerf Inference's Server scenario at the 99th percentile: images
+within 15 ms, questions about texts of 384 tokens within 130 ms. The small image model has a looser
+bound.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _DATATYPES = {"int64": "INT64", "uint8": "UINT8"}
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model, how it is built and sampled, the bound on its latency in seconds, and what is wanted.
+    """A model, how it is built and sampled, its latency bound in seconds, and its targets.
 
-    `saturation` is wanted of the server's throughput ÷ the bare loop's, `latency_bounded` of
-    LoadGen's Server ÷ Offline, of which `published` is the median of MLPerf Inference v4.1's systems.
+    `saturation` is the target of the server's throughput relative to the bare loop's,
+    `latency_bounded` of LoadGen's Server relative to Offline; `published` is the median of MLPerf
+    Inference v4.1's systems.
     """
 
     name: str
@@ -46,11 +47,11 @@ class Workload:
 
     @property
     def file(self) -> str:
-        """The model's file, which another form of it never has."""
+        """Return the name of the model's file, unique to this form."""
         return f"gpu-{self.name}-{'half' if self.model.half else 'small'}.onnx"
 
     def write(self, folder: Path) -> Path:
-        """Where the model is; it is built unless it is there."""
+        """Return the model's path; build it if it is missing."""
         path = folder / "models" / self.file
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +63,7 @@ class Workload:
         return path
 
     def rows(self, count: int, first: int = 0) -> Mapping[str, Array]:
-        """So many rows of input; the same row has the same number, alone or among others."""
+        """Return `count` rows of input; a row depends only on its number."""
         each = [self._row(number % SAMPLES) for number in range(first, first + count)]
         return {name: np.stack([row[name] for row in each]) for name in each[0]}
 
@@ -70,7 +71,7 @@ class Workload:
         random, model = np.random.default_rng(number), self.model
         if isinstance(model, Resnet):
             return {IMAGE: random.integers(0, 256, (model.size, model.size, 3), np.uint8)}
-        # As questions about texts are: of some length, then padding.
+        # Like questions about texts: of some length, then padding.
         length = int(random.integers(model.sequence // 3, model.sequence + 1))
         places = np.arange(model.sequence)
         return {
@@ -80,7 +81,7 @@ class Workload:
         }
 
     def request(self, count: int, first: int = 0) -> bytes:
-        """A serialised ModelInferRequest of so many rows."""
+        """Return a serialised ModelInferRequest of these rows."""
         from tensorferry.protos import inference_pb2 as pb
 
         message = pb.ModelInferRequest(model_name=self.name)
@@ -90,7 +91,7 @@ class Workload:
         return message.SerializeToString()
 
     def answer(self, response: bytes) -> dict[str, Array]:
-        """The outputs in a serialised ModelInferResponse, in float32."""
+        """Return the outputs in a serialised ModelInferResponse, in float32."""
         from tensorferry.protos import inference_pb2 as pb
 
         message = pb.ModelInferResponse.FromString(response)
@@ -102,12 +103,12 @@ class Workload:
 
     @property
     def row_bytes(self) -> int:
-        """Of the tensors of one row."""
+        """Bytes of the tensors of one row."""
         return sum(array.nbytes for array in self.rows(1).values())
 
     @property
     def answer_bytes(self) -> int:
-        """Of the tensors of one answer, which no response is shorter than."""
+        """Bytes of the tensors of one answer, the least size of a response."""
         width = self.model.sequence if isinstance(self.model, Bert) else 1000
         return width * len(self.outputs) * (2 if self.model.half else 4)
 
@@ -127,7 +128,7 @@ ON_GPU: Mapping[str, Workload] = {
     BERT: _bert("BERT-base, 384 tokens, FP16", Bert(), _POWERS),
     RESNET: _resnet("ResNet-50, uint8 images of 224 × 224, FP16", Resnet(), _POWERS, 0.015),
 }
-# On one core a batch of one takes a millisecond or some of these.
+# On one core a batch of one takes one to a few milliseconds.
 ON_CPU: Mapping[str, Workload] = {
     BERT: _bert(
         "a BERT of 4 layers of 128, 64 tokens, FP32",
@@ -138,12 +139,12 @@ ON_CPU: Mapping[str, Workload] = {
         "a ResNet of 4 blocks of 16 channels and more, uint8 images of 64 × 64, FP32",
         Resnet(blocks=(1, 1, 1, 1), width=16, size=64, half=False),
         _POWERS[:5],
-        # Small machines are often shared: others take a core away for as long as 15 ms.
+        # Small machines are often shared: other work may take a core for up to 15 ms.
         0.060,
     ),
 }
 
 
 def workload_of(name: str, *, small: bool) -> Workload:
-    """By its name; `small` for the CPU."""
+    """Return a workload by name; `small` for the CPU."""
     return (ON_CPU if small else ON_GPU)[name]
