@@ -1,7 +1,8 @@
 """`make conformance`: every backend test of the `onnx` package through real servers, over the wire.
 
-Each model is served as it is, and once more with its first axes left open, so that the server has to
-find out whether they count rows that may share a batch. Prints what came of each case; 1 if one failed.
+Each model is served as it is, and once more with its first axes made dynamic, so that the server
+must find out whether they count rows that may share a batch. Prints the result of each case; the
+exit status is 1 if one failed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MODELS = 300
 
 
 def main() -> int:
-    """0 when every case that ONNX Runtime passes by itself passes through the server, else 1."""
+    """Return 0 if every case that ONNX Runtime passes alone passes through the server, else 1."""
     parser = argparse.ArgumentParser(prog="conformance", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--transport", choices=("lane", "threaded"), help="by default both, one after the other"
@@ -50,7 +51,7 @@ def main() -> int:
 
 
 def _through(transport: str, cases: Sequence[Case]) -> int:
-    """Asks servers for all of them and prints what came of it; how many failed."""
+    """Run all cases on servers and print the results; return the number of failures."""
     verdicts: dict[str, Verdict] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, part in enumerate(_parts(cases)):

@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of a case by itself, with no server: the server has to do no less, and no more."""
+"""A case in ONNX Runtime alone, without a server; the server must support exactly these cases."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import onnxruntime
 from conformance.cases import Array, Case
 from conformance.compare import difference
 
-# ONNX Runtime's names of the types that the protocol has a datatype for.
+# ONNX Runtime's names of the types that have a datatype in the protocol.
 _CARRIED = re.compile(r"tensor\((bool|u?int(8|16|32|64)|b?float16|float|double|string)\)")
 _BFLOAT16 = 16  # TensorProto.BFLOAT16
 
 
 def excluded(case: Case) -> str | None:
-    """Why the case cannot be one for the server; None if ONNX Runtime passes it."""
+    """Return why the case is not for the server; None if ONNX Runtime passes it."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
@@ -51,7 +51,7 @@ def _run(session: Any, feed: Mapping[str, Any], expected: Mapping[str, Any]) -> 
     if not any(node.type == "tensor(bfloat16)" for node in nodes):
         names = list(expected)
         return dict(zip(names, map(np.asarray, session.run(names, dict(feed))), strict=True))
-    # It takes and gives no numpy arrays of bfloat16, but memory that holds them.
+    # ONNX Runtime takes bfloat16 not as numpy arrays, but as memory.
     binding = session.io_binding()
     for name, array in feed.items():
         if array.dtype == ml_dtypes.bfloat16:
@@ -69,12 +69,14 @@ def _run(session: Any, feed: Mapping[str, Any], expected: Mapping[str, Any]) -> 
 
 
 def _generic(kind: str) -> str:
-    """Sequences, maps and optionals of whatever tensors are one reason."""
+    """Reduce sequences, maps and optionals of any tensors to one reason."""
     return re.match(r"(seq|map|optional)", kind)[1] + "(...)" if not kind.startswith("tensor") else kind  # type: ignore[index]
 
 
 def _short(error: Exception) -> str:
-    """ONNX Runtime's reason, without the place in its source, which is a file and a function's signature."""
+    """Return ONNX Runtime's reason without the source location, which is a file and a function's
+    signature.
+    """
     text = " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")
     place = re.search(r"\S*/\S+\.(cc|h|hpp|cpp):\d+ ", text)
     if place is not None:

@@ -1,7 +1,8 @@
-"""`make batching-evidence`: what the graph analysis says of models, against what running them shows.
+"""`make batching-evidence`: the verdicts of the graph analysis, compared with runs of the models.
 
-The models are the onnx package's node tests and small graphs with their first axes left open, and models
-as exporters make them. Prints how many are proved, tested and refused; 1 if one that mixes rows is proved.
+The models are the onnx package's node tests and small graphs with dynamic first axes, and models as
+exporters make them. Prints how many are proved, tested and refused; the exit status is 1 if one
+that mixes rows is proved.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from tensorferry.server.batching_check.row_comparison import (
 from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing, analyse_batching
 from tensorferry.server.runtime.session import Session
 
-# Rows that one model is run with, and the batches that are made of them.
+# Rows of one model, and the number of batches made of them.
 _ROWS = 6
 _BATCHES = ([0, 1], [2, 0], [3, 4, 5], [1, 5, 0, 2], [4, 3, 2, 1, 0], [0, 5], [5, 5, 1])
-# Of the greatest magnitude in a row: more than rounding changes.
+# Relative to the largest magnitude in a row: more than rounding changes.
 _TOLERANCE = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 1e-3, "float64": 1e-6}
 _WORDS = {RowMixing.SEPARATE: "proved", RowMixing.UNKNOWN: "tested", RowMixing.MIXES: "refused"}
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model whose inputs all have a batch axis, and a few rows that it accepts."""
+    """A model whose inputs all have a batch axis, and some rows that it accepts."""
 
     name: str
     model: onnx.ModelProto
@@ -49,7 +50,9 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A model with what the analysis says and what running shows: "" where rows stay apart, None where it does not run."""
+    """A model with the verdict of the analysis and the result of running it: "" if rows stay apart,
+    None if it does not run.
+    """
 
     name: str
     analysis: BatchAnalysis
@@ -57,7 +60,7 @@ class Compared:
 
 
 def main() -> int:
-    """0 when nothing that mixes rows is proved, and 90 % of what does not mix is."""
+    """Return 0 if nothing that mixes rows is proved, and 90 % of the models that do not mix are."""
     parser = argparse.ArgumentParser(prog="conformance.batching", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", metavar="TEXT", help="models whose names contain this")
     arguments = parser.parse_args()
@@ -79,7 +82,7 @@ def main() -> int:
 
 
 def report(compared: Sequence[Compared]) -> bool:
-    """Prints the figures and the names of what could be better; whether they are as they must be."""
+    """Print the figures and the models that could be better; return whether the requirements are met."""
     ran = [one for one in compared if one.mixing is not None]
     print(f"{len(compared)} models, {len(ran)} of them run with one row")
     counts = Counter((_WORDS[one.analysis.finding], not one.mixing) for one in ran)
@@ -102,7 +105,9 @@ def report(compared: Sequence[Compared]) -> bool:
 
 
 def variants(case: Case) -> Iterator[Model]:
-    """The case with all first axes left open; and with that of its first input, the others being constants."""
+    """Return the case with all first axes dynamic; and with only that of its first input, the other
+    inputs being constants.
+    """
     data = case.data[0] if case.data else None
     if data is None or not all(isinstance(value, np.ndarray) for value in data.inputs.values()):
         return
@@ -128,7 +133,7 @@ def variants(case: Case) -> Iterator[Model]:
 
 
 def compare(model: Model) -> Compared:
-    """What the analysis says of the model, and what running it shows."""
+    """Compare the verdict of the analysis with a run of the model."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.onnx"
         path.write_bytes(model.model.SerializeToString())
@@ -138,7 +143,9 @@ def compare(model: Model) -> Compared:
 
 
 def _tried_rows(path: Path) -> str | None:
-    """How rows change with their neighbours, as the server tries it with rows of its own; as in `Compared`."""
+    """Return how rows change with their neighbours, with the rows of the server's own check; as in
+    `Compared`.
+    """
     try:
         session = Session(path)
     except Exception:
@@ -146,14 +153,14 @@ def _tried_rows(path: Path) -> str | None:
     if session.signature.no_batch_axis_reason() is not None:
         return None
     comparison = compare_rows(session.signature, session.run, ComparisonSettings(max_batch_size=8, seconds=0))
-    # Of the rows that are drawn, some may fail alone: an integer divided by zero, say.
+    # Some of the drawn rows may fail alone, for example by a division by zero.
     if comparison.outcome is ComparisonOutcome.DOES_NOT_RUN or "not several together" in comparison.reason:
         return None
     return "" if comparison.outcome is ComparisonOutcome.SEPARATE else comparison.reason
 
 
 def _own_rows(model: Model) -> str | None:
-    """The same with the model's own rows, which it accepts, and such as are made from them."""
+    """Return the same for the model's own rows, which it accepts, and for rows made from them."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -213,7 +220,7 @@ def _differs(expected: Array, got: Array) -> bool:
 
 
 def _draws(given: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    """Rows of the case in other orders, and such with other magnitudes, constants and numbers that are none."""
+    """Return rows of the case in other orders, with other magnitudes, constants, NaN and infinity."""
     generator = np.random.default_rng(1)
     order = {
         name: array[generator.integers(0, len(array), _ROWS)] for name, array in given.items() if len(array)
@@ -234,7 +241,9 @@ def _draws(given: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
 
 
 def _mixed(array: Array, generator: np.random.Generator) -> Array:
-    """Each element that of some row at its place, so that no two rows are alike."""
+    """Return rows whose elements are each taken from some row at its place, so that no two rows are
+    alike.
+    """
     rows = generator.integers(0, len(array), array.shape)
     return np.ascontiguousarray(np.take_along_axis(array, rows, 0))
 

@@ -1,7 +1,7 @@
-"""The backend tests of the `onnx` package: a model, inputs, and what ONNX's own reference makes of them.
+"""Backend tests of the `onnx` package: a model, inputs, and the outputs of ONNX's reference.
 
-The node tests, some for each operator, are made by the package as its modules are imported; the
-others lie beside it in files.
+Importing the package's modules makes the node tests, several for each operator; the others are
+files.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import onnx
 from onnx import numpy_helper
 
 Array = npt.NDArray[Any]
-# A tensor; or what the protocol has no form for (a sequence, an optional that is empty).
+# A tensor, or a value without a form in the protocol: a sequence, or an empty optional.
 Value = Array | Sequence[Any] | None
 
 _NODES = "onnx.backend.test.case.node"
 _DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
-# Kinds that lie in files with their models and data, nothing to be fetched.
+# Kinds with models and data in files, without downloads.
 STORED = ("simple", "pytorch-operator", "pytorch-converted")
-# Where the onnx package says nothing else.
+# Default tolerances of the onnx package.
 _RTOL, _ATOL = 1e-3, 1e-7
 
 
@@ -40,7 +40,7 @@ class DataSet:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model and what it answers; `rtol` and `atol` are the case's own tolerance."""
+    """A model and its expected outputs; `rtol` and `atol` are the case's own tolerance."""
 
     name: str
     kind: str
@@ -51,16 +51,18 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Every case that is there, by kind and name."""
+    """Return every case, by kind and name."""
     stored = [case for kind in STORED for case in _stored(kind)]
     return sorted((*node_cases(), *stored), key=lambda case: (case.kind, case.name))
 
 
 def node_cases(modules: Iterable[str] | None = None) -> list[Case]:
-    """The node tests that these modules of the onnx package make, by default all: then it takes many seconds."""
+    """Return the node tests of these modules of the onnx package; all by default, which takes many
+    seconds.
+    """
     from onnx.backend.test.case.node import _NodeTestCases, collect_testcases
 
-    # Some are made on purpose from numbers of which numpy warns.
+    # numpy warns of numbers in some cases on purpose.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if modules is None:
@@ -108,7 +110,9 @@ def _read(declared: Sequence[onnx.ValueInfoProto], folder: Path, kind: str) -> d
 
 
 def _named(declared: Sequence[onnx.ValueInfoProto], values: Iterable[Any]) -> dict[str, Value]:
-    """The values by the names of the graph's inputs or outputs, of which those with defaults may be left out."""
+    """Return the values by the names of the graph's inputs or outputs; those with defaults may be
+    missing.
+    """
     return {info.name: _value(value) for info, value in zip(declared, values, strict=False)}
 
 
@@ -122,14 +126,14 @@ def _value(value: Any) -> Value:
 
 
 def opened(case: Case) -> Case | None:
-    """The case with the first axes of its model left open, as by an exporter that is told of a batch axis.
+    """Return the case with dynamic first axes, as an exporter with a batch axis writes it.
 
-    Whether they are one is for the server to prove: for many an operator they are not. None for a
-    model that has a scalar or no input, or whose first axes vary as it is.
+    The server must find out whether they are batch axes; for many operators they are not. None for
+    a model with a scalar or no input, or with dynamic first axes.
     """
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
-    # What it says of the tensors within has the sizes that are left open here.
+    # The value infos of inner tensors have the sizes that become dynamic here.
     del model.graph.value_info[:]
     if not model.graph.input:
         return None

@@ -1,16 +1,18 @@
-"""Whether tensors are those that a case expects."""
+"""Comparison of tensors with the expectation of a case."""
 
 from __future__ import annotations
 
 import numpy as np
 from conformance.cases import Array, Case, Value
 
-# bfloat16 has eight bits: two units in the last place, whatever less the case asks for.
+# bfloat16 has eight bits: at least two units in the last place, whatever the case's tolerance.
 _LEAST_RTOL_OF_BFLOAT16 = 2.0**-6
 
 
 def difference(case: Case, name: str, expected: Value, got: Array) -> str:
-    """In what an output is not what the case expects; "" if it is. Dtype and shape must be the same."""
+    """Return how an output differs from the expectation; "" if it does not. Dtype and shape must be
+    equal.
+    """
     if not isinstance(expected, np.ndarray):
         return f"output {name!r} should be {expected!r}, not a tensor"
     if got.dtype != expected.dtype:

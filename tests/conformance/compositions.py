@@ -1,6 +1,8 @@
-"""`make batching-evidence`, too: the graph analysis against running, on operators in random combinations.
+"""`make batching-evidence`: the graph analysis compared with runs, for random combinations of
+operators.
 
-Prints how many graphs are proved, tested and refused; 1 if one that mixes rows is proved.
+Prints how many graphs are proved, tested and refused; the exit status is 1 if one that mixes rows
+is proved.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from onnx import TensorProto, numpy_helper
 
 _MOST_NODES = 7
 _MOST_ELEMENTS = 512
-# What exporters write for the end of an axis.
+# Exporters' value for the end of an axis.
 _END = (1 << 63) - 1
 
 
@@ -105,7 +107,7 @@ def _reshape(draw: Drawing) -> str:
 
 
 def _reshape_by_shape(draw: Drawing) -> str:
-    """As exporters write it: sizes taken from shapes, multiplied and joined."""
+    """Add a Reshape as exporters write it: sizes taken from shapes, multiplied and joined."""
     name, other = draw.any(), draw.any()
     sizes = draw.node("Shape", other)
     first = draw.node("Gather", sizes, draw.ints(draw.random.choice((0, 0, 1, -1))), axis=0)
@@ -158,7 +160,7 @@ def _gather(draw: Drawing) -> str:
     name = draw.any()
     axis = draw.axis(name)
     if draw.random.random() < 0.4:
-        # Values as indices into a table of constants.
+        # Use values as indices into a table of constants.
         table = draw.weights(5, *([2] * draw.random.randrange(2)))
         positive = draw.node("Clip", draw.node("Abs", draw.any()), draw.constant(0.0), draw.constant(4.0))
         return draw.node("Gather", table, draw.node("Cast", positive, to=TensorProto.INT64), axis=0)
@@ -259,7 +261,7 @@ def _topk(draw: Drawing) -> str:
 
 
 def _number_of_rows(draw: Drawing) -> str:
-    """The size of an axis as a number to compute with."""
+    """Add the size of an axis as a number."""
     size = draw.node(
         "Gather", draw.node("Shape", draw.any()), draw.constant(draw.random.choice((0, 0, 1, -1)), np.int64)
     )
@@ -267,7 +269,7 @@ def _number_of_rows(draw: Drawing) -> str:
 
 
 def _positions(draw: Drawing) -> str:
-    """A range over an axis, as position embeddings have it."""
+    """Add a range over an axis, as in position embeddings."""
     size = draw.node(
         "Gather", draw.node("Shape", draw.any()), draw.constant(draw.random.choice((0, 1, 1)), np.int64)
     )
@@ -343,7 +345,7 @@ MAKERS: Sequence[Maker] = (
 
 
 def composed(seed: int) -> Model | None:
-    """The graph of this seed; None if its output has not as many rows as the input."""
+    """Return the graph of this seed; None if its output has another number of rows than the input."""
     draw = Drawing(seed)
     x = np.random.default_rng(seed).standard_normal((ROWS, *draw.row)).astype(np.float32)
     output = "x"
@@ -353,7 +355,7 @@ def composed(seed: int) -> Model | None:
             output = draw.random.choice(MAKERS)(draw)
             shape = _run(draw.model(output), x).shape
         except Exception:
-            # It does not fit the shapes: another is drawn.
+            # The operator does not fit the shapes; draw another.
             shape = (0,)
         if 0 in shape or np.prod(shape) > _MOST_ELEMENTS or not shape:
             del draw.nodes[nodes:], draw.constants[constants:]
@@ -377,7 +379,7 @@ def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 
 
 def compare_all(first: int, count: int, keep: Path | None = None) -> list[Compared]:
-    """What the analysis says of so many graphs, and what running shows; those proved in error are written to `keep`."""
+    """Compare the analysis with runs of `count` graphs; write those proved in error to `keep`."""
     compared = []
     for seed in range(first, first + count):
         model = composed(seed)
@@ -391,7 +393,7 @@ def compare_all(first: int, count: int, keep: Path | None = None) -> list[Compar
 
 
 def main() -> int:
-    """0 when nothing that mixes rows is proved, and 90 % of what does not mix is."""
+    """Return 0 if nothing that mixes rows is proved, and 90 % of the graphs that do not mix are."""
     parser = argparse.ArgumentParser(prog="conformance.compositions")
     parser.add_argument("--count", type=int, default=1000, help="graphs that are drawn")
     parser.add_argument("--seed", type=int, default=1, help="number of the first")

@@ -9,27 +9,27 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-# Rows with which a graph is tried while it is drawn.
+# Numbers of rows with which a graph is tried while it is drawn.
 ROWS = 3
 FLOAT = TensorProto.FLOAT
 
 
 class Drawing:
-    """A graph while it is drawn: a node is kept if the graph still runs."""
+    """A graph under construction: a node is kept if the graph still runs."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        # Each value has a name, and the shape that it has for `ROWS` rows.
+        # Each value has a name, and its shape for `ROWS` rows.
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         rank = self.random.choice((2, 2, 3, 3, 4))
-        # Two and three are likely to be taken for the rows, or for each other.
+        # Sizes two and three are easily confused with the rows, or with each other.
         self.row = tuple(self.random.choice((1, 2, 3, 3, 4)) for _ in range(rank - 1))
         self.shapes["x"] = (ROWS, *self.row)
 
     def any(self) -> str:
-        """A value, the latest most likely."""
+        """Return a value, the latest most likely."""
         names = list(self.shapes)
         return names[-1] if self.random.random() < 0.6 else self.random.choice(names)
 
@@ -54,7 +54,7 @@ class Drawing:
         return self.constant(np.random.default_rng(len(self.constants)).standard_normal(shape))
 
     def model(self, output: str) -> onnx.ModelProto:
-        """The nodes that the output is made of."""
+        """Return the model of the nodes that the output depends on."""
         needed, nodes = {output}, list[onnx.NodeProto]()
         for node in reversed(self.nodes):
             if needed.intersection(node.output):

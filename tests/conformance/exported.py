@@ -1,7 +1,7 @@
-"""Models as exporters make them, each with the verdict of the graph analysis that is expected.
+"""Models as exporters make them, each with the expected verdict of the graph analysis.
 
-Those of scikit-learn, LightGBM and XGBoost lie in files, made by exporters/make.py. The others are written here
-in the style of PyTorch's exporter, quantised by ONNX Runtime's own tools where they are quantised.
+Those of scikit-learn, LightGBM and XGBoost are files, made by exporters/make.py. The others are
+written here in the style of PyTorch's exporter, and quantised by ONNX Runtime's tools.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROVED, _TESTED, _REFUSED = RowMixing.SEPARATE, RowMixing.UNKNOWN, RowMixing.MI
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A model with some rows of its inputs, and what the analysis should find."""
+    """A model with some rows of its inputs, and the expected verdict."""
 
     name: str
     model: onnx.ModelProto
@@ -35,7 +35,7 @@ class Exported:
 
 
 def exported() -> list[Exported]:
-    """All of them."""
+    """Return all of them."""
     return [*_from_files(), *_written(), *_quantised()]
 
 
@@ -52,7 +52,7 @@ def _from_files() -> list[Exported]:
         elif path.stem == "sklearn_text":
             words = ["red fox", "", "blue sky and more words", "red", "sky sky sky", "none of these"]
             rows = np.array(words, dtype=object).reshape(-1, 1)
-            finding = _TESTED  # its tokens are an operator of ONNX Runtime's own, padded to the longest text
+            finding = _TESTED  # Its tokenizer is an operator of ONNX Runtime, padded to the longest text.
         found.append(Exported(path.stem, model, {"x": rows}, finding))
     return found
 
@@ -160,7 +160,7 @@ def _encoder() -> onnx.ModelProto:
     )
 
 
-# As torch.nn.MultiheadAttention does it: the sequence first, and the heads beside the batch on one axis.
+# As in torch.nn.MultiheadAttention: the sequence first, and heads and batch on one axis.
 _SEQUENCE_FIRST = """g (float[batch, seq, 8] x) => (float[batch, seq, 8] y) {
     t = Transpose <perm = [1, 0, 2]> (x)
     s = Shape (t) l1 = Slice (s, axes0, ends1) n1 = Slice (s, ends1, ends2)
@@ -177,7 +177,7 @@ _SEQUENCE_FIRST = """g (float[batch, seq, 8] x) => (float[batch, seq, 8] y) {
     y = Transpose <perm = [1, 0, 2]> (o4)
 }"""
 
-# batch_first=True, with initial states that torch.zeros makes from the batch's size.
+# batch_first=True, with initial states that torch.zeros makes from the batch size.
 _LSTM = """g (float[batch, seq, 3] x) => (float[batch, 4] y) {
     t = Transpose <perm = [1, 0, 2]> (x)
     s = Shape (x) n = Gather <axis = 0> (s, zero) n1 = Unsqueeze (n, axes0)
@@ -195,7 +195,8 @@ _GRU = """g (float[batch, seq, 3] x, int64[batch] lengths) => (float[batch, 8] y
     u = Transpose <perm = [1, 0, 2]> (h)
     y = Reshape (u, flat)
 }"""
-# As CLIP picks the last token of each text: hidden[torch.arange(hidden.shape[0]), ids.argmax(-1)].
+# As CLIP selects the last token of each text: hidden[torch.arange(hidden.shape[0]),
+# ids.argmax(-1)].
 _OWN_TOKEN = """g (int64[batch, seq] x) => (float[batch, 8] y) {
     hidden = Gather (table, x)
     token = ArgMax <axis = -1, keepdims = 0> (x)
@@ -206,11 +207,11 @@ _OWN_TOKEN = """g (int64[batch, seq] x) => (float[batch, 8] y) {
     indices = Concat <axis = -1> (column, column_token)
     y = GatherND (hidden, indices)
 }"""
-# Boxes and scores of one image after the other, and how many are left of each depends on all.
+# Boxes and scores of all images in sequence; the number left of each depends on all.
 _DETECTION = """g (float[batch, 6, 4] boxes, float[batch, 2, 6] scores) => (int64[left, 3] y) {
     y = NonMaxSuppression (boxes, scores, most, overlap, least)
 }"""
-# Whisper's front: a floor below the greatest value of the whole batch.
+# Whisper's front end: a floor below the largest value of the whole batch.
 _LOG_MEL = """g (float[batch, samples] x) => (float[batch, frames, 4] y) {
     u = Unsqueeze (x, axes1)
     f = Conv <kernel_shape = [8], strides = [4]> (u, basis)
@@ -302,7 +303,7 @@ def _written() -> list[Exported]:
 
 
 class _Calibration(CalibrationDataReader):  # type: ignore[misc]
-    """The rows, one after the other."""
+    """Yields the rows one by one."""
 
     def __init__(self, rows: Mapping[str, Array]) -> None:
         count = len(next(iter(rows.values())))

@@ -1,4 +1,4 @@
-"""The graph analysis against running the models: some of the node tests; `make batching-evidence` takes all."""
+"""The graph analysis compared with runs, for some node tests; `make batching-evidence` takes all."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def test_nothing_that_mixes_rows_is_proved_and_nearly_all_else_is() -> None:
 def test_models_as_exporters_make_them(one: Exported) -> None:
     found = compare(Model(one.name, one.model, one.rows))
     assert found.analysis.finding is one.finding, found.analysis.reasons
-    if one.name != "sklearn_text":  # which needs a locale that the machine may lack
+    if one.name != "sklearn_text":  # It needs a locale that the machine may lack.
         assert found.mixing == "" if one.finding is RowMixing.SEPARATE else found.mixing

@@ -1,4 +1,6 @@
-"""The graph analysis against running, on a few random graphs; `make batching-evidence` draws thousands."""
+"""The graph analysis compared with runs, for a few random graphs; `make batching-evidence` draws
+thousands.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Some of the onnx package's backend tests through real servers: `make conformance` runs them all.
+"""Some of the onnx package's backend tests through real servers; `make conformance` runs all.
 
-Chosen for what they send: every datatype, scalars, nothing at all, no rows; axes that are rows, and
-axes that only look as if they were.
+They are chosen for every datatype, scalars, no inputs, no rows, batch axes, and axes that only look
+like batch axes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from conformance.alone import excluded
 from conformance.cases import Case, node_cases, opened
 from conformance.wire import WINDOW, model_name, serving
 
-# Modules of the onnx package's node tests, and the cases that are taken of each.
+# Modules of the onnx package's node tests, and the cases taken of each.
 CHOSEN = {
     "add": "add add_int8 add_int16 add_uint8 add_uint16 add_uint32 add_uint64 add_bcast",
     "and_": "and2d and_bcast4v4d",
@@ -54,7 +54,7 @@ NAMES = {f"test_{name}" for names in CHOSEN.values() for name in names.split()}
 
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
-    """The cases chosen, as they are and with their first axes left open."""
+    """Return the chosen cases, unchanged and with dynamic first axes."""
     taken = [case for case in node_cases(CHOSEN) if case.name in NAMES]
     assert {case.name for case in taken} == NAMES
     return taken + [variant for variant in map(opened, taken) if variant is not None]
@@ -62,7 +62,7 @@ def cases() -> list[Case]:
 
 def test_through_a_server_as_by_onnx_runtime_alone(cases: list[Case], transport: str, tmp_path: Path) -> None:
     chosen = [case for case in cases if excluded(case) is None]
-    # Opening its axes may leave a model that ONNX Runtime itself does not run.
+    # ONNX Runtime itself may not run a model with dynamic axes.
     assert {case.name for case in chosen} >= NAMES
     with serving(chosen, tmp_path, *WINDOW, transport=transport) as asking:
         verdicts = {model_name(case): asking.judge(case) for case in chosen}

@@ -1,4 +1,4 @@
-"""Cases asked of a real server process, by an unchanged tritonclient."""
+"""Cases on a real server process, through an unchanged tritonclient."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tritonclient.utils import InferenceServerException
 
 from tensorferry.protos.tensors import datatype_of
 
-# Options: long enough that requests which are sent together share a batch, where they may.
+# Options with a window long enough that requests sent together share a batch if they may.
 WINDOW = ("--max-queue-delay-ms", "5")
 
 _ANSWER_SECONDS = 60
-# The server's own default of --max-queue-size.
+# The server's default of --max-queue-size.
 _MOST_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a case: what went wrong, or why it is rightly refused, if so; how the server
-    batches its model; the most requests that shared a batch with it, itself among them.
+    """Result of a case: the failure, or the justified refusal; how the server batches the model; and
+    the largest number of requests in a batch with it, itself included.
     """
 
     wrong: str
@@ -40,7 +40,7 @@ class Verdict:
 
     @property
     def batched(self) -> bool:
-        """Whether the server found that the rows of its model may share batches."""
+        """Whether the server found that rows of the model may share batches."""
         return _batched(self.batching)
 
     def __str__(self) -> str:
@@ -56,13 +56,13 @@ def _batched(batching: str) -> bool:
 
 
 def model_name(case: Case) -> str:
-    """What the case's model is called on the server: a name may be in two kinds."""
+    """Return the model's name on the server; a name may occur in two kinds."""
     return f"{case.kind}.{case.name}"
 
 
 @contextmanager
 def serving(cases: Sequence[Case], folder: Path, *options: str, transport: str) -> Iterator[Asking]:
-    """A server that has the models of all these cases, and what asks it."""
+    """A server with the models of all these cases, and its caller."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for case in cases:
@@ -71,7 +71,7 @@ def serving(cases: Sequence[Case], folder: Path, *options: str, transport: str) 
         lines.append(f"  '{model_name(case)}={path}',\n")
     config = folder / "server.toml"
     config.write_text(f"models = [\n{''.join(lines)}]\n")
-    # Where ONNX Runtime runs them alone, too.
+    # On the CPU, like ONNX Runtime alone.
     server = ServerProcess.start("--config", config, "--device", "cpu", *options, transport=transport)
     try:
         with triton.InferenceServerClient(server.address) as client:
@@ -84,14 +84,14 @@ def serving(cases: Sequence[Case], folder: Path, *options: str, transport: str) 
 
 
 class Asking:
-    """Asks a server for the answers of cases."""
+    """Sends cases to a server."""
 
     def __init__(self, client: triton.InferenceServerClient, batching: Mapping[str, str]) -> None:
         self._client = client
         self._batching = batching
 
     def judge(self, case: Case) -> Verdict:
-        """Sends the case's data, and among them, where the model is batched, other orders of their rows."""
+        """Send the case's data; for a batched model also with other orders of the rows."""
         batching = self._batching[model_name(case)]
         wrong, refused, company = "", "", 0
         for data in case.data:
@@ -109,7 +109,7 @@ class Asking:
         return Verdict(wrong, refused, batching, company)
 
     def _answers(self, case: Case, asked: Sequence[DataSet]) -> list[Any]:
-        """The answer to each or the error; all are on their way before the first is waited for."""
+        """Return the answer or error of each; all are sent before the first is waited for."""
         answers: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in asked]
         for data, answer in zip(asked, answers, strict=True):
             self._client.async_infer(
@@ -128,7 +128,9 @@ def _input(name: str, array: Any) -> triton.InferInput:
 
 
 def _refusal(data: DataSet) -> tuple[str, str]:
-    """With what code and why a server refuses the data if it batches the model; "" if it must not."""
+    """Return code and reason with which a server refuses the data if it batches the model; "" if it
+    must not.
+    """
     rows = {array.shape[0] for array in data.inputs.values() if isinstance(array, np.ndarray)}
     if len(rows) > 1:
         return "INVALID_ARGUMENT", f"inputs of a batched model have the same rows, these have {sorted(rows)}"
@@ -138,13 +140,13 @@ def _refusal(data: DataSet) -> tuple[str, str]:
 
 
 def _judge_refusal(code: str, answer: Any) -> str:
-    """What is wrong with the answer to data that the server must refuse."""
+    """Return what is wrong with the answer to data that the server must refuse."""
     status = answer.status() if isinstance(answer, InferenceServerException) else "an answer"
     return "" if status == f"StatusCode.{code}" else f"expected {code}, got {status}"
 
 
 def _judge(case: Case, asked: DataSet, answer: Any) -> tuple[str, int]:
-    """What is wrong with an answer, and how many requests were in its batch."""
+    """Return what is wrong with an answer, and how many requests were in its batch."""
     if isinstance(answer, InferenceServerException):
         return f"{answer.status()}: {answer.message()}", 0
     response = answer.get_response()
@@ -162,7 +164,7 @@ def _judge(case: Case, asked: DataSet, answer: Any) -> tuple[str, int]:
 
 
 def _text(array: Array) -> Array:
-    """BYTES as the strings that ONNX has."""
+    """Return BYTES as ONNX strings."""
     if array.dtype != object:
         return array
     texts = np.empty(array.shape, object)

@@ -12,19 +12,19 @@ from support.processes.server import ServerProcess
 Serve = Callable[..., ServerProcess]
 
 
-# `make compat` runs one of them only.
+# `make compat` tests one transport only.
 TRANSPORTS = os.environ.get("TRANSPORTS", "threaded lane").split()
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest) -> str:
-    """Each way in which the server serves ModelInfer and ModelStreamInfer."""
+    """Each transport of ModelInfer and ModelStreamInfer."""
     return str(request.param)
 
 
 @pytest.fixture
 def serve(transport: str) -> Iterator[Serve]:
-    """Starts servers; at the end each must stop by SIGTERM with code 0 and no error in its log."""
+    """Start servers; at the end each must stop on SIGTERM with code 0 and without an error in its log."""
     started: list[ServerProcess] = []
 
     def start(*arguments: str | Path) -> ServerProcess:
@@ -67,7 +67,7 @@ def digits_model() -> Path:
 
 @pytest.fixture
 def serve_faulty(transport: str, probe_model: Path) -> Iterator[Serve]:
-    """Serves the probe model on a device that fails as it is told to."""
+    """Serve the probe model on a device that fails on request."""
     started: list[tuple[ServerProcess, bool]] = []
 
     def start(*arguments: str, expects_falls: bool = False, **variables: str) -> ServerProcess:

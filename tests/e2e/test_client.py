@@ -88,7 +88,9 @@ def test_stream(server: ServerProcess, ordered: bool) -> None:
 
 
 def test_results_come_as_they_finish(serve_faulty: Serve, tmp_path: Path) -> None:
-    """While the device is busy with a slow request, an error does not wait for it; in order it does."""
+    """While a slow request keeps the device busy, the error of another does not wait for it; in
+    request order it does.
+    """
 
     release = tmp_path / "release"
     server = serve_faulty("--metrics-port", "0", FAULTY_RELEASE=str(release))

@@ -1,4 +1,4 @@
-"""The demo model and the demo: what its README says, and what a new user sees."""
+"""The demo model and the demo do what its README says."""
 
 from __future__ import annotations
 

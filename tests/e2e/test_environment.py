@@ -1,4 +1,6 @@
-"""What the environment of a server process says to the libraries in it; a user's own settings stand."""
+"""Environment variables that the server process sets for its libraries; the user's own values are
+kept.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ def test_core_logs_only_if_the_user_says_so(
     assert os.environ["GRPC_VERBOSITY"] == expected
 
 
-def test_onnx_runtime_tells_nobody_what_it_runs(digits_model: Path, tmp_path: Path) -> None:
-    """It would keep here what it is yet to send; anywhere but in CI."""
+def test_onnx_runtime_stores_no_telemetry(digits_model: Path, tmp_path: Path) -> None:
+    """Its telemetry would store unsent events on disk, except in CI."""
     kept = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME", "CI")
     variables = {name: value for name, value in environment().items() if name not in kept}
     arguments = ("serve", digits_model, "--port", "0", "--log-format", "json")

@@ -1,4 +1,6 @@
-"""A real server with models in FP16: clients send and get FP32, and one that it harms ends the server."""
+"""FP16 models on a real server: clients send and get FP32, and a model that loses accuracy ends the
+server.
+"""
 
 from __future__ import annotations
 

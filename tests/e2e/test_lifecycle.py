@@ -1,4 +1,4 @@
-"""A server starts, says what is wrong, drains, stops, and nobody who leaves leaves anything behind."""
+"""A server starts, reports errors, drains and stops, and clients that leave leave nothing behind."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_environment_and_file_configure_the_server(tmp_path: Path, digits_model:
         assert process.wait(60) == 0
 
 
-def test_health_is_told_for_the_server_and_each_model(serve: Serve, digits_model: Path) -> None:
+def test_health_of_the_server_and_of_each_model(serve: Serve, digits_model: Path) -> None:
     server = serve(f"digits={digits_model}")
     with grpc.insecure_channel(server.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
@@ -126,7 +126,7 @@ def test_health_is_told_for_the_server_and_each_model(serve: Serve, digits_model
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(serve_faulty: Serve, tmp_path: Path, number: signal.Signals) -> None:
-    """Health turns, new calls get UNAVAILABLE, accepted work finishes, the exit code is 0."""
+    """Health changes, new calls get UNAVAILABLE, accepted requests finish, and the exit code is 0."""
     release = tmp_path / "release"
     server = serve_faulty("--drain-seconds", "60", FAULTY_RELEASE=str(release))
     with grpc.insecure_channel(server.address) as channel:
@@ -134,7 +134,7 @@ def test_a_signal_drains(serve_faulty: Serve, tmp_path: Path, number: signal.Sig
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == SERVING
         stream = OpenStream(channel)
-        # Runs until it is released, however long what follows takes.
+        # Runs until it is released, however long the next steps take.
         stream.send(request(1, first=HANG), request(2))
         server.signal(number)
         assert next(watch).status == NOT_SERVING
@@ -153,7 +153,7 @@ def test_a_signal_drains(serve_faulty: Serve, tmp_path: Path, number: signal.Sig
 
 
 def test_drain_seconds_bound_the_drain(serve_faulty: Serve, tmp_path: Path) -> None:
-    """A run that never ends is not waited for."""
+    """The server does not wait for a run that never ends."""
     server = serve_faulty("--drain-seconds", "0.2", FAULTY_RELEASE=str(tmp_path / "never"))
     with grpc.insecure_channel(server.address) as channel:
         stream = OpenStream(channel)
@@ -193,7 +193,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_killed_clients_leave_nothing_behind(serve: Serve, probe_model: Path) -> None:
-    """Their queued requests go, so that the batch that leaves at the end has none of them."""
+    """Their queued requests are withdrawn, so that the next batch has none of them."""
     server = serve(
         probe_model, "--max-batch-size", "64", "--max-queue-delay-ms", "600000", "--max-queue-size", "40"
     )
@@ -206,7 +206,7 @@ def test_killed_clients_leave_nothing_behind(serve: Serve, probe_model: Path) ->
 
 
 def _await_room(channel: grpc.Channel) -> None:
-    """Returns when the queue of 40 rows takes 40 again: what was queued is gone."""
+    """Return when the queue of 40 rows takes 40 again, so that everything queued is gone."""
     while True:
         stream = OpenStream(channel)
         stream.send(*(request(tag) for tag in range(100, 140)))
@@ -245,13 +245,14 @@ def test_many_streams_come_and_go_without_threads_or_memory_growing(serve: Serve
     before = threads(), resident_kib()
     for _ in range(5):
         round_of_streams()
-    # Of 300 streams one in five would have to leave a thread, or each 100 KB. Threads that are over end soon.
+    # A leak would be a thread for one of five streams, or 100 KB for each. Finished threads end
+    # soon.
     until(lambda: threads() <= before[0] + 60)
     assert resident_kib() <= before[1] + 30_000
 
 
 def test_a_client_that_does_not_read_stops_being_read(serve: Serve, echo_model: Path) -> None:
-    """Flow control holds: the server takes a bounded number of requests from it, others are served."""
+    """Flow control works: the server takes a bounded number of requests from it, and serves others."""
     server = serve(echo_model)
     x = np.zeros((1, 50_000), np.float32)
     message = pb.ModelInferRequest(model_name="echo")
@@ -276,14 +277,14 @@ def test_a_client_that_does_not_read_stops_being_read(serve: Serve, echo_model: 
         first = next(call)
         assert not first.error_message
         with InferenceClient(server.address) as client:
-            # While these go through, the silent client's sender runs until it is held back.
+            # While these are answered, the silent client sends until flow control stops it.
             previous = -1
             while previous != taken:
                 previous = taken
                 for _ in range(300):
                     client.infer("echo", {"x": np.ones((1, 4), np.float32)}, timeout=30)
         assert not stalled.is_set()
-        # 64 in the server, and what HTTP/2's windows and buffers hold of 200 KB messages.
+        # 64 in the server, and the messages of 200 KB in HTTP/2's windows and buffers.
         assert taken < 1000
         done.set()
         call.cancel()

@@ -1,4 +1,6 @@
-"""What a client may send and have, on a real server, over both transports: what is beyond it, and what it is told."""
+"""Limits of requests and clients on a real server, over both transports: statuses and messages beyond
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ PATIENCE = 60
 
 
 class Refusal(NamedTuple):
-    """The status of a call, and when it is to be tried again, in milliseconds; 0: it does not say."""
+    """Status of a call, and its retry time in milliseconds, 0 for none."""
 
     code: grpc.StatusCode
     details: str
@@ -42,7 +44,9 @@ def refusal(address: str, message: pb.ModelInferRequest, **options: Any) -> Refu
 
 
 def test_one_request(serve: Serve, probe_model: Path) -> None:
-    """What can never pass is INVALID_ARGUMENT, with what was received and what may be; the next is served."""
+    """A request that can never pass is INVALID_ARGUMENT, with the received and the allowed value; the
+    next is served.
+    """
     server = serve(probe_model, "--max-request-rows", "2", "--max-batch-size", "4")
     many = request(1)
     for _ in range(5000):
@@ -84,12 +88,12 @@ def test_metadata_and_message_that_core_refuses(serve: Serve, probe_model: Path)
 
 
 def test_connections(serve: Serve, probe_model: Path) -> None:
-    """One too many is closed; when another has left there is room."""
+    """One connection too many is closed; once another closes there is room."""
     server = serve(probe_model, "--max-connections", "2")
     host, port = server.address.rsplit(":", 1)
     held = [socket.create_connection((host, int(port)), PATIENCE) for _ in range(2)]
     for connection in held:
-        # The server says hello first, or not at all.
+        # The server sends its settings first, or nothing.
         connection.settimeout(PATIENCE)
         assert connection.recv(9)
     extra = socket.create_connection((host, int(port)), PATIENCE)
@@ -106,12 +110,15 @@ def test_connections(serve: Serve, probe_model: Path) -> None:
 
 
 def test_calls(serve: Serve, probe_model: Path, transport: str) -> None:
-    """A call is refused before its message is read when as many are in progress; those need not have sent theirs."""
+    """A call beyond the limit is refused before its message is read, even if the other calls have not
+    sent theirs.
+    """
     server = serve(probe_model, "--max-calls", "2", "--metrics-port", "0")
     method = "/inference.GRPCInferenceService/ModelInfer"
     with grpc.insecure_channel(server.address) as channel:
         messages: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(2)]
-        # Over one connection, so that they are there before what follows; calls that waited for it go in any order.
+        # On one connection, so that they precede the next calls; waiting calls would start in any
+        # order.
         grpc.channel_ready_future(channel).result(PATIENCE)
         begin: Any = channel.stream_unary(method)
         held = [begin.future(iter(message.get, None), timeout=PATIENCE) for message in messages]
@@ -119,7 +126,7 @@ def test_calls(serve: Serve, probe_model: Path, transport: str) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             infer(request(3).SerializeToString(), timeout=PATIENCE)
         assert caught.value.code() is EXHAUSTED
-        # In the threaded transport grpcio refuses it, and tells nobody.
+        # In the threaded transport grpcio refuses it, without a log line.
         counted = scrape(server)["tensorferry_calls_refused_total{code=RESOURCE_EXHAUSTED}"]
         assert counted == (1 if transport == "lane" else 0)
         for number, message in enumerate(messages):
@@ -145,7 +152,9 @@ def test_streams(serve: Serve, probe_model: Path) -> None:
 
 
 def test_a_client_has_its_part_and_others_theirs(serve: Serve, probe_model: Path, tmp_path: Path) -> None:
-    """By their tokens: one has as much as it may, and is told when to come back; the other is served."""
+    """Clients are distinguished by token: one at its limit is refused with a retry time, the other is
+    served.
+    """
     lines, tokens = [], {}
     for name in ("alice", "bob"):
         tokens[name], line = token_of(name)
@@ -168,12 +177,12 @@ def test_a_client_has_its_part_and_others_theirs(serve: Serve, probe_model: Path
 
 
 def token_of(name: str) -> tuple[str, str]:
-    """A token, and its line in the file."""
+    """Return a token, and its line in the file."""
     token = f"token-of-{name}"
     return token, f"{name} infer sha256:{hashlib.sha256(token.encode()).hexdigest()}"
 
 
-def test_clients_without_names_are_told_apart_by_address(serve: Serve, probe_model: Path) -> None:
+def test_anonymous_clients_are_distinguished_by_address(serve: Serve, probe_model: Path) -> None:
     server = serve(probe_model, "--client-rate", "0.01", "--client-burst", "1")
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)

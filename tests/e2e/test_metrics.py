@@ -1,4 +1,6 @@
-"""A real server's metrics: where they are, that they are there when the answer is, and until when."""
+"""Metrics of a real server: where they are, that they include the answer as soon as it arrives, and
+until when.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ CLIENTS, EACH = 8, 25
 
 
 def scrape(server: ServerProcess) -> dict[str, float]:
-    """The values of one model by name and further labels, `name{label=value}`; and by name, their sum."""
+    """Return the values of one model by name and further labels, `name{label=value}`; and by name,
+    their sum.
+    """
     with urllib.request.urlopen(server.ready["metrics"], timeout=WAIT_SECONDS) as response:
         text = response.read().decode()
     found: dict[str, float] = {}
@@ -45,12 +49,14 @@ def scrape(server: ServerProcess) -> dict[str, float]:
 
 
 def scrape_until(server: ServerProcess, reached: Callable[[dict[str, float]], bool]) -> dict[str, float]:
-    """What is found as soon as it is as it must become."""
+    """Return the value once it is as expected."""
     return until(lambda: scrape(server), reached, seconds=WAIT_SECONDS)
 
 
-def test_what_clients_saw_is_what_is_counted(serve: Serve, probe_model: Path, echo_model: Path) -> None:
-    """Each client finds at least its own answers counted as soon as it has them; in the end it is all exact."""
+def test_counters_equal_what_clients_saw(serve: Serve, probe_model: Path, echo_model: Path) -> None:
+    """Each client finds at least its own answers counted as soon as it has them; at the end the counts
+    are exact.
+    """
     server = serve(probe_model, echo_model, "--metrics-port", 0, "--max-batch-size", 4)
     failures: list[BaseException] = []
 
@@ -80,7 +86,7 @@ def test_what_clients_saw_is_what_is_counted(serve: Serve, probe_model: Path, ec
     rows = sum(1 + (number + count) % 6 for number in range(CLIENTS) for count in range(1, EACH + 1))
     assert found["tensorferry_requests_accepted_total{}"] == CLIENTS * EACH
     assert found["tensorferry_requests_total{outcome=answered}"] == CLIENTS * EACH
-    # The parser gives Triton's counters this ending.
+    # The parser appends this suffix to Triton's counters.
     assert found["nv_inference_request_success_total{}"] == CLIENTS * EACH
     assert found["nv_inference_count_total{}"] == rows == found["tensorferry_batch_rows_sum{}"]
     assert found["tensorferry_batch_rows_bucket{le=4.0}"] == found["tensorferry_batch_rows_count{}"]
@@ -93,7 +99,7 @@ def test_failures_cancels_and_refusals(serve: Serve, probe_model: Path) -> None:
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         stream = OpenStream(channel, timeout=None)
-        # The window is long: these wait until they are gone.
+        # The window is long, so these wait until they are cancelled.
         stream.send(request(1), request(2))
         found = scrape(server)
         assert found["tensorferry_queued_requests{}"] == found["nv_inference_pending_request_count{}"] == 2
@@ -109,7 +115,7 @@ def test_failures_cancels_and_refusals(serve: Serve, probe_model: Path) -> None:
             stub.ModelInfer(pb.ModelInferRequest(model_name="probe"), timeout=WAIT_SECONDS)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         stream.cancel()
-        # A client hears of its own cancel before the server does.
+        # A client sees its own cancel before the server does.
         ended = scrape_until(server, lambda found: found["tensorferry_requests_total"] == 2)
     assert ended["tensorferry_requests_total{outcome=cancelled}"] == 2
     assert ended["tensorferry_requests_refused_total{reason=queue_full}"] == 1
@@ -120,7 +126,7 @@ def test_failures_cancels_and_refusals(serve: Serve, probe_model: Path) -> None:
     assert failed == {"CANCELED": 2, "REJECTED": 2}
 
 
-def test_what_is_refused_before_a_queue_and_open_streams(serve: Serve, probe_model: Path) -> None:
+def test_refusals_before_a_queue_and_open_streams(serve: Serve, probe_model: Path) -> None:
     server = serve(probe_model, "--metrics-port", 0)
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -134,7 +140,7 @@ def test_what_is_refused_before_a_queue_and_open_streams(serve: Serve, probe_mod
             with pytest.raises(grpc.RpcError):
                 call(message, timeout=WAIT_SECONDS)
         stream = OpenStream(channel)
-        # Its marker is for a model that does not exist.
+        # Its marker is a request for an unknown model.
         stream.send(request(2))
         found = scrape(server)
         assert found["tensorferry_open_streams"] == 1
@@ -165,7 +171,7 @@ def test_callers_that_are_not_known_are_counted(serve: Serve, probe_model: Path,
 
 
 def test_the_page_is_there_until_the_server_stops(serve_faulty: Serve, tmp_path: Path) -> None:
-    """While it drains, one sees what it waits for."""
+    """While it drains, the page shows what it waits for."""
     release = tmp_path / "release"
     options = ("--metrics-port", 0, "--max-queue-delay-ms", 600_000)
     server = serve_faulty(*options, FAULTY_RELEASE=str(release))

@@ -1,4 +1,6 @@
-"""A real server's spans and log lines: what a collector gets over OTLP, and what it costs where there is none."""
+"""Spans and log lines of a real server: what a collector gets over OTLP, and the cost without a
+collector.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 def start(transport: str) -> Iterator[Start]:
-    """Starts servers with variables of their own; whatever is left of them ends with the test."""
+    """Start servers with their own environment variables; the test ends those that are left."""
     started: list[ServerProcess] = []
 
     def make(*arguments: str | Path, **variables: str) -> ServerProcess:
@@ -72,7 +74,7 @@ def test_our_clients_trace_goes_on_in_the_server_and_reaches_the_collector(
             pass
     ids = caller.get_span_context()
     spans = collector.spans(2 * 6)
-    # They are exported as they end, each on a thread of its own.
+    # They are exported as they end, each on its own thread.
     served = sorted(
         (span for span in spans if span.kind == SERVED), key=lambda span: span.start_time_unix_nano
     )
@@ -94,7 +96,7 @@ def test_our_clients_trace_goes_on_in_the_server_and_reaches_the_collector(
     assert not server.errors()
 
 
-def test_a_foreign_clients_headers_and_what_is_not_sampled(
+def test_headers_of_foreign_clients_and_unsampled_requests(
     start: Start, collector: Collector, probe_model: Path
 ) -> None:
     server = start(
@@ -114,7 +116,7 @@ def test_a_foreign_clients_headers_and_what_is_not_sampled(
         client.infer("probe", tensors)
         client.infer("probe", tensors, headers={"traceparent": f"00-{TRACE}-{SPAN}-00"})
         client.infer("probe", tensors, headers={"traceparent": f"00-{TRACE}-{SPAN}-01"}, request_id="traced")
-    # Its stop sends the rest: that there is no more is then known.
+    # Stopping the server sends the remaining spans.
     assert server.stop() == 0
     spans = collector.spans(6)
     (served,) = [span for span in spans if span.kind == SERVED]
@@ -125,9 +127,7 @@ def test_a_foreign_clients_headers_and_what_is_not_sampled(
     assert collector.resources[0]["service.name"] == "tensorferry"
 
 
-def test_what_was_served_last_is_sent_at_the_stop(
-    start: Start, collector: Collector, probe_model: Path
-) -> None:
+def test_the_last_spans_are_sent_at_the_stop(start: Start, collector: Collector, probe_model: Path) -> None:
     server = start(
         *(probe_model, "--otel"),
         OTEL_EXPORTER_OTLP_ENDPOINT=f"http://{collector.address}",
@@ -153,7 +153,7 @@ def test_a_collector_that_hangs_delays_no_request_and_the_stop_for_a_bounded_tim
         with InferenceClient(server.address) as client, ThreadPoolExecutor(8) as threads:
             client.infer("probe", inputs())
             assert collector.hung.wait(STOP_SECONDS)
-            # Many times what the queue holds: the oldest spans are dropped, and no request is.
+            # Many times the size of the queue: the oldest spans are dropped, and no request is.
             results = list(threads.map(lambda tag: client.infer("probe", inputs(tag)), range(100)))
         assert [result["y"][0, 0] for result in results] == [2 * tag for tag in range(100)]
         assert server.stop() == 0
@@ -161,9 +161,7 @@ def test_a_collector_that_hangs_delays_no_request_and_the_stop_for_a_bounded_tim
         assert all("opentelemetry.exporter" in line for line in server.errors())
 
 
-def test_lines_about_requests_have_their_ids_and_what_a_client_says_cannot_break_them(
-    start: Start, probe_model: Path
-) -> None:
+def test_log_lines_have_request_ids_and_clients_cannot_break_them(start: Start, probe_model: Path) -> None:
     server = start(probe_model, "--access-log", "1000")
     name = 'seven"\n{"level": "forged'
     with grpc.insecure_channel(server.address) as channel:
@@ -192,7 +190,7 @@ def test_lines_about_requests_have_their_ids_and_what_a_client_says_cannot_break
     assert {"rows": 1, "batch_requests": 1, "method": "ModelInfer"}.items() <= access[0].items()
 
 
-def test_what_the_variables_say_wrongly_ends_the_start(probe_model: Path) -> None:
+def test_invalid_variables_end_the_start(probe_model: Path) -> None:
     ended = subprocess.run(
         command("serve", probe_model, "--otel", "--port", "0"),
         env={**environment(), "OTEL_TRACES_SAMPLER": "often"},

@@ -1,7 +1,8 @@
-"""Requests of different lengths share batches on a real server, and get what they get alone.
+"""Requests of different lengths share batches on a real server, and get the answers that they get
+alone.
 
-The window is ten minutes, so a batch leaves when it is full and at no other time: that every
-request is answered shows that lengths rode together.
+The window is ten minutes, so a batch closes only when it is full. Every request is answered, so
+different lengths have shared batches.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def masked_model(model_dir: Path) -> Path:
 
 
 def text(length: int, rows: int, seed: int) -> Inputs:
-    """Random ids, and a mask that leaves out some of them."""
+    """Return random ids, and a mask that omits some of them."""
     generator = np.random.default_rng(seed)
     mask = generator.integers(0, 2, (rows, length))
     mask[:, 0] = 1
@@ -40,7 +41,7 @@ def text(length: int, rows: int, seed: int) -> Inputs:
 
 
 def ask(address: str, sent: Sequence[Inputs]) -> list[InferenceResult]:
-    """The answers to requests that are under way at the same time."""
+    """Return the answers to requests that are in progress at the same time."""
     with InferenceClient(address) as client:
         futures = [
             client.submit("masked", inputs, request_id=str(number), parameters={"explain": True}, timeout=60)
@@ -49,11 +50,11 @@ def ask(address: str, sent: Sequence[Inputs]) -> list[InferenceResult]:
         return [future.result(60) for future in futures]
 
 
-def test_lengths_share_batches_and_each_gets_what_it_gets_alone(serve: Serve, masked_model: Path) -> None:
+def test_lengths_share_batches_and_answers_are_those_alone(serve: Serve, masked_model: Path) -> None:
     server = serve(masked_model, *OPTIONS, "--max-batch-size", SIZE, "--max-queue-delay-ms", 600_000)
     assert server.ready["models"][0]["batching"].endswith("), padded along 'sequence' to 8, 16, 32")
-    # Of each length four rows, so that every rung has full batches; those beyond the last rung
-    # are padded with nothing, and fill a batch each by themselves.
+    # Four rows of each length, so that every padded length has full batches. Longer ones are not
+    # padded, and fill a batch alone.
     lengths = [length for length in range(3, 33) for _ in range(4)]
     np.random.default_rng(1).shuffle(lengths)
     sent = [text(length, 1, seed) for seed, length in enumerate(lengths)]
@@ -73,7 +74,7 @@ def test_lengths_share_batches_and_each_gets_what_it_gets_alone(serve: Serve, ma
             (rung for rung in LADDER if rung >= length), default=None
         )
         shared[int(result.parameters["batch_number"])].add(length)
-    # 15 full batches of the 120 single rows, and 8 of those beyond the ladder.
+    # 15 full batches of the 120 single rows, and 8 of the rows beyond the longest length.
     assert len(shared) == 15 + 8
     assert max(map(len, shared.values())) > 1
 

@@ -1,4 +1,4 @@
-"""A real server with TLS and tokens: what its clients see, and that no secret is ever shown to anybody."""
+"""A real server with TLS and tokens: what its clients see, and that no secret is ever shown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tensorferry.protos import inference_pb2_grpc
 
 @dataclass(frozen=True)
 class Secured:
-    """A server that wants a client certificate and a token."""
+    """A server that requires a client certificate and a token."""
 
     server: ServerProcess
     tls: Tls
@@ -38,7 +38,7 @@ class Secured:
 
 
 def token(path: Path, *arguments: str) -> str:
-    """What `tensorferry token` makes, and adds to the file."""
+    """Run `tensorferry token`, and add the result to the file."""
     made = subprocess.run(
         command("token", *arguments, "--file", path),
         capture_output=True,
@@ -102,7 +102,7 @@ def test_the_commands(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None
     assert commands.models(arguments) == 0
 
 
-def test_who_must_not_change_anything_does_not(secured: Secured) -> None:
+def test_a_client_without_the_control_role_changes_nothing(secured: Secured) -> None:
     request = pb.TraceSettingRequest()
     request.settings["trace_level"].value.append("TIMESTAMPS")
     with grpc.secure_channel(secured.server.address, secured.tls.credentials()) as channel:
@@ -113,7 +113,7 @@ def test_who_must_not_change_anything_does_not(secured: Secured) -> None:
 
 
 def test_no_secret_is_shown_to_anybody(transport: str, tmp_path: Path, digits_model: Path) -> None:
-    """Not by the log at its most talkative, the metrics, the errors, the traces, the help or the process list."""
+    """Not in the debug log, the metrics, the errors, the traces, the help or the process list."""
     secured = start(transport, tmp_path, digits_model)
     try:
         _use_up(secured, tmp_path)
@@ -134,7 +134,7 @@ def _use_up(secured: Secured, tmp_path: Path) -> None:
         with pytest.raises(grpc.RpcError) as denied:
             stub.LogSettings(pb.LogSettingsRequest(), metadata=[("authorization", f"Bearer {secured.user}")])
         shown.append(str(denied.value))
-    # What is wrong with a file is told, and what is in it is not.
+    # The error of a file is reported, and its content is not.
     secured.tokens.write_text(f"user infer {secured.user}\n")
     with secured.client(secured.operator) as client:
         until(

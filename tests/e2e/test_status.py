@@ -1,4 +1,4 @@
-"""A real server's status: it is ready when it says so, tells who rode in a batch, and `tensorferry top` shows it."""
+"""Status of a real server: readiness, members of a batch, and `tensorferry top`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def top(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_who_has_an_answer_finds_its_request_in_its_batch(serve: Serve, digits_model: Path) -> None:
+def test_an_answered_request_is_in_its_recorded_batch(serve: Serve, digits_model: Path) -> None:
     server = serve(digits_model, "--metrics-port", 0)
     assert ask(server, "/readyz") == (200, "ready\n")
     assert ask(server, "/healthz") == (200, "alive\n")

@@ -1,6 +1,6 @@
-"""Makes the models of this folder, with the exporters of scikit-learn, LightGBM and XGBoost.
+"""Make the models of this folder with the exporters of scikit-learn, LightGBM and XGBoost.
 
-It needs scikit-learn, skl2onnx, lightgbm, xgboost and onnxmltools, in an environment of its own. It is run by hand.
+Run by hand, in an environment with scikit-learn, skl2onnx, lightgbm, xgboost and onnxmltools.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OPSETS = {"": 17, "ai.onnx.ml": 3}
 
 
 def main() -> None:
-    """Writes one file for each model into the folder given, by default this one."""
+    """Write one file for each model to the given folder, by default this one."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
     folder.mkdir(exist_ok=True)
     warnings.simplefilter("ignore")

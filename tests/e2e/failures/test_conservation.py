@@ -1,4 +1,4 @@
-"""Every answer is its own request's answer, and none is missing."""
+"""Every answer belongs to its own request, and none is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device fails under load: no request is lost, the server says so, and serves again."""
+"""A device fails under load: no request is lost, health reports it, and the model recovers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tensorferry.protos import inference_pb2_grpc
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-# Never waited out by a passing test.
+# A passing test never waits it out.
 PATIENCE = 60.0
 CLIENTS = 12
 
 
 def dial(server: ServerProcess) -> grpc.Channel:
-    # What the server says is what the test sees.
+    # Health as the server reports it.
     return grpc.insecure_channel(server.address, [("grpc.enable_retries", 0)])
 
 
@@ -45,7 +45,7 @@ def message(mark: float, rows: int = 1, work: int = 0) -> pb.ModelInferRequest:
 
 
 def infer(stub: Any, mark: float, rows: int = 1, work: int = 0) -> str:
-    """`right`, or the name of the status; a wrong answer is an error."""
+    """Return `right`, or the name of the status; raise for a wrong answer."""
     try:
         response = stub.ModelInfer(message(mark, rows, work), timeout=PATIENCE)
     except grpc.RpcError as error:
@@ -57,17 +57,17 @@ def infer(stub: Any, mark: float, rows: int = 1, work: int = 0) -> str:
 
 
 def infer_when_ready(stub: Any) -> None:
-    """Returns when the model answers again."""
+    """Return once the model answers again."""
     while (what := infer(stub, 1.0)) != "right":
         assert what == "UNAVAILABLE"
 
 
 class Health:
-    """What a model's health has been, change by change."""
+    """Changes of a model's health."""
 
     def __init__(self, channel: grpc.Channel, service: str) -> None:
         self.changes: list[int] = []
-        # When, by `time.monotonic`.
+        # By `time.monotonic`.
         self.times: list[float] = []
         self._changed = threading.Condition()
         self._watch = health_pb2_grpc.HealthStub(channel).Watch(
@@ -94,7 +94,7 @@ class Health:
 def test_no_request_is_lost_while_memory_runs_out_and_the_device_breaks(serve_faulty: Serve) -> None:
     server = serve_faulty("--max-batch-size", "16", "--batching", "trust", FAULTY_ROOM="3")
     ended: Counter[str] = Counter()
-    # Guards ended.
+    # Guards outcomes.
     lock = threading.Lock()
 
     def run(client: int) -> None:
@@ -127,7 +127,7 @@ def test_no_request_is_lost_while_memory_runs_out_and_the_device_breaks(serve_fa
     assert any("does not fit into the memory" in line for line in server.log)
 
 
-def test_a_row_that_never_fits_is_told_so(serve_faulty: Serve) -> None:
+def test_a_row_that_never_fits_gets_an_error(serve_faulty: Serve) -> None:
     server = serve_faulty("--batching", "trust", FAULTY_ROOM="0")
     with dial(server) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -153,7 +153,7 @@ def test_a_request_that_breaks_the_device_each_time_is_tried_twice(serve_faulty:
 
 
 def test_a_run_that_takes_too_long_is_ended_and_the_model_goes_on(serve_faulty: Serve) -> None:
-    """For real: ONNX Runtime ends a loop between two of its turns."""
+    """With the real ONNX Runtime, which ends a loop between two iterations."""
     server = serve_faulty("--run-timeout-seconds", "2")
     with dial(server) as channel:
         health = Health(channel, "probe")
@@ -201,7 +201,7 @@ def test_a_device_that_cannot_be_brought_back_ends_the_server_where_that_is_aske
     assert any("the server has to be restarted" in line for line in server.log)
 
 
-def test_a_device_that_comes_back_late_serves_again(serve_faulty: Serve) -> None:
+def test_a_device_that_recovers_late_serves_again(serve_faulty: Serve) -> None:
     server = serve_faulty(FAULTY_VAIN="6")
     with dial(server) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)

@@ -1,4 +1,4 @@
-"""What `make gpu-check` does to a GPU, done here to a device that fails as a GPU does; and that it finds what is wrong."""
+"""The failures of `make gpu-check`, on a simulated device; and that the check finds wrong behaviour."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_server_that_goes_on_is_found_out(tmp_path: Path) -> None:
 
 
 class Driver:
-    """libcuda, as far as a kernel is launched: each function notes its name, and one of them fails."""
+    """libcuda up to a kernel launch: each function records its name, and one of them fails."""
 
     def __init__(self, fails: str = "", result: int = 700) -> None:
         self.calls: list[str] = []

@@ -1,4 +1,4 @@
-"""A real server that is overloaded, and clients that come back when they are told to: all succeed in the end."""
+"""An overloaded real server, and clients that retry as it says: all succeed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tensorferry.client import InferenceClient, InferenceResult, ResourceExhaust
 
 CALLERS, EACH = 24, 3
 PATIENCE = 120
-# As often as it takes, be the machine as slow as it may.
+# As many attempts as needed on a slow machine.
 RETRY = Retry(attempts=40, budget=10_000)
 
 
 def inputs(tag: int) -> dict[str, np.ndarray]:
-    """Some tenths of a millisecond for each product that the model makes of it."""
+    """Return inputs; each matrix product takes some tenths of a millisecond."""
     return {
         "x": np.full((1, 4), tag, np.float32),
         "index": np.zeros(1, np.int64),
@@ -40,7 +40,9 @@ def options(client: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("client", ["", "fair"])
 def test_threads(serve_faulty: Serve, client: str, tmp_path: Path) -> None:
-    """Each caller is a client of its own; without retries they are refused while the queue is full, with them none."""
+    """Each caller is a client. Without retries they are refused while the queue is full; with retries
+    none is.
+    """
     release = tmp_path / "release"
     server = serve_faulty(*options(client), "--metrics-port", "0", FAULTY_RELEASE=str(release))
     refused: list[float | None] = []

@@ -1,4 +1,4 @@
-"""Calls whose message never comes, as many as there are threads: what they keep others from, and for how long."""
+"""Calls without a message, as many as threads: which other calls they delay, and for how long."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from support.processes.probe import WAIT_SECONDS, answer, output, request
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.app import MAX_HANDLER_THREADS
 
-# Of calls that are not answered.
+# Number of calls that are not answered.
 SOON = 0.5
 
 
 @pytest.mark.parametrize("rpc", ["ModelInfer", "ServerMetadata"])
 def test_health_is_answered_whatever_threads_others_take(serve: Serve, probe_model: Path, rpc: str) -> None:
     server = serve(probe_model)
-    # Of the lane's calls none has a thread.
+    # Calls of the lane have no thread.
     starves = server.ready["transport"] == "threaded" or rpc != "ModelInfer"
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -32,7 +32,7 @@ def test_health_is_answered_whatever_threads_others_take(serve: Serve, probe_mod
         with Connection(server.address, WAIT_SECONDS) as silent:
             for _ in range(MAX_HANDLER_THREADS):
                 silent.begin(headers_of(rpc))
-            # They have been read: what is sent from now on comes after them.
+            # They have been read, so later calls come after them.
             silent.ping()
             if starves:
                 with pytest.raises(grpc.RpcError) as caught:
@@ -48,14 +48,14 @@ def test_health_is_answered_whatever_threads_others_take(serve: Serve, probe_mod
             if server.ready["transport"] == "lane":
                 response = stub.ModelInfer(request(1), timeout=WAIT_SECONDS)
                 assert output(response).tolist() == answer(1).tolist()
-        # They are gone with their connection.
+        # They end with their connection.
         live(b"", timeout=WAIT_SECONDS)
         response = stub.ModelInfer(request(2), timeout=WAIT_SECONDS)
         assert output(response).tolist() == answer(2).tolist()
 
 
 def test_a_deadline_ends_them(serve: Serve, probe_model: Path) -> None:
-    """Which grpc's clients send with a call: one that hangs takes its thread for no longer."""
+    """gRPC clients send deadlines, so a hanging call keeps its thread no longer than its deadline."""
     server = serve(probe_model)
     with (
         grpc.insecure_channel(server.address) as channel,

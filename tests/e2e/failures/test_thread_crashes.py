@@ -1,4 +1,6 @@
-"""A thread of the server dies under load: health says so at once, and it serves again, or ends to be restarted."""
+"""A thread of the server crashes under load: health reports it at once, and the server recovers or
+exits.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,15 @@ from support.processes import faulty
 from tensorferry.protos import inference_pb2_grpc
 
 CLIENTS = 8
-# For how long a device takes no batches after its worker's falls, one soon after the other.
+# Seconds without batches after a crash of the device's worker, for consecutive crashes.
 STANDS_BACK = (0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def test_health_turns_with_each_fall_and_is_back(serve_faulty: Serve) -> None:
-    """Under load: each request is answered, rightly, and none is lost, though workers die with them."""
+    """Under load each request gets its right answer, and none is lost, though workers crash."""
     server = serve_faulty("--metrics-port", "0", expects_falls=True)
     ended: Counter[str] = Counter()
-    # Guards ended.
+    # Guards outcomes.
     lock = threading.Lock()
     stop = threading.Event()
 
@@ -60,7 +62,7 @@ def test_health_turns_with_each_fall_and_is_back(serve_faulty: Serve) -> None:
                 )
                 assert back >= seconds
                 assert scrape(server)["tensorferry_instance_events_total{event=worker_died}"] == fall + 1
-            # Each fall is seen, once, by both, and nothing else.
+            # Both observers see each crash exactly once.
             for watched in (health, whole):
                 assert watched.changes == [SERVING, *[NOT_SERVING, SERVING] * len(STANDS_BACK)]
         finally:
@@ -77,7 +79,7 @@ def test_health_turns_with_each_fall_and_is_back(serve_faulty: Serve) -> None:
 
 
 def test_a_request_that_kills_a_worker_and_its_neighbours(serve_faulty: Serve) -> None:
-    """All that ride in a batch whose worker dies are answered by the next."""
+    """All requests of a batch whose worker crashes are answered by the next batch."""
     server = serve_faulty(expects_falls=True)
     with dial(server) as channel, ThreadPoolExecutor(CLIENTS) as clients:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -85,16 +87,16 @@ def test_a_request_that_kills_a_worker_and_its_neighbours(serve_faulty: Serve) -
         marks = [faulty.FALL, *map(float, range(CLIENTS - 1))]
         ends = list(clients.map(lambda mark: infer(stub, mark), marks))
         late: Any = busy.exception(PATIENCE)
-        # Whichever came first.
+        # Whichever arrived first.
         assert late is None or late.code() is grpc.StatusCode.UNAVAILABLE
     assert set(ends) <= {"right", "UNAVAILABLE"}
     assert ends[0] == "right"
 
 
-def test_without_the_thread_that_polls_the_process_ends_to_be_started_anew(
-    serve_faulty: Serve, tmp_path: Path
-) -> None:
-    """Of grpcio's own code nothing can be begun again: a call in flight hears UNAVAILABLE, at once."""
+def test_without_the_polling_thread_the_process_exits(serve_faulty: Serve, tmp_path: Path) -> None:
+    """grpcio's own thread cannot be restarted, so the process exits; a call in flight gets UNAVAILABLE
+    at once.
+    """
     deaf = tmp_path / "deaf"
     server = serve_faulty("--metrics-port", "0", expects_falls=True, FAULTY_POLLING=str(deaf))
     with dial(server) as channel:
@@ -109,7 +111,7 @@ def test_without_the_thread_that_polls_the_process_ends_to_be_started_anew(
             health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
         except grpc.RpcError as error:
             code: Any = error
-            # Which, is core's race between the end of the call and that of the connection.
+            # The status depends on core's race between the end of the call and of the connection.
             assert code.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         else:
             raise AssertionError("it was answered all the same")

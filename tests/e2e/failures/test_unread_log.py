@@ -1,4 +1,4 @@
-"""Stderr is a pipe that is never read: the server serves on, and ends when it is told to."""
+"""Stderr is a pipe that is never read: the server keeps serving, and stops on SIGTERM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAILING = 2000
 
 @pytest.fixture(scope="module")
 def wordy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fails on an index of 10 and more, with a thousand characters."""
+    """A model that fails on an index of 10 and more, with a message of a thousand characters."""
     path = small.lookup(tmp_path_factory.mktemp("wordy") / "m.onnx")
     model = onnx.load(str(path))
     model.graph.node[0].name = "/a" * 500
@@ -40,7 +40,7 @@ def request(index: int) -> pb.ModelInferRequest:
     return message
 
 
-# Warnings that repeat are few; of debug lines there is one for each answer.
+# Repeated warnings are limited, but each answer has a debug line.
 @pytest.mark.parametrize("level", ["info", "debug"])
 def test_failing_requests_stop_nothing(wordy_model: Path, transport: str, level: str) -> None:
     options = ("--port", 0, "--host", "127.0.0.1", "--transport", transport, "--device", "cpu")

@@ -1,7 +1,8 @@
-"""`tensorferry` on a GPU that is broken for real, once something is written to the FIFO that BROKEN_GPU names.
+"""`tensorferry` on a GPU that breaks for real, once something is written to the FIFO named by
+BROKEN_GPU.
 
-A kernel then writes to the address 0, in the context that ONNX Runtime's kernels run in: from there on every call of CUDA
-in the process fails, as after a bug in a kernel.
+A kernel then writes to address 0 in the context of ONNX Runtime's kernels. From then on every CUDA
+call of the process fails, as after a bug in a kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _PTX = b"""
 
 
 def break_gpu(driver: Any, index: int = 0) -> int:
-    """Breaks the process's context on a device; what the driver says of it, 0 if it is not broken."""
+    """Break the process's context on a device; return the driver's error code, 0 if it is not broken."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
     one, nothing = ctypes.c_uint(1), ctypes.c_void_p()
@@ -51,7 +52,7 @@ def break_gpu(driver: Any, index: int = 0) -> int:
 
 
 def _break_when_told(fifo: Path) -> None:
-    # Opened when somebody opens it to write.
+    # Opening blocks until a writer opens it.
     fifo.read_bytes()
     try:
         said = break_gpu(ctypes.CDLL("libcuda.so.1"))

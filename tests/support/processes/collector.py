@@ -17,7 +17,7 @@ WAIT_SECONDS = 60
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps what it is sent; with `hangs` it answers nothing until it is stopped. Thread-safe."""
+    """Keeps what it receives; if it `hangs`, it answers nothing until it is stopped. Thread-safe."""
 
     def __init__(self, *, hangs: bool = False) -> None:
         self.address = ""
@@ -25,7 +25,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self.hung = threading.Event()
         self._hangs = hangs
         self._stopped = threading.Event()
-        # Guards what is kept, and is notified when something comes.
+        # Guards what is kept, and is notified of additions.
         self._changed = threading.Condition()
         self._spans: list[Span] = []
 
@@ -42,19 +42,19 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return collected.ExportTraceServiceResponse()
 
     def spans(self, count: int) -> list[Span]:
-        """All spans, once there are at least so many."""
+        """Return all spans, once there are at least `count`."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self._spans) >= count, WAIT_SECONDS), self._spans
             return list(self._spans)
 
     def stop(self) -> None:
-        """Lets go of whoever it keeps waiting."""
+        """Release all waiting calls."""
         self._stopped.set()
 
 
 @contextmanager
 def collecting(*, hangs: bool = False) -> Iterator[Collector]:
-    """A collector that listens at its `address`."""
+    """Run a collector that listens at its `address`."""
     collector = Collector(hangs=hangs)
     server = grpc.server(
         ThreadPoolExecutor(4, thread_name_prefix="collector"), options=[("grpc.so_reuseport", 0)]
@@ -70,5 +70,5 @@ def collecting(*, hangs: bool = False) -> Iterator[Collector]:
 
 
 def attributes(span: Span) -> dict[str, Any]:
-    """A span's attributes by their names."""
+    """Return a span's attributes by name."""
     return {a.key: getattr(a.value, str(a.value.WhichOneof("value"))) for a in span.attributes}

@@ -1,6 +1,6 @@
-"""`tensorferry` on a device that fails as CUDA's do, by what is in the requests: for models such as `probe`.
+"""`tensorferry` on a device with CUDA's failures, which requests cause; for models such as `probe`.
 
-Run as a program. The first number of a row says what happens to the run that it is in.
+Run as a program. The first number of a row says what happens to its run.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.recovery import recovering_instance
 from tensorferry.server.runtime.session import Session
 
-# From here on a row breaks the device once; with exactly this, each time it runs.
+# From this value on a row breaks the device once; with exactly this value, in every run.
 ONCE, ALWAYS = 100_000.0, 99_999.0
 # The run does not return until the file exists.
 HANG = 88_888.0
 
-# From here on a worker's own code raises SystemExit, once, amid a batch.
+# From this value on a worker's own code raises SystemExit, once, during a batch.
 FALL = 70_000.0
 _PAST_FALL = 80_000.0
-# While this file exists, grpcio's own code raises, on the thread that polls.
+# While this file exists, grpcio's own code raises on the polling thread.
 POLLING = "FAULTY_POLLING"
 
-# Rows that fit into the device's memory, tries to build a session anew that are in vain, and that file.
+# Rows that fit into the device's memory, failing attempts to create a session again, and that file.
 ROOM, VAIN, RELEASE = "FAULTY_ROOM", "FAULTY_VAIN", "FAULTY_RELEASE"
 
 _NO_MEMORY = (
@@ -48,7 +48,7 @@ _BROKEN = (
 
 
 class Fault:
-    """Stands in for `Session.run` and its construction, once the model is loaded."""
+    """Replaces `Session.run` and its construction once the model is loaded."""
 
     def __init__(self) -> None:
         self.room = int(os.environ.get(ROOM, "1000000"))

@@ -1,4 +1,4 @@
-"""ONNX models that do what a test needs: take long, raise for one row, mix their rows."""
+"""ONNX models for tests: slow ones, ones that raise for a row, ones that mix their rows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _SIDE = 192
 
 
 def probe(path: Path) -> Path:
-    """x FP32 [batch, 4], index INT64 [batch], work INT64 [batch] → y FP32 [batch, 4].
+    """x FP32 [batch, 4], index INT64 [batch], work INT64 [batch] to y FP32 [batch, 4].
 
-    y = 2 x + table[index] with table[i] = i: an index beyond the table raises, which takes
-    the whole run with it. The greatest `work` of a batch is the number of matrix products
-    that the run takes before it ends, some tenths of a millisecond each.
+    y = 2 x + table[index] with table[i] = i. An index beyond the table raises, and fails the whole
+    run. The largest `work` of a batch is the number of matrix products that the run computes, some
+    tenths of a millisecond each.
     """
     square = [_SIDE, _SIDE]
     body = helper.make_graph(
@@ -29,8 +29,9 @@ def probe(path: Path) -> Path:
     return save(
         path,
         [
-            # Rows do not affect each other's answers, though the greatest of a batch is looked for. The graph would say
-            # that they may; it does not say what an operator of ONNX Runtime's own does.
+            # Rows do not affect each other's outputs, though the largest of a batch is computed.
+            # The graph alone would mix them; the analysis does not know an operator of ONNX
+            # Runtime's own.
             node("Cast", "work", "amounts", to=TensorProto.FLOAT),
             helper.make_node(
                 "Unique", ["amounts"], ["different", "places", "counts"], domain="com.microsoft"
@@ -61,17 +62,19 @@ def probe(path: Path) -> Path:
 
 
 def mixing(path: Path) -> Path:
-    """x FP32 [batch, 3] → share FP32 [batch, 3]: a softmax over the batch, so rows affect each other."""
+    """x FP32 [batch, 3] to share FP32 [batch, 3]: a softmax over the batch, so rows affect each other."""
     return save(path, [node("Softmax", "x", "share", axis=0)], [value("x")], [value("share")])
 
 
 def echo(path: Path, datatype: str = "FP32", dims: Dims = ("batch", "n")) -> Path:
-    """x [batch, n], or of another shape → y = x, of any datatype."""
+    """x [batch, n], or of another shape, to y = x, of any datatype."""
     x, y = value("x", datatype, dims), value("y", datatype, dims)
     return save(path, [node("Identity", "x", "y")], [x], [y])
 
 
 def echoes(folder: Path, *datatypes: str, prefix: str = "echo", dims: Dims = ("batch", "n")) -> list[str]:
-    """One such model for each datatype, named `echo-FP32` and the like, as `tensorferry serve` is told of them."""
+    """Return one such model for each datatype, named `echo-FP32` and so on, as arguments of
+    `tensorferry serve`.
+    """
     names = {f"{prefix}-{datatype}": datatype for datatype in datatypes}
     return [f"{name}={echo(folder / f'{name}.onnx', datatype, dims)}" for name, datatype in names.items()]

@@ -1,4 +1,4 @@
-"""Requests to the probe model, and a stream that says when they have reached the server."""
+"""Requests to the probe model, and a stream that reports when they have reached the server."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def request(
     model: str = "probe",
     first: float | None = None,
 ) -> pb.ModelInferRequest:
-    """A request whose answer carries `tag`, and tells the batch it rode in.
+    """Return a request whose answer contains `tag` and describes its batch.
 
-    `first` takes the place of its first number: what a faulty device is told by.
+    `first` replaces its first number, which controls a faulty device.
     """
     x = _numbers(tag, rows, first)
     message = pb.ModelInferRequest(model_name=model, id=str(tag))
@@ -52,23 +52,23 @@ def request(
 
 
 def answer(tag: int, *, rows: int = 1, index: int = 0, first: float | None = None) -> npt.NDArray[np.float32]:
-    """What the model answers to that request."""
+    """Return the expected answer to that request."""
     return 2 * _numbers(tag, rows, first) + index
 
 
 def output(response: pb.ModelInferResponse) -> npt.NDArray[np.float32]:
-    """The output y of a response."""
+    """Return the output y of a response."""
     (y,) = response.outputs
     return np.frombuffer(response.raw_output_contents[0], np.float32).reshape(tuple(y.shape))
 
 
 def batch_of(response: pb.ModelInferResponse) -> int:
-    """The number of the batch that the request rode in."""
+    """Return the number of the request's batch."""
     return response.parameters["batch_number"].int64_param
 
 
 class OpenStream:
-    """A ModelStreamInfer that a test writes to and reads from as it likes."""
+    """A ModelStreamInfer that a test writes and reads."""
 
     def __init__(self, channel: grpc.Channel, *, timeout: float | None = WAIT_SECONDS) -> None:
         self._requests: queue.SimpleQueue[pb.ModelInferRequest | None] = queue.SimpleQueue()
@@ -81,10 +81,10 @@ class OpenStream:
         self._responses: Iterator[pb.ModelStreamInferResponse] = iter(self.call)
 
     def send(self, *requests: pb.ModelInferRequest) -> None:
-        """Sends the requests and waits until the server has accepted or refused each of them.
+        """Send the requests, and wait until the server has accepted or refused each of them.
 
-        A request for a model that does not exist is refused at once, and a stream is read in
-        order: when that refusal is here, everything before it has been through the door.
+        A request for an unknown model is refused at once, and a stream is read in order. So
+        everything before it has been read once that refusal arrives.
         """
         for message in requests:
             self._requests.put(message)
@@ -93,17 +93,17 @@ class OpenStream:
         self.await_answer(MARKER)
 
     def await_answer(self, request_id: str) -> pb.ModelStreamInferResponse:
-        """Reads until the answer with this id is there."""
+        """Read until the answer with this id."""
         while request_id not in self.answers:
             response = next(self._responses)
             self.answers[response.infer_response.id] = response
         return self.answers[request_id]
 
     def half_close(self) -> None:
-        """Ends the client's side."""
+        """Close the client's side."""
         self._requests.put(None)
 
     def cancel(self) -> None:
-        """Leaves."""
+        """Cancel the call."""
         self.call.cancel()
         self.half_close()

@@ -1,4 +1,4 @@
-"""A real server process for tests: started on 127.0.0.1 port 0, stopped, and its output kept."""
+"""A real server process for tests: started on 127.0.0.1 port 0, stopped, with its output kept."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ STOP_SECONDS = 60
 
 
 def command(*arguments: str | Path) -> list[str]:
-    """The command line of `tensorferry` with these arguments."""
+    """Return the command line of `tensorferry` with these arguments."""
     return [sys.executable, "-m", "tensorferry.server", *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:
-    """The environment without what would configure a server, but for the device that `make gpu-check` sets."""
+    """Return the environment without variables that configure a server, except the device of `make
+    gpu-check`.
+    """
     return {
         name: value
         for name, value in os.environ.items()
@@ -33,7 +35,7 @@ def environment() -> dict[str, str]:
 
 @dataclass
 class ServerProcess:
-    """A running server; `ready` is its line on stdout, `log` its lines on stderr so far, all once it has ended."""
+    """A running server; `ready` is its line on stdout, `log` its lines on stderr so far."""
 
     process: subprocess.Popen[str]
     ready: dict[str, Any]
@@ -49,10 +51,10 @@ class ServerProcess:
         variables: Mapping[str, str] | None = None,
         port: int = 0,
     ) -> ServerProcess:
-        """Starts `tensorferry serve` and waits until it is ready, and serves as it was told.
+        """Start `tensorferry serve`, and wait until it is ready with the given options.
 
-        Another `program` stands in for `tensorferry`; `variables` are set in its environment. The probe model
-        is batched unchecked, because the batching check takes longer than most tests.
+        Another `program` replaces `tensorferry`; `variables` are added to its environment. The
+        probe model is batched unchecked, because the batching check takes longer than most tests.
         """
         if "--batching" not in arguments and any(str(each).endswith("probe.onnx") for each in arguments):
             arguments = (*arguments, "--batching", "trust")
@@ -62,7 +64,7 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # Where every thread is, in the log of one that is aborted since it does not end.
+            # An aborted process writes the stack of every thread to its log.
             env={**environment(), "PYTHONFAULTHANDLER": "1", **(variables or {})},
         )
         assert process.stdout is not None
@@ -83,16 +85,16 @@ class ServerProcess:
 
     @property
     def address(self) -> str:
-        """host:port."""
+        """Return host:port."""
         return str(self.ready["address"])
 
     def signal(self, number: int = signal.SIGTERM) -> None:
-        """Sends a signal."""
+        """Send a signal."""
         self.process.send_signal(number)
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """The process is stopped, as by a debugger: it answers nothing until the end of the `with`."""
+        """Stop the process, as a debugger does: it answers nothing until the end of the `with`."""
         self.signal(signal.SIGSTOP)
         # The signal takes effect later; a call in between would be answered.
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
@@ -102,7 +104,9 @@ class ServerProcess:
             self.signal(signal.SIGCONT)
 
     def wait(self) -> int:
-        """Waits for the end; the exit code. One that does not end is aborted, and its log is in the error."""
+        """Wait for the end; return the exit code. A process that does not end is aborted, with its log
+        in the error.
+        """
         try:
             code = self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -119,13 +123,13 @@ class ServerProcess:
         return code
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM; return the exit code."""
         if self.process.poll() is None:
             self.signal()
         return self.wait()
 
     def errors(self) -> list[str]:
-        """What was logged as an error, or raised."""
+        """Return logged errors and exceptions."""
         return [line for line in self.log if '"level": "error"' in line or "Traceback" in line]
 
 
@@ -133,9 +137,9 @@ class ServerProcess:
 def running(
     *arguments: str | Path, transport: str, logs_errors: bool = False, **options: Any
 ) -> Iterator[ServerProcess]:
-    """A server as `ServerProcess.start` makes it, which must end by SIGTERM with code 0.
+    """Run a server as `ServerProcess.start` does; it must stop on SIGTERM with code 0.
 
-    And without an error in its log, unless the test is about one that `logs_errors`.
+    Its log must have no error, unless the test expects one with `logs_errors`.
     """
     server = ServerProcess.start(*arguments, transport=transport, **options)
     try:

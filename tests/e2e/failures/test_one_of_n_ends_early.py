@@ -1,7 +1,7 @@
-"""One of N requests of a batch leaves, in every way there is: the others get their right answers.
+"""One of N requests of a batch ends early, in every possible way: the others get their right answers.
 
-The window is ten minutes, so a batch leaves when it is full and at no other time: the tests
-choose who rides in it. One that runs does so until it is released.
+The window is ten minutes, so a batch closes only when it is full, and the tests choose its members.
+A running batch runs until it is released.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUNNING = 50
 
 @dataclass
 class Scene:
-    """A server whose batches leave only when they are full, and what to call it with."""
+    """A server whose batches close only when they are full, and its clients."""
 
     channel: grpc.Channel
     stub: inference_pb2_grpc.GRPCInferenceServiceStub
@@ -42,7 +42,7 @@ class Scene:
     metrics: str
 
     def fill(self) -> None:
-        """Sends further requests until the batch has left and the neighbours have their answers."""
+        """Send further requests until the batch has closed and the neighbours have their answers."""
         for tag in FILLERS:
             self.others.send(request(tag))
             if all(str(tag) in self.others.answers for tag in NEIGHBOURS):
@@ -50,17 +50,17 @@ class Scene:
         self.await_neighbours()
 
     def metric(self, beginning: str) -> float:
-        """The metric's value now."""
+        """Return the metric's current value."""
         with urllib.request.urlopen(self.metrics, timeout=60) as page:
             lines = page.read().decode().splitlines()
         return float(next(line for line in lines if line.startswith(beginning)).rpartition(" ")[2])
 
     def await_metric(self, beginning: str, value: int) -> None:
-        """Returns when the metric has this value."""
+        """Return once the metric has this value."""
         until(lambda: self.metric(beginning), lambda found: found == value)
 
     def await_running(self, requests: int = SIZE) -> None:
-        """Returns when a batch of so many requests has left."""
+        """Return once a batch of this many requests is running."""
         self.await_metric("tensorferry_running_requests{", requests)
 
     def await_neighbours(self) -> None:
@@ -87,7 +87,7 @@ def set_up(server: ServerProcess, release: Path) -> Iterator[Scene]:
         yield scene
         release.touch()
         scene.others.cancel()
-        # What this test has queued is in no batch of the next.
+        # No request of this test is in a batch of the next.
         scene.await_metric("tensorferry_queued_requests{", 0)
 
 
@@ -107,7 +107,7 @@ def scene(server: ServerProcess, tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.fixture
 def held_scene(serve_faulty: Serve, tmp_path: Path) -> Iterator[Scene]:
-    """On a server of its own, since from a batch that is held one learns how long batches take."""
+    """On a separate server, because the server learns batch times from a batch that is held."""
     release = tmp_path / "release"
     with set_up(serve_faulty(*OPTIONS, FAULTY_RELEASE=str(release)), release) as scene:
         yield scene
@@ -138,7 +138,7 @@ def test_one_cancels_while_running(held_scene: Scene) -> None:
     held_scene.others.send(*others, *(request(tag) for tag in FILLERS[:2]))
     held_scene.await_running()
     victim.cancel()
-    # No more of it runs: the server has heard.
+    # It no longer runs: the server has seen the cancel.
     held_scene.await_metric("tensorferry_running_requests{", SIZE - 1)
     held_scene.release.touch()
     held_scene.await_neighbours()
@@ -147,7 +147,7 @@ def test_one_cancels_while_running(held_scene: Scene) -> None:
 
 
 def test_the_deadline_of_one_passes_while_queued(held_scene: Scene) -> None:
-    # Behind a batch that runs for longer: a free worker would cut the window short for the deadline.
+    # Behind a longer batch, because a free worker would close the window for the deadline.
     held_scene.others.send(request(RUNNING, rows=SIZE, first=HANG))
     held_scene.await_running(1)
     held_scene.others.send(*(request(tag) for tag in NEIGHBOURS))
@@ -163,7 +163,7 @@ def test_the_deadline_of_one_passes_while_running(held_scene: Scene) -> None:
     others = [request(tag, first=HANG) for tag in NEIGHBOURS]
     held_scene.others.send(*others, *(request(tag) for tag in FILLERS[:2]))
     timeout, victim = 0.25, None
-    # The batch does not leave without it, and a busy machine may need more time.
+    # The batch cannot close without it, and a busy machine may need more time.
     while not held_scene.metric("tensorferry_running_requests{"):
         if victim is None or victim.done():
             timeout *= 2
