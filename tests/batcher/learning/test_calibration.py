@@ -55,7 +55,7 @@ def test_where_all_sizes_take_the_same_nothing_more_is_run(seconds: float) -> No
 @pytest.mark.parametrize("times", [*map(stairs, (8, 16, 32, 64)), rungs])
 def test_a_staircase_is_known_from_the_warm_up(times: Callable[[int], float]) -> None:
     model = model_of(times)
-    assert model.statistics().stairs
+    assert model.statistics().piecewise
     for rows in (31, 33, 63, 65, 96, 97, 127, 128):
         assert model.mean(rows) == pytest.approx(times(rows), rel=0.03), rows
 
@@ -67,7 +67,7 @@ def test_a_line_with_noise_is_no_staircase(seed: int) -> None:
     def noisy(rows: int) -> float:
         return min(stairs(1)(rows) * draw.lognormvariate(0, 0.03) for _ in range(2))
 
-    assert not model_of(noisy).statistics().stairs
+    assert not model_of(noisy).statistics().piecewise
 
 
 def test_what_a_run_raises_ends_it() -> None:

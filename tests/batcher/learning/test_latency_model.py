@@ -116,7 +116,7 @@ def test_learns_a_staircase_from_what_sizes_come() -> None:
     for _ in range(400):
         rows = min(128, max(1, round(draw.gauss(70, 20))))
         model.observe(rows, staircase(rows) * draw.lognormvariate(0, 0.03))
-    assert model.statistics().stairs
+    assert model.statistics().piecewise
     for rows in (40, 60, 63, 66, 80, 95):
         assert model.mean(rows) == pytest.approx(staircase(rows), rel=0.06), rows
     assert 60 <= model.fit(staircase(64) * 1.1) <= 65, "not beyond the step"
@@ -130,7 +130,7 @@ def test_sizes_that_never_ran_are_tried() -> None:
     for _ in range(200):
         for rows in (32, 33, 50):
             model.observe(rows, staircase(rows))
-    assert model.statistics().stairs
+    assert model.statistics().piecewise
     assert model.fit(staircase(64) * 1.1) > 55
 
 
@@ -143,7 +143,7 @@ def test_one_batch_beyond_a_step_is_enough_to_know_of_it() -> None:
         for rows in (32, 48, 64):
             model.observe(rows, staircase(rows))
     for rows in (66, 99):
-        assert model.statistics().stairs
+        assert model.statistics().piecewise
         assert model.upper(rows) < staircase(rows), "of this step nothing is known yet"
         model.observe(rows, staircase(rows))
         assert model.mean(rows) == pytest.approx(staircase(rows), rel=0.02)
@@ -174,7 +174,7 @@ def test_the_line_is_believed_where_each_row_costs_the_same() -> None:
     for _ in range(400):
         rows = draw.randint(1, MOST)
         model.observe(rows, affine(rows) * draw.lognormvariate(0, 0.03))
-        assert not model.statistics().stairs
+        assert not model.statistics().piecewise
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.5, 4.0])

@@ -94,7 +94,7 @@ def test_a_try_in_vain_makes_the_next_one_later() -> None:
     limit.left(20, now)
     limit.fitted(20)
     assert limit.rows == 20
-    assert not limit.lifted
+    assert not limit.removed
 
 
 @reproducible

@@ -149,7 +149,7 @@ def test_where_steps_end_is_found_out_before_the_first_request(
     assert model.batcher.submit_rows({"x": fp32(2, 3)}).result(30)
     (bucket,) = model.batcher.statistics().buckets.values()
     assert bucket.device is not None
-    assert bucket.device.stairs
+    assert bucket.device.piecewise
 
 
 def test_a_model_that_runs_on_no_random_input_is_served_cold_and_unbatched(

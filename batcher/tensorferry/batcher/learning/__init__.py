@@ -1,1 +1,1 @@
-"""Models fitted online: batch cost, device speed, arrival rate, returning callers, memory."""
+"""Models fitted online: batch cost, arrival rate, returning clients, memory limits; calibration."""

@@ -1,8 +1,7 @@
-"""Which sizes of batch a warm-up runs, so that a staircase is known before the first request.
+"""Choice of the batch sizes that a warm-up runs, so that a staircase is known before the first request.
 
-A GPU's time grows in steps, of its tiles or of the batch sizes that CUDA graphs were captured for: 65 rows may take as
-long as 96. The powers of two alone look the same as if each row took its time. One row more than each of them tells:
-there such steps end.
+A GPU's time grows in steps, of its tiles or of captured CUDA graphs: 65 rows may take as long as 96. At powers of two
+alone this looks like a line. One row more than each power of two shows the steps, because they end there.
 """
 
 from __future__ import annotations
@@ -10,29 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-# Gaps between two known sizes that are closer teach little.
+# Gaps narrower than this are not examined.
 _NARROW = 4
-# What takes less than so many times as long is taken for the same.
+# Times that differ by less than this factor count as equal.
 _LONGER = 1.1
-# One row more is a step where it takes at least this share of what the whole gap does, and more than so many times the
-# part of a row of it.
+# One row more is a step if it takes at least this share of the gap's increase, and this many times the increase of an
+# average row.
 _STEP = 0.2
 _STEEP = 2
-# Where times are all noise, everything may look like steps.
+# Bound for noisy times, which may look like steps everywhere.
 _MOST_PROBES = 16
 
 
 def powers_of_two(most: int) -> tuple[int, ...]:
-    """The batch sizes 1, 2, 4, ... and `most`."""
+    """Return the batch sizes 1, 2, 4, ... and `most`."""
     return tuple(sorted({min(1 << power, most) for power in range(most.bit_length() + 1)}))
 
 
 def calibrate(timed: Callable[[int], float], most: int) -> Iterator[tuple[int, float]]:
-    """Runs batches of up to `most` rows by `timed`, which returns the seconds; yields rows and seconds of each.
+    """Run batches of up to `most` rows with `timed`, which returns seconds; yield the rows and seconds of each.
 
-    First the powers of two and `most`, ascending; then, from the largest down, one row more than those after which
-    batches take longer, and where that is a step also the middle of what lies beyond, and so on, until all of it is
-    known or some 16 such sizes ran. What `timed` raises ends it.
+    The powers of two and `most` run first, ascending. Then, from the largest gap down, one row more than a size after
+    which batches take longer; if that is a step, also the middle of the gap, and so on, up to about 16 such sizes.
+    Errors of `timed` are raised.
     """
     took: dict[int, float] = {}
 

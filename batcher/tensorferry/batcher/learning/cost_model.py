@@ -1,4 +1,4 @@
-"""What was learned of a bucket: how long its batches keep the device, and how long the host around it."""
+"""Cost model of a bucket: the time that its batches take on the device and on the host around it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import NamedTuple
 
 from tensorferry.batcher.learning.latency_model import Curve, LatencyModel, LatencyStatistics
 
-# For how long an observation of a batch's time is trusted to refuse requests by it.
+# Requests are refused by predictions only for this long after the last sample.
 _FRESH_SECONDS = 1.0
-# What is still predicted after a batch that took so many times less is not trusted to: one fast batch among slow ones
-# teaches little, and were nobody else let in, a device that was slow once would seem so for many seconds.
-_DOUBTED = 2.0
-_PREPARATION_WEIGHT = 0.05
-# When no batch of more than half of the most rows has run among so many, what such take is a guess.
+# After a batch that was this many times faster than predicted, predictions refuse nothing: one fast batch among slow ones
+# teaches little, and if nothing else ran, a device that was slow once would seem slow for many seconds.
+_SUSPECT_FACTOR = 2.0
+_LEAD_WEIGHT = 0.05
+# After this many batches without one of more than half of the largest size, the time of large batches is a guess.
 _STALE_BATCHES = 16
-# The host has no warm-up runs: so many first batches stand for them.
+# The host has no warm-up runs: its first batches take their place.
 _HOST_ANCHORS = 4
-# To learn from a short batch can take as long as the batch did. So many first ones all teach, and all
-# that take so many seconds or more; of others one in about so many seconds.
-_FIRST_LESSONS = 16
-_LESSON_SECONDS = 2e-3
-# The times between lessons differ, evenly spread: of two kinds of batches that take turns, one might
-# never be learned from otherwise.
+# Learning can take as long as a short batch. The first batches, and all that take at least `_SAMPLE_SECONDS`, are
+# learned; of the others one in about that time.
+_FIRST_SAMPLES = 16
+_SAMPLE_SECONDS = 2e-3
+# The times between samples vary evenly (golden ratio), because one of two alternating kinds of batches might otherwise
+# never be sampled.
 _SPREAD = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class BucketStatistics:
-    """A bucket's queue and what was learned of it; `device` and `host` are None until something was.
+    """A bucket's queue, and its learned times; `device` and `host` are None until something was learned.
 
-    `device` is the time of the model function, `host` that of joining the inputs before it
-    and of completing the requests after it.
+    `device` is the time of the model function. `host` is the time of joining the inputs before it and of completing
+    the requests after it.
     """
 
     queued: int
@@ -42,38 +42,38 @@ class BucketStatistics:
 
 
 class Lesson(NamedTuple):
-    """What a batch taught: how long batches keep the device, and the host, and of that the part before the device.
+    """What was learned from a batch: times on device and host, and the host's share before the device.
 
-    `doubted`: the batch itself took far less than that.
+    `suspect` says that the batch was much faster than these times.
     """
 
     device: Curve
     host: Curve
-    preparation: float
-    doubted: bool = False
+    lead_share: float
+    suspect: bool = False
 
 
 class Profile:
-    """How long batches of a bucket take, in seconds; kept while the bucket is empty.
+    """Times of a bucket's batches, in seconds; kept while the bucket is empty. Implements the policy's `BatchTimes`.
 
-    Implements the policy's `BatchTimes`. When batches are `pipelined`, the host's part is done
-    while the device runs another batch and so costs no throughput. Guarded by the queue's lock, but for
-    `learn`: by one thread at a time, without that lock, since it may take longer than all else.
+    If batches are `pipelined`, the host works while the device runs another batch, so its part costs no throughput.
+    Guarded by the queue's lock, except `learn`: one thread at a time calls it without that lock, because it may take
+    longer than everything else that is done for a batch.
     """
 
     __slots__ = (
         "_device_model",
-        "_doubted",
         "_host_batches",
         "_host_model",
-        "_learned_preparation",
-        "_lesson_at",
-        "_lessons",
+        "_lead_share",
+        "_learned_lead_share",
         "_mean",
         "_most",
         "_pipelined",
-        "_preparation",
+        "_sample_at",
+        "_samples",
         "_since_large",
+        "_suspect",
         "_upper",
         "_whole",
         "device",
@@ -85,90 +85,89 @@ class Profile:
     def __init__(self, max_batch_size: int, *, pipelined: bool = False) -> None:
         self._most = max_batch_size
         self._pipelined = pipelined
-        # Of `learn` alone: what is learned from, and what was of it.
+        # Used by `learn` only.
         self._device_model = LatencyModel(max_batch_size)
         self._host_model = LatencyModel(max_batch_size)
         self._host_batches = 0
-        self._learned_preparation = 0.5
-        # What is predicted from.
+        self._learned_lead_share = 0.5
+        # The published curves.
         self.device = self._device_model.curve
         self.host = self._host_model.curve
-        # The part of the host's time that is spent before the device can start.
-        self._preparation = 0.5
+        # The share of the host's time before the device can start.
+        self._lead_share = 0.5
         self.observed = -math.inf
-        # Whether the last batch learned from took so little that the device seems not to be slow any more.
-        self._doubted = False
-        # As `upper` of the most rows: who has time for that has time for any.
+        # Whether the last sample was so fast that the device seems to have recovered from a slow spell.
+        self._suspect = False
+        # `upper` of the largest batch: a request with that much time has time for any batch.
         self.longest = 0.0
-        # Batches since one of more than half of the most rows.
+        # Batches since one of more than half of the largest size.
         self._since_large = 0
-        # Batches that were learned from, and from when on a short one that leaves is again.
-        self._lessons = 0
-        self._lesson_at = -math.inf
-        # What `upper`, `mean` and `whole` gave since the last lesson: many requests with a deadline ask
-        # for the first, every arrival for the second while a batch waits for returners, every batch
-        # for the third.
+        # Batches that were learned, and the time from which on a short batch is learned again.
+        self._samples = 0
+        self._sample_at = -math.inf
+        # Results of `upper`, `mean` and `whole` since the last update. The first is asked for many requests with a
+        # deadline, the second for every arrival while a batch waits for clients, the third for every batch.
         self._upper: dict[int, float] = {}
         self._mean: dict[int, float] = {}
         self._whole: dict[int, float] = {}
 
     def anchor(self, rows: int, seconds: float) -> None:
-        """A warm-up run of so many rows. As `learn`, and with the queue's lock."""
+        """Learn a warm-up run. One thread at a time, with the queue's lock."""
         self._device_model.anchor(rows, seconds)
-        self._predict_from(Lesson(self._device_model.curve, self.host, self._preparation))
+        self._predict_from(Lesson(self._device_model.curve, self.host, self._lead_share))
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to predict from."""
+        """Whether anything was learned."""
         return bool(self.device.sizes)
 
     def observe(
         self, now: float, rows: int, device_seconds: float, before: float = 0.0, after: float = 0.0
     ) -> None:
-        """A batch of so many rows was run, prepared for `before` seconds, and completed for `after`."""
+        """Learn a batch with `before` and `after` seconds on the host, if it should be learned."""
         if self.teaches(now, rows, device_seconds + before + after):
             self.believe(self.learn(rows, device_seconds, before, after), now)
 
     def teaches(self, now: float, rows: int, took: float) -> bool:
-        """Whether a batch of so many rows, which took so many seconds in all, is to be learned from."""
+        """Return whether to learn a batch that took `took` seconds in all."""
         large = 2 * rows > self._most
-        # By when it left: what ends at a given time is rather one of those that took long.
-        due = self._doubted or now - took >= self._lesson_at
-        taught = took >= _LESSON_SECONDS or due or (large and self.stale)
-        # Where a large one was tried in vain, not again at once.
+        # Judged by its start, because long batches are more likely to end at a given time.
+        due = self._suspect or now - took >= self._sample_at
+        taught = took >= _SAMPLE_SECONDS or due or (large and self.stale)
+        # After a large batch that taught nothing, wait before the next one is tried.
         self._since_large = 0 if large or self._since_large >= _STALE_BATCHES else self._since_large + 1
         if taught:
-            self._lessons += 1
-            if self._lessons >= _FIRST_LESSONS:
-                self._lesson_at = now + _LESSON_SECONDS * (0.5 + self._lessons * _SPREAD % 1)
+            self._samples += 1
+            if self._samples >= _FIRST_SAMPLES:
+                self._sample_at = now + _SAMPLE_SECONDS * (0.5 + self._samples * _SPREAD % 1)
         return taught
 
     def learn(self, rows: int, device_seconds: float, before: float, after: float) -> Lesson:
-        """What such a batch teaches. Nothing else sees of it before it is believed."""
+        """Learn a batch and return the update, which nothing uses before it is published."""
         rows = min(rows, self._most)
         self._device_model.observe(rows, device_seconds)
         if host_seconds := before + after:
             self._host_batches += 1
             if self._host_batches <= _HOST_ANCHORS:
-                # Not clipped: what one size says of others is hardly a guess.
+                # As a warm-up run it is not clipped: predictions from one size are poor.
                 self._host_model.anchor(rows, host_seconds)
             else:
                 self._host_model.observe(rows, host_seconds)
-            weight = max(_PREPARATION_WEIGHT, 1 / self._host_batches)
-            self._learned_preparation += weight * (before / host_seconds - self._learned_preparation)
+            weight = max(_LEAD_WEIGHT, 1 / self._host_batches)
+            self._learned_lead_share += weight * (before / host_seconds - self._learned_lead_share)
         device, host = self._device_model.curve, self._host_model.curve
         expected = device.mean(rows) + host.mean(rows)
-        doubted = expected >= max(_DOUBTED * (device_seconds + host_seconds), _LESSON_SECONDS)
-        return Lesson(device, host, self._learned_preparation, doubted)
+        suspect = expected >= max(_SUSPECT_FACTOR * (device_seconds + host_seconds), _SAMPLE_SECONDS)
+        return Lesson(device, host, self._learned_lead_share, suspect)
 
     def believe(self, lesson: Lesson, now: float) -> None:
-        """From now on it is predicted from this."""
-        self._doubted = lesson.doubted
-        self.observed = -math.inf if lesson.doubted else now
+        """Use an update for predictions from now on."""
+        self._suspect = lesson.suspect
+        self.observed = -math.inf if lesson.suspect else now
         self._predict_from(lesson)
 
     def _predict_from(self, lesson: Lesson) -> None:
-        self.device, self.host, self._preparation, _ = lesson
+        self.device, self.host, self._lead_share, _ = lesson
         self._upper.clear()
         self._mean.clear()
         self._whole.clear()
@@ -176,11 +175,11 @@ class Profile:
 
     @property
     def stale(self) -> bool:
-        """Whether it is too long ago that large batches ran to be sure of what they take."""
+        """Whether large batches have not run for so long that their time is a guess."""
         return self._since_large >= _STALE_BATCHES
 
     def mean(self, rows: int) -> float:
-        """By how much a batch keeps the next one waiting; 0 when nothing is known. For rates."""
+        """Return by how much a batch delays the next one; 0 if nothing is known. For rates."""
         seconds = self._mean.get(rows)
         if seconds is None:
             seconds = self.device.mean(rows)
@@ -190,29 +189,29 @@ class Profile:
         return seconds
 
     def whole(self, rows: int) -> float:
-        """The expected time from a batch's leaving to its answers, on an idle device; 0 when nothing is known."""
+        """Return the expected time from closing a batch to its answers, on an idle device; 0 if nothing is known."""
         seconds = self._whole.get(rows)
         if seconds is None:
             seconds = self._whole[rows] = self.device.mean(rows) + self.host.mean(rows)
         return seconds
 
     def preparation(self, rows: int) -> float:
-        """How long before the device can start, a batch must leave."""
-        return self.host.mean(rows) * self._preparation
+        """Return the host's time before the device can start a batch."""
+        return self.host.mean(rows) * self._lead_share
 
     def answering(self, rows: int) -> float:
-        """The part of `mean` that is spent after the device: callers answered first may be back by its end."""
-        return 0.0 if self._pipelined else self.host.mean(rows) * (1 - self._preparation)
+        """Return the part of `mean` after the device: the clients answered first may send again by its end."""
+        return 0.0 if self._pipelined else self.host.mean(rows) * (1 - self._lead_share)
 
     def upper(self, rows: int) -> float:
-        """As `whole`, with a margin. For feasibility only."""
+        """Return `whole` with a margin. For feasibility only."""
         seconds = self._upper.get(rows)
         if seconds is None:
             seconds = self._upper[rows] = self.device.upper(rows) + self.host.upper(rows)
         return seconds
 
     def fit(self, slack: float) -> int:
-        """The most rows whose `upper` is within the slack; the maximum when nothing is known."""
+        """Return the most rows whose `upper` is within the slack; the maximum if nothing is known."""
         if not self.host.known:
             return self.device.fit(slack)
         if not self.device.known or self.upper(self._most) <= slack:
@@ -224,19 +223,18 @@ class Profile:
         return low
 
     def fresh(self, now: float) -> bool:
-        """Whether what is predicted was learned so lately that requests may be refused by it.
+        """Return whether the last sample is recent enough to refuse requests by predictions.
 
-        What is refused is not observed: were old knowledge trusted, a device that was slow once
-        would refuse for ever.
+        Refused requests teach nothing: if old samples were trusted, a device that was slow once would refuse for ever.
         """
         return now - self.observed < _FRESH_SECONDS
 
     def needs(self, rows: int, now: float) -> float:
-        """How long so many rows take at most; 0 when that is not known, or not `fresh`."""
+        """Return `upper` if it is `fresh`, else 0."""
         return self.upper(rows) if self.fresh(now) else 0.0
 
     def statistics(self, queued: int, queued_rows: int) -> BucketStatistics:
-        """What was learned so far, beside the bucket's queue."""
+        """Return what was learned so far, beside the sizes of the bucket's queue."""
         return BucketStatistics(
             queued,
             queued_rows,

@@ -1,53 +1,52 @@
-"""How many rows fit into a device's memory: learned from batches that did not."""
+"""Limits of rows by device memory, learned from batches that did not fit."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
 
-# After so many seconds a larger batch is tried; each time in vain, after twice as long, up to the last.
+# A larger batch is tried after this many seconds; after each failed try the time doubles, up to the last value.
 _FIRST_SECONDS = 10.0
 _LAST_SECONDS = 640.0
-# So many limits are kept, the last used: one for each device and bucket.
+# Limits kept, the last used: one for each device and bucket.
 _LIMITS = 256
 
 
 class RowLimit:
-    """The most rows of a batch, where the most that are allowed did not fit. Guarded by the queue's lock.
+    """The most rows of a batch on one device, after a batch did not fit. Guarded by the queue's lock.
 
-    A batch that does not fit halves it. From then on a larger one is tried now and then, half-way to what
-    failed: memory that others took may be free again, and what failed once need not be where the bound is. A
-    try in vain costs one failed run, so the tries get rarer.
+    A batch that does not fit halves the limit. Then a larger one is tried now and then, half-way to what failed, because
+    memory may be free again. A failed try costs one run, so tries become rarer.
     """
 
     __slots__ = ("_failed", "_interval", "_most", "_try_at", "rows")
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # The fewest rows that are known not to fit.
+        # The fewest rows that did not fit.
         self._failed = most + 1
         self._interval = _FIRST_SECONDS
         self._try_at = 0.0
         self.rows = most
 
     @property
-    def lifted(self) -> bool:
-        """Whether there is none any more."""
+    def removed(self) -> bool:
+        """Whether the limit is no longer needed."""
         return self.rows >= self._most
 
     def allowed(self, now: float) -> int:
-        """The most rows of a batch that leaves now."""
+        """Return the most rows of a batch that is closed now."""
         if now < self._try_at:
             return self.rows
         return min(self._most, self.rows + max(1, (self._failed - self.rows) // 2))
 
     def left(self, rows: int, now: float) -> None:
-        """A batch of so many rows leaves. One that is larger than known to fit is tried alone."""
+        """Note a batch that is closed; a larger one than known to fit is the only try for a while."""
         if rows > self.rows:
             self._try_at = now + self._interval
 
     def fitted(self, rows: int) -> None:
-        """A batch of so many rows ran."""
+        """Note a batch that ran."""
         if rows > self.rows:
             self.rows = rows
             self._interval = _FIRST_SECONDS
@@ -55,7 +54,7 @@ class RowLimit:
                 self._failed = self._most + 1
 
     def did_not_fit(self, rows: int, now: float) -> None:
-        """A batch of so many rows did not."""
+        """Note a batch that did not fit."""
         if rows > self.rows:
             self._interval = min(2 * self._interval, _LAST_SECONDS)
         else:
@@ -65,41 +64,41 @@ class RowLimit:
 
 
 class RowLimits:
-    """Those of a batcher's devices and buckets, while there are any. Guarded by the queue's lock."""
+    """The limits of all devices and buckets that have one. Guarded by the queue's lock."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._limits: OrderedDict[tuple[int, Hashable], RowLimit] = OrderedDict()
-        # Whether there are any: asked for each batch.
+        # Whether there are limits; read for each batch.
         self.needed = False
 
     def rows(self, device: int, key: Hashable) -> int:
-        """The most rows that are known to fit."""
+        """Return the most rows that are known to fit."""
         limit = self._limits.get((device, key))
         return self._most if limit is None else limit.rows
 
     def allowed(self, device: int, key: Hashable, rows: int, now: float) -> int:
-        """At most so many rows, as a batch that leaves now may have."""
+        """Return `rows`, or fewer if a batch that is closed now may have only these."""
         limit = self._limits.get((device, key))
         return rows if limit is None else min(rows, limit.allowed(now))
 
     def left(self, device: int, key: Hashable, rows: int, now: float) -> None:
-        """A batch of so many rows leaves."""
+        """Note a batch that is closed."""
         limit = self._limits.get((device, key))
         if limit is not None:
             limit.left(rows, now)
 
     def fitted(self, device: int, key: Hashable, rows: int) -> None:
-        """A batch of so many rows ran."""
+        """Note a batch that ran."""
         limit = self._limits.get((device, key))
         if limit is not None:
             limit.fitted(rows)
-            if limit.lifted:
+            if limit.removed:
                 del self._limits[device, key]
                 self.needed = bool(self._limits)
 
     def did_not_fit(self, device: int, key: Hashable, rows: int, now: float) -> None:
-        """A batch of so many rows did not."""
+        """Note a batch that did not fit."""
         limit = self._limits.setdefault((device, key), RowLimit(self._most))
         self.needed = True
         self._limits.move_to_end((device, key))

@@ -1,11 +1,9 @@
-"""Callers that come back: how long the next batch may wait for those who were just answered.
+"""Model of returning clients: how long the next batch may wait for those that were just answered.
 
-Most callers send their next request when the last is answered. A purely work-conserving close
-splits them into two groups that take turns, each batch with half of them. A fixed window mends
-that and delays everyone else. So it is learned, from what comes in the time after answers, what
-share of the answered comes back and when, above the rate at which others arrive anyway; and a
-batch waits only where so many callers are answered faster in one large batch after another than
-in two that take turns.
+Most clients send their next request after the last answer. A purely work-conserving close rule splits them into two
+groups that take turns, each batch with half of them. A fixed window avoids that but delays everything else. So this model
+learns, from the arrivals after answers, what share of the answered clients returns and when, above the rate of other
+arrivals. A batch waits only if one large batch after another answers this many clients faster than two that alternate.
 """
 
 from __future__ import annotations
@@ -18,34 +16,34 @@ from itertools import accumulate
 from typing import NamedTuple
 
 _BINS = 48
-# The lowest rate over so many neighbouring bins is that of arrivals that are no returns.
+# The lowest rate over this many neighbouring bins is taken for the rate of arrivals that are no returns.
 _BACKGROUND_BINS = 12
-# What is learned fades with each batch: about the last hundred count.
+# Counts fade with each batch: about the last hundred count.
 _DECAY = 0.99
-# Bins that fewer batches than that have lasted for say nothing yet.
+# Bins reached by fewer batches are not used.
 _LEAST_BATCHES = 20
-# Unless so many of the answered come back within the horizon, no batch waits for them.
+# If a smaller share of the answered clients returns within the horizon, no batch waits for them.
 _LEAST_SHARE = 0.5
-# What is learned is worked out anew after so many batches and seconds, or after so many more batches.
-_BATCHES_A_LESSON, _LESSON_SECONDS, _MOST_BATCHES_A_LESSON = 8, 5e-3, 512
-# A wait that makes callers faster by less than that would only delay others.
+# The model is updated after this many batches and seconds, or after `_MOST_BATCHES_AN_UPDATE` batches.
+_BATCHES_AN_UPDATE, _UPDATE_SECONDS, _MOST_BATCHES_AN_UPDATE = 8, 5e-3, 512
+# A wait must answer clients faster by at least this factor.
 _LEAST_GAIN = 1.01
-# Who is not back when so many of those that return are is taken for gone.
+# A client that is not back when this share of the returning ones is back counts as gone.
 _MOST_OF = 0.99
-# Numbers of requests that are looked at to find the best.
+# Numbers of requests that are compared to find the best one.
 _COUNTS = 32
-# The horizon is kept as long as it would now be between 1/1.5 and 1.5 times as long.
+# The horizon is kept while the one computed now differs by less than this factor.
 _HORIZON_DRIFT = 1.5
 
 
 def at_once(callers: int) -> float:
-    """All are answered at the moment that their batch has run."""
+    """The host's time after the device, if all clients are answered when the device ends: none."""
     return 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnersStatistics:
-    """What was learned: the share of the answered that comes back within `horizon` seconds, and the waits."""
+    """The share of answered clients that return within `horizon` seconds, and how often a batch waited."""
 
     share: float
     horizon: float
@@ -53,10 +51,10 @@ class ReturnersStatistics:
 
 
 class Answers(NamedTuple):
-    """What came after answers, by the time since a batch had run, in bins of `width` seconds.
+    """Arrivals after answers, by the time since the batch ran, in bins of `width` seconds.
 
-    `arrivals` in each bin; `callers` that were answered and `batches`, in the bin in which the next batch had
-    run. `later` arrivals came in the `later_seconds` beyond the last bin.
+    `arrivals` counts the arrivals in each bin. `callers` counts answered clients, and `batches` batches, in the bin in
+    which the next batch had run. `later` arrivals came in the `later_seconds` after the last bin.
     """
 
     width: float
@@ -67,19 +65,19 @@ class Answers(NamedTuple):
     later_seconds: float
 
     def back(self) -> Sequence[float]:
-        """The share of the answered that is back by the end of each bin; zeros when too few come back."""
-        # A batch that lasted to a bin has been through all before.
+        """Return the share of answered clients that is back by the end of each bin; zeros if too few return."""
+        # A batch that reached a bin also passed all bins before it.
         callers = list(accumulate(reversed(self.callers)))[::-1]
         batches = list(accumulate(reversed(self.batches)))[::-1]
         return list(accumulate(self._shares(callers, batches)))
 
     def _shares(self, callers: list[float], batches: list[float]) -> list[float]:
-        """The share of the answered that comes back in each bin."""
+        """Return the share of answered clients that returns in each bin."""
         none = [0.0] * _BINS
         seen = sum([count > _LEAST_BATCHES for count in batches[:_BINS]])
         if seen < 2 * _BACKGROUND_BINS:
             return none
-        # Of neighbouring bins the sums are differences of running ones.
+        # Sums over neighbouring bins are differences of running sums.
         arrived, lasted = (list(accumulate(counts, initial=0.0)) for counts in (self.arrivals, batches))
         background = min(
             [
@@ -94,7 +92,7 @@ class Answers(NamedTuple):
             ]
         )
         if self.later_seconds > _LEAST_BATCHES * _BINS * self.width:
-            # Those that come so late are hardly returns.
+            # Arrivals after the horizon are hardly returns.
             background = min(background, self.later / self.later_seconds * self.width)
         shares = [
             max(0.0, arrivals - background * count) / answered
@@ -104,13 +102,13 @@ class Answers(NamedTuple):
 
 
 class Returners:
-    """Learns who comes back and when. Not thread-safe: its owner's lock guards it.
+    """Learns what share of the answered clients returns, and when. Guarded by the queue's lock.
 
-    The horizon is the time of a batch of one after the largest batch is answered: waiting for longer
-    never pays, since what two batches made into one save is about the time of a batch of one.
+    The horizon is the time of a batch of one row, after the largest batch is answered. A longer wait never pays, because
+    joining two batches saves about the time of a batch of one row.
 
-    From time to time there is a `lesson`: what it says takes longer to work out than all else, so
-    who owns this does it without the lock, and then has it believed.
+    From time to time `lesson` is set. It takes longer to evaluate than everything else, so the owner does that without
+    the lock and then calls `believe`.
     """
 
     def __init__(self) -> None:
@@ -118,8 +116,8 @@ class Returners:
         self._width = 0.0
         self._answered_at = 0.0
         self._answered = 0
-        # Arrivals since then, in the horizon and later. Until `heeds_until` an arrival is `arrived`; after
-        # it, whoever owns this may just count it here.
+        # Arrivals since then, within the horizon and later. Until `heeds_until` the owner calls `arrived`; after that it
+        # may increment `late` instead.
         self._arrived = 0
         self.late = 0
         self.heeds_until = -math.inf
@@ -130,31 +128,31 @@ class Returners:
     def _reset(self, horizon: float) -> None:
         self._horizon = horizon
         self._width = horizon / _BINS
-        # As in `Answers`. The newest weigh most: so nothing older need be touched.
+        # As in `Answers`. The weight of new counts grows, so that old counts need not be scaled.
         self._weight = 1.0
         self._arrivals = [0.0] * _BINS
         self._callers = [0.0] * (_BINS + 1)
         self._batches = [0.0] * (_BINS + 1)
         self._later = self._later_seconds = 0.0
-        self._since_lesson = 0
-        self._lesson_at = -math.inf
+        self._since_update = 0
+        self._update_at = -math.inf
         self.lesson = None
-        # The share of the answered that is back by the end of each bin; and by the number of
-        # callers, how many of them a batch waits for.
+        # The share of answered clients that is back by the end of each bin.
         self._back: Sequence[float] = [0.0] * _BINS
+        # By the number of clients: the requests that a batch waits for.
         self._counts: dict[int, int] = {}
-        # When, after a batch has run, who is not back is not waited for any more.
+        # How long after a batch the next one waits at most.
         self._end = 0.0
         self._answered = 0
         self.heeds_until = -math.inf
 
     @property
     def expected(self) -> bool:
-        """Whether those who are answered come back soon, as far as is known."""
+        """Whether answered clients return soon, as far as is known."""
         return self._end > 0.0
 
     def arrived(self, now: float) -> None:
-        """A request was accepted."""
+        """Note an accepted request."""
         at = int((now - self._answered_at) / self._width) if now < self.heeds_until else _BINS
         if at < _BINS:
             self._arrived += 1
@@ -163,7 +161,7 @@ class Returners:
             self.late += 1
 
     def answered(self, now: float, callers: int) -> None:
-        """A batch of so many requests has run, and the first is about to be answered."""
+        """Note a batch of `callers` requests that ran; the first of them is answered next."""
         if self._horizon == 0.0:
             return
         if self._answered:
@@ -177,17 +175,17 @@ class Returners:
             self._callers[lasted] += weight * self._answered
             self._batches[lasted] += weight
             self._weight = weight / _DECAY
-            self._since_lesson += 1
-            if self._since_lesson >= _BATCHES_A_LESSON and (
-                now >= self._lesson_at or self._since_lesson >= _MOST_BATCHES_A_LESSON
+            self._since_update += 1
+            if self._since_update >= _BATCHES_AN_UPDATE and (
+                now >= self._update_at or self._since_update >= _MOST_BATCHES_AN_UPDATE
             ):
-                self._lesson_at = now + _LESSON_SECONDS
+                self._update_at = now + _UPDATE_SECONDS
                 self._begin_lesson()
         self._answered_at, self._answered, self._arrived, self.late = now, callers, 0, 0
         self.heeds_until = now + self._horizon
 
     def _begin_lesson(self) -> None:
-        self._since_lesson = 0
+        self._since_update = 0
         scale = 1 / self._weight
         self._weight = 1.0
         self._later *= scale
@@ -205,7 +203,7 @@ class Returners:
         )
 
     def believe(self, lesson: Answers, back: Sequence[float]) -> None:
-        """This is what the lesson says; unless there has been a newer one, or all is different now."""
+        """Use the evaluation of a lesson, unless the model was reset or a newer lesson exists."""
         if lesson is not self.lesson:
             return
         self.lesson = None
@@ -224,11 +222,10 @@ class Returners:
         room: int,
         answering: Callable[[int], float] = at_once,
     ) -> float:
-        """Until when a batch of `queued` requests, with `room` for more, waits; `now`: not at all.
+        """Return until when a batch of `queued` requests, with `room` for more, waits; `now` if it does not wait.
 
-        `batch_time` gives the seconds that a batch of so many requests takes, 0 when that is
-        not known, and `answering` how many of these pass after it has run. To be asked again at
-        each arrival, and at the time it gave.
+        `batch_time` returns the seconds of a batch by its requests, 0 if unknown. `answering` returns the part of them
+        after the device. Call it again at each arrival, and at the time that it returned.
         """
         alone = batch_time(1)
         horizon = alone + answering(queued + room) if alone else 0.0
@@ -254,22 +251,22 @@ class Returners:
         batch_time: Callable[[int], float],
         answering: Callable[[int], float],
     ) -> int:
-        """How many of so many callers a batch waits for to answer the most a second; 0 for none.
+        """Return the number of requests at which a batch answers the most clients a second; 0 for no wait.
 
-        Without a wait the callers make two groups, the one away while the other's batch runs.
-        In batches of n, larger than the half, callers - n come while a batch runs, and the other
-        2n - callers of the n in the next must be back after it.
+        Without a wait the clients form two groups; one group's batch runs while the other is away. In batches of n, more
+        than half of the clients, callers - n arrive while a batch runs. The other 2n - callers of the n requests in the
+        next batch must return after it.
         """
         half = min(max(callers // 2, 1), most)
         other = min(callers - half, most)
         best_rate = _LEAST_GAIN * (half + other) / (batch_time(half) + batch_time(other))
         best = 0
         for count in range(min(callers, most), half, -max(1, callers // _COUNTS)):
-            # The k-th of n is back when about k / (n + 1/2) of all are.
+            # The k-th of n clients is back when about k / (n + 1/2) of all are.
             at = bisect_left(self._back, (2 * count - callers) / (count + 0.5))
             if at >= _BINS:
                 continue
-            # They come back while others are still answered.
+            # They return while others are still being answered.
             answered = answering(count)
             seconds = batch_time(count) - answered + max(answered, (at + 0.5) * self._width)
             if (rate := count / seconds) > best_rate:
@@ -277,5 +274,5 @@ class Returners:
         return best
 
     def statistics(self) -> ReturnersStatistics:
-        """What was learned so far."""
+        """Return what was learned so far."""
         return ReturnersStatistics(self._back[-1], self._horizon, self._waits)
