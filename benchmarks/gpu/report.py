@@ -142,9 +142,8 @@ def offline_rate(part: Part, variant: str) -> float:
 
 
 _CLOSES = (
-    "Closed just in time against eagerly: the highest rate at which 99 % are within the bound (LoadGen Server; no "
-    "deadlines are told), and what the simulation of the same queue says of it, with the times that the server's own "
-    "batches took."
+    "Closed just in time against eagerly: the highest rate at which 99 % are within the bound (LoadGen Server; "
+    "without deadlines), and the simulation of the same queue with the batch times that were measured."
 )
 
 

@@ -60,7 +60,7 @@ class Variant:
     needs: str = ""
 
 
-DEFAULT = Variant("default", "as it is shipped: closed just in time", searched=True)
+DEFAULT = Variant("default", "default options: closed just in time", searched=True)
 EAGER = Variant(
     "eager",
     "closed as soon as a worker is free: greedy, two in flight",

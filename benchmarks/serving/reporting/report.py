@@ -39,33 +39,30 @@ TITLES = {
 
 METHOD = f"""## Method
 
-- One core is the server's, with all its processes and threads, and another the load's. Every
-  server is measured once in a round, then again: the machine's speed drifts, so **ratios are taken
-  within a round**, and the median of the rounds is shown. Every other round goes backwards.
-- The load generator is one thread of C (`benchmarks/serving/generator`). It checks the status and
-  size of every answer, matches the messages of a stream by their id, and stops if it ever loses
-  count. Before each measurement one answer is compared with ONNX Runtime's own.
-- Closed loop: so many calls in flight, over at most 4 connections (gRPC) or one connection for
-  each (HTTP/1.1). The rate counts of each call the share of its time that is in that of the
-  measurement: whole batches, of which some loads have a dozen, would make steps of a tenth. Open
-  loop: Poisson arrivals, latency from the time at which a request was meant to be sent.
-- Raw ONNX Runtime is measured right after the calls that it is compared with, while the server
-  idles: ten runs of each size at least.
-- The largest batch is {MAX_BATCH_SIZE} everywhere, and ONNX Runtime has one thread. tensorferry has its
-  default options. The others wait 2 ms for company unless they are said to have no window;
-  MLServer and LitServe have longer windows for the larger models, without which they batch badly.
-  BentoML's dispatcher adapts by itself.
-- "Bare threaded echo" is grpcio's servicer with {ECHO_THREADS} threads (over many streams, one for each) that
-  parses each request and answers without a model. Triton is the server in PyTriton's wheel with its
-  Python backend: the wheel has no ONNX Runtime backend. mosec, LitServe, BentoML and Ray Serve
-  speak HTTP/1.1, the others gRPC.
+- The server, with all its processes and threads, has one core, the load generator another. Every server is
+  measured once per round. The machine's speed drifts, so **ratios are taken within a round**, and the
+  median over the rounds is shown. Every other round runs in reverse order.
+- The load generator is one thread of C (`benchmarks/serving/generator`). It checks the status and size of
+  every answer, matches the messages of a stream by id, and stops if its counts disagree. Before each
+  measurement one answer is compared with ONNX Runtime's own.
+- Closed loop: a fixed number of calls in flight, over at most 4 connections (gRPC) or one connection each
+  (HTTP/1.1). A call counts by the share of its time that is within the measurement. Open loop: Poisson
+  arrivals, with latency from the intended send time.
+- Raw ONNX Runtime is measured right after the calls that it is compared with, while the server is idle: at
+  least ten runs of each size.
+- The largest batch is {MAX_BATCH_SIZE} everywhere, and ONNX Runtime has one thread. tensorferry has its default options.
+  The others have a window of 2 ms unless noted. MLServer and LitServe have longer windows for the larger
+  models, without which they batch badly. BentoML's dispatcher adapts by itself.
+- "Bare threaded echo" is grpcio's servicer with {ECHO_THREADS} threads (over many streams, one each) that parses each
+  request and answers without a model. Triton is the server in PyTriton's wheel with its Python backend; the
+  wheel has no ONNX Runtime backend. mosec, LitServe, BentoML and Ray Serve speak HTTP/1.1, the others gRPC.
 - CPU time counts all processes of a server. Memory is their proportional share, after the load."""
 
 NOT_MEASURED = """## What is not measured
 
-More than one core for the server, a network between two machines, TLS, several models at once,
-string tensors, Triton's own ONNX Runtime backend, and tuning of each peer beyond its window. The
-machine is small and shared: absolute figures of different pages do not compare."""
+More than one core for the server, a network between two machines, TLS, several models at once, string
+tensors, Triton's own ONNX Runtime backend, and tuning of other servers beyond their window. The machine is
+small and shared: do not compare absolute figures of different pages."""
 
 
 def generated(results: Mapping[str, Any]) -> str:
@@ -73,7 +70,7 @@ def generated(results: Mapping[str, Any]) -> str:
     rows: Sequence[Row] = results["measurements"]
     parts = [
         _where(results),
-        "## What must be shown\n\nOf tensorferry over its lane, on one core.\n\n" + tables.ratios(rows),
+        "## Targets\n\ntensorferry over its lane, on one core.\n\n" + tables.ratios(rows),
         METHOD,
         "![calls a second and latency of the tiny model](plots/serving.svg)",
     ]
@@ -84,7 +81,7 @@ def generated(results: Mapping[str, Any]) -> str:
         "![the larger models, and sizes of messages](plots/serving_models.svg)",
         "## Sizes of messages\n\nIdentity, 8 calls in flight, calls/s by the bytes each way.\n\n"
         + tables.sizes(rows),
-        "## Open loop\n\nAt shares of the most that each server itself answered in a closed loop of the round.\n\n"
+        "## Open loop\n\nAt shares of the highest rate that each server reached in a closed loop of the round.\n\n"
         + tables.open_loop(rows),
         "![99th percentile of the latency against load](plots/serving_open.svg)",
         _trouble(results),
@@ -119,7 +116,7 @@ def _model(rows: Sequence[Row], name: str) -> str:
 
 
 def _trouble(results: Mapping[str, Any]) -> str:
-    lines = [f"## Of this run\n\n{tables.noise(results['measurements'])}"]
+    lines = [f"## About this run\n\n{tables.noise(results['measurements'])}"]
     if results["missing"]:
         lines.append(f"Not installed, so not measured: {', '.join(results['missing'])}.")
     for failure in results["failures"]:
