@@ -28,7 +28,7 @@ from tensorferry.batcher.learning.return_model import Returners, at_once
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, Outcome, Request
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 
 _ARRIVAL, _DONE, _TIMER = range(3)
 
@@ -151,9 +151,13 @@ def simulate(cost: Cost, traffic: Traffic, *, returners: Returners, seconds: flo
     chance = random.Random(seed)
     clock = Clock()
     window = returners.seconds if isinstance(returners, Window) else 0.0
-    queue = RequestQueue(Limits(cost.most, window), 1 << 20, 1 << 40, clock, returners=returners)
+    queue = RequestQueue(
+        BatcherSettings(cost.most, window, max_queue_size=1 << 20, max_queue_bytes=1 << 40),
+        clock,
+        returns=returners,
+    )
     for rows in (1, max(2, cost.most // 4), cost.most):
-        queue.anchor(rows, cost.seconds(rows))
+        queue.add_warmup_sample(rows, cost.seconds(rows))
     events = [(time, _ARRIVAL, _OPEN) for time in traffic.arrivals]
     events += [(start, _ARRIVAL, caller) for caller, (start, _) in enumerate(traffic.callers)]
     heapq.heapify(events)
@@ -177,7 +181,7 @@ def simulate(cost: Cost, traffic: Traffic, *, returners: Returners, seconds: flo
                 send_again(call)
         elif kind == _DONE and work is not None:
             queue.finish(work.batch)
-            queue.ran(work.batch, took)
+            queue.batch_done(work.batch, took)
             answered += len(work.batch)
             batches += 1
             for request in work.batch:
@@ -201,7 +205,7 @@ def simulate(cost: Cost, traffic: Traffic, *, returners: Returners, seconds: flo
                 work, took = step, cost.seconds(len(step.batch)) * chance.lognormvariate(0, 0.02)
                 heapq.heappush(events, (clock.time + took, _DONE, _OPEN))
             else:
-                queue.ran((), None)
+                queue.batch_done((), None)
     return Figures(
         rate=(answered - late) / clock.time,
         latency=latency / max(answered, 1),

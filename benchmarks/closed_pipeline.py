@@ -21,7 +21,7 @@ from closed_loop import Clock
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, Outcome, Request
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 
 _ARRIVAL, _PREPARED, _DONE, _TIMER = range(4)
 RETURN_SECONDS = 0.0004
@@ -85,10 +85,12 @@ def simulate(
     """Answers a second and mean rows of a batch, with two batches in flight or one."""
     chance = random.Random(seed)
     clock = Clock()
-    limits = Limits(cost.most, 0.0)
-    queue = RequestQueue(limits, 1 << 20, 1 << 40, clock, pipelined=pipelined)
+    queue = RequestQueue(
+        BatcherSettings(cost.most, max_queue_size=1 << 20, max_queue_bytes=1 << 40, pipelined=pipelined),
+        clock,
+    )
     for rows in (1, max(2, cost.most // 4), cost.most):
-        queue.anchor(rows, cost.seconds(rows))
+        queue.add_warmup_sample(rows, cost.seconds(rows))
     order = count()
     events: list[tuple[float, int, int, _Flight | None]] = [
         (chance.random() * 1e-3, _ARRIVAL, next(order), None) for _ in range(callers)
@@ -106,9 +108,9 @@ def simulate(
             pipe.running = None
             batch = flight.work.batch
             if pipelined:
-                queue.released(0)
+                queue.run_done(0)
             queue.finish(batch)
-            queue.ran(batch, flight.device, flight.before)
+            queue.batch_done(batch, flight.device, flight.before)
             pipe.workers += 1
             answered += len(batch)
             batches += 1

@@ -43,7 +43,7 @@ def eager() -> Iterator[None]:
     """Make every queue close eagerly."""
     with (
         patch("tensorferry.batcher.queue.request_queue.Returners", Eager),
-        patch.object(Device, "turn", at_once),
+        patch.object(Device, "dispatch_at", at_once),
     ):
         yield
 

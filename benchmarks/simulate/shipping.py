@@ -18,7 +18,7 @@ from tensorferry.batcher.errors import DeadlineExceeded, QueueFull
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, Outcome, Request
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 
 # High enough that only deadlines refuse: without them nothing is shed, as with the peers.
 MAX_ROWS = 1_000_000
@@ -81,13 +81,16 @@ class Shipping:
         self.in_flight = 2 if self._pipelined else 1
         self._clock = HandClock()
         self._queue = RequestQueue(
-            Limits(scenario.max_batch_size, 0.0),
-            MAX_ROWS,
-            MAX_BYTES,
+            BatcherSettings(
+                scenario.max_batch_size,
+                0.0,
+                max_queue_size=MAX_ROWS,
+                max_queue_bytes=MAX_BYTES,
+                devices=scenario.devices,
+                pipelined=self._pipelined,
+                priority_weights=weights or (1,),
+            ),
             self._clock,
-            devices=scenario.devices,
-            pipelined=self._pipelined,
-            weights=weights or (1,),
         )
         # What is in flight and when it left, by the first request of each.
         self._running: dict[int, tuple[BatchAssignment, float]] = {}
@@ -95,7 +98,7 @@ class Shipping:
     def anchor(self, key: int, rows: int, seconds: float) -> None:
         """The warm-up runs one shape; the other buckets' models start from it."""
         if key == 0:
-            self._queue.anchor(rows, seconds)
+            self._queue.add_warmup_sample(rows, seconds)
 
     def put(self, index: int, now: float) -> bool:
         """Submits a request as the batcher does."""
@@ -122,21 +125,21 @@ class Shipping:
             self._running[batch[0]] = work, now
         else:
             # Nothing to run: the worker completes the dropped, and is back at once.
-            self._queue.ran((), None)
+            self._queue.batch_done((), None)
         return Step(batch, _numbers(work.expired) + _numbers(work.shed))
 
     def released(self, device: int, now: float) -> None:
         """A worker says so once its device has run the batch; without pipelining it need not."""
         if self._pipelined:
             self._clock.time = now
-            self._queue.released(device)
+            self._queue.run_done(device)
 
     def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
         """A worker has completed its batch and is free."""
         self._clock.time = now
         requests = self._running.pop(batch[0])[0].batch
         self._queue.finish(requests)
-        self._queue.ran(requests, times.device, times.before, times.after, device=device)
+        self._queue.batch_done(requests, times.device, times.before, times.after, device=device)
 
 
 def _numbers(requests: Sequence[Request]) -> list[int]:

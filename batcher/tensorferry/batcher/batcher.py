@@ -18,15 +18,7 @@ from tensorferry.batcher.execution.futures import completion_of, propagate_cance
 from tensorferry.batcher.padding import Padding
 from tensorferry.batcher.parts import put_together
 from tensorferry.batcher.request import Request
-from tensorferry.batcher.settings import (
-    BatcherSettings,
-    ClientPolicy,
-    QueuePolicy,
-    check_batching,
-    check_classes,
-    check_sizes,
-    functions_of,
-)
+from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePolicy, check_number
 from tensorferry.batcher.statistics.counters import BatcherStatistics
 from tensorferry.batcher.statistics.recent_batches import BatchRecord
 
@@ -155,31 +147,29 @@ class Batcher:
         clock: Clock | None = None,
         health: InstanceHealthCallback = lambda instance, reason, hopeless: None,
     ) -> None:
-        check_sizes(max_batch_size, max_queue_delay, max_queue_size, max_queue_bytes, preferred_batch_sizes)
-        check_classes(priority_weights, default_priority, policies, strict=strict_priorities)
-        check_batching(max_batch_size, max_queue_delay, preferred_batch_sizes, padding, merge=merge)
         functions = functions_of(model_fn, workers)
         self._padding = padding
         self._batched = max_batch_size > 0
+        if padding is not None and not self._batched:
+            raise ValueError("max_batch_size is 0, so nothing shares a batch; leave out padding, or batch")
         self._settings = BatcherSettings(
             max_batch_size,
             max_queue_delay,
-            tuple(sorted(set(preferred_batch_sizes))),
+            tuple(preferred_batch_sizes),
             merge,
             tuple(priority_weights),
             strict_priorities,
-            default_priority or len(priority_weights),
+            default_priority,
             tuple(policies),
             max_queue_size,
             max_queue_bytes,
             len(functions),
             pipelined,
             steady,
+            clients,
         )
         self._clock = clock or MonotonicClock()
-        parts = put_together(
-            self._settings, functions, self._clock, name, clients=clients, together=together, health=health
-        )
+        parts = put_together(self._settings, functions, self._clock, name, together=together, health=health)
         self._queue, self._entry, self._completer = parts.queue, parts.entry, parts.completer
         self._workers, self._counters, self._recent = parts.workers, parts.counters, parts.recent
         self._warnings, self._name = parts.warnings, name
@@ -205,7 +195,7 @@ class Batcher:
         `key` is that of the requests it holds for; None where every request of as many rows costs
         the same, whatever its shape. Thread-safe.
         """
-        self._queue.anchor(rows, seconds, key)
+        self._queue.add_warmup_sample(rows, seconds, key)
 
     def submit(
         self,
@@ -310,7 +300,7 @@ class Batcher:
 
         It does not wait for long, nor in vain: after answers, whose recipients may be back.
         """
-        return self._queue.company.awaits
+        return self._queue.waiting_for_input
 
     def give_up(self, instance: int, error: RunTimedOut) -> None:
         """Ends what a function, by its number from 0, runs now and does not return from.
@@ -340,7 +330,7 @@ class Batcher:
         self._queue.close()
         if self._workers.owns_current_thread:
             return False
-        return self._queue.wait_done(math.inf if timeout is None else self._clock.now() + timeout)
+        return self._queue.wait_drained(math.inf if timeout is None else self._clock.now() + timeout)
 
     def close(self, *, drain: bool = True, timeout: float | None = None) -> bool:
         """Ends the batcher: accepts nothing new, finishes, and joins its workers.
@@ -357,8 +347,8 @@ class Batcher:
         if drain and on_duty:
             return False
         if drain:
-            self._queue.wait_done(until)
-        for request in self._queue.abandon():
+            self._queue.wait_drained(until)
+        for request in self._queue.fail_all():
             self._completer.fail(request, BatcherClosed("the batcher was closed before the request ran"))
         if not on_duty:
             self._workers.join(until)
@@ -366,7 +356,7 @@ class Batcher:
 
     def statistics(self) -> BatcherStatistics:
         """Counts since the start and sizes of this moment. Thread-safe."""
-        buckets, returners = self._queue.lessons.statistics()
+        buckets, returners = self._queue.learning.statistics()
         return self._counters.statistics(
             self._queue.accepted, self._queue.sizes(), buckets, returners, self._warnings
         )
@@ -388,3 +378,16 @@ class Batcher:
     def __repr__(self) -> str:
         sizes = self._queue.sizes()
         return f"<Batcher {self._name}: {sizes.running} requests running, {sizes.queued} queued>"
+
+
+def functions_of(
+    model_fn: Callable[[Any], Any] | Sequence[Callable[[Any], Any]], workers: int
+) -> Sequence[Callable[[Any], Any]]:
+    """Return a function for each device: those given, or the one as often as batches of it may run at the same time."""
+    check_number("workers", workers, 1)
+    functions = list(model_fn) if isinstance(model_fn, Sequence) else [model_fn] * workers
+    if not functions or (isinstance(model_fn, Sequence) and workers != 1):
+        raise ValueError(
+            f"model_fn has {len(functions)} functions and workers is {workers}; give one of both"
+        )
+    return functions

@@ -43,7 +43,7 @@ class Entry:
         self._classes = len(settings.priority_weights)
         self._default_priority = settings.default_priority
         self._merges = settings.merge
-        self._ranks = queue.ranks
+        self._ranks = settings.ranks_per_class
         # What a request may have and ride in one batch.
         self._most_rows = settings.max_batch_size or math.inf
 
@@ -64,13 +64,8 @@ class Entry:
         queued: Sequence[Request] = (request,)
         if request.rows > self._most_rows:
             queued = self._cut_up(request, int(self._most_rows))
-        displaced: Sequence[Request]
-        wake = False
         try:
-            if quietly:
-                displaced, wake = self._queue.put_quietly(queued)
-            else:
-                displaced = self._queue.put(queued)
+            displaced, wake = self._queue.put(queued, notify=not quietly)
         except BatcherError as error:
             request.complete, request.split_parts = complete, ()
             self._refused(request, error)
@@ -92,7 +87,7 @@ class Entry:
                 f"the request has {request.rows} rows; only one of none is answered without a run"
             )
         try:
-            self._queue.pass_by(request)
+            self._queue.put_empty(request)
         except BatcherError as error:
             self._refused(request, error)
             raise
@@ -101,7 +96,7 @@ class Entry:
 
     def foreseen(self, deadline: float) -> QueueFull | None:
         """Why a request that is yet to be read is refused, and counted; see `Batcher.foreseen`."""
-        error = self._queue.foreseen(deadline)
+        error = self._queue.fast_reject(deadline)
         if error is not None:
             self._counters.refused(error, 1)
         return error

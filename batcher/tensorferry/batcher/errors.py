@@ -24,13 +24,13 @@ class QueueFull(BatcherError):
     """Refused: the queue has no room for the request now.
 
     `retry_after` is the estimated time in seconds until there is room. So much waits that who takes requests in may
-    leave those that come for `rest` seconds, to take them in together: none of them could leave sooner.
+    leave those that come for `pause_seconds`, to take them in together: none of them could leave sooner.
     """
 
-    def __init__(self, message: str, retry_after: float, rest: float = 0.0) -> None:
+    def __init__(self, message: str, retry_after: float, pause_seconds: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-        self.rest = rest
+        self.pause_seconds = pause_seconds
 
 
 class Shed(BatcherError):

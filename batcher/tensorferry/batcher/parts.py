@@ -14,7 +14,7 @@ from tensorferry.batcher.execution.context import ExecutionContext, InstanceHeal
 from tensorferry.batcher.execution.instance import Instance
 from tensorferry.batcher.execution.worker_pool import WorkerPool
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, Limits, unreachable
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.statistics.counters import Counters
 from tensorferry.batcher.statistics.recent_batches import RecentBatches
 
@@ -40,35 +40,16 @@ def put_together(
     clock: Clock,
     name: str,
     *,
-    clients: ClientPolicy | None,
     together: ResponseBurstHook | None,
     health: InstanceHealthCallback,
 ) -> Parts:
     """The parts of a batcher with these settings and functions."""
     batched = settings.max_batch_size > 0
-    limits = Limits(
-        max(1, settings.max_batch_size),
-        settings.max_queue_delay,
-        settings.preferred_batch_sizes,
-        settings.merge,
-    )
-    queue = RequestQueue(
-        limits,
-        settings.max_queue_size,
-        settings.max_queue_bytes,
-        clock,
-        devices=len(functions),
-        pipelined=settings.pipelined,
-        weights=settings.priority_weights,
-        strict=settings.strict_priorities,
-        policies=settings.policies,
-        steady=settings.steady,
-        clients=clients,
-    )
+    queue = RequestQueue(settings, clock)
     counters, recent = Counters(), RecentBatches(clock)
-    completer = RequestCompleter(counters, clock, name, queue.company.last_answer, recent, together)
+    completer = RequestCompleter(counters, clock, name, queue.last_response, recent, together)
     entry = Entry(settings, queue, completer, counters, clock, name)
-    warnings = tuple(unreachable(limits, settings.max_queue_size))
+    warnings = tuple(settings.warnings())
     for warning in warnings:
         _log.warning("%s: %s", name, warning)
     instances = [

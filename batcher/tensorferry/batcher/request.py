@@ -95,7 +95,7 @@ class Request:
     Requests of one `key` may share a batch. `priority` is the class, 1 the highest, 0 the default.
 
     `padding` is the plan of a request that is padded (None: it is not). `key` must then be made
-    of the plan's shapes instead of the request's own, and `nbytes` have its added bytes. `patience` is how
+    of the plan's shapes instead of the request's own, and `nbytes` have its added bytes. `max_queue_time` is how
     many seconds it may be queued, where the policy of its class lets requests say (see `QueuePolicy`). `tag` is
     by what people know it, in the record of the last batches: anything small, that is not asked for otherwise.
     `client` is whose it is, where clients are told apart (see `ClientPolicy`). `shared` has the places, in `tensors`,
@@ -113,10 +113,10 @@ class Request:
         "edf_key",
         "is_split_part",
         "key",
+        "max_queue_time",
         "names",
         "nbytes",
         "padding",
-        "patience",
         "priority",
         "rank",
         "retried",
@@ -143,7 +143,7 @@ class Request:
         deadline: float = math.inf,
         priority: int = 0,
         padding: PadPlan | None = None,
-        patience: float = math.inf,
+        max_queue_time: float = math.inf,
         tag: object = None,
         client: str = "",
         shared: frozenset[int] = _NONE,
@@ -162,7 +162,7 @@ class Request:
         # The rank by which it rides, from 0, once the default class is known.
         self.rank = 0
         self.padding = padding
-        self.patience = patience
+        self.max_queue_time = max_queue_time
         self.tag = tag
         self.client = client
         self.timed_out = False
@@ -242,6 +242,10 @@ class BatchRun(NamedTuple):
     def is_part(self) -> bool:
         """Whether the batch is a part of one that failed before."""
         return self.batch is not self.assignment.batch
+
+
+class Recover(NamedTuple):
+    """An order to a worker: recover its device, and tell the queue's `failures` whether that worked."""
 
 
 class Times(NamedTuple):

@@ -19,17 +19,17 @@ from tensorferry.batcher.statistics.counters import Counters
 
 STEPS: list[tuple[type, str]] = [
     (RequestQueue, "take"),
-    (RequestQueue, "take_short"),
+    (RequestQueue, "take_inline"),
     (RequestQueue, "take_expired"),
-    (BatchSelector, "take"),
-    (Devices, "left"),
+    (BatchSelector, "select"),
+    (Devices, "dispatched"),
     (BatchExecutor, "run"),
     (BatchExecutor, "_execute"),
     (RequestQueue, "finish"),
     (Counters, "ran"),
     (Counters, "predicted"),
     (RequestCompleter, "_hand_out"),
-    (Devices, "released"),
+    (Devices, "completed"),
     (Profile, "teaches"),
 ]
 

@@ -70,7 +70,7 @@ class FailingWorld(World):
         ]
         if self.patience is None and not self.window and not self.attending:
             assert not (free and queue._backlog.rows), "a device that works is idle, and requests wait"
-        at_its_post = vars(queue._expiry.due)["_waiters"]
+        at_its_post = vars(queue._expiry._due)["_waiters"]
         for sent in self.sent if at_its_post else ():
             waits = sent.request is not None and sent.request.state is State.QUEUED
             assert not waits or sent.deadline >= self.loom.now(), "a deadline passed, and nobody was told"

@@ -114,7 +114,7 @@ class World:
         queue = self.batcher._queue
         free = [device for device in queue._devices.each if device.idle and device.waiting]
         if self.patience is not None:
-            free = [device for device in free if not device.unanswered]
+            free = [device for device in free if not device.batches_outstanding]
         if sizes.queued and free and not self.window:
             self.idle_since = min(self.idle_since, self.loom.now())
             lasted = self.loom.now() - self.idle_since
@@ -125,7 +125,7 @@ class World:
             assert lasted <= allowed, "a device is idle, and requests wait"
         else:
             self.idle_since = math.inf
-        at_its_post = vars(queue._expiry.due)["_waiters"]
+        at_its_post = vars(queue._expiry._due)["_waiters"]
         for sent in self.sent if at_its_post else ():
             waits = sent.request is not None and sent.request.state is State.QUEUED
             assert not waits or sent.deadline >= self.loom.now(), "a deadline passed, and nobody was told"

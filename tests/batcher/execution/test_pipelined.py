@@ -26,7 +26,7 @@ from tensorferry.batcher.learning.return_model import Returners
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 SECONDS = 10.0
@@ -156,7 +156,7 @@ def test_a_failure_releases_the_device(make: Make, model_fn: Any) -> None:
         assert [result(batcher.submit(value)) for value in (6.0, 7.0)] == [12, 14]
     device = batcher._queue._devices.each[0]
     assert batcher.drain()
-    assert (device.idle, device.unanswered) == (True, 0)
+    assert (device.idle, device.batches_outstanding) == (True, 0)
 
 
 def test_a_failing_join_releases_the_device(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,11 @@ class Expecting(Returners):
 def test_where_callers_come_back_the_next_batch_waits_for_the_answers_unless_it_is_full(
     clock: VirtualClock, others: int
 ) -> None:
-    queue = RequestQueue(Limits(4, 0.0), 100, 1000, clock, pipelined=True, returners=Expecting())
+    queue = RequestQueue(
+        BatcherSettings(4, 0.0, max_queue_size=100, max_queue_bytes=1000, pipelined=True),
+        clock,
+        returns=Expecting(),
+    )
 
     def put() -> None:
         queue.put([request_of([1.0], Recorder(), one_row=False)])
@@ -229,8 +233,8 @@ def test_where_callers_come_back_the_next_batch_waits_for_the_answers_unless_it_
         assert len(step.batch) == 4
         return
     assert step == Wait(float("inf"))
-    queue.released(0)
+    queue.run_done(0)
     assert queue.poll() == Wait(float("inf")), "not answered yet"
     queue.finish(first.batch)
-    queue.ran(first.batch, 1.0)
+    queue.batch_done(first.batch, 1.0)
     assert isinstance(queue.poll(), BatchAssignment)

@@ -13,7 +13,7 @@ import pytest
 from batcher.conftest import Make
 from support.batcher.rig import PATIENCE, Recorder, enqueue, figures_add_up, occupy, reach, result
 
-from tensorferry.batcher import BatcherError, InstanceFailed
+from tensorferry.batcher import BatcherError, DeadlineExceeded, InstanceFailed
 from tensorferry.batcher.execution import worker as worker_module
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.completion import RequestCompleter
@@ -32,8 +32,8 @@ from tensorferry.batcher.testing import ScriptedRunner
 STEPS = [
     (RequestQueue, "take", "answered"),
     (BatchSelector, "credits", "answered"),
-    (BatchSelector, "take", "answered"),
-    (Devices, "left", "answered"),
+    (BatchSelector, "select", "answered"),
+    (Devices, "dispatched", "answered"),
     (WorkerWakeup, "wake", "answered"),
     (BatchExecutor, "run", "answered"),
     (BatchExecutor, "_execute", "answered"),
@@ -42,7 +42,7 @@ STEPS = [
     (Counters, "ran", "told"),
     (RequestCompleter, "_hand_out", "told"),
     (Counters, "predicted", "answered"),
-    (Devices, "released", "answered"),
+    (Devices, "completed", "answered"),
     (Profile, "teaches", "answered"),
 ]
 
@@ -114,7 +114,7 @@ def test_wherever_a_worker_falls_each_request_ends_once_and_it_goes_on(
     outcomes = [recorder.await_outcome() for recorder in sent]
     # A bug amid a batch that ends no thread is told to that batch, and to it alone.
     told = fate == "told" or (
-        kind is not SystemExit and (name in ("_execute", "finish") or (pipelined and name == "released"))
+        kind is not SystemExit and (name in ("_execute", "finish") or (pipelined and name == "completed"))
     )
     assert first.exception(PATIENCE) is None or told
     for tag, outcome in enumerate(outcomes, 1):
@@ -145,18 +145,18 @@ def test_those_who_were_taken_and_not_handed_out_are_told(
     late = request_of([1.0], (told := Recorder()), one_row=False, deadline=batcher._clock.now() + 3600)
     batcher.enqueue(late)
     _, other = enqueue(batcher, [2.0])
-    ends = Expiry.take
+    expire = RequestQueue._expire_locked
 
-    def take(expiry: Expiry, start: float, now: float) -> Any:
-        if "-worker-" not in threading.current_thread().name:
-            return ()
-        return ends(expiry, start + 7200, now + 7200)
+    def expire_by_worker(queue: RequestQueue, start: float, now: float) -> None:
+        if "-worker-" in threading.current_thread().name:
+            expire(queue, start + 7200, now + 7200)
 
-    monkeypatch.setattr(Expiry, "take", take)
+    monkeypatch.setattr(RequestQueue, "_expire_locked", expire_by_worker)
     fell = fails_once(monkeypatch, BatchSelector, "credits", SystemExit())
     runner.open()
     reach(fell)
-    assert isinstance(told.await_outcome().error, InstanceFailed)
+    # By the worker that crashed, or by the expiry thread.
+    assert isinstance(told.await_outcome().error, (InstanceFailed, DeadlineExceeded))
     assert other.await_outcome().outputs.tolist() == [4.0]
     assert batcher.drain(PATIENCE)
     assert len(told.outcomes) == 1
@@ -277,7 +277,7 @@ def test_a_fall_of_who_attends_leaves_it_to_a_worker(make: Make, monkeypatch: py
     batcher = make(lambda x: x * 2, 4)
     batcher.anchor(1, 1e-5)
     batcher.anchor(4, 1e-5)
-    for owner, name in ((BatchExecutor, "run"), (BatchSelector, "credits"), (Devices, "left")):
+    for owner, name in ((BatchExecutor, "run"), (BatchSelector, "credits"), (Devices, "dispatched")):
         with monkeypatch.context() as patch:
             fell = fails_once(patch, owner, name, SystemExit(), on=threading.current_thread().name)
             recorders = [Recorder() for _ in range(3)]
@@ -300,7 +300,7 @@ def test_who_looks_after_deadlines_goes_on(
     monkeypatch.setattr("tensorferry.batcher.execution.worker_pool._EXPIRY_SECONDS", 0.01)
     batcher = make(runner, 4)
     occupy(batcher, runner)
-    fell = fails_once(monkeypatch, Expiry, "take", SystemExit(), on="-expiry")
+    fell = fails_once(monkeypatch, Expiry, "timed_out", SystemExit(), on="-expiry")
     recorder = Recorder()
     batcher.enqueue(request_of([1.0], recorder, one_row=False, deadline=batcher._clock.now() + 0.05))
     reach(fell)

@@ -29,7 +29,7 @@ from tensorferry.batcher.learning.return_model import Returners
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, Request
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.testing import VirtualClock
 
 SECONDS = 2.0
@@ -161,9 +161,9 @@ def test_callers_that_leave_are_forgotten_within_some_batches() -> None:
 
 def test_the_last_that_returns_wakes_the_batch_that_waits_for_it(clock: VirtualClock) -> None:
     """Four callers, back after 1 to 1.3 ms: the worker sleeps until all are back, and no longer."""
-    queue = RequestQueue(Limits(8, 0.0), 100, 10_000, clock)
-    queue.anchor(1, 0.010)
-    queue.anchor(8, 0.0108)
+    queue = RequestQueue(BatcherSettings(8, 0.0, max_queue_size=100, max_queue_bytes=10_000), clock)
+    queue.add_warmup_sample(1, 0.010)
+    queue.add_warmup_sample(8, 0.0108)
 
     def arrive() -> None:
         queue.put((Request((), lambda outcome: None, names=None, rows=1, nbytes=0),))
@@ -175,7 +175,7 @@ def test_the_last_that_returns_wakes_the_batch_that_waits_for_it(clock: VirtualC
         assert isinstance(work, BatchAssignment)
         clock.advance(0.010)
         queue.finish(work.batch)
-        queue.ran(work.batch, 0.010)
+        queue.batch_done(work.batch, 0.010)
         clock.advance(0.001)
         for _ in work.batch:
             arrive()
@@ -184,14 +184,14 @@ def test_the_last_that_returns_wakes_the_batch_that_waits_for_it(clock: VirtualC
 
     def take() -> None:
         step = queue.take()
-        assert step is not None
+        assert isinstance(step, BatchAssignment)
         taken.append(step)
 
     (first,) = (queue.poll(),)
     assert isinstance(first, BatchAssignment)
     clock.advance(0.010)
     queue.finish(first.batch)
-    queue.ran(first.batch, 0.010)
+    queue.batch_done(first.batch, 0.010)
     clock.advance(0.001)
     arrive()
     worker = threading.Thread(target=take)
@@ -206,9 +206,9 @@ def test_the_last_that_returns_wakes_the_batch_that_waits_for_it(clock: VirtualC
 
 def test_callers_answered_first_are_back_before_the_last_are_answered(clock: VirtualClock) -> None:
     """Four callers, each back a moment after its own answer; answers leave one by one."""
-    queue = RequestQueue(Limits(8, 0.0), 100, 10_000, clock)
-    queue.anchor(1, 0.010)
-    queue.anchor(8, 0.0108)
+    queue = RequestQueue(BatcherSettings(8, 0.0, max_queue_size=100, max_queue_bytes=10_000), clock)
+    queue.add_warmup_sample(1, 0.010)
+    queue.add_warmup_sample(8, 0.0108)
 
     def arrive() -> None:
         queue.put((Request((), lambda outcome: None, names=None, rows=1, nbytes=0),))
@@ -233,9 +233,9 @@ def test_callers_answered_first_are_back_before_the_last_are_answered(clock: Vir
             clock.advance(0.0005)
             arrive()
         clock.advance(0.0005)
-        queue.ran(step.batch, 0.010, 0.0, 0.0005 * len(step.batch))
+        queue.batch_done(step.batch, 0.010, 0.0, 0.0005 * len(step.batch))
         if len(sizes) < 60:
             clock.advance(0.0003)
             arrive()
     assert set(sizes) == {4}
-    assert queue.lessons.statistics()[1].share > 0.9
+    assert queue.learning.statistics()[1].share > 0.9

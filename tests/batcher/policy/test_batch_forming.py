@@ -187,14 +187,18 @@ def test_the_class_that_leads_chooses_the_bucket() -> None:
         oldest_arrival = 0.0
         latest_start = math.inf
 
-        def __init__(self, rank: int, due: float) -> None:
-            mine = ClassQueueOf([], [Passenger()], due=due)
+        def __init__(self, rank: int, serve_by: float) -> None:
+            mine = ClassQueueOf([], [Passenger()], serve_by=serve_by)
             self.class_queues = [mine if at == rank else ClassQueueOf([], []) for at in range(2)]
 
-    buckets: dict[Hashable, BucketView] = {"low": View(1, 1.0), "late": View(0, 9.0), "due": View(0, 5.0)}
+    buckets: dict[Hashable, BucketView] = {
+        "low": View(1, 1.0),
+        "late": View(0, 9.0),
+        "serve_by": View(0, 5.0),
+    }
     close = decide(buckets, 0.0, Limits(MOST, 0.0), False, [1.0, 1.0])
     assert isinstance(close, Close)
-    assert (close.key, close.lead) == ("due", 0)
+    assert (close.key, close.lead) == ("serve_by", 0)
     close = decide(buckets, 0.0, Limits(MOST, 0.0), False, [0.0, 1.0])
     assert isinstance(close, Close)
     assert (close.key, close.lead) == ("low", 1)

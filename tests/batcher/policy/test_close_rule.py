@@ -32,7 +32,7 @@ class ClassQueueOf:
     with_deadline: list[Passenger]
     without_deadline: list[Passenger]
     max_wait_before_priority: float = 1000.0
-    due: float = math.inf
+    serve_by: float = math.inf
 
     @property
     def rows(self) -> int:
@@ -48,7 +48,7 @@ class View:
     @property
     def class_queues(self) -> list[ClassQueueOf]:
         waiting = [Passenger(arrival=self.oldest_arrival)] * self.rows
-        return [ClassQueueOf([], waiting, due=self.oldest_arrival + 1000)]
+        return [ClassQueueOf([], waiting, serve_by=self.oldest_arrival + 1000)]
 
 
 GREEDY = Limits(4, 0.0)

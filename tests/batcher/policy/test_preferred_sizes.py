@@ -20,7 +20,7 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.policy.close_rule import Wait, preferred_rows
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings, Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 DELAY = 5.0
@@ -31,7 +31,12 @@ class Station:
 
     def __init__(self, preferred: tuple[int, ...], most: int = 8, delay: float = DELAY) -> None:
         self.clock = VirtualClock()
-        self.queue = RequestQueue(Limits(most, delay, preferred), 1000, 1 << 20, self.clock)
+        self.queue = RequestQueue(
+            BatcherSettings(
+                most, delay, preferred_batch_sizes=preferred, max_queue_size=1000, max_queue_bytes=1 << 20
+            ),
+            self.clock,
+        )
         self.reasons: list[CloseReason | None] = []
 
     def put(self, *sizes: int, busy: bool = False) -> list[int]:
@@ -51,7 +56,7 @@ class Station:
             left.append(sum(request.rows for request in work.batch))
             self.reasons.append(work.reason)
             self.queue.finish(work.batch)
-            self.queue.ran(work.batch, None)
+            self.queue.batch_done(work.batch, None)
         assert isinstance(work, Wait)
         return left
 
@@ -178,7 +183,7 @@ def test_preferred_sizes_hold_for_those_that_wait_while_a_batch_runs(
 
 @pytest.mark.parametrize("sizes", [[0], [4, 9], [-1, 4]])
 def test_a_size_that_no_batch_can_have_is_an_error(sizes: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"preferred_batch_sizes is \[.*\]; each must be from 1 to .* 8"):
+    with pytest.raises(ValueError, match=r"preferred_batch_sizes is \(.*\); each must be from 1 to .* 8"):
         Batcher(lambda x: x, 8, preferred_batch_sizes=sizes)
 
 

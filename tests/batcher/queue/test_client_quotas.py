@@ -15,7 +15,7 @@ from tensorferry.batcher import BatcherError, ClientPolicy, Request
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.testing import VirtualClock
 
 MOST, FIXED, PER_ROW = 32, 0.004, 0.0002
@@ -49,10 +49,19 @@ def answered(
     chance = random.Random(seed)
     clock = VirtualClock()
     queue = RequestQueue(
-        Limits(MOST, 0.0), max_rows, 1 << 30, clock, devices=devices, pipelined=pipelined, clients=clients
+        BatcherSettings(
+            MOST,
+            0.0,
+            max_queue_size=max_rows,
+            max_queue_bytes=1 << 30,
+            devices=devices,
+            pipelined=pipelined,
+            clients=clients,
+        ),
+        clock,
     )
     for rows in (1, MOST):
-        queue.anchor(rows, FIXED + PER_ROW * rows)
+        queue.add_warmup_sample(rows, FIXED + PER_ROW * rows)
     number = 0
     events: list[tuple[float, int, BatchAssignment | Request | None, int]] = []
     for client, sender in senders.items():
@@ -83,11 +92,11 @@ def answered(
         elif event is not None:
             flying[device] -= 1
             if pipelined:
-                queue.released(device)
+                queue.run_done(device)
             for request in queue.finish(event.batch):
                 got[request.client] += request.rows if request.deadline > when else 0
             rows = sum(request.rows for request in event.batch)
-            queue.ran(event.batch, FIXED + PER_ROW * rows, device=device)
+            queue.batch_done(event.batch, FIXED + PER_ROW * rows, device=device)
         for device in range(devices):
             if flying[device] > pipelined:
                 continue
@@ -98,7 +107,7 @@ def answered(
                 free[device] = start + FIXED + PER_ROW * sum(request.rows for request in step.batch)
                 heapq.heappush(events, (free[device], number := number + 1, step, device))
             elif isinstance(step, BatchAssignment):
-                queue.ran((), None, device=device)
+                queue.batch_done((), None, device=device)
             elif isinstance(step, Wait) and clock.now() < step.until < SECONDS and step.until not in timers:
                 timers.add(step.until)
                 heapq.heappush(events, (step.until, number := number + 1, None, devices))

@@ -16,7 +16,7 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.cost_model import Profile
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Device
-from tensorferry.batcher.settings import Limits, unreachable
+from tensorferry.batcher.settings import BatcherSettings, Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 GUARD = 300e-6
@@ -29,42 +29,41 @@ def device() -> Device:
 
 def test_an_idle_device_is_free_now_and_its_turn_is_now(device: Device) -> None:
     assert device.idle
-    assert (device.free_at(5.0), device.starts(5.0), device.turn(5.0)) == (5.0, 5.0, 5.0)
+    assert (device.free_at(5.0), device.start_at(5.0), device.dispatch_at(5.0)) == (5.0, 5.0, 5.0)
 
 
 def test_the_next_batch_leaves_so_long_before_the_device_is_free_as_it_takes_to_prepare(
     device: Device,
 ) -> None:
-    device.preparation = 1.0
-    device.left(0.0, 10.0)
+    device.dispatched(0.0, 10.0, 1.0)
     assert not device.idle
     assert device.free_at(0.0) == 11.0, "the first is prepared, then run"
-    assert device.turn(0.0) == 10.0 - GUARD
-    assert (device.starts(0.0), device.starts(10.5)) == (10.0, 10.5)
+    assert device.dispatch_at(0.0) == 10.0 - GUARD
+    assert (device.start_at(0.0), device.start_at(10.5)) == (10.0, 10.5)
 
 
 def test_a_second_batch_runs_after_the_first(device: Device) -> None:
-    device.left(0.0, 10.0)
-    device.left(9.0, 5.0)
+    device.dispatched(0.0, 10.0)
+    device.dispatched(9.0, 5.0)
     assert device.free_at(9.0) == 15.0
-    assert device.unanswered == 2
+    assert device.batches_outstanding == 2
 
 
 @pytest.mark.parametrize("when", [8.0, 12.0], ids=["early", "late"])
 def test_a_release_corrects_what_was_expected(device: Device, when: float) -> None:
-    device.left(0.0, 10.0)
-    device.left(7.0, 5.0)
-    device.released(when)
+    device.dispatched(0.0, 10.0)
+    device.dispatched(7.0, 5.0)
+    device.completed(when)
     assert device.free_at(when) == when + 5.0
-    device.released(when + 1.0)
+    device.completed(when + 1.0)
     assert device.idle
-    assert device.turn(when + 1.0) == when + 1.0
+    assert device.dispatch_at(when + 1.0) == when + 1.0
 
 
 def test_a_device_that_is_overdue_may_be_free_at_any_moment(device: Device) -> None:
-    device.left(0.0, 10.0)
+    device.dispatched(0.0, 10.0)
     assert device.free_at(30.0) == 30.0
-    assert device.turn(30.0) < 30.0
+    assert device.dispatch_at(30.0) < 30.0
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
@@ -126,7 +125,7 @@ def test_the_next_to_become_infeasible_is_the_earliest_deadline_less_what_one_ro
 
 
 def test_limits_that_no_full_batch_passes_are_warned_of(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    assert not list(unreachable(Limits(8, 0.0), 8))
+    assert not list(BatcherSettings(8, max_queue_size=8).warnings())
     batcher = make(lambda x: x, 8, max_queue_size=4, name="tight")
     assert "no batch can have more than 4 rows" in batcher.statistics().warnings[0]
     assert "tight: no batch can have more than 4 rows" in caplog.text

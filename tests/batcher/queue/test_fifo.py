@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorferry.batcher.queue.fifo import Line
+from tensorferry.batcher.queue.fifo import FifoWithTombstones
 from tensorferry.batcher.request import Outcome, Request
 
 
@@ -16,8 +16,8 @@ def made() -> Request:
     return Request((), complete, names=None, rows=1, nbytes=0)
 
 
-def line_of(count: int) -> tuple[Line, list[Request]]:
-    line, requests = Line(), [made() for _ in range(count)]
+def line_of(count: int) -> tuple[FifoWithTombstones, list[Request]]:
+    line, requests = FifoWithTombstones(), [made() for _ in range(count)]
     for request in requests:
         line.append(request)
     return line, requests
@@ -25,7 +25,7 @@ def line_of(count: int) -> tuple[Line, list[Request]]:
 
 @given(st.data())
 def test_it_is_as_a_list(data: st.DataObject) -> None:
-    line, model = Line(), list[Request]()
+    line, model = FifoWithTombstones(), list[Request]()
     left: list[Request] = []
     for _ in range(data.draw(st.integers(1, 40))):
         step = data.draw(st.sampled_from(["append", "append", "head", "first", "some", "one"]))
@@ -36,7 +36,7 @@ def test_it_is_as_a_list(data: st.DataObject) -> None:
             # Who has left may come back, though it may have been amid the line.
             back = left.pop(data.draw(st.integers(0, len(left) - 1))) if left else made()
             model.insert(0, back)
-            line.head(back)
+            line.push_front(back)
         elif model:
             if step == "first":
                 gone = model[: data.draw(st.integers(1, len(model)))]
@@ -72,4 +72,4 @@ def test_to_leave_from_amid_moves_nobody() -> None:
     assert list(line) == requests[51:]
     line.remove_all(requests[51:60])
     assert line._requests == requests[60:], "who is gone is dropped with those around it"
-    assert not line._gone
+    assert not line._tombstones

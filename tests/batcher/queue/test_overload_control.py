@@ -10,7 +10,7 @@ import pytest
 from tensorferry.batcher import QueueFull, Request
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, Outcome
-from tensorferry.batcher.settings import ClientPolicy, Limits
+from tensorferry.batcher.settings import BatcherSettings, ClientPolicy
 from tensorferry.batcher.testing import VirtualClock
 
 MOST, FULL = 10, 0.1
@@ -28,10 +28,18 @@ class Door:
     def __init__(self, classes: int = 1, clients: ClientPolicy | None = None) -> None:
         self.clock = VirtualClock()
         self.queue = RequestQueue(
-            Limits(MOST, 0.0), 4096, 1 << 30, self.clock, weights=(1,) * classes, clients=clients
+            BatcherSettings(
+                MOST,
+                0.0,
+                max_queue_size=4096,
+                max_queue_bytes=1 << 30,
+                priority_weights=(1,) * classes,
+                clients=clients,
+            ),
+            self.clock,
         )
         for rows in (1, MOST):
-            self.queue.anchor(rows, rows * FULL / MOST)
+            self.queue.add_warmup_sample(rows, rows * FULL / MOST)
         self.work: BatchAssignment | None = None
         # What is predicted was seen just now.
         self.offer(TIMEOUT)
@@ -77,7 +85,7 @@ class Door:
         seconds = sum(request.rows for request in batch) * FULL / MOST
         self.clock.advance(seconds)
         in_time = sum(request.deadline > self.clock.now() for request in self.queue.finish(batch))
-        self.queue.ran(batch, seconds)
+        self.queue.batch_done(batch, seconds)
         return in_time
 
     def run(self) -> int:
@@ -189,50 +197,50 @@ def test_who_is_turned_away_is_demand_all_the_same() -> None:
     for _ in range(300):
         door.clock.advance(0.001)
         door.offer()
-    demand = door.queue._intake._demand[0].demand(door.clock.now(), 1.0)
+    demand = door.queue._selector._arrival_rates[0].demand(door.clock.now(), 1.0)
     assert demand.rate == pytest.approx(1000, rel=0.3)
 
 
 def test_others_like_one_that_was_turned_away_are_so_before_they_are_read() -> None:
     door = Door()
     soon = door.clock.now() + TIMEOUT
-    assert door.queue.foreseen(soon) is None, "nobody was turned away"
+    assert door.queue.fast_reject(soon) is None, "nobody was turned away"
     door.fill()
-    told = door.queue.foreseen(soon)
+    told = door.queue.fast_reject(soon)
     assert told is not None
     assert (str(told), told.retry_after) == (str(door.refusal), door.refusal.retry_after)
-    assert door.queue.foreseen(soon - 0.5) is None, "it rides before"
-    assert door.queue.foreseen(soon + 1.0) is None, "it has more time"
-    door.clock.advance(4.1 * door.refusal.rest)
-    assert door.queue.foreseen(soon) is None, "it was a while ago"
+    assert door.queue.fast_reject(soon - 0.5) is None, "it rides before"
+    assert door.queue.fast_reject(soon + 1.0) is None, "it has more time"
+    door.clock.advance(4.1 * door.refusal.pause_seconds)
+    assert door.queue.fast_reject(soon) is None, "it was a while ago"
 
 
 def test_others_may_be_left_for_a_part_of_their_patience() -> None:
     """And of a batch's time, since it is not before its end that one could leave."""
     door = Door()
     door.fill()
-    assert door.refusal.rest == pytest.approx(FULL / 4)
+    assert door.refusal.pause_seconds == pytest.approx(FULL / 4)
     assert door.offer(2.5 * FULL)
     assert not door.offer()
-    assert door.refusal.rest == pytest.approx(2.5 * FULL / 16)
+    assert door.refusal.pause_seconds == pytest.approx(2.5 * FULL / 16)
     door.run()
     door.fill()
-    assert door.refusal.rest == pytest.approx(2.5 * FULL / 16), "the hasty come again"
+    assert door.refusal.pause_seconds == pytest.approx(2.5 * FULL / 16), "the hasty come again"
     for _ in range(2):
         door.run()
         door.fill()
-    assert door.refusal.rest == pytest.approx(FULL / 4)
+    assert door.refusal.pause_seconds == pytest.approx(FULL / 4)
 
 
 def test_one_in_a_while_is_looked_at() -> None:
     door = Door()
     soon = door.clock.now() + TIMEOUT
     door.fill()
-    door.clock.advance(4.1 * door.refusal.rest)
-    assert door.queue.foreseen(soon) is None
-    assert door.queue.foreseen(soon) is not None, "one will do"
-    door.clock.advance(1.1 * door.refusal.rest)
-    assert door.queue.foreseen(soon) is None, "it may have left"
+    door.clock.advance(4.1 * door.refusal.pause_seconds)
+    assert door.queue.fast_reject(soon) is None
+    assert door.queue.fast_reject(soon) is not None, "one will do"
+    door.clock.advance(1.1 * door.refusal.pause_seconds)
+    assert door.queue.fast_reject(soon) is None, "it may have left"
 
 
 def test_as_many_are_read_as_find_room() -> None:
@@ -240,7 +248,7 @@ def test_as_many_are_read_as_find_room() -> None:
     door = Door()
     door.fill()
     later = door.clock.now() + TIMEOUT + 0.3 * FULL
-    read = [door.queue.foreseen(later) is None for _ in range(20)]
+    read = [door.queue.fast_reject(later) is None for _ in range(20)]
     assert 2 <= sum(read) <= 4
 
 
@@ -250,9 +258,9 @@ def test_a_batch_that_leaves_as_foreseen_changes_nothing() -> None:
     soon = door.clock.now() + TIMEOUT
     door.fill()
     door.start()
-    assert door.queue.foreseen(soon) is not None
-    door.queue._standing.left(door.clock.now(), MOST)
-    assert door.queue.foreseen(soon) is None
+    assert door.queue.fast_reject(soon) is not None
+    door.queue._overload.batch_dispatched(door.clock.now(), MOST)
+    assert door.queue.fast_reject(soon) is None
 
 
 def test_where_all_who_wait_ride_next_everyone_is_looked_at() -> None:
@@ -265,14 +273,14 @@ def test_where_all_who_wait_ride_next_everyone_is_looked_at() -> None:
         soon = door.clock.now() + TIMEOUT
         door.offer()
     door.start()
-    assert door.queue.foreseen(soon) is None
+    assert door.queue.fast_reject(soon) is None
 
 
 @pytest.mark.parametrize(("classes", "fair"), [(2, False), (1, True)])
 def test_where_requests_are_not_alike_each_is_looked_at(classes: int, fair: bool) -> None:
     door = Door(classes, ClientPolicy(fair=fair))
     door.fill()
-    assert door.queue.foreseen(door.clock.now() + TIMEOUT) is None
+    assert door.queue.fast_reject(door.clock.now() + TIMEOUT) is None
 
 
 def test_where_shapes_differ_each_is_looked_at() -> None:
@@ -281,4 +289,4 @@ def test_where_shapes_differ_each_is_looked_at() -> None:
     door.run()
     door.fill()
     assert not door.offer()
-    assert door.queue.foreseen(door.clock.now() + TIMEOUT) is None
+    assert door.queue.fast_reject(door.clock.now() + TIMEOUT) is None

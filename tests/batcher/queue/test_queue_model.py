@@ -20,7 +20,7 @@ from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, State
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.statistics.counters import QueueSizes
 from tensorferry.batcher.testing import VirtualClock
 
@@ -54,17 +54,20 @@ class QueueModel(RuleBasedStateMachine):
         self.classes, self.devices, self.pipelined, self.window = classes, devices, pipelined, window
         self.known = known
         self.queue = RequestQueue(
-            Limits(MAX_BATCH, window),
-            MAX_ROWS,
-            MAX_BYTES,
+            BatcherSettings(
+                MAX_BATCH,
+                window,
+                max_queue_size=MAX_ROWS,
+                max_queue_bytes=MAX_BYTES,
+                devices=devices,
+                pipelined=pipelined,
+                priority_weights=(4, 2, 1)[:classes],
+            ),
             self.clock,
-            devices=devices,
-            pipelined=pipelined,
-            weights=(4, 2, 1)[:classes],
         )
         if known:
-            self.queue.anchor(1, SECONDS)
-            self.queue.anchor(MAX_BATCH, SECONDS)
+            self.queue.add_warmup_sample(1, SECONDS)
+            self.queue.add_warmup_sample(MAX_BATCH, SECONDS)
         self.queued: list[Request] = []
         self.flights: list[Flight] = []
         self.over: list[Request] = []
@@ -101,7 +104,7 @@ class QueueModel(RuleBasedStateMachine):
         lower = [request for request in self.queued if request.rank > whole.rank]
         before = list(self.queued)
         try:
-            displaced = list(self.queue.put(parts))
+            displaced = list(self.queue.put(parts)[0])
         except RequestTooLarge:
             assert rows_counted > MAX_ROWS or nbytes > MAX_BYTES
         except BatcherClosed:
@@ -157,7 +160,7 @@ class QueueModel(RuleBasedStateMachine):
             self.check_batch(work, now, busy)
             self.flights.append(Flight(device, work.batch))
         else:
-            self.queue.ran((), None, device=device)
+            self.queue.batch_done((), None, device=device)
 
     def check_dropped(self, work: BatchAssignment, now: float, busy: bool) -> None:
         passed = [request for request in self.queued if request.deadline <= now]
@@ -203,7 +206,7 @@ class QueueModel(RuleBasedStateMachine):
         flight = next(f for f in self.flights if f.device == device and not f.released)
         flight.released = True
         if self.pipelined:
-            self.queue.released(device)
+            self.queue.run_done(device)
 
     @precondition(lambda self: any(flight.released for flight in self.flights))
     @rule(data=st.data(), failed=st.booleans())
@@ -214,7 +217,7 @@ class QueueModel(RuleBasedStateMachine):
         assert self.queue.finish(flight.batch) == alive
         self.end(alive)
         self.flights.remove(flight)
-        self.queue.ran(flight.batch, None if failed else SECONDS, device=flight.device)
+        self.queue.batch_done(flight.batch, None if failed else SECONDS, device=flight.device)
         if not failed:
             self.observed = self.clock.now()
 
@@ -236,13 +239,13 @@ class QueueModel(RuleBasedStateMachine):
         assert dead
         assert {r for r in self.queued if r.deadline <= self.clock.now()} <= set(dead)
         self.end(list(dead))
-        assert not self.queue.wait_done(self.clock.now()), "they are yet to be completed"
-        self.queue.ran((), None)
+        assert not self.queue.wait_drained(self.clock.now()), "they are yet to be completed"
+        self.queue.batch_done((), None)
 
     @precondition(lambda self: self.closed)
     @rule()
     def abandon(self) -> None:
-        gone = self.queue.abandon()
+        gone = self.queue.fail_all()
         assert sorted(map(id, gone)) == sorted(map(id, self.queued))
         self.end(gone)
 
@@ -268,7 +271,7 @@ class QueueModel(RuleBasedStateMachine):
         assert all(request.state is State.QUEUED for request in waiting)
         assert all(request.state is State.RUNNING for request in running)
         assert all(request.state is State.DONE for request in self.over)
-        assert self.queue.wait_done(self.clock.now()) is not bool(waiting or self.flights)
+        assert self.queue.wait_drained(self.clock.now()) is not bool(waiting or self.flights)
 
 
 TestQueueModel = QueueModel.TestCase

@@ -26,21 +26,21 @@ from tensorferry.batcher import (
 )
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.policy.priority_sharing import Ranks
+from tensorferry.batcher.queue.expiry import TimeoutHeap
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.queue.timeouts import TimeoutHeap
 from tensorferry.batcher.request import BatchAssignment
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 REJECT = QueuePolicy(timeout=5.0)
 DELAY = QueuePolicy(timeout=5.0, delays=True)
 
 
-def without_deadline(batcher: Batcher, tag: float, patience: float, priority: int = 0) -> Recorder:
+def without_deadline(batcher: Batcher, tag: float, max_queue_time: float, priority: int = 0) -> Recorder:
     """A request of one row that would be queued for so long at most."""
     recorder = Recorder()
     request = request_of(np.array([tag]), recorder, one_row=False)
-    request.patience, request.priority = patience, priority
+    request.max_queue_time, request.priority = max_queue_time, priority
     batcher.enqueue(request)
     return recorder
 
@@ -105,7 +105,7 @@ def test_a_shorter_wait_is_heard_of_by_a_worker_that_waits_out_a_window(
 
 
 @pytest.mark.parametrize(
-    ("policy", "patience", "after"),
+    ("policy", "max_queue_time", "after"),
     [
         (QueuePolicy(5.0), 1.0, 5.0),
         (QueuePolicy(5.0, overridable=True), 1.0, 1.0),
@@ -117,11 +117,13 @@ def test_a_shorter_wait_is_heard_of_by_a_worker_that_waits_out_a_window(
     ],
 )
 def test_a_request_may_ask_for_less_where_it_is_allowed_and_never_for_more(
-    policy: QueuePolicy, patience: float, after: float
+    policy: QueuePolicy, max_queue_time: float, after: float
 ) -> None:
     clock = VirtualClock(100.0)
-    queue = RequestQueue(Limits(8, 1000.0), 100, 1 << 20, clock, policies=[policy])
-    request = one(patience)
+    queue = RequestQueue(
+        BatcherSettings(8, 1000.0, max_queue_size=100, max_queue_bytes=1 << 20, policies=(policy,)), clock
+    )
+    request = one(max_queue_time)
     queue.put([request])
     for moment in (0.5, 1.0, 3.0, 5.0, 60.0):
         clock.advance(100.0 + moment - clock.now())
@@ -136,9 +138,9 @@ def test_a_request_may_ask_for_less_where_it_is_allowed_and_never_for_more(
         assert after == math.inf
 
 
-def one(patience: float = math.inf, priority: int = 1, ranks: int = 1) -> Request:
+def one(max_queue_time: float = math.inf, priority: int = 1, ranks: int = 1) -> Request:
     request = request_of(np.zeros((1, 1)), Recorder(), one_row=False)
-    request.patience, request.priority, request.rank = patience, priority, (priority - 1) * ranks
+    request.max_queue_time, request.priority, request.rank = max_queue_time, priority, (priority - 1) * ranks
     return request
 
 
@@ -154,14 +156,14 @@ def test_a_part_of_a_request_that_times_out_ends_the_whole(
     assert batcher.statistics().sizes.queued == 0
 
 
-def test_the_parts_of_a_request_have_its_patience(
+def test_parts_of_a_request_have_its_max_queue_time(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     batcher = make(runner, 2, policies=[QueuePolicy(overridable=True)], clock=clock)
     occupy(batcher, runner)
     recorder = Recorder()
     request = request_of(np.arange(5.0), recorder, one_row=False)
-    request.patience = 3.0
+    request.max_queue_time = 3.0
     batcher.enqueue(request)
     clock.await_sleepers(until=3.0)
     clock.advance(3.0)
@@ -266,7 +268,9 @@ def test_so_many_requests_of_a_class_are_queued_whatever_their_rows(
 def test_delayed_ones_count() -> None:
     clock = VirtualClock()
     policy = QueuePolicy(5.0, delays=True, max_requests=1)
-    queue = RequestQueue(Limits(8, 1000.0), 100, 1 << 20, clock, policies=[policy])
+    queue = RequestQueue(
+        BatcherSettings(8, 1000.0, max_queue_size=100, max_queue_bytes=1 << 20, policies=(policy,)), clock
+    )
     delayed = one(ranks=2)
     queue.put([delayed])
     clock.advance(5.0)
@@ -304,8 +308,18 @@ def test_every_request_ends_once_and_nobody_rides_before_a_higher_rank(
 ) -> None:
     clock = VirtualClock()
     both = [high, low]
-    limits = Limits(2, 0.0, merges=merges)
-    queue = RequestQueue(limits, 1000, 1 << 20, clock, weights=(1, 1), strict=True, policies=both)
+    queue = RequestQueue(
+        BatcherSettings(
+            2,
+            merge=merges,
+            max_queue_size=1000,
+            max_queue_bytes=1 << 20,
+            priority_weights=(1, 1),
+            strict_priorities=True,
+            policies=tuple(both),
+        ),
+        clock,
+    )
     # By request, when it times out.
     waiting: dict[Request, float] = {}
     left: list[Request] = []
@@ -330,16 +344,16 @@ def test_every_request_ends_once_and_nobody_rides_before_a_higher_rank(
         assert len(work.batch) <= (2 if merges else 1)
         left.extend(work.batch)
         queue.finish(work.batch)
-        queue.ran(work.batch, None)
+        queue.batch_done(work.batch, None)
 
     accepted = 0
-    for kind, number, patience in steps:
+    for kind, number, max_queue_time in steps:
         if kind == "pass":
             clock.advance(number)
         elif kind == "leave":
             leave()
         else:
-            request = one(patience, priority=int(number), ranks=queue.ranks)
+            request = one(max_queue_time, priority=int(number), ranks=queue._settings.ranks_per_class)
             policy = both[request.priority - 1]
             queued = sum(other.priority == request.priority for other in waiting)
             try:
@@ -349,7 +363,7 @@ def test_every_request_ends_once_and_nobody_rides_before_a_higher_rank(
                 continue
             assert not policy.max_requests or queued < policy.max_requests
             accepted += 1
-            timeout = min(policy.timeout, patience) if policy.overridable else policy.timeout
+            timeout = min(policy.timeout, max_queue_time) if policy.overridable else policy.timeout
             waiting[request] = clock.now() + timeout
     while waiting:
         leave()
@@ -362,7 +376,7 @@ def test_every_request_ends_once_and_nobody_rides_before_a_higher_rank(
 def test_those_that_left_long_before_their_time_are_not_kept() -> None:
     timeouts = TimeoutHeap([REJECT])
     clock = VirtualClock()
-    queue = RequestQueue(Limits(8, 0.0), 1000, 1 << 20, clock)
+    queue = RequestQueue(BatcherSettings(8, 0.0, max_queue_size=1000, max_queue_bytes=1 << 20), clock)
     for _ in range(5000):
         request = one()
         queue.put([request])
@@ -370,7 +384,7 @@ def test_those_that_left_long_before_their_time_are_not_kept() -> None:
         work = queue.poll()
         assert isinstance(work, BatchAssignment)
         queue.finish(work.batch)
-        queue.ran(work.batch, None)
+        queue.batch_done(work.batch, None)
     assert len(timeouts._heap) <= 64
     assert timeouts.next() == math.inf
 

@@ -13,7 +13,7 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 SECONDS = 0.010
@@ -160,13 +160,13 @@ def test_a_short_batch_is_not_worth_it(make: Make, runner: ScriptedRunner, clock
 
 @pytest.mark.parametrize(("deadline", "most"), [(math.inf, MOST_WAIT), (2.2 * SECONDS, 0.2 * SECONDS)])
 def test_no_deadline_is_missed_by_it(clock: VirtualClock, deadline: float, most: float) -> None:
-    queue = RequestQueue(Limits(4, 0.0), 100, 10_000, clock)
+    queue = RequestQueue(BatcherSettings(4, 0.0, max_queue_size=100, max_queue_bytes=10_000), clock)
     for rows in (1, 4):
-        queue.anchor(rows, SECONDS)
+        queue.add_warmup_sample(rows, SECONDS)
 
     def put(deadline: float) -> None:
         request = Request((), lambda outcome: None, names=None, rows=1, nbytes=0, deadline=deadline)
-        queue.put_quietly((request,))
+        queue.put((request,), notify=False)
 
     put(math.inf)
     first = queue.poll()
@@ -174,8 +174,8 @@ def test_no_deadline_is_missed_by_it(clock: VirtualClock, deadline: float, most:
     put(deadline)
     clock.advance(SECONDS)
     queue.finish(first.batch)
-    queue.company.last_answer()
-    queue.ran(first.batch, SECONDS)
+    queue.last_response()
+    queue.batch_done(first.batch, SECONDS)
     step = queue.poll()
     assert isinstance(step, Wait)
     assert SECONDS < step.until <= SECONDS + most

@@ -14,7 +14,7 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import State
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.statistics.counters import QueueSizes
 from tensorferry.batcher.testing import VirtualClock
 
@@ -24,7 +24,7 @@ EMPTY = QueueSizes(queued=0, queued_rows=0, running=0, held_bytes=0)
 def make_queue(
     clock: VirtualClock, *, size: int = 4, window: float = 0.0, rows: int = 8, nbytes: int = 1000
 ) -> RequestQueue:
-    return RequestQueue(Limits(size, window), rows, nbytes, clock)
+    return RequestQueue(BatcherSettings(size, window, max_queue_size=rows, max_queue_bytes=nbytes), clock)
 
 
 def make_request(rows: int = 1, *, deadline: float = math.inf, width: int = 1) -> Request:
@@ -183,8 +183,8 @@ def test_abandon_ends_the_queued_and_leaves_the_running(clock: VirtualClock) -> 
     batch = taken(queue).batch
     queue.put([queued])
     queue.close()
-    assert queue.abandon() == [queued]
-    assert queue.abandon() == []
+    assert queue.fail_all() == [queued]
+    assert queue.fail_all() == []
     assert queue.sizes() == QueueSizes(0, 0, 1, 8, (0,))
     assert queue.finish(batch) == [running]
     assert queue.take() is None
@@ -192,13 +192,13 @@ def test_abandon_ends_the_queued_and_leaves_the_running(clock: VirtualClock) -> 
 
 def test_is_done_only_when_the_worker_has_completed_what_it_took(clock: VirtualClock) -> None:
     queue = make_queue(clock)
-    assert queue.wait_done(clock.now())
+    assert queue.wait_drained(clock.now())
     queue.put([make_request()])
-    assert not queue.wait_done(clock.now())
+    assert not queue.wait_drained(clock.now())
     queue.finish(taken(queue).batch)
-    assert not queue.wait_done(clock.now()), "finished, but its completion may still be to come"
-    queue.ran((), None)
-    assert queue.wait_done(clock.now())
+    assert not queue.wait_drained(clock.now()), "finished, but its completion may still be to come"
+    queue.batch_done((), None)
+    assert queue.wait_drained(clock.now())
 
 
 def test_a_batch_is_of_one_bucket_and_in_order_of_arrival(clock: VirtualClock) -> None:

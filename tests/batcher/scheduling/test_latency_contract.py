@@ -22,7 +22,7 @@ from tensorferry.batcher import Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 MAX = 6
@@ -58,7 +58,7 @@ def test_no_request_waits_for_more_batches_than_promised(
     steps: list[tuple[int, bool]], most_rows: int, kinds: int
 ) -> None:
     clock = VirtualClock()
-    queue = RequestQueue(Limits(MAX, 0.0), 10_000, 1 << 30, clock)
+    queue = RequestQueue(BatcherSettings(MAX, 0.0, max_queue_size=10_000, max_queue_bytes=1 << 30), clock)
     waiting: list[Promise] = []
     batches = 0
     for size, kind in [*steps, *[(0, False)] * len(steps)]:
@@ -71,7 +71,7 @@ def test_no_request_waits_for_more_batches_than_promised(
             waiting.append(Promise(request, batches, bound))
         elif waiting:
             work = queue.take()
-            assert work is not None
+            assert isinstance(work, BatchAssignment)
             for promise in [promise for promise in waiting if promise.request in work.batch]:
                 assert batches - promise.started_before <= promise.bound
                 waiting.remove(promise)
@@ -129,7 +129,17 @@ def test_with_several_devices_and_classes_the_backlog_leaves_in_as_many_batches(
     costs: list[int], devices: int, weights: tuple[int, ...]
 ) -> None:
     """Property 8: whoever takes them, all that wait leave in no more batches than promised."""
-    queue = RequestQueue(Limits(MAX, 0.0), 10_000, 1 << 30, VirtualClock(), devices=devices, weights=weights)
+    queue = RequestQueue(
+        BatcherSettings(
+            MAX,
+            0.0,
+            max_queue_size=10_000,
+            max_queue_bytes=1 << 30,
+            devices=devices,
+            priority_weights=weights,
+        ),
+        VirtualClock(),
+    )
     for at, rows_of_one in enumerate(costs):
         request = request_of(np.zeros((rows_of_one, 1)), Recorder(), one_row=False)
         request.rank = at % len(weights)
@@ -139,6 +149,6 @@ def test_with_several_devices_and_classes_the_backlog_leaves_in_as_many_batches(
         work = queue.poll(batches % devices)
         assert isinstance(work, BatchAssignment)
         queue.finish(work.batch)
-        queue.ran(work.batch, None, device=batches % devices)
+        queue.batch_done(work.batch, None, device=batches % devices)
         batches += 1
     assert batches <= math.ceil(sum(costs) / (MAX - max(costs) + 1))

@@ -15,7 +15,7 @@ from tensorferry.batcher import BatcherError, DeadlineExceeded, Request
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 MOST, FIXED, PER_ROW = 32, 0.004, 0.0002
@@ -27,9 +27,14 @@ def in_time(load: float, *, devices: int = 1, pipelined: bool = False, seconds: 
     """Answers in time per second, at a share of what full batches could answer."""
     chance = random.Random(7)
     clock = VirtualClock()
-    queue = RequestQueue(Limits(MOST, 0.0), 4096, 1 << 30, clock, devices=devices, pipelined=pipelined)
+    queue = RequestQueue(
+        BatcherSettings(
+            MOST, 0.0, max_queue_size=4096, max_queue_bytes=1 << 30, devices=devices, pipelined=pipelined
+        ),
+        clock,
+    )
     for rows in (1, MOST):
-        queue.anchor(rows, FIXED + PER_ROW * rows)
+        queue.add_warmup_sample(rows, FIXED + PER_ROW * rows)
     events: list[tuple[float, int, BatchAssignment | None, int]] = []
     now, number, answered = 0.0, 0, 0
     free, flying, timers = [0.0] * devices, [0] * devices, set[float]()
@@ -47,9 +52,9 @@ def in_time(load: float, *, devices: int = 1, pipelined: bool = False, seconds: 
         elif work is not None:
             flying[device] -= 1
             if pipelined:
-                queue.released(device)
+                queue.run_done(device)
             answered += sum(request.deadline > when for request in queue.finish(work.batch))
-            queue.ran(work.batch, FIXED + PER_ROW * len(work.batch), device=device)
+            queue.batch_done(work.batch, FIXED + PER_ROW * len(work.batch), device=device)
         for device in range(devices):
             if flying[device] > pipelined:
                 continue
@@ -60,7 +65,7 @@ def in_time(load: float, *, devices: int = 1, pipelined: bool = False, seconds: 
                 free[device] = start + FIXED + PER_ROW * len(step.batch)
                 heapq.heappush(events, (free[device], number := number + 1, step, device))
             elif isinstance(step, BatchAssignment):
-                queue.ran((), None, device=device)
+                queue.batch_done((), None, device=device)
             elif isinstance(step, Wait) and clock.now() < step.until < seconds and step.until not in timers:
                 timers.add(step.until)
                 heapq.heappush(events, (step.until, number := number + 1, None, devices))

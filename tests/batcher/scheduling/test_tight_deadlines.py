@@ -6,7 +6,7 @@ import pytest
 from batcher.queue.test_overload_control import FULL, MOST, Door
 
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 
 # Less than a full batch takes and its own row.
 IMPATIENT = 1.05 * FULL
@@ -43,10 +43,12 @@ def test_a_batch_is_full_where_more_comes_than_short_ones_keep_up_with() -> None
 
 def test_a_batch_is_full_where_short_ones_cost_much() -> None:
     door = Door()
-    door.queue = RequestQueue(Limits(MOST, 0.0), 4096, 1 << 30, door.clock)
+    door.queue = RequestQueue(
+        BatcherSettings(MOST, 0.0, max_queue_size=4096, max_queue_bytes=1 << 30), door.clock
+    )
     for rows in (1, MOST):
         # Here a third of it is fixed.
-        door.queue.anchor(rows, 0.3 * FULL + 0.7 * FULL * rows / MOST)
+        door.queue.add_warmup_sample(rows, 0.3 * FULL + 0.7 * FULL * rows / MOST)
     assert door.offer(IMPATIENT)
     queue_up(door, 0.5)
     assert door.start() == MOST

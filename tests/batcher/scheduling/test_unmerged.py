@@ -16,7 +16,7 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.return_model import Returners
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -63,9 +63,11 @@ def test_requests_leave_in_order_with_ranks_and_deadlines(
 
 
 def test_the_time_until_the_queue_is_empty_is_that_of_its_requests() -> None:
-    queue = RequestQueue(Limits(8, 0.0, merges=False), 1000, 1 << 20, VirtualClock())
-    queue.anchor(1, 1.0)
-    queue.anchor(8, 1.0)
+    queue = RequestQueue(
+        BatcherSettings(8, 0.0, merge=False, max_queue_size=1000, max_queue_bytes=1 << 20), VirtualClock()
+    )
+    queue.add_warmup_sample(1, 1.0)
+    queue.add_warmup_sample(8, 1.0)
     queue.put([rows_of(2)])
     queue.put([rows_of(4)])
     assert queue.drain_time() == pytest.approx(2.0)
@@ -82,8 +84,11 @@ def test_nobody_waits_for_callers_that_come_back() -> None:
 
     clock = VirtualClock()
     for merges in (False, True):
-        limits = Limits(4, 0.0, merges=merges)
-        queue = RequestQueue(limits, 100, 1 << 20, clock, pipelined=True, returners=Expecting())
+        queue = RequestQueue(
+            BatcherSettings(4, merge=merges, max_queue_size=100, max_queue_bytes=1 << 20, pipelined=True),
+            clock,
+            returns=Expecting(),
+        )
         queue.put([rows_of(1)])
         assert isinstance(queue.poll(), BatchAssignment)
         queue.put([rows_of(1)])

@@ -22,7 +22,7 @@ from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, Request
 from tensorferry.batcher.request import Outcome as Result
-from tensorferry.batcher.settings import Limits
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.testing import VirtualClock
 
 SERVER_SUMMARY = """================================================
@@ -193,8 +193,10 @@ def _ignore(result: Result) -> None:
 def _second_batch() -> BatchAssignment | Wait | None:
     """Return the batch of a pipelined device's other worker while the first batch runs."""
     clock = VirtualClock()
-    queue = RequestQueue(Limits(8, 0.0), 100, 1 << 20, clock, pipelined=True)
-    queue.anchor(1, 1.0)
+    queue = RequestQueue(
+        BatcherSettings(8, 0.0, max_queue_size=100, max_queue_bytes=1 << 20, pipelined=True), clock
+    )
+    queue.add_warmup_sample(1, 1.0)
     queue.put((Request((), _ignore, names=None, rows=1, nbytes=0),))
     assert isinstance(queue.poll(), BatchAssignment)
     queue.put((Request((), _ignore, names=None, rows=1, nbytes=0),))

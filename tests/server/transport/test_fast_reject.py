@@ -142,7 +142,7 @@ def test_many_at_once_are_told_together_and_then_the_thread_rests(
     for call in calls:
         assert call.exception(PATIENCE).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert rested.wait(PATIENCE)
-    assert set(rests) == {FULL.rest}
+    assert set(rests) == {FULL.pause_seconds}
     assert len(rests) <= 50
     served.service.answer_at_once = success
     assert served.infer("a").result(PATIENCE).id == "a"

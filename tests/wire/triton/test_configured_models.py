@@ -145,8 +145,7 @@ class Gate:
                 assert self.open.wait(PATIENCE)
             return run(session, inputs)
 
-        for name in ("put", "put_quietly"):
-            monkeypatch.setattr(RequestQueue, name, self._heard(getattr(RequestQueue, name)))
+        monkeypatch.setattr(RequestQueue, "put", self._heard(RequestQueue.put))
 
         monkeypatch.setattr(Session, "run", gated)
         # Only a worker may be held, never the thread that serves the lane.

@@ -74,12 +74,12 @@ class BatchExecutor:
         index = self._instance.index
         outputs, error, times = self._execute(batch)
         if self._instance.pipelined and whole:
-            self._queue.released(index)
+            self._queue.run_done(index)
         run = _new(BatchRun, (batch, work, times, index))
         if error is None:
             self._answer(run, outputs)
-            if not whole and self._queue.lessons.limits_rows:
-                self._queue.lessons.fitted(batch, index, times.ended - times.started)
+            if not whole and self._queue.learning.memory_limited:
+                self._queue.learning.record_success(batch, index, times.ended - times.started)
             return times
         self._counters.failed_to_run(work.reason if whole else None)
         self._recent.failed(error, run)
@@ -90,7 +90,7 @@ class BatchExecutor:
             again = self._run_smaller
         elif len(batch) == 1 or isinstance(error, RunTimedOut):
             if isinstance(error, RunTimedOut):
-                self._queue.outages.timed_out()
+                self._queue.failures.run_timed_out()
             self._fail(batch, error)
         else:
             again = self._run_halves
@@ -128,7 +128,9 @@ class BatchExecutor:
     def _hand_back(self, batch: Sequence[Request], error: InstanceFailed, requeued: list[Request]) -> None:
         """Queue the requests of a failed instance again, or fail them."""
         ran, out = not isinstance(error, NotRun), error.recover is not None
-        queued, ended = self._queue.outages.hand_back(batch, self._instance.index, ran=ran, out=out)
+        queued, ended = self._queue.failures.requeue_after_failure(
+            batch, self._instance.index, ran=ran, out=out
+        )
         requeued += queued
         if ran:
             self._counters.retried(len(queued))
@@ -153,7 +155,7 @@ class BatchExecutor:
                 finally:
                     ended = now()
                     if instance.end_run():
-                        self._queue.outages.returned(instance.index)
+                        self._queue.failures.hung_run_returned(instance.index)
             if staged is not None:
                 outputs = staged.fetch(outputs)
             answers = split(outputs, batch) if instance.batched else [outputs]
@@ -171,7 +173,7 @@ class BatchExecutor:
         alive = self._queue.still_running(batch)
         middle = (len(alive) + 1) // 2
         for half in (alive[:middle], alive[middle:]):
-            if half and self._queue.kept_too_long(self._instance.index, half[0].started):
+            if half and self._queue.inline_run_too_long(self._instance.index, half[0].started):
                 self._hand_back(half, NotRun("the batch took too long for the thread that ran it"), requeued)
             elif half:
                 self._run(half, work, requeued)
@@ -182,10 +184,10 @@ class BatchExecutor:
         if len(batch) == 1 and (first.rows_counted == 1 or not instance.divisible):
             self._fail(batch, OutOfMemory(_too_large(first, instance)))
             return
-        self._queue.lessons.did_not_fit(batch, instance.index)
+        self._queue.learning.record_oom(batch, instance.index)
         pending = batch
         while pending := self._queue.still_running(pending):
-            most = self._queue.lessons.rows_that_fit(instance.index, first.key)
+            most = self._queue.learning.rows_that_fit(instance.index, first.key)
             part = riders(pending, most)
             # The part is not checked again: if it goes back into the queue, another worker may own it by then.
             pending = pending[len(part) :]
@@ -202,11 +204,11 @@ class BatchExecutor:
         while done < request.rows:
             if not self._queue.still_running(alone):
                 return
-            most = self._queue.lessons.rows_that_fit(index, request.key)
+            most = self._queue.learning.rows_that_fit(index, request.key)
             part = (cut(request, done, min(done + most, request.rows), already_completed),)
             answers, error, times = self._execute(part)
             if error is None:
-                self._queue.lessons.fitted(part, index, times.ended - times.started)
+                self._queue.learning.record_success(part, index, times.ended - times.started)
                 outputs += answers
                 done += part[0].rows
                 first = first or times
@@ -226,7 +228,7 @@ class BatchExecutor:
             if part[0].rows == 1:
                 self._fail(alone, OutOfMemory(_too_large(part[0], self._instance)))
                 return
-            self._queue.lessons.did_not_fit(part, index)
+            self._queue.learning.record_oom(part, index)
         try:
             joined = join_outputs(outputs)
         except Exception as error:

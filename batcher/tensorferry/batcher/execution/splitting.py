@@ -45,7 +45,7 @@ def cut(request: Request, start: int, stop: int, complete: Callable[[Outcome], N
         deadline=request.deadline,
         priority=request.priority,
         padding=request.padding,
-        patience=request.patience,
+        max_queue_time=request.max_queue_time,
         tag=request.tag,
         client=request.client,
         shared=request.shared,

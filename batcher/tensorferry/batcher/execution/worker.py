@@ -12,8 +12,7 @@ from tensorferry.batcher.execution.completion import already_completed
 from tensorferry.batcher.execution.context import ExecutionContext
 from tensorferry.batcher.execution.executor import WORKER_CRASHED, BatchExecutor, excluding
 from tensorferry.batcher.execution.instance import Instance
-from tensorferry.batcher.queue.device_failures import RECOVER
-from tensorferry.batcher.request import BatchAssignment, Request
+from tensorferry.batcher.request import BatchAssignment, Recover, Request
 from tensorferry.batcher.supervision import last
 
 _log = logging.getLogger("tensorferry.batcher")
@@ -50,7 +49,7 @@ class Worker:
 
     def _run_until_closed(self) -> None:
         while (work := self._queue.take(self._instance.index)) is not None:
-            if work is RECOVER:
+            if isinstance(work, Recover):
                 self._recover()
             else:
                 self._execute(work)
@@ -70,7 +69,7 @@ class Worker:
         failed = InstanceFailed(reason, seconds)
         # Before the queue is told, because another worker may bring the device back at once.
         instance.crashed()
-        ended = self._queue.outages.fell(instance.index, seconds, failed if hopeless else None)
+        ended = self._queue.failures.worker_crashed(instance.index, seconds, failed if hopeless else None)
         self._report_health(reason, hopeless=hopeless)
         _log.error(
             "%s: a worker ended unexpectedly; this is a bug. Another takes its place in %g s",
@@ -80,7 +79,7 @@ class Worker:
         )
         self._completer.fail_unavailable(ended, failed)
         if ended:
-            self._queue.expired_completed()
+            self._queue.expiry_done()
 
     def _report_health(self, reason: str | None, *, hopeless: bool = False) -> None:
         try:
@@ -91,10 +90,10 @@ class Worker:
     def attend(self, most_seconds: float) -> float:
         """Execute, on the calling thread, batches that may start now and should take at most `most_seconds`.
 
-        Return the time at which to call again, as `RequestQueue.take_short` does.
+        Return the time at which to call again, as `RequestQueue.take_inline` does.
         """
         try:
-            work = self._queue.take_short(most_seconds)
+            work = self._queue.take_inline(most_seconds)
         except BaseException:
             self._inline_run_crashed()
             raise
@@ -108,7 +107,7 @@ class Worker:
             while not isinstance(work, float):
                 if not self._execute(work):
                     return math.inf
-                work = self._queue.take_short(most_seconds)
+                work = self._queue.take_inline(most_seconds)
             return work
         except BaseException:
             self._inline_run_crashed()
@@ -119,9 +118,9 @@ class Worker:
 
     def _inline_run_crashed(self) -> None:
         """Leave what is queued to the workers."""
-        if ended := self._queue.outages.dropped():
+        if ended := self._queue.failures.inline_run_crashed():
             self._completer.fail_unavailable(ended, InstanceFailed(WORKER_CRASHED))
-            self._queue.expired_completed()
+            self._queue.expiry_done()
 
     @property
     def runs_inline(self) -> bool:
@@ -152,19 +151,21 @@ class Worker:
             self._requeue_unfinished(work, requeued)
             raise
         if times is None:
-            return self._queue.ran(batch, None, self._clock.now() - taken, device=device)
-        return self._queue.ran(batch, seconds, before, after, device=device)
+            return self._queue.batch_done(batch, None, self._clock.now() - taken, device=device)
+        return self._queue.batch_done(batch, seconds, before, after, device=device)
 
     def _requeue_unfinished(self, work: BatchAssignment, requeued: Sequence[Request]) -> None:
         """Queue the unfinished requests of a crashed thread's assignment again, or fail them."""
         left = excluding(work.batch, requeued)
-        queued, ended = self._queue.outages.hand_back(left, self._instance.index, ran=True, out=False)
+        queued, ended = self._queue.failures.requeue_after_failure(
+            left, self._instance.index, ran=True, out=False
+        )
         self._counters.retried(len(queued))
         unreported = [
             request for request in (*work.expired, *work.shed) if request.complete is not already_completed
         ]
         self._completer.fail_unavailable([*ended, *unreported], InstanceFailed(WORKER_CRASHED))
-        self._queue.ran(work.batch, None, device=self._instance.index)
+        self._queue.batch_done(work.batch, None, device=self._instance.index)
 
     def _recover(self) -> None:
         """Bring the instance back; if that fails, fail the requests that cannot wait for the next try."""
@@ -180,11 +181,11 @@ class Worker:
             failed = InstanceFailed("the device failed and could not be brought back yet")
         else:
             had_crashed = instance.recovered()
-            self._queue.outages.recovered(instance.index)
+            self._queue.failures.recovered(instance.index)
             if had_crashed:
                 self._report_health(None)
             return
-        queued = self._queue.outages.not_recovered(instance.index, failed)
+        queued = self._queue.failures.not_recovered(instance.index, failed)
         self._completer.fail_unavailable(queued, failed)
         if queued:
-            self._queue.expired_completed()
+            self._queue.expiry_done()

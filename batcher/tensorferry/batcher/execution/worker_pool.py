@@ -63,10 +63,10 @@ class WorkerPool:
         instance = self._instances[index]
         instance.abort()
         failed = InstanceFailed(str(error))
-        queued = self._queue.outages.give_up(index, failed)
+        queued = self._queue.failures.abort_hung_run(index, failed)
         running, in_flight = instance.aborted_batch(), tuple(instance.in_flight)
         if running is None:
-            self._queue.outages.returned(index)
+            self._queue.failures.hung_run_returned(index)
         else:
             stuck = set(map(id, running))
             for request in [request for batch in in_flight for request in self._queue.finish(batch)]:
@@ -76,7 +76,7 @@ class WorkerPool:
                     self._completer.fail_unavailable([request], failed)
         self._completer.fail_unavailable(queued, failed)
         if queued:
-            self._queue.expired_completed()
+            self._queue.expiry_done()
 
     def _expire(self) -> None:
         last(self._expire_until_closed, self._restart_expiry)
@@ -86,7 +86,7 @@ class WorkerPool:
             try:
                 self._completer.expire(expired)
             finally:
-                self._queue.expired_completed()
+                self._queue.expiry_done()
             # The thread may wait for hours with these alive.
             del expired
 
@@ -97,4 +97,4 @@ class WorkerPool:
             _EXPIRY_SECONDS,
             exc_info=fault,
         )
-        self._queue.stand_off(_EXPIRY_SECONDS)
+        self._queue.backoff(_EXPIRY_SECONDS)

@@ -65,7 +65,7 @@ def decide(
         for rank, lane in enumerate(bucket.class_queues):
             if not lane.rows:
                 continue
-            order = (credits[rank] < 1, rank, lane.due, bucket.oldest_arrival)
+            order = (credits[rank] < 1, rank, lane.serve_by, bucket.oldest_arrival)
             if order < chosen_order:
                 chosen, chosen_order = Close(key, reason, rows, rank), order
     return chosen if chosen is not None else Wait(until)

@@ -52,7 +52,7 @@ class ClassQueueView(Protocol[R_co]):
         """The sum of their costs."""
 
     @property
-    def due(self) -> float:
+    def serve_by(self) -> float:
         """When the first must be served at the latest, to be compared with other lanes'; inf when empty."""
 
     @property

@@ -1,1 +1,1 @@
-"""Everything that the queue's lock guards: put, take, finish, admission, expiry, devices."""
+"""Everything that the queue's one lock guards: put, take, finish, admission, expiry, devices."""

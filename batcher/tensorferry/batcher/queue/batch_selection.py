@@ -1,4 +1,4 @@
-"""Departure: who rides in the batch of a bucket that closes, whose share that is, and who is shed for it."""
+"""Selection of a batch: which requests of the bucket that closes are in it, and which are shed for it."""
 
 from __future__ import annotations
 
@@ -17,121 +17,114 @@ from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
 from tensorferry.batcher.queue.overload import OverloadControl
 from tensorferry.batcher.request import Request
+from tensorferry.batcher.settings import BatcherSettings
 
-# Batches are kept short for the impatient where that costs at most this part of what full ones get done ...
-_WORTH = 0.05
-# ... and as long as no more than so many times as much seems to arrive as the short ones get done: that is known to
-# within a tenth, and the longest queue grows while it is wrong.
-_SURELY = 1.25
+# Batches are kept short for tight deadlines if that costs at most this share of full batches' throughput ...
+_MAX_THROUGHPUT_LOSS = 0.05
+# ... and if the arrival rate seems to be at most this many times the short batches' throughput. The rate is known to
+# within a tenth, and the queue grows while the estimate is too low.
+_SAFETY = 1.25
 
 
 class BatchSelector:
-    """Takes batches out of the backlog. Guarded by the queue's lock.
+    """Takes batches out of the backlog. Guarded by the queue's lock."""
 
-    `weights` are those of the priority classes, the highest first; with `ranks` above 1, or if `strict`, each
-    rides before all lower ones instead.
-    """
+    __slots__ = ("_arrival_rates", "_backlog", "_devices", "_fair", "_shares", "overload", "row_limits")
 
-    __slots__ = ("_backlog", "_devices", "_fair", "_shares", "demand", "row_limits", "standing")
-
-    def __init__(
-        self,
-        backlog: Backlog,
-        devices: Devices,
-        weights: Sequence[int],
-        ranks: int,
-        most: int,
-        *,
-        strict: bool,
-    ) -> None:
+    def __init__(self, settings: BatcherSettings, backlog: Backlog, devices: Devices) -> None:
         self._backlog = backlog
-        # The same, where clients share batches.
+        # The same backlog, if clients share batches.
         self._fair = backlog if isinstance(backlog, FairBacklog) else None
         self._devices = devices
-        self.standing = OverloadControl(
-            most, backlog, devices, alike=self._fair is None and ranks * len(weights) == 1
-        )
-        ranked = strict or ranks > 1
-        self._shares: Ranks | Shares = Ranks(ranks * len(weights)) if ranked else Shares(weights, most)
-        # What fits into the devices' memory, where a batch did not.
-        self.row_limits = RowLimits(most)
-        # By class, of all buckets together: they share the device that must keep up with it. They need not
-        # be told of arrivals as long as none has a deadline: they are asked when not all can make theirs.
-        self.demand = [DemandMeter() for _ in range(ranks * len(weights))]
+        ranks, max_rows = settings.ranks, settings.limits.max_batch_size
+        self.overload = OverloadControl(max_rows, backlog, devices, alike=self._fair is None and ranks == 1)
+        strict = settings.strict_priorities or settings.ranks_per_class > 1
+        self._shares: Ranks | Shares = Ranks(ranks) if strict else Shares(settings.priority_weights, max_rows)
+        # What fits into the devices' memory, learned from batches that did not.
+        self.row_limits = RowLimits(max_rows)
+        # By rank, over all buckets, since they share the devices.
+        self._arrival_rates = [DemandMeter() for _ in range(ranks)]
+
+    def arrived(self, rank: int, now: float, rows: int, time_left: float) -> None:
+        """Count an arrival of `rows` rows, whose deadline is `time_left` seconds away (inf for none).
+
+        Arrivals need not be counted before the first request with a deadline: only those need the rate.
+        """
+        self._arrival_rates[rank].arrived(now, rows, time_left)
 
     def credits(self, now: float) -> Sequence[float]:
-        """What each class may still take of the rows, renewed when all that wait have used theirs."""
+        """Return the rows that each rank may still take, replenished if no rank with requests has any left."""
         if self._fair is not None:
             self._fair.look(now)
         self._shares.renew(self._backlog.class_rows)
         return self._shares.credits
 
-    def take(self, close: Close, device: Device, now: float) -> Formed[Request]:
-        """The batch of a bucket that closes, and who is dropped for it; both are queued no more."""
-        backlog = self._backlog
+    def select(self, close: Close, device: Device, now: float) -> Formed[Request]:
+        """Remove and return the batch of the bucket that closes, and the requests that are shed for it."""
+        backlog, limits = self._backlog, self.row_limits
         bucket = backlog.buckets[close.key]
-        lead, most, limits = close.lead, close.rows, self.row_limits
+        lead, max_rows = close.lead, close.rows
+        index = 0
         if limits.needed:
             index = self._devices.each.index(device)
-            most = limits.allowed(index, close.key, most, now)
+            max_rows = limits.allowed(index, close.key, max_rows, now)
         if len(backlog.buckets) == 1:
-            most = self._short(bucket.profile, most, lead, now)
-        allotted = [most]
-        class_queues, times = bucket.class_queues, bucket.profile
-        if len(class_queues) > 1:
-            allotted = self._shares.allot([lane.rows for lane in class_queues], backlog.class_rows, most)
-            # Whoever's turn it was for a batch: who has a share in it and ranks highest must not be
-            # one who rides along only if its deadline allows.
-            lead = next((rank for rank, share in enumerate(allotted) if share), lead)
-        demand = partial(self._demanded, lead, now)
-        formed = form_batch(class_queues, lead, allotted, device.starts(now), most, times, demand)
+            max_rows = self._cap_for_tight_deadlines(bucket.profile, max_rows, lead, now)
+        quota = [max_rows]
+        queues, times = bucket.class_queues, bucket.profile
+        if len(queues) > 1:
+            quota = self._shares.allot([queue.rows for queue in queues], backlog.class_rows, max_rows)
+            # The leading class must have a share of this batch. Lower classes only fill it as deadlines allow.
+            lead = next((rank for rank, rows in enumerate(quota) if rows), lead)
+        demand = partial(self._demand, lead, now)
+        formed = form_batch(queues, lead, quota, device.start_at(now), max_rows, times, demand)
         if self._fair is not None:
-            formed = self._fair.share(formed, bucket, device.starts(now), times, most)
-        batch, shed, riding = formed
-        dropped = 0
+            formed = self._fair.share(formed, bucket, device.start_at(now), times, max_rows)
+        batch, shed, rows = formed
+        shed_rows = 0
         if shed:
-            gone = list(riding)
-            dropped = sum([request.rows_counted for request in shed])
-            gone[lead] += dropped
-            backlog.remove_all(close.key, shed + batch, gone)
+            removed = list(rows)
+            shed_rows = sum([request.rows_counted for request in shed])
+            removed[lead] += shed_rows
+            backlog.remove_all(close.key, shed + batch, removed)
         else:
-            backlog.remove_all(close.key, batch, riding)
-        self._shares.charge(riding, lead, backlog.class_rows)
-        self.standing.left(now, dropped)
+            backlog.remove_all(close.key, batch, rows)
+        self._shares.charge(rows, lead, backlog.class_rows)
+        self.overload.batch_dispatched(now, shed_rows)
         if limits.needed:
-            limits.left(index, close.key, sum(riding), now)
+            limits.left(index, close.key, sum(rows), now)
         return formed
 
-    def _short(self, profile: Profile, most: int, lead: int, now: float) -> int:
-        """The most rows of a batch behind which also the least patient that come while it runs have time to ride.
+    def _cap_for_tight_deadlines(self, profile: Profile, max_rows: int, lead: int, now: float) -> int:
+        """Return the most rows of a batch such that requests with tight deadlines that arrive meanwhile are in time.
 
-        A full one where they have that anyway, or where shorter ones could not keep up. Two of the short ones are within
-        their patience: one that runs as they come, and theirs.
+        That is `max_rows` if they are in time anyway, or if shorter batches could not keep up. Two short batches must
+        be over by their deadline: the one that runs when they arrive, and their own.
         """
-        meters = self.demand[: lead + 1]
-        least = min([meter.least_patience() for meter in meters])
-        if least == math.inf:
-            return most
-        devices = len(self._devices.work)
-        if profile.longest / devices + profile.upper(1) <= least:
-            return most
-        short = profile.fit(least / (1 + 1 / devices))
-        if not 1 <= short < most:
-            return most
-        rate, full = short / profile.mean(short), most / profile.mean(most)
-        if rate < (1 - _WORTH) * full:
-            return most
-        demanded = sum([meter.demand(now, devices).rate for meter in meters])
-        return short if demanded <= _SURELY * rate else most
+        rates = self._arrival_rates[: lead + 1]
+        tightest = min([rate.least_patience() for rate in rates])
+        if tightest == math.inf:
+            return max_rows
+        devices = len(self._devices.available)
+        if profile.longest / devices + profile.upper(1) <= tightest:
+            return max_rows
+        short = profile.fit(tightest / (1 + 1 / devices))
+        if not 1 <= short < max_rows:
+            return max_rows
+        throughput, full_throughput = short / profile.mean(short), max_rows / profile.mean(max_rows)
+        if throughput < (1 - _MAX_THROUGHPUT_LOSS) * full_throughput:
+            return max_rows
+        arriving = sum([rate.demand(now, devices).rate for rate in rates])
+        return short if arriving <= _SAFETY * throughput else max_rows
 
-    def _demanded(self, lead: int, now: float) -> Demand:
-        """A device's share of what a class and those above it ask for.
+    def _demand(self, lead: int, now: float) -> Demand:
+        """Return one device's share of the demand of a rank and those above it.
 
-        That is what arrives; and after a burst what is left of it, in the time that it has.
+        That is the arrival rate; after a burst it is at least the rate at which the queued requests must be served.
         """
-        devices = len(self._devices.work)
-        demands = [meter.demand(now, devices) for meter in self.demand[: lead + 1]]
+        devices = len(self._devices.available)
+        demands = [rate.demand(now, devices) for rate in self._arrival_rates[: lead + 1]]
         rate, patience = sum([demand.rate for demand in demands]), demands[lead].patience
         if patience:
-            rate = max(rate, self._backlog.with_deadline(lead) / devices / patience)
+            rate = max(rate, self._backlog.count_with_deadline(lead) / devices / patience)
         return Demand(rate, patience, devices)

@@ -1,19 +1,19 @@
-"""A bucket: the queued requests that may share a batch, by class and in the order in which they ride."""
+"""Buckets: the queued requests that may share a batch, by priority class."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
 
 from tensorferry.batcher.learning.cost_model import Profile
-from tensorferry.batcher.queue.fifo import Line
+from tensorferry.batcher.queue.fifo import FifoWithTombstones
 from tensorferry.batcher.request import Request
 
-# A timed wait wakes up late by a little.
-_GUARD = 300e-6
+# A timed wait ends a little late, in seconds.
+_TIMER_SLACK = 300e-6
 
 _INF = math.inf
 
@@ -22,18 +22,18 @@ _deadline = attrgetter("deadline")
 
 
 class ClassQueue:
-    """The requests of one class: those with a deadline, the earliest first, and those without, by arrival.
+    """The requests of one priority class in one bucket. Implements `ClassQueueView`.
 
-    Implements the policy's `ClassQueueView`. Guarded by the queue's lock.
+    Requests with a deadline are ordered by it, the others by arrival. Guarded by the queue's lock.
     """
 
     __slots__ = ("max_wait_before_priority", "rows", "with_deadline", "without_deadline")
 
     def __init__(self) -> None:
-        # How long the oldest waits before the lane is due, whatever its deadlines.
+        # After this many seconds the oldest request is served first, whatever the deadlines.
         self.max_wait_before_priority = _INF
         self.with_deadline: list[Request] = []
-        self.without_deadline = Line()
+        self.without_deadline = FifoWithTombstones()
         self.rows = 0
 
     def __iter__(self) -> Iterator[Request]:
@@ -45,85 +45,83 @@ class ClassQueue:
 
     @property
     def oldest_arrival(self) -> float:
-        """The arrival of the first that rides; inf when there is none."""
-        with_deadline = self.with_deadline[0].arrival if self.with_deadline else _INF
-        return (
-            min(with_deadline, next(iter(self.without_deadline)).arrival)
-            if self.without_deadline
-            else with_deadline
-        )
+        """Return the earlier arrival of the two requests at the heads; inf when empty."""
+        arrival = self.with_deadline[0].arrival if self.with_deadline else _INF
+        return min(arrival, next(iter(self.without_deadline)).arrival) if self.without_deadline else arrival
 
     @property
-    def due(self) -> float:
-        """When the first must ride, by its deadline or by its age; inf when there is none."""
+    def serve_by(self) -> float:
+        """Return when the first request must be served, by its deadline or its age; inf when empty."""
         aged = self.oldest_arrival + self.max_wait_before_priority
         return min(self.with_deadline[0].deadline, aged) if self.with_deadline else aged
 
     def add(self, request: Request) -> None:
-        """Puts a request in its place."""
+        """Insert a request in its order."""
+        queued = self.with_deadline
         if request.deadline == _INF:
             self.without_deadline.append(request)
-        elif not self.with_deadline or self.with_deadline[-1].edf_key < request.edf_key:
-            self.with_deadline.append(request)
+        elif not queued or queued[-1].edf_key < request.edf_key:
+            queued.append(request)
         else:
-            insort(self.with_deadline, request, key=_edf_key)
+            insort(queued, request, key=_edf_key)
         self.rows += request.rows_counted
 
     def remove(self, request: Request) -> None:
-        """Takes a request out."""
-        if request.deadline == math.inf:
+        """Remove one request."""
+        queued = self.with_deadline
+        if request.deadline == _INF:
             self.without_deadline.remove(request)
-        elif self.with_deadline[0] is request:
-            del self.with_deadline[0]
+        elif queued[0] is request:
+            del queued[0]
         else:
-            del self.with_deadline[bisect_left(self.with_deadline, request.edf_key, key=_edf_key)]
+            del queued[bisect_left(queued, request.edf_key, key=_edf_key)]
         self.rows -= request.rows_counted
 
     def remove_all(self, requests: list[Request], rows: int) -> None:
-        """Takes several out, of so many rows together; those with a deadline in the order of these."""
-        without_deadline = self.without_deadline
+        """Remove several requests of `rows` rows in all; those with a deadline must be ordered by it."""
+        queued = self.with_deadline
         with_deadline = requests
-        if not self.with_deadline:
+        if not queued:
             with_deadline = []
-        elif without_deadline:
+        elif self.without_deadline:
             with_deadline = [request for request in requests if request.deadline < _INF]
         if with_deadline:
-            # Nearly always neighbours, and the first: one by one, all behind them would move each time.
+            # Mostly they are neighbours at the head. Removed one by one, each would shift all requests behind it.
             start = 0
-            if self.with_deadline[0] is not with_deadline[0]:
-                start = bisect_left(self.with_deadline, with_deadline[0].edf_key, key=_edf_key)
+            if queued[0] is not with_deadline[0]:
+                start = bisect_left(queued, with_deadline[0].edf_key, key=_edf_key)
             stop = start + len(with_deadline)
-            if self.with_deadline[start:stop] == with_deadline:
-                del self.with_deadline[start:stop]
+            if queued[start:stop] == with_deadline:
+                del queued[start:stop]
             else:
                 for request in with_deadline:
-                    del self.with_deadline[bisect_left(self.with_deadline, request.edf_key, key=_edf_key)]
+                    del queued[bisect_left(queued, request.edf_key, key=_edf_key)]
         if not with_deadline:
-            without_deadline.remove_all(requests)
+            self.without_deadline.remove_all(requests)
         elif len(with_deadline) < len(requests):
-            without_deadline.remove_all([request for request in requests if request.deadline == _INF])
+            self.without_deadline.remove_all([request for request in requests if request.deadline == _INF])
         self.rows -= rows
 
     def put_back(self, request: Request) -> None:
-        """Puts a request that had left in its place, which without a deadline is the first."""
+        """Insert a request that was taken out before; without a deadline it becomes the first."""
         if request.deadline == _INF:
-            self.without_deadline.head(request)
+            self.without_deadline.push_front(request)
             self.rows += request.rows_counted
         else:
             self.add(request)
 
-    def ahead(self, request: Request) -> float:
-        """About how many rows ride before a request with a deadline that is not in here."""
-        with_deadline = self.with_deadline
-        if not with_deadline:
+    def rows_ahead(self, request: Request) -> float:
+        """Estimate how many rows are served before a request with a deadline that is not queued yet."""
+        queued = self.with_deadline
+        if not queued:
             return 0.0
-        before = len(with_deadline)
-        if with_deadline[-1].deadline > request.deadline:
-            before = bisect_left(with_deadline, request.deadline, key=_deadline)
+        before = len(queued)
+        if queued[-1].deadline > request.deadline:
+            before = bisect_left(queued, request.deadline, key=_deadline)
         return self.rows * before / len(self)
 
     def last(self, rows: int) -> list[Request]:
-        """The requests that would ride last, of at least so many rows if there are as many."""
+        """Return the requests that would be served last, of at least `rows` rows if there are as many."""
         found: list[Request] = []
         for request in chain(reversed(self.without_deadline), reversed(self.with_deadline)):
             if rows <= 0:
@@ -134,49 +132,76 @@ class ClassQueue:
 
 
 class Bucket:
-    """The lanes of a bucket, the highest class first. Implements the policy's `BucketView`.
+    """The class queues of one bucket, the highest class first. Implements `BucketView`.
 
-    It is kept, with what was learned of it, while it is empty. Guarded by the queue's lock.
+    An empty bucket is kept together with its learned cost model. Guarded by the queue's lock.
     """
 
     __slots__ = ("class_queues", "profile", "rows")
 
-    def __init__(self, profile: Profile, classes: int) -> None:
+    def __init__(self, profile: Profile, class_queues: Sequence[ClassQueue]) -> None:
         self.profile = profile
-        self.class_queues = [ClassQueue() for _ in range(classes)]
+        self.class_queues = class_queues
         self.rows = 0
 
     def __bool__(self) -> bool:
         return self.rows > 0
 
     def __iter__(self) -> Iterator[Request]:
-        for lane in self.class_queues:
-            yield from lane
+        for queue in self.class_queues:
+            yield from queue
 
     def __len__(self) -> int:
-        if len(self.class_queues) > 1:
-            return sum(map(len, self.class_queues))
-        lane = self.class_queues[0]
-        return len(lane.with_deadline) + len(lane.without_deadline)
+        return sum([len(queue) for queue in self.class_queues])
+
+    def add(self, request: Request) -> None:
+        """Insert a request into the queue of its class."""
+        self.class_queues[request.rank].add(request)
+        self.rows += request.rows_counted
+
+    def put_back(self, request: Request) -> None:
+        """Insert a request that was taken out before."""
+        self.class_queues[request.rank].put_back(request)
+        self.rows += request.rows_counted
+
+    def remove(self, request: Request) -> None:
+        """Remove one request."""
+        self.class_queues[request.rank].remove(request)
+        self.rows -= request.rows_counted
+
+    def remove_all(self, requests: list[Request], rows: Sequence[int]) -> None:
+        """Remove several requests; `rows` gives their rows by class. With deadlines they must be ordered by these."""
+        if len(rows) == 1:
+            self.class_queues[0].remove_all(requests, rows[0])
+        else:
+            for rank, queue in enumerate(self.class_queues):
+                if rows[rank]:
+                    queue.remove_all([request for request in requests if request.rank == rank], rows[rank])
+        self.rows -= sum(rows)
+
+    def serve_first_after(self, seconds: float) -> None:
+        """Let requests that have waited for longer be served first, whatever the deadlines."""
+        for queue in self.class_queues:
+            queue.max_wait_before_priority = seconds
 
     @property
     def oldest_arrival(self) -> float:
-        """The earliest arrival of those that ride first in their lanes."""
-        return min([lane.oldest_arrival for lane in self.class_queues])
+        """Return the earliest arrival among the requests at the heads of the class queues."""
+        return min([queue.oldest_arrival for queue in self.class_queues])
 
     @property
     def earliest_deadline(self) -> float:
-        """The earliest deadline; inf when no request has one."""
+        """Return the earliest deadline; inf when no request has one."""
         earliest = _INF
-        for lane in self.class_queues:
-            if lane.with_deadline:
-                earliest = min(earliest, lane.with_deadline[0].deadline)
+        for queue in self.class_queues:
+            if queue.with_deadline:
+                earliest = min(earliest, queue.with_deadline[0].deadline)
         return earliest
 
     @property
     def latest_start(self) -> float:
-        """When the batch must leave for the earliest deadline to be met; inf for none."""
+        """Return when the batch must be dispatched to meet the earliest deadline; inf when there is none."""
         earliest = self.earliest_deadline
-        if earliest == math.inf:
-            return math.inf
-        return earliest - self.profile.upper(self.rows) - _GUARD
+        if earliest == _INF:
+            return _INF
+        return earliest - self.profile.upper(self.rows) - _TIMER_SLACK

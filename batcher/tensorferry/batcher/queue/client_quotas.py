@@ -1,17 +1,17 @@
-"""How the clients of a batcher share it: what it is told, and the bounds and rates that each is held to."""
+"""Quotas of each client: requests, rows and bytes that are not done, and rows a second."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from tensorferry.batcher.errors import QueueFull, RequestTooLarge
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.settings import ClientPolicy
 
-# So many clients are remembered who have used some of their rate; beyond, who was not seen for longest is forgotten.
-_MOST_METERS = 4096
-# So many that need not be remembered any more are forgotten for each that is looked up.
+# Rate meters that are kept, the least recently used being forgotten first.
+_MAX_METERS = 4096
+# Meters that may be forgotten for each request that is accepted.
 _FORGET_TRIES = 2
 
 
@@ -23,38 +23,44 @@ class ClientUsage:
     def __init__(self) -> None:
         self.requests = self.rows = self.nbytes = 0
 
+    def add(self, requests: int, rows: int, nbytes: int) -> None:
+        """Add to the counts; negative numbers subtract."""
+        self.requests += requests
+        self.rows += rows
+        self.nbytes += nbytes
+
 
 class ClientQuotas:
-    """Holds each client to its bounds. Not thread-safe: the queue's lock guards it, but for `check_size`.
+    """Enforces a `ClientPolicy`. Guarded by the queue's lock, but for `check_size`.
 
-    A client is remembered while something of its is not done, or it has used some of its rate; of the latter
-    at most so many that nobody makes memory grow by inventing names.
+    A client is remembered while a request of it is not done, or its rate meter is not full. The number of meters is
+    bounded, so that clients cannot fill the memory by inventing names.
     """
 
-    __slots__ = ("_at_once", "_held", "_meters", "_policy")
+    __slots__ = ("_burst", "_meters", "_policy", "_usage")
 
     def __init__(self, policy: ClientPolicy) -> None:
         self._policy = policy
-        self._at_once = policy.most_at_once
-        self._held: dict[str, ClientUsage] = {}
-        # The rows that each may still send at once, and when that was; who was seen last at the end.
+        self._burst = policy.most_at_once
+        self._usage: dict[str, ClientUsage] = {}
+        # The rows that a client could send at once, and when that was computed; the last used at the end.
         self._meters: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     @property
     def clients(self) -> int:
-        """How many are remembered, at most those twice who are in both tables."""
-        return len(self._held) + len(self._meters)
+        """Return how many entries are kept; a client may have two."""
+        return len(self._usage) + len(self._meters)
 
     def check_size(self, rows: int, nbytes: int) -> None:
-        """RequestTooLarge when so many rows or bytes could never be accepted of one client. Thread-safe."""
+        """Raise RequestTooLarge if a client can never have a request of this size accepted. Thread-safe."""
         policy = self._policy
         if policy.max_rows and rows > policy.max_rows:
             raise RequestTooLarge(
                 f"the request has {rows} rows; a client may have {policy.max_rows}: send fewer rows at once"
             )
-        if rows > self._at_once:
+        if rows > self._burst:
             raise RequestTooLarge(
-                f"the request has {rows} rows; a client may send {self._at_once:g} at once and {policy.rate:g} "
+                f"the request has {rows} rows; a client may send {self._burst:g} at once and {policy.rate:g} "
                 "a second: send fewer rows at once"
             )
         if policy.max_bytes and nbytes > policy.max_bytes:
@@ -63,80 +69,65 @@ class ClientQuotas:
             )
 
     def check(self, client: str, rows: int, nbytes: int, now: float, drain_time: Callable[[], float]) -> None:
-        """QueueFull when a client may not have so many rows and bytes more now; when it may is in it.
+        """Raise QueueFull, with the time to retry, if a client's quota has no room for these rows and bytes now.
 
-        `drain_time` tells how long all that is queued takes.
+        `drain_time` returns how long all queued requests take, in seconds.
         """
         self.check_size(rows, nbytes)
-        policy, held = self._policy, self._held.get(client)
-        if held is not None and (
-            0 < policy.max_requests <= held.requests
-            or 0 < policy.max_rows < held.rows + rows
-            or 0 < policy.max_bytes < held.nbytes + nbytes
-        ):
-            for what, has, more, most in (
-                ("requests", held.requests, 1, policy.max_requests),
-                ("rows", held.rows, rows, policy.max_rows),
-                ("bytes", held.nbytes, nbytes, policy.max_bytes),
+        policy, usage = self._policy, self._usage.get(client)
+        if usage is not None:
+            for what, used, more, limit in (
+                ("requests", usage.requests, 1, policy.max_requests),
+                ("rows", usage.rows, rows, policy.max_rows),
+                ("bytes", usage.nbytes, nbytes, policy.max_bytes),
             ):
-                if most and has + more > most:
-                    # There is room when so much of what it has is done.
-                    retry_after = max(0.001, drain_time() * min(1.0, (has + more - most) / has))
+                if limit and used + more > limit:
+                    # There is room once this share of what the client has is done.
+                    retry_after = max(0.001, drain_time() * min(1.0, (used + more - limit) / used))
                     raise QueueFull(
-                        f"{has} {what} of client {client!r} are not answered yet, the request has {more}, and a client "
-                        f"may have {most}; retry in {retry_after:.3f} s",
+                        f"{used} {what} of client {client!r} are not answered yet, the request has {more}, and a client "
+                        f"may have {limit}; retry in {retry_after:.3f} s",
                         retry_after,
                     )
-        if policy.rate and (lacking := rows - self._level(client, now)) > 1e-9:
+        if policy.rate and (lacking := rows - self._meter(client, now)) > 1e-9:
             retry_after = lacking / policy.rate
             raise QueueFull(
                 f"client {client!r} sends more than {policy.rate:g} rows a second; retry in {retry_after:.3f} s",
                 retry_after,
             )
 
-    def _level(self, client: str, now: float) -> float:
-        """The rows that a client may send at once now."""
+    def _meter(self, client: str, now: float) -> float:
+        """Return the rows that a client may send at once now."""
         meter = self._meters.get(client)
         if meter is None:
-            return self._at_once
-        level, at = meter
-        return min(self._at_once, level + (now - at) * self._policy.rate)
+            return self._burst
+        rows, at = meter
+        return min(self._burst, rows + (now - at) * self._policy.rate)
 
-    def accepted(self, requests: Iterable[Request], now: float) -> None:
-        """Requests of a client, for which there was room."""
-        rows = nbytes = count = 0
-        client = ""
-        for request in requests:
-            client = request.client
-            count += 1
-            rows += request.rows_counted
-            nbytes += request.nbytes
-        held = self._held.get(client)
-        if held is None:
-            held = self._held[client] = ClientUsage()
-        held.requests += count
-        held.rows += rows
-        held.nbytes += nbytes
+    def accepted(self, requests: Sequence[Request], now: float) -> None:
+        """Count the requests of one client that were accepted."""
+        client = requests[0].client
+        rows = sum([request.rows_counted for request in requests])
+        usage = self._usage.setdefault(client, ClientUsage())
+        usage.add(len(requests), rows, sum([request.nbytes for request in requests]))
         if self._policy.rate:
-            self._meters[client] = (self._level(client, now) - rows, now)
+            self._meters[client] = (self._meter(client, now) - rows, now)
             self._meters.move_to_end(client)
             self._forget(now)
 
     def _forget(self, now: float) -> None:
-        # Who was quiet for long enough has all of its burst again, as if it had never been here.
+        # The meter of a client that was quiet for long is full again, as if it had never been used.
         for _ in range(_FORGET_TRIES):
             oldest = next(iter(self._meters))
-            if self._level(oldest, now) < self._at_once and len(self._meters) <= _MOST_METERS:
+            if self._meter(oldest, now) < self._burst and len(self._meters) <= _MAX_METERS:
                 return
             del self._meters[oldest]
             if not self._meters:
                 return
 
     def done(self, request: Request) -> None:
-        """One that was accepted is done, whatever became of it."""
-        held = self._held[request.client]
-        held.requests -= 1
-        held.rows -= request.rows_counted
-        held.nbytes -= request.nbytes
-        if not held.requests:
-            del self._held[request.client]
+        """Release the quota of a request that has ended, in whatever way."""
+        usage = self._usage[request.client]
+        usage.add(-1, -request.rows_counted, -request.nbytes)
+        if not usage.requests:
+            del self._usage[request.client]

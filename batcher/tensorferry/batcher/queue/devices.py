@@ -1,4 +1,4 @@
-"""Devices as the queue sees them: what is in flight on each, when it will be free, whose worker is woken."""
+"""Devices as the queue sees them: what each has in flight, when it will be free, and its waiting workers."""
 
 from __future__ import annotations
 
@@ -7,189 +7,233 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-# A timed wait wakes up late by a little: better that the next batch is ready too early.
-_GUARD = 300e-6
+# A timed wait ends a little late, in seconds. The next batch is better prepared too early than too late.
+_TIMER_SLACK = 300e-6
 
 
 class Outage:
-    """A device that takes no batches, since what runs them there is broken. Guarded by the queue's lock.
+    """The time in which a device takes no batches, because its model function is broken. Guarded by the queue's lock."""
 
-    `try_at` is when to try to bring it back; inf when its run has been given up, and it is back when that returns.
-    """
-
-    __slots__ = ("began", "clears", "hopeless", "try_at", "trying")
+    __slots__ = ("began", "recovering", "try_at", "unrecoverable", "wait_for_batches")
 
     def __init__(self, began: float, try_at: float) -> None:
         self.began = began
+        # When to try to recover the device; inf while a hung run has not returned.
         self.try_at = try_at
-        # What it was given before is answered first, so that its memory is free.
-        self.clears = True
-        # One of its workers tries now.
-        self.trying = False
-        # It was tried in vain, or does not even return: nobody knows when it is back.
-        self.hopeless = False
+        # Whether batches that were dispatched before are completed first, so that their device memory is free.
+        self.wait_for_batches = True
+        # One of the device's workers is recovering it.
+        self.recovering = False
+        # A recovery failed or a run hangs, so the end of the outage is unknown.
+        self.unrecoverable = False
+
+    def begin_recovery(self) -> None:
+        """Note that a worker is recovering the device."""
+        self.recovering = True
+
+    def retry_at(self, time: float) -> None:
+        """Note that a recovery failed, and when to try the next."""
+        self.recovering = False
+        self.try_at = time
+
+    def retry_by(self, time: float) -> None:
+        """Try to recover the device at `time` at the latest."""
+        self.try_at = min(self.try_at, time)
+
+    def ignore_batches(self) -> None:
+        """Recover the device without waiting for batches that were dispatched before."""
+        self.wait_for_batches = False
+
+    def give_up(self) -> None:
+        """Note that the end of the outage is unknown."""
+        self.unrecoverable = True
 
 
 class Device:
-    """Guarded by the queue's lock, on which `ready` is built.
+    """A model function's device: its batches in flight and its waiting workers. Guarded by the queue's lock.
 
-    Without pipelining a batch is in flight until its requests are completed, so the device
-    is idle whenever its worker asks for the next. With it, one batch may be prepared or
-    completed by one worker while the device runs another's: two in flight at most.
+    Without pipelining a batch is in flight until its requests are completed, so the device is idle whenever its worker
+    asks for the next. With pipelining one batch may be joined or completed while the device runs another: at most two
+    are in flight.
     """
 
     __slots__ = (
         "_free_at",
         "_in_flight",
-        "borrowed",
+        "batches_outstanding",
+        "host_lead_time",
         "outage",
-        "preparation",
         "ready",
-        "unanswered",
+        "run_inline",
         "waiting",
     )
 
     def __init__(self, lock: threading.Lock) -> None:
-        # A batch may leave for this device. Waited for by its workers, `waiting` of them.
+        # A batch may be dispatched to this device. `waiting` workers wait for it.
         self.ready = threading.Condition(lock)
         self.waiting = 0
-        # Somebody else runs a batch in the stead of its worker, which waits meanwhile.
-        self.borrowed = False
-        # Why and until when it takes no batches; None while it does.
+        # The submitting thread runs a batch instead of the worker, which waits meanwhile.
+        self.run_inline = False
+        # None while the device takes batches.
         self.outage: Outage | None = None
-        # Batches that left and whose requests are not all completed.
-        self.unanswered = 0
-        # How long the last batch was expected to be prepared by the host, in seconds.
-        self.preparation = 0.0
-        # How long each batch in flight should keep the device, in seconds, the running one first.
+        # Batches that were dispatched and whose requests are not all completed.
+        self.batches_outstanding = 0
+        # How long the host was expected to prepare the last batch, in seconds.
+        self.host_lead_time = 0.0
+        # The expected device time of each batch in flight, in seconds, the running batch first.
         self._in_flight: deque[float] = deque()
         self._free_at = -math.inf
 
     @property
     def idle(self) -> bool:
-        """Whether no batch is in flight."""
+        """Return whether no batch is in flight."""
         return not self._in_flight
 
     def free_at(self, now: float) -> float:
-        """When it should have run what is in flight."""
+        """Return when the device should have run all batches in flight."""
         return max(now, self._free_at) if self._in_flight else now
 
-    def starts(self, now: float) -> float:
-        """The time from which on a batch that leaves now is on its way without waiting, at the latest."""
+    def start_at(self, now: float) -> float:
+        """Return from when on a batch that is dispatched now needs to wait for no other."""
         if not self._in_flight:
             return now
-        return max(now, self._free_at - self.preparation)
+        return max(now, self._free_at - self.host_lead_time)
 
-    def turn(self, now: float) -> float:
-        """When the next batch should leave, to be prepared just in time."""
-        return self.free_at(now) - self.preparation - _GUARD if self._in_flight else now
+    def dispatch_at(self, now: float) -> float:
+        """Return when to dispatch the next batch, so that it is prepared just in time."""
+        return self.free_at(now) - self.host_lead_time - _TIMER_SLACK if self._in_flight else now
 
-    def left(self, now: float, seconds: float) -> None:
-        """A batch left that keeps the device for so many seconds."""
-        ready = now + self.preparation
+    def dispatched(self, now: float, seconds: float, host_lead_time: float = 0.0) -> None:
+        """Note a batch that the host prepares for `host_lead_time` seconds and the device runs for `seconds`."""
+        self.host_lead_time = host_lead_time
+        ready = now + host_lead_time
         self._free_at = (max(self._free_at, ready) if self._in_flight else ready) + seconds
         self._in_flight.append(seconds)
-        self.unanswered += 1
+        self.batches_outstanding += 1
 
-    def released(self, now: float) -> None:
-        """The device has run its batch."""
+    def undo_dispatch(self) -> None:
+        """Take back the last `dispatched`."""
+        self._in_flight.pop()
+        self.batches_outstanding -= 1
+
+    def completed(self, now: float) -> None:
+        """Note that the device has run a batch."""
         in_flight = self._in_flight
         in_flight.popleft()
         self._free_at = now + sum(in_flight) if in_flight else now
 
-    def unsay(self) -> None:
-        """The batch that was said to have left last has not."""
-        self._in_flight.pop()
-        self.unanswered -= 1
+    def begin_inline_run(self) -> None:
+        """Note that the submitting thread runs the batch dispatched last."""
+        self.run_inline = True
 
-    def forget(self) -> None:
-        """Nothing is in flight any more, whatever was said."""
+    def answered(self) -> None:
+        """Note that a batch's requests are completed."""
+        self.run_inline = False
+        self.batches_outstanding -= 1
+
+    def reset(self) -> None:
+        """Forget all batches in flight."""
         self._in_flight.clear()
+
+    def begin_outage(self, now: float, try_at: float) -> Outage:
+        """Start an outage, or return the one that goes on already."""
+        if self.outage is None:
+            self.outage = Outage(now, try_at)
+        return self.outage
+
+    def end_outage(self) -> None:
+        """Take batches again."""
+        self.outage = None
+
+    def wait(self, wait: Callable[[threading.Condition], None]) -> None:
+        """Let a worker wait for `ready`, by the function given."""
+        self.waiting += 1
+        try:
+            wait(self.ready)
+        finally:
+            self.waiting -= 1
 
 
 class Devices:
-    """The devices that pull from one queue. Guarded by the queue's lock.
+    """The devices that take batches from one queue. Guarded by the queue's lock.
 
-    What is said of what they can do, and of who is waited for, is of those that `work`: nothing is promised in
-    the name of one that is out.
+    Estimates count the `available` devices only.
     """
 
-    __slots__ = ("_next_start", "back_or_done", "each", "work")
+    __slots__ = ("_next_start", "available", "each", "recovered_or_closed")
 
-    def __init__(self, lock: threading.Lock, number: int) -> None:
-        # A device is back, or the queue may have ended. Waited for by the workers of devices that are out.
-        self.back_or_done = threading.Condition(lock)
-        self.each = [Device(lock) for _ in range(number)]
-        # Those that are not out; all when none is left, as they are expected back.
-        self.work = self.each
-        # When the first can start on what it is given, long ago while one is idle; None until it
-        # is asked for again: only deadlines need it.
+    def __init__(self, lock: threading.Lock, count: int) -> None:
+        # An outage has ended or changed, or the queue may have ended. The workers of devices with an outage wait for it.
+        self.recovered_or_closed = threading.Condition(lock)
+        self.each = [Device(lock) for _ in range(count)]
+        # Those without an outage; all devices if none is left, because they are expected back.
+        self.available = self.each
+        # When the first device can start a batch, in the past while one is idle. None if it must be computed anew:
+        # only requests with deadlines need it.
         self._next_start: float | None = None
 
     def next_start(self, now: float) -> float:
-        """From when on one of them can start on what it is given."""
+        """Return when the first available device can start a batch that is dispatched to it."""
         if self._next_start is None:
-            self._next_start = min([device.starts(now) for device in self.work])
-        return self._next_start if self._next_start > now else now
+            self._next_start = min([device.start_at(now) for device in self.available])
+        return max(self._next_start, now)
 
-    def out(self, device: Device, now: float, try_at: float) -> Outage:
-        """One of them takes no batches any more. Its outage, which it may have had."""
-        if device.outage is None:
-            device.outage = Outage(now, try_at)
-            self._count()
-        return device.outage
+    def begin_outage(self, device: Device, now: float, try_at: float) -> Outage:
+        """Start an outage of a device, or return the one that goes on already."""
+        outage = device.begin_outage(now, try_at)
+        self._count_available()
+        return outage
 
-    def back(self, device: Device) -> None:
-        """It takes batches again."""
-        device.outage = None
-        self._count()
+    def end_outage(self, device: Device) -> None:
+        """Let a device take batches again."""
+        device.end_outage()
+        self._count_available()
+        self.recovered_or_closed.notify_all()
 
-    def _count(self) -> None:
-        self.work = [device for device in self.each if device.outage is None] or self.each
+    def _count_available(self) -> None:
+        self.available = [device for device in self.each if device.outage is None] or self.each
         self._next_start = None
 
-    def left(self, device: Device, now: float, seconds: float) -> None:
-        """A batch left for one of them that keeps it for so many seconds."""
-        device.left(now, seconds)
+    def dispatched(self, device: Device, now: float, seconds: float, host_lead_time: float = 0.0) -> None:
+        """Note a batch that keeps a device for `seconds`, after `host_lead_time` seconds of preparation."""
+        device.dispatched(now, seconds, host_lead_time)
         self._next_start = None
 
-    def released(self, device: Device, now: float) -> None:
-        """One of them has run its batch."""
-        device.released(now)
+    def completed(self, device: Device, now: float) -> None:
+        """Note that a device has run a batch."""
+        device.completed(now)
         self._next_start = None
 
-    def wake(self, soonest: Callable[[Device], float]) -> None:
-        """Wakes a worker of the one that may take a batch the soonest, of equals the idle."""
+    def wake(self, dispatch_at: Callable[[Device], float]) -> None:
+        """Wake a worker of the device with the earliest `dispatch_at`, preferring an idle one."""
         waiting = [device for device in self.each if device.waiting]
         if len(waiting) > 1:
-            waiting.sort(key=lambda device: (soonest(device), not device.idle))
+            waiting.sort(key=lambda device: (dispatch_at(device), not device.idle))
         if waiting:
             waiting[0].ready.notify()
 
     def wake_idle(self) -> None:
-        """Wakes a worker of one that could start at once, if one waits there."""
+        """Wake a worker of an idle device, if one waits."""
         for device in self.each:
             if device.idle and device.waiting:
                 device.ready.notify()
                 return
 
     def notify_all(self) -> None:
-        """Wakes every worker."""
+        """Wake every worker."""
         for device in self.each:
             device.ready.notify_all()
-        self.back_or_done.notify_all()
+        self.recovered_or_closed.notify_all()
 
-    def idle_waits(self) -> bool:
-        """Whether a worker waits of one that could start at once."""
+    @property
+    def has_idle_waiter(self) -> bool:
+        """Return whether a worker of an idle device waits."""
         return any(device.idle and device.waiting for device in self.each)
 
-    def attended(self) -> bool:
-        """Whether a worker waits that is free to look after the queue: it wakes before a deadline is missed.
+    @property
+    def has_free_waiter(self) -> bool:
+        """Return whether a worker waits that will wake before a deadline is missed.
 
-        One whose device's last batch is yet to be answered may wait for just that.
+        A worker whose device's last batch is not completed does not count: it may wait for just that.
         """
-        # What is in flight is unanswered, too: these are idle. The first, since mostly there is one.
-        first = self.each[0]
-        if first.waiting and not first.unanswered:
-            return True
-        return len(self.each) > 1 and any(device.waiting and not device.unanswered for device in self.each)
+        return any(device.waiting and not device.batches_outstanding for device in self.each)

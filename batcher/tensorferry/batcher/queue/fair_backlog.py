@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 
-from tensorferry.batcher.learning.cost_model import Profile
 from tensorferry.batcher.policy.batch_forming import Formed
 from tensorferry.batcher.policy.client_fairness import Turns, all_in_time, choose
 from tensorferry.batcher.policy.protocols import BatchTimes
@@ -39,37 +38,33 @@ class FairClassQueue(ClassQueue):
         self.clients: dict[str, ClassQueue] = {}
 
     @property
-    def due(self) -> float:
+    def serve_by(self) -> float:
         """The time by which the first request is to be served.
 
         If buckets compete, a client that is owed service comes before all deadlines of others once its own deadline
         is near. It is not served earlier, because a batch of its requests would be smaller than necessary.
         """
-        due, turns = super().due, self.turns
+        serve_by, turns = super().serve_by, self.turns
         now = turns.compared_at
         if now is None:
-            return due
+            return serve_by
         max_wait = self.max_wait_before_priority
         near = now + max_wait * _TIMELY_BATCHES / AGING_BATCHES
         for client, own in self.clients.items():
             if not turns.behind(client):
                 continue
             if own.with_deadline and own.with_deadline[0].deadline <= near:
-                due = min(due, own.with_deadline[0].deadline - _LONG_AGO)
+                serve_by = min(serve_by, own.with_deadline[0].deadline - _LONG_AGO)
             if (
                 own.without_deadline
                 and (arrival := next(iter(own.without_deadline)).arrival) + max_wait / 2 <= now
             ):
-                due = min(due, arrival - _LONG_AGO)
-        return due
+                serve_by = min(serve_by, arrival - _LONG_AGO)
+        return serve_by
 
     def add(self, request: Request) -> None:
         """Puts a request in its place."""
         super().add(request)
-        self.entered(request)
-
-    def entered(self, request: Request) -> None:
-        """The request is in its place in the lane of all."""
         self._own(request.client).add(request)
         self.turns.entered(request.client, request.rows_counted)
 
@@ -116,14 +111,14 @@ class FairClassQueue(ClassQueue):
             del self.clients[client]
         self.turns.left(client, rows)
 
-    def ahead(self, request: Request) -> float:
-        """As `ClassQueue.ahead`: its client's own, and as many of the others as ride meanwhile by their weights."""
+    def rows_ahead(self, request: Request) -> float:
+        """As `ClassQueue.rows_ahead`: its client's own, and as many of the others as ride meanwhile by their weights."""
         own = self.clients.get(request.client)
         if own is None:
             return 0.0
         turns = self.turns
-        shared = own.ahead(request) * turns.weight / turns.shares[request.client].weight
-        return min(super().ahead(request), shared)
+        shared = own.rows_ahead(request) * turns.weight / turns.shares[request.client].weight
+        return min(super().rows_ahead(request), shared)
 
     def _left(self, request: Request) -> None:
         client = request.client
@@ -144,25 +139,15 @@ class FairBacklog(Backlog):
         super().__init__(limits, classes, pipelined=pipelined)
         self._turns = [Turns(weights) for _ in range(classes)]
 
-    def _new_bucket(self, profile: Profile) -> Bucket:
-        bucket = super()._new_bucket(profile)
-        bucket.class_queues = [FairClassQueue(turns) for turns in self._turns]
-        return bucket
+    def _class_queues(self) -> Sequence[ClassQueue]:
+        """Return the empty class queues of a new bucket."""
+        return [FairClassQueue(turns) for turns in self._turns]
 
     def look(self, now: float) -> None:
         """Note the time before a bucket is chosen; clients are compared only if there are several of both."""
         for turns in self._turns:
             compare = len(self.buckets) > 1 and len(turns.shares) > 1
             turns.compared_at = now if compare else None
-
-    def add(self, request: Request, bucket: Bucket) -> None:
-        """Puts a request into the bucket of its key."""
-        super().add(request, bucket)
-        if request.deadline == math.inf:
-            # Where it has one, its lane was asked.
-            lane = bucket.class_queues[request.rank]
-            assert isinstance(lane, FairClassQueue)
-            lane.entered(request)
 
     def displaceable(self, rank: int, rows: int, client: str, most: int) -> Sequence[Request]:
         """As `Backlog.displaceable`; and if those are not enough, who would ride last of the client with most rows.

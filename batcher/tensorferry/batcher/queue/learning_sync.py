@@ -1,4 +1,4 @@
-"""What batches teach: how long they take, what fits into memory, and who comes back when answered."""
+"""Learning from batches that ran: computed outside the queue's lock, published inside it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.request import Request
 
 
-class Due(NamedTuple):
-    """What is to be learned, once a batch of so many rows ran: of how long it took, and from the answers before it.
+class PendingUpdate(NamedTuple):
+    """What is to be learned from a batch of `rows` rows: its cost, and the clients that returned before it.
 
-    Either may be None. `seconds` the device had it, `before` and `after` these the host.
+    Either is None if there is nothing to learn. The device took `seconds`, the host `before` and `after` them.
     """
 
     profile: Profile | None
@@ -29,106 +29,99 @@ class Due(NamedTuple):
     now: float
 
 
-class Learned(NamedTuple):
-    """What came of it."""
+class Update(NamedTuple):
+    """What was learned."""
 
-    lesson: Lesson | None
-    back: Sequence[float]
+    cost: Lesson | None
+    returns: Sequence[float]
 
 
 class LearningSync:
-    """Every method without `_locked` is thread-safe; `lock` is the queue's, which guards what is learned.
+    """Updates the learned models. Every method without `_locked` is thread-safe; `lock` is the queue's.
 
-    It takes longer to learn than all else that is done for a batch. So it is done with `learning` held alone,
-    and what came of it is believed with the lock: `due_locked`, `learn`, `believe_locked`.
+    Learning takes longer than anything else that is done for a batch. So the update is collected under the lock,
+    computed while only `learning` is held, and published under the lock.
     """
 
     def __init__(
-        self,
-        lock: threading.Lock,
-        clock: Clock,
-        backlog: Backlog,
-        row_limits: RowLimits,
-        returners: Returners,
+        self, lock: threading.Lock, clock: Clock, backlog: Backlog, row_limits: RowLimits, returns: Returners
     ) -> None:
+        # Guards the models as published, with all else of the queue.
         self._lock = lock
-        # Held by who works out what batches teach. Taken before the other, never while that is held.
+        # Guards what the models compute updates from. Taken before the other lock, never while that is held.
         self.learning = threading.Lock()
         self._clock = clock
         self._backlog = backlog
         self._row_limits = row_limits
-        self._returners = returners
+        self._returns = returns
 
-    def anchor(self, rows: int, seconds: float, key: Hashable = None) -> None:
-        """A warm-up run of so many rows: what the latency model of the key's bucket starts from.
-
-        Without a key that of every bucket, where they all cost the same.
-        """
+    def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
+        """Teach the cost model of one bucket, or of every bucket, what a warm-up run of `rows` rows took."""
         with self.learning, self._lock:
-            self._backlog.anchor(rows, seconds, key)
+            self._backlog.add_warmup_sample(rows, seconds, key)
 
-    def due_locked(
+    def collect_locked(
         self,
         batch: Sequence[Request],
-        rows: int,
         seconds: float | None,
         before: float,
         after: float,
         device: int,
         now: float,
-    ) -> Due | None:
-        """What there is to be learned when a batch has run; mostly nothing. `seconds` as in `RequestQueue.ran`."""
-        taught: Profile | None = None
+    ) -> PendingUpdate | None:
+        """Return what is to be learned from a batch; mostly None. The arguments are those of `batch_done`."""
+        profile: Profile | None = None
+        rows = 0
         if seconds is not None:
+            rows = sum([request.rows_counted for request in batch])
             if self._row_limits.needed:
                 self._row_limits.fitted(device, batch[0].key, rows)
-            profile = self._backlog.profile(batch[0].key)
-            if profile.teaches(now, rows, seconds + before + after):
-                taught = profile
-        answers = self._returners.lesson
-        if taught is None and answers is None:
+            found = self._backlog.profile(batch[0].key)
+            if found.teaches(now, rows, seconds + before + after):
+                profile = found
+        answers = self._returns.lesson
+        if profile is None and answers is None:
             return None
-        return Due(taught, rows, seconds or 0.0, before, after, answers, now)
+        return PendingUpdate(profile, rows, seconds or 0.0, before, after, answers, now)
 
-    def learn(self, due: Due) -> Learned:
-        """Works it out. With `learning` held, and without the lock."""
-        lesson = None
-        if due.profile is not None:
-            lesson = due.profile.learn(due.rows, due.seconds, due.before, due.after)
-        return Learned(lesson, due.answers.back() if due.answers is not None else ())
+    def learn(self, pending: PendingUpdate) -> Update:
+        """Compute an update. Called with `learning` held and without the queue's lock."""
+        cost = None
+        if pending.profile is not None:
+            cost = pending.profile.learn(pending.rows, pending.seconds, pending.before, pending.after)
+        return Update(cost, pending.answers.back() if pending.answers is not None else ())
 
-    def believe_locked(self, due: Due, learned: Learned) -> None:
-        """From now on it is predicted from this."""
-        if due.profile is not None and learned.lesson is not None:
-            due.profile.believe(learned.lesson, due.now)
-        if due.answers is not None:
-            self._returners.believe(due.answers, learned.back)
+    def publish_locked(self, pending: PendingUpdate, update: Update) -> None:
+        """Use an update for all predictions from now on."""
+        if pending.profile is not None and update.cost is not None:
+            pending.profile.believe(update.cost, pending.now)
+        if pending.answers is not None:
+            self._returns.believe(pending.answers, update.returns)
 
-    def did_not_fit(self, batch: Sequence[Request], device: int) -> None:
-        """A batch, or a part of one, was too large for a device's memory."""
+    def record_oom(self, batch: Sequence[Request], device: int) -> None:
+        """Learn that a batch, or a part of one, did not fit into a device's memory."""
         rows = sum([request.rows_counted for request in batch])
         with self._lock:
             self._row_limits.did_not_fit(device, batch[0].key, rows, self._clock.now())
 
-    def fitted(self, batch: Sequence[Request], device: int, seconds: float) -> None:
-        """A part of a batch that had been too large ran, for so many seconds."""
+    def record_success(self, batch: Sequence[Request], device: int, seconds: float) -> None:
+        """Learn that a part of a batch that had not fit into memory ran, and took `seconds`."""
         rows = sum([request.rows_counted for request in batch])
         with self.learning, self._lock:
-            now = self._clock.now()
             self._row_limits.fitted(device, batch[0].key, rows)
-            self._backlog.profile(batch[0].key).observe(now, rows, seconds)
+            self._backlog.profile(batch[0].key).observe(self._clock.now(), rows, seconds)
 
     @property
-    def limits_rows(self) -> bool:
-        """Whether any device has had too large a batch for its memory lately."""
+    def memory_limited(self) -> bool:
+        """Return whether a batch did not fit into a device's memory lately."""
         return self._row_limits.needed
 
     def rows_that_fit(self, device: int, key: Hashable) -> int:
-        """The most rows of a bucket's batch that are known to fit into a device's memory."""
+        """Return the most rows of a bucket's batch that are known to fit into a device's memory."""
         with self._lock:
             return self._row_limits.rows(device, key)
 
     def statistics(self) -> tuple[Mapping[Hashable, BucketStatistics], ReturnersStatistics]:
-        """What is known of every bucket, and of callers that come back."""
+        """Return what is known of each bucket, and of returning clients."""
         with self.learning, self._lock:
-            return self._backlog.statistics(), self._returners.statistics()
+            return self._backlog.statistics(), self._returns.statistics()

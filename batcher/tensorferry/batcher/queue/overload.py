@@ -1,8 +1,7 @@
-"""The standing queue: who is turned away at the door since those ahead leave no time.
+"""Overload control: rejects on arrival what would miss its deadline behind the requests queued before it.
 
-Where more arrives than can be run, somebody is dropped. To drop those who have waited longest costs the most: their
-call has been decoded, queued and looked at for each batch, and its caller waits in vain until its deadline. So
-who would be too late behind those that wait is told at once, and comes back, or goes elsewhere.
+In overload some requests must be dropped. Dropping the oldest costs the most: they were decoded, queued, and looked at
+for each batch, and their clients waited in vain. A request that is rejected on arrival can be retried elsewhere at once.
 """
 
 from __future__ import annotations
@@ -16,140 +15,149 @@ from tensorferry.batcher.queue.bucket import Bucket
 from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.request import Request
 
-# Who is less patient than so many full batches take is always let in: with so little time it is best not to ride in turn
-# but fresh, and the rate rule drops the others.
-_PATIENT = 2
-# After so many times the patience a queue has stood for long. Before, it may have been a burst, which is to be taken up.
-_LONG = 4
-# However long it has stood, it is not kept shorter than so many full batches for each device, lest one idles.
-_BATCHES = 2
-# Calls may be left for so large a part of a full batch's time before they are taken in, or of the least patience that was
-# seen, since they lose as much of theirs; and for at most so many seconds.
-_REST_OF_BATCH = 1 / 4
-_REST_OF_PATIENCE = 1 / 16
-_REST_SECONDS = 0.05
-# For so many rests others are told the same without being looked at.
-_NOTICE = 4
+# Requests whose deadline is shorter than this many full batches are never rejected here: they are served best when
+# the rate rule drops older ones.
+_MIN_DEADLINE_BATCHES = 2
+# A queue that has been long for this many times a request's time to its deadline is kept shorter. Before, it may have
+# been a burst, which a queue must absorb.
+_INTERVAL_FACTOR = 4
+# A queue of this many full batches for each device or less is not kept shorter, so that no device becomes idle.
+_MIN_QUEUED_BATCHES = 2
+# A transport may leave new calls unread for this share of a full batch's time, or of the shortest time to a deadline
+# seen, since they lose that much of theirs; and for this many seconds at most.
+_PAUSE_OF_BATCH = 1 / 4
+_PAUSE_OF_DEADLINE = 1 / 16
+_MAX_PAUSE_SECONDS = 0.05
+# A rejection is repeated for other requests, without a new estimate, for this many pauses.
+_VALID_PAUSES = 4
 
 
 class FastReject(NamedTuple):
-    """Why one was turned away whose answer would have come when it `ends`, and by when others must have theirs to be told the same.
+    """The last rejection, which is repeated for requests whose deadline is not earlier. Times are on the queue's clock.
 
-    `behind` says whether enough waited for the queue to be kept short; a row that waits before takes the time of a `row`. It
-    holds `until` then. Times are the queue's.
+    A new request would be answered at `end`; each row before it takes `row` seconds. `long_queue` says whether so many
+    requests are queued that they may be kept shorter. The estimate is valid until `until`.
     """
 
-    refusal: QueueFull
+    error: QueueFull
     deadline: float
-    ends: float
-    behind: bool
+    end: float
+    long_queue: bool
     row: float
     until: float
 
 
 class OverloadControl:
-    """Guarded by the queue's lock. Requests are `alike` where there is one class, whose clients do not share.
+    """Decides which new requests are rejected because the queue is too long. Guarded by the queue's lock.
 
-    A queue that stood for longer than a request is patient takes up no burst any more, it only makes all wait (as
-    in "Controlling Queue Delay", Nichols and Jacobson, 2012). So the longer it has stood, the shorter it is kept.
+    A queue that has been long for longer than the requests' deadlines absorbs no burst any more, it only delays all
+    requests (see "Controlling Queue Delay", Nichols and Jacobson, 2012). So the longer it has been, the shorter it is
+    kept. `alike` says that requests differ by deadline alone: there is one class, and clients do not share it.
     """
 
     __slots__ = (
         "_alike",
         "_backlog",
         "_devices",
-        "_least",
-        "_least_before",
-        "_most",
-        "enough",
-        "notice",
-        "since",
+        "_long_since",
+        "_max_batch_size",
+        "_shortest",
+        "_shortest_before",
+        "full_batches_rows",
+        "last_rejection",
     )
 
-    def __init__(self, most: int, backlog: Backlog, devices: Devices, *, alike: bool) -> None:
-        self._most = most
+    def __init__(self, max_batch_size: int, backlog: Backlog, devices: Devices, *, alike: bool) -> None:
+        self._max_batch_size = max_batch_size
         self._backlog = backlog
         self._devices = devices
-        # With so many rows queued or fewer nobody need be asked about: they all ride next.
-        self.enough = most * len(devices.each)
-        # Since when each batch left as many behind as another takes; inf when the last did not.
-        self.since = math.inf
+        # With this many rows queued or fewer, all are in the devices' next batches, and nothing need be checked.
+        self.full_batches_rows = max_batch_size * len(devices.each)
+        # Since when each batch has left a full one behind it; inf if the last did not.
+        self._long_since = math.inf
         self._alike = alike
-        # The least patience of those asked about since a batch left, and of those before, in seconds.
-        self._least = self._least_before = math.inf
-        # For others like the last that was turned away; None where nobody was.
-        self.notice: FastReject | None = None
+        # The shortest time to a deadline, in seconds, of the requests checked since the last batch was dispatched,
+        # and of those before.
+        self._shortest = self._shortest_before = math.inf
+        # None when the last request that was checked was not rejected.
+        self.last_rejection: FastReject | None = None
 
-    def left(self, now: float, shed: float) -> None:
-        """A batch left, and so many rows with it that do not ride."""
-        if (notice := self.notice) is not None:
-            # When one ends that is yet to come is as it was but for those.
-            waiting = self._backlog.rows > self.enough
-            self.notice = notice._replace(ends=notice.ends - shed * notice.row) if waiting else None
-        self._least_before, self._least = self._least, math.inf
-        if self._backlog.rows < self._most:
-            self.since = math.inf
-        elif self.since == math.inf:
-            self.since = now
+    def batch_dispatched(self, now: float, shed_rows: float) -> None:
+        """Note a batch, and the rows that were shed with it."""
+        if (last := self.last_rejection) is not None:
+            # The end estimated for a new request changes only by the rows that were shed.
+            waiting = self._backlog.rows > self.full_batches_rows
+            self.last_rejection = last._replace(end=last.end - shed_rows * last.row) if waiting else None
+        self._shortest_before, self._shortest = self._shortest, math.inf
+        if self._backlog.rows < self._max_batch_size:
+            self._long_since = math.inf
+        elif self._long_since == math.inf:
+            self._long_since = now
 
-    def refusal(self, request: Request, bucket: Bucket, now: float) -> QueueFull | None:
-        """Why a request with a deadline is not to wait; None when it may. To be asked when more than `enough` rows are queued."""
+    def rejection(self, request: Request, bucket: Bucket, now: float) -> QueueFull | None:
+        """Return why a request with a deadline is rejected; None if it may wait.
+
+        Must be called if more than `full_batches_rows` rows are queued.
+        """
         profile, backlog, devices = bucket.profile, self._backlog, self._devices
-        most, patience = self._most, request.deadline - now
-        self._least = min(self._least, patience)
+        max_rows, time_left = self._max_batch_size, request.deadline - now
+        self._shortest = min(self._shortest, time_left)
         if len(backlog.buckets) > 1 or not profile.fresh(now):
-            # Where there are several buckets a long queue is of use: it makes the batches of the rare ones larger.
+            # With several buckets a long queue is useful: it makes the batches of rare ones larger.
             return None
-        # Of its class, as if the devices were theirs alone: it is turned away only if even that is too little.
-        ahead = bucket.class_queues[request.rank].ahead(request)
-        full = profile.mean(most)
-        if ahead <= self.enough or patience < _PATIENT * full:
+        # Only requests of its own class are counted, as if the devices were theirs alone: a lower bound.
+        ahead = bucket.class_queues[request.rank].rows_ahead(request)
+        full = profile.mean(max_rows)
+        if ahead <= self.full_batches_rows or time_left < _MIN_DEADLINE_BATCHES * full:
             return None
-        last = profile.mean(min(most, int(ahead) % most + 1))
-        row = full / most / len(devices.work)
-        wait = devices.next_start(now) - now + ahead * row + last
-        behind = ahead > _BATCHES * self.enough
-        allowed = self._allowed(patience, behind, now)
+        last_batch = profile.mean(min(max_rows, int(ahead) % max_rows + 1))
+        row = full / max_rows / len(devices.available)
+        wait = devices.next_start(now) - now + ahead * row + last_batch
+        long_queue = ahead > _MIN_QUEUED_BATCHES * self.full_batches_rows
+        allowed = self._allowed(time_left, now, long_queue=long_queue)
         if wait <= allowed:
-            if (notice := self.notice) is not None:
-                # The next one waits for this one, too.
-                ends = max(notice.ends, now + wait + request.rows_counted * row)
-                self.notice = notice._replace(ends=ends, until=now + _NOTICE * notice.refusal.rest)
+            if (last := self.last_rejection) is not None:
+                # The next request waits for this one, too.
+                end = max(last.end, now + wait + request.rows_counted * row)
+                until = now + _VALID_PAUSES * last.error.pause_seconds
+                self.last_rejection = last._replace(end=end, until=until)
             return None
-        # Two digits: those who are told the same cost less.
+        # Rounded, because equal messages are cheaper for the transport.
         retry_after = max(0.001, float(f"{wait - allowed:.2g}"))
-        rest = min(
-            _REST_SECONDS, full * _REST_OF_BATCH, min(self._least, self._least_before) * _REST_OF_PATIENCE
+        pause = min(
+            _MAX_PAUSE_SECONDS,
+            full * _PAUSE_OF_BATCH,
+            min(self._shortest, self._shortest_before) * _PAUSE_OF_DEADLINE,
         )
-        refusal = QueueFull(
+        error = QueueFull(
             f"overload: the answer would take about {wait:.2g} s behind those that ride before, and the deadline is "
-            f"{patience:.2g} s away; retry in {retry_after:g} s",
+            f"{time_left:.2g} s away; retry in {retry_after:g} s",
             retry_after,
-            rest,
+            pause,
         )
         if self._alike and backlog.one_kind:
-            until = now + _NOTICE * rest
-            self.notice = FastReject(refusal, request.deadline, now + wait, behind, row, until)
-        return refusal
+            until = now + _VALID_PAUSES * pause
+            self.last_rejection = FastReject(error, request.deadline, now + wait, long_queue, row, until)
+        return error
 
-    def _allowed(self, patience: float, behind: bool, now: float) -> float:
-        """How long one may wait, of the time that it has; `behind` enough others, not all of that if they have stood for long."""
-        long = _LONG * patience
-        if behind and now - self.since > long:
-            return patience * long / (now - self.since)
-        return patience
+    def _allowed(self, time_left: float, now: float, *, long_queue: bool) -> float:
+        """Return how long a request may wait, of the time to its deadline: less if the queue has long been long."""
+        interval = _INTERVAL_FACTOR * time_left
+        if long_queue and now - self._long_since > interval:
+            return time_left * interval / (now - self._long_since)
+        return time_left
 
-    def foreseen(self, deadline: float, now: float) -> QueueFull | None:
-        """Why a request with this deadline would be turned away, like another a moment ago; None where that is not certain."""
-        notice = self.notice
-        if notice is None or deadline < notice.deadline:
+    def fast_reject(self, deadline: float, now: float) -> QueueFull | None:
+        """Return why a request with this deadline would be rejected, like the last one; None if that is uncertain."""
+        last = self.last_rejection
+        if last is None or deadline < last.deadline:
             return None
-        if now >= notice.until:
-            # To look at one will do, for as long as it takes to read it.
-            self.notice = notice._replace(until=now + notice.refusal.rest)
+        if now >= last.until:
+            # One request is checked anew. Reading it takes a while, for which the old estimate stays valid.
+            self.last_rejection = last._replace(until=now + last.error.pause_seconds)
             return None
-        if notice.ends - now <= self._allowed(deadline - now, notice.behind, now):
-            # It is read now, and many others may arrive before it is queued.
-            self.notice = notice._replace(ends=notice.ends + notice.row)
+        if last.end - now <= self._allowed(deadline - now, now, long_queue=last.long_queue):
+            # This request will be read, and many others may arrive before it is queued.
+            self.last_rejection = last._replace(end=last.end + last.row)
             return None
-        return notice.refusal
+        return last.error

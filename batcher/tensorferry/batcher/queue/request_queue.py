@@ -1,256 +1,413 @@
-"""The queue: the one lock, the parts that it guards, and what threads ask of them.
+"""The queue of a batcher: the one lock, and every change of a request's state.
 
-Decisions are made under the lock and returned as records; the caller completes requests.
-Every change of a request's state happens here, under the one lock, so that of two racing
-events (a cancel and an answer, say) exactly one finds the request still alive.
+Decisions are made under the lock and returned as records; the caller runs batches and completes requests. Since every
+change of a request's state is made here, under the one lock, exactly one of two racing events (a cancel and an answer,
+say) finds the request alive.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import partial
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import count
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import QueueFull
 from tensorferry.batcher.learning.return_model import Returners
-from tensorferry.batcher.policy.close_rule import Wait
-from tensorferry.batcher.queue.admission import Admission
+from tensorferry.batcher.policy.close_rule import Close, Wait, decide
+from tensorferry.batcher.queue.admission import Admission, check_feasible
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.batch_selection import BatchSelector
+from tensorferry.batcher.queue.bucket import Bucket
 from tensorferry.batcher.queue.client_quotas import ClientQuotas
 from tensorferry.batcher.queue.device_failures import DeviceFailures
 from tensorferry.batcher.queue.devices import Device, Devices
-from tensorferry.batcher.queue.dispatch import Dispatch
-from tensorferry.batcher.queue.endings import Ends
 from tensorferry.batcher.queue.expiry import Expiry
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
-from tensorferry.batcher.queue.inline_execution import InlineExecution
-from tensorferry.batcher.queue.intake import BoundedIntake, Intake
 from tensorferry.batcher.queue.learning_sync import LearningSync
-from tensorferry.batcher.queue.reply_wait import ReplyWait
-from tensorferry.batcher.queue.wakeup import WorkerWakeup
-from tensorferry.batcher.request import DONE, QUEUED, RUNNING, BatchAssignment, Request
-from tensorferry.batcher.settings import ClientPolicy, Limits, QueuePolicy
+from tensorferry.batcher.queue.wakeup import InlineExecution, ReplyWait, WorkerWakeup
+from tensorferry.batcher.request import (
+    DONE,
+    QUEUED,
+    RUNNING,
+    BatchAssignment,
+    CloseReason,
+    Recover,
+    Request,
+)
+from tensorferry.batcher.settings import BatcherSettings
 from tensorferry.batcher.statistics.counters import QueueSizes
 
 _INF = math.inf
 
 
 class RequestQueue:
-    """The requests that were accepted and are not done. Every method is thread-safe.
+    """All accepted requests that are not done. Every method without `_locked` is thread-safe; none runs a batch.
 
-    `max_rows` bounds the rows queued, `max_bytes` the bytes of all accepted requests that
-    are not done, running ones included: they are held in memory just the same. Each of
-    `devices` has one worker that takes work for it, two if `pipelined`. `weights` are those of
-    the priority classes, the highest first; if `strict`, each rides before all lower ones instead. `policies`
-    has one for each class, or none at all. `steady` says that a batch's time depends on its shape
-    alone: only then others than workers may run it. `clients` says what each client may have; None: whatever
-    there is.
-
-    `outages` is told of devices that fail, `lessons` of what batches teach.
+    A request goes through `put`, `take` and `finish`. Workers take batches for their device with `take`, one worker
+    for each device or two if pipelined; a submitting thread takes short ones with `take_inline`. When a batch is run
+    and its requests are completed, `batch_done` must be called. `failures` handles devices that fail, `learning` what
+    batches teach. Methods that end in `_locked` are for these two, which share the lock.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        max_rows: int,
-        max_bytes: int,
-        clock: Clock,
-        *,
-        devices: int = 1,
-        pipelined: bool = False,
-        weights: Sequence[int] = (1,),
-        strict: bool = False,
-        policies: Sequence[QueuePolicy] = (),
-        steady: bool = True,
-        returners: Returners | None = None,
-        clients: ClientPolicy | None = None,
-    ) -> None:
+    def __init__(self, settings: BatcherSettings, clock: Clock, *, returns: Returners | None = None) -> None:
+        self._settings = settings
         self._clock = clock
-        self._pipelined = pipelined
-        # Guards every part below, but for what says otherwise, and the state of every request in here. Nothing is
-        # completed, run, joined, learned, logged or waited for (but by the conditions) while it is held.
+        # Guards every field below and the objects they refer to, unless these say otherwise, and the state of every
+        # request. While it is held, no request is completed, no batch is run or joined, nothing is learned or logged,
+        # and no thread waits for anything but the conditions built on it.
         lock = self._lock = threading.Lock()
-        # How many ranks a class has: those who have timed out and are delayed are one below the others.
-        self.ranks = 2 if any(policy.delays and policy.expires for policy in policies) else 1
-        classes = self.ranks * len(weights)
-        # One device runs one batch at a time, and none waits for a window's end.
-        simple = devices == 1 and not pipelined and not limits.max_queue_delay
-        each = self._devices = Devices(lock, devices)
+        limits = self._limits = settings.limits
+        pipelined, policies, clients = settings.pipelined, settings.policies, settings.clients
+        devices = self._devices = Devices(lock, settings.devices)
         if clients is not None and clients.fair:
-            backlog: Backlog = FairBacklog(limits, classes, clients.weights, pipelined=pipelined)
+            self._backlog: Backlog = FairBacklog(limits, settings.ranks, clients.weights, pipelined=pipelined)
         else:
-            backlog = Backlog(limits, classes, pipelined=pipelined)
-        self._backlog = backlog
-        quotas = self._quotas = ClientQuotas(clients) if clients is not None and clients.bounds else None
-        admission = self._admission = Admission(backlog, max_rows, max_bytes, each, policies, self.ranks)
-        due = threading.Condition(lock)
-        ends = self._ends = Ends(backlog, admission, each, quotas, due, threading.Condition(lock))
-        expiry = self._expiry = Expiry(due, backlog, each, policies, ends.end_queued)
-        departure = BatchSelector(backlog, each, weights, self.ranks, limits.max_batch_size, strict=strict)
-        self._standing = departure.standing
-        company = self.company = ReplyWait(returners or Returners(), hears=simple)
-        waking = self._waking = WorkerWakeup(clock, limits, backlog, each, company, alert=bool(policies))
-        lending = self._lending = InlineExecution(each.each[0], possible=simple and steady)
-        intake: Callable[..., Intake] = Intake if quotas is None else partial(BoundedIntake, quotas)
-        self._intake = intake(
-            clock, admission, backlog, each, departure, expiry, company, waking, ends.end_queued
+            self._backlog = Backlog(limits, settings.ranks, pipelined=pipelined)
+        backlog = self._backlog
+        self._quotas = ClientQuotas(clients) if clients is not None and clients.bounds else None
+        self._admission = Admission(settings, backlog, devices)
+        self._selector = BatchSelector(settings, backlog, devices)
+        self._overload = self._selector.overload
+        self._expiry = Expiry(lock, backlog, devices, policies)
+        # One device runs one batch at a time, and no batch waits for a window's end.
+        simple = settings.devices == 1 and not pipelined and not limits.max_queue_delay
+        self._reply_wait = ReplyWait(returns or Returners(), enabled=simple)
+        self._inline = InlineExecution(devices.each[0], enabled=simple and settings.steady)
+        self._wakeup = WorkerWakeup(
+            clock, limits, backlog, devices, self._reply_wait, wake_for_timeouts=bool(policies)
         )
-        dispatch = self._dispatch = Dispatch(
-            clock, limits, backlog, each, departure, expiry, company, waking, ends, pipelined=pipelined
+        self.learning = LearningSync(
+            lock, clock, backlog, self._selector.row_limits, self._reply_wait.returns
         )
-        self.lessons = LearningSync(lock, clock, backlog, departure.row_limits, company.returners)
-        self.outages = DeviceFailures(
-            lock, clock, backlog, each, admission, expiry, waking, lending, dispatch, ends
-        )
+        self.failures = DeviceFailures(self, lock, clock, devices, self._admission, self._inline)
+        # Requests accepted since the start; the parts of a split request count as one.
+        self._accepted = 0
+        # The bytes of all accepted requests that are not done: they are held in memory.
+        self._bytes_in_flight = 0
+        # Requests whose batch was dispatched and that are not done.
+        self._running = 0
+        # Threads that took requests, and have not completed all of them.
+        self._busy = 0
+        # Nothing is queued and no thread is busy. `_drainers` threads wait for it.
+        self._drained = threading.Condition(lock)
+        self._drainers = 0
+        # Nothing is accepted any more.
+        self._closing = False
+        # Nothing is queued again after a failure: no worker may be left to run it.
+        self._abandoned = False
+        # Orders requests of equal deadline by arrival.
+        self._arrival_numbers = count(1)
+        # Requests that a thread has expired and not handed out yet. If the thread crashes, another hands them out.
+        self._unreported: list[Request] = []
+
+    # Arrival.
 
     def check_size(self, rows: int, nbytes: int) -> None:
-        """RequestTooLarge when so many rows or bytes could never be accepted."""
+        """Raise RequestTooLarge if a request of this size can never be accepted."""
         self._admission.check_size(rows, nbytes)
         if self._quotas is not None:
             self._quotas.check_size(rows, nbytes)
 
-    def anchor(self, rows: int, seconds: float, key: Hashable = None) -> None:
-        """As `LearningSync.anchor`."""
-        self.lessons.anchor(rows, seconds, key)
+    def put(self, requests: Sequence[Request], *, notify: bool = True) -> tuple[Sequence[Request], bool]:
+        """Accept one request, or all parts of one, or raise.
 
-    def put(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Accepts the requests, all or none: one, or the parts of one.
+        Returns the queued requests that were dropped to make room, which the caller completes; and, without `notify`,
+        whether the caller must call `take_inline` soon: no worker was woken, though one is needed.
 
-        RequestTooLarge when they can never fit, QueueFull when they do not fit now, or would be too late behind others,
-        DeadlineExceeded when one could not make its deadline even if it ran alone as soon as
-        a device is free, BatcherClosed when the queue closes, InstanceFailed when no device works;
-        then none was accepted. Returns
-        requests of lower classes that were dropped to make room: the caller completes them.
+        Raises RequestTooLarge if the request can never fit; QueueFull if it does not fit now, or would be too late
+        behind others; DeadlineExceeded if it could not meet its deadline even if it ran alone as soon as a device is
+        free; BatcherClosed if the queue is closed; InstanceFailed if no device works.
         """
-        company = self.company
+        first = requests[0]
+        rows, nbytes, deadline = first.rows_counted, first.nbytes, first.deadline
+        if len(requests) > 1:
+            rows = sum([request.rows_counted for request in requests])
+            nbytes = sum([request.nbytes for request in requests])
         with self._lock:
-            displaced, wake = self._intake.put(requests)
-            company.quiet = company.unheard = False
-            if wake:
-                self._waking.wake(self._clock.now())
-            return displaced
+            now, backlog = self._clock.now(), self._backlog
+            displaced = self._admit_locked(first, rows, nbytes, now)
+            bucket = backlog.bucket(first.key)
+            # NaN must be checked too: it is rejected.
+            has_deadline = deadline != _INF
+            if has_deadline:
+                self._check_deadline_locked(requests, rows, bucket, now)
+            self._accepted += 1
+            self._bytes_in_flight += nbytes
+            if self._quotas is not None:
+                self._quotas.accepted(requests, now)
+            for request in displaced:
+                self._end_queued_locked(request)
+            # First, because it decides whether a batch waits any longer.
+            self._reply_wait.returns.arrived(now)
+            count_demand = self._expiry.needed or has_deadline
+            wake = False
+            for request in requests:
+                request.arrival = now
+                request.state = QUEUED
+                if has_deadline:
+                    request.edf_key = (deadline, next(self._arrival_numbers))
+                if count_demand:
+                    self._selector.arrived(request.rank, now, request.rows_counted, deadline - now)
+                backlog.add(request, bucket)
+                wake = self._wakeup.must_wake_for(bucket, request.rows_counted, deadline, now) or wake
+            if count_demand:
+                self._expiry.queued(requests)
+            self._reply_wait.submitted(inline=not notify)
+            if wake and notify:
+                self._wakeup.wake(now)
+            return displaced, wake and not notify
 
-    def put_quietly(self, requests: Sequence[Request]) -> tuple[Sequence[Request], bool]:
-        """As `put`, but wakes no worker: when true is returned, `take_short` must be called soon."""
+    def _admit_locked(self, first: Request, rows: int, nbytes: int, now: float) -> Sequence[Request]:
+        """Return the queued requests to drop for a new request of this size; raise if there is no room for it."""
+        admission = self._admission
+        # A request that is rejected in any case must get that error, not its quota's.
+        if self._quotas is not None and admission.open:
+            self._quotas.check(first.client, rows, nbytes, now, admission.drain_time)
+        if (
+            admission.must_check
+            or self._backlog.rows + rows > admission.max_rows
+            or self._bytes_in_flight + nbytes > admission.max_bytes
+        ):
+            return admission.admit(first, rows, nbytes, self._bytes_in_flight, now)
+        return ()
+
+    def _check_deadline_locked(
+        self, requests: Sequence[Request], rows: int, bucket: Bucket, now: float
+    ) -> None:
+        """Raise if requests with a deadline could not meet it alone, or would not behind the queued ones."""
+        first = requests[0]
+        start = self._devices.next_start(now)
+        # A request that has time for the longest batch has time for its own.
+        if not first.deadline > start + bucket.profile.longest:
+            check_feasible(requests, bucket.profile, start, now)
+        if self._backlog.rows > self._overload.full_batches_rows:
+            error = self._overload.rejection(first, bucket, now)
+            if error is not None:
+                # A rejected request is part of the demand, which batches must keep up with.
+                self._selector.arrived(first.rank, now, rows, first.deadline - now)
+                raise error
+
+    def put_empty(self, request: Request) -> None:
+        """Accept a request that is answered without being run. Raises as `put` does."""
         with self._lock:
-            answer = self._intake.put(requests)
-            self.company.quiet = True
-            return answer
-
-    def pass_by(self, request: Request) -> None:
-        """Counts a request that is answered without being queued.
-
-        BatcherClosed, InstanceFailed and DeadlineExceeded as `put` raises them.
-        """
-        with self._lock:
-            self._intake.pass_by(request)
+            self._admission.check_empty(request, self._clock.now())
+            self._accepted += 1
             request.state = DONE
 
-    def foreseen(self, deadline: float) -> QueueFull | None:
-        """Why a request with this deadline would be turned away; None where that is not certain."""
-        # Nearly always; and who sees it a moment too late is looked at like everybody else.
-        if self._standing.notice is None:
+    def fast_reject(self, deadline: float) -> QueueFull | None:
+        """Return why a request with this deadline would be rejected; None if that is uncertain."""
+        # Read without the lock, because it is nearly always None. A late look at it only costs a normal check.
+        if self._overload.last_rejection is None:
             return None
         with self._lock:
-            return self._intake.foreseen(deadline)
+            now = self._clock.now()
+            error = self._overload.fast_reject(deadline, now)
+            if error is not None:
+                self._selector.arrived(0, now, 1, deadline - now)
+            return error
 
     def drain_time(self) -> float:
-        """How long the queue as it is takes to drain, in seconds; at least a millisecond."""
+        """Estimate how long the queued requests take to run, in seconds; at least a millisecond."""
         with self._lock:
             return self._admission.drain_time()
 
-    def take(self, device: int = 0) -> BatchAssignment | None:
-        """Waits for work for a device and hands it out; None when the queue is closed and empty.
+    # Dispatch.
 
-        RECOVER tells to bring the device back, and to say to `outages` whether it
-        is. Who has run and completed the work says so with `ran`, and, when pipelined, with `released`
-        as soon as the device has.
+    def take(self, device: int = 0) -> BatchAssignment | Recover | None:
+        """Wait for work for a device and return it; None when the queue is closed and empty.
+
+        After a batch the caller calls `batch_done`, and before, if pipelined, `run_done` as soon as the device has run
+        it. With `Recover` it must recover the device and tell `failures`.
         """
         with self._lock:
             mine = self._devices.each[device]
             while True:
                 if mine.outage is not None:
-                    if self._ends.closing and not self._backlog.rows:
+                    if self._closing and not self._backlog.rows:
                         return None
-                    if (order := self.outages.stand_by_locked(mine, mine.outage)) is not None:
-                        return order
+                    if (action := self.failures.wait_for_recovery_locked(mine, mine.outage)) is not None:
+                        return action
                     continue
                 step = self._poll_locked(mine)
                 if not isinstance(step, Wait):
                     return step
                 until = step.until
-                if self._expiry.needed and mine.idle and not mine.unanswered:
-                    # Nobody else looks after them as long as it waits.
+                if self._expiry.needed and not mine.batches_outstanding:
+                    # While this worker waits, it is the one to expire requests.
                     until = min(until, self._expiry.next_timeout())
-                self._waking.wait(mine, until)
+                self._wakeup.wait(mine, until)
 
-    def take_short(self, most_seconds: float) -> BatchAssignment | float:
-        """Work for the one device if its worker waits and the batch should take at most so long.
+    def take_inline(self, max_seconds: float) -> BatchAssignment | float:
+        """Return a batch for the submitting thread, if the worker is idle and the batch should take at most that long.
 
-        Else until when to wait for returners before it is asked again, as a time on the clock;
-        inf when there is nothing to do, or a worker was woken to do it.
+        Otherwise return when to call this again, on the queue's clock: a batch waits for more requests until then. It
+        is inf if there is nothing to do, or a worker was woken to do it.
         """
         with self._lock:
-            self.company.heard()
+            self._reply_wait.input_drained()
             if not self._backlog.rows:
                 return _INF
-            now, mine = self._clock.now(), self._devices.each[0]
-            if self._lending.possible_now(now):
-                step = self._poll_locked(mine) if self._backlog.slowest_batch() <= most_seconds else None
+            now, device = self._clock.now(), self._devices.each[0]
+            if self._inline.allowed(now) and self._backlog.slowest_batch() <= max_seconds:
+                step = self._poll_locked(device)
                 if isinstance(step, BatchAssignment):
-                    mine.borrowed = bool(step.batch)
+                    if step.batch:
+                        device.begin_inline_run()
                     return step
-                if isinstance(step, Wait) and step.until < _INF:
+                if step is not None and step.until < _INF:
                     return step.until
-            self._waking.wake(now)
+            self._wakeup.wake(now)
             return _INF
 
     def poll(self, device: int = 0) -> BatchAssignment | Wait | None:
-        """What `take` would do now, without waiting: for those who live in virtual time."""
+        """Return what `take` would return now, or until when it would wait. For event loops and simulations."""
         with self._lock:
             return self._poll_locked(self._devices.each[device])
 
     def _poll_locked(self, device: Device) -> BatchAssignment | Wait | None:
+        """Return a device's next work, or until when there is none; None when the queue is closed and empty."""
+        now, backlog = self._clock.now(), self._backlog
+        start = now
+        # An idle device has no batches outstanding.
+        if device.batches_outstanding:
+            dispatch_at = self._wakeup.next_dispatch_at(device, now)
+            if dispatch_at > now:
+                if backlog.rows and not device.idle:
+                    # This worker may have been woken instead of an idle device's.
+                    self._devices.wake_idle()
+                return Wait(dispatch_at if backlog.rows else _INF)
+            start = device.start_at(now)
+        if self._expiry.needed:
+            self._expire_locked(start, now)
+        decision = decide(backlog.buckets, now, self._limits, self._closing, self._selector.credits(now))
+        if isinstance(decision, Close):
+            until = self._wait_until_locked(device, decision, now)
+            if until > now and not self._unreported:
+                return self._wakeup.wait_for_returns(device, until)
+            return self._dispatch_locked(device, decision, now)
+        if self._unreported:
+            return self._hand_out_locked((), None, now)
+        if self._closing and not backlog.rows:
+            return None
+        return decision
+
+    def _wait_until_locked(self, device: Device, close: Close, now: float) -> float:
+        """Return until when a batch that could close waits for clients that were just answered; `now`: not at all."""
+        if close.reason is not CloseReason.IDLE or self._closing or len(self._backlog.buckets) > 1:
+            return now
+        bucket, max_rows, limits = (
+            self._backlog.buckets[close.key],
+            self._limits.max_batch_size,
+            self._selector.row_limits,
+        )
+        if limits.needed:
+            max_rows = limits.rows(self._devices.each.index(device), close.key)
+        return self._reply_wait.wait_until(bucket, now, max_rows - bucket.rows)
+
+    def _dispatch_locked(self, device: Device, close: Close, now: float) -> BatchAssignment:
+        """Take the batch of the bucket that closes, and all that goes with it; undo everything on an exception."""
+        profile = self._backlog.buckets[close.key].profile
+        batch, shed, rows_by_rank = self._selector.select(close, device, now)
+        before = device.batches_outstanding, self._running, self._busy
         try:
-            return self._dispatch.poll(device)
+            for request in batch:
+                request.state = RUNNING
+                request.started = now
+            self._running += len(batch)
+            rows = sum(rows_by_rank)
+            predicted = profile.whole(rows)
+            if self._settings.pipelined:
+                self._devices.dispatched(device, now, profile.mean(rows), profile.preparation(rows))
+            else:
+                self._devices.dispatched(device, now, predicted)
+            assignment = self._hand_out_locked(tuple(batch), close.reason, now, tuple(shed), predicted)
         except BaseException:
-            self._dispatch.fell()
+            outstanding, self._running, self._busy = before
+            if device.batches_outstanding > outstanding:
+                device.undo_dispatch()
+            self._requeue_locked([*batch, *shed])
             raise
+        for request in shed:
+            self._end_locked(request)
+        return assignment
+
+    def _hand_out_locked(
+        self,
+        batch: tuple[Request, ...],
+        reason: CloseReason | None,
+        now: float,
+        shed: tuple[Request, ...] = (),
+        predicted: float = 0.0,
+    ) -> BatchAssignment:
+        """Return an assignment of these requests and all expired ones, and wake a worker for what is left."""
+        self.wake_for_backlog_locked(now)
+        self._busy += 1
+        expired = tuple(self._unreported)
+        self._unreported.clear()
+        return BatchAssignment(batch, reason, expired, shed, predicted)
+
+    def wake_for_backlog_locked(self, now: float, *, wakeup_lost: bool = False) -> None:
+        """Wake a worker for the queued requests, and the expiry thread in time for them.
+
+        `wakeup_lost` says that a worker that was woken before may not have seen them.
+        """
+        if not self._backlog.rows:
+            return
+        if wakeup_lost:
+            self._wakeup.wakeup_lost()
+        self._wakeup.wake(now)
+        if self._expiry.needed:
+            self._expiry.notify_by(self._expiry.next(now))
+
+    # Completion.
 
     def still_running(self, requests: Iterable[Request]) -> list[Request]:
-        """Those of a batch's requests that nobody has cancelled since it left."""
+        """Return the requests of a batch that were not cancelled since it was dispatched."""
         with self._lock:
             return [request for request in requests if request.state is RUNNING]
 
-    def kept_too_long(self, device: int, since: float) -> bool:
-        """Whether a thread that attends, instead of a worker, has been busy with a batch for long since that time."""
+    def inline_run_too_long(self, device: int, since: float) -> bool:
+        """Return whether a submitting thread has been busy with a batch since then for too long."""
         with self._lock:
-            return self._devices.each[device].borrowed and self._lending.is_long(self._clock.now() - since)
+            return self._devices.each[device].run_inline and self._inline.is_long(self._clock.now() - since)
 
-    def released(self, device: int) -> None:
-        """A pipelined device has run its batch, which is yet to be completed."""
+    def run_done(self, device: int) -> None:
+        """Note that a pipelined device has run its batch, which is yet to be completed."""
         with self._lock:
             mine = self._devices.each[device]
-            self._devices.released(mine, self._clock.now())
+            self._devices.completed(mine, self._clock.now())
             mine.ready.notify()
 
     def finish(self, requests: Sequence[Request]) -> list[Request]:
-        """Ends running requests; returns those that were still alive, which the caller completes."""
-        # Here rather than for each that is ended: mostly all are.
-        nbytes = sum([request.nbytes for request in requests])
+        """End the requests of a batch, and return those that were alive, which the caller completes."""
         with self._lock:
-            alive = self._ends.finish(requests, nbytes)
+            alive = [request for request in requests if request.state is RUNNING]
+            for request in alive:
+                request.state = DONE
+            self._running -= len(alive)
+            self._bytes_in_flight -= sum([request.nbytes for request in alive])
+            if self._quotas is not None:
+                for request in alive:
+                    self._quotas.done(request)
             if alive:
-                by_worker = not self._devices.each[0].borrowed
-                # Where it is asked for.
+                by_worker = not self._devices.each[0].run_inline
+                # Needed for batches run by workers only.
                 alone = self._backlog.profile(alive[0].key).mean(1) if by_worker else 0.0
-                self.company.ran(self._clock.now(), len(alive), alone, by_worker=by_worker)
+                self._reply_wait.batch_ran(self._clock.now(), len(alive), alone, by_worker=by_worker)
             return alive
 
-    def ran(
+    def last_response(self) -> None:
+        """Note that the last request of a batch is about to be completed. Takes no lock."""
+        self._reply_wait.last_response()
+
+    @property
+    def waiting_for_input(self) -> bool:
+        """Return whether a batch waits only until `take_inline` is called. Takes no lock."""
+        return self._reply_wait.waiting_for_input
+
+    def batch_done(
         self,
         batch: Sequence[Request],
         seconds: float | None,
@@ -259,133 +416,229 @@ class RequestQueue:
         *,
         device: int = 0,
     ) -> bool:
-        """The work that was taken for a device is run and completed; the device ran it for `seconds`.
+        """Note that an assignment is completed, and learn from it; return whether anything is queued.
 
-        `before` it the host spent so many seconds on the batch, and so many `after` it until all
-        was completed. `seconds` is None when the times say nothing of how long such a batch takes:
-        it failed, and then `before` is all the time that it took, or there was none. Returns whether
-        anything is queued.
+        The device ran the batch for `seconds`; the host prepared it for `before` and completed it for `after` seconds.
+        If the batch failed, `seconds` is None and `before` is all the time it took. `batch` is empty if the assignment
+        had none.
         """
-        lessons = self.lessons
+        learning = self.learning
         try:
-            rows = 0
-            if seconds is not None:
-                rows = (
-                    batch[0].rows_counted
-                    if len(batch) == 1
-                    else sum([request.rows_counted for request in batch])
-                )
             with self._lock:
                 now = self._clock.now()
                 if batch:
                     mine = self._devices.each[device]
-                    # A thread that attends is kept by all that is done for a batch, not by the run alone.
-                    if mine.borrowed or seconds is None:
-                        self._lending.ran(before + (seconds or 0.0) + after, now)
-                    else:
-                        self._lending.ran(seconds, now)
+                    busy_seconds = seconds
+                    if busy_seconds is None or mine.run_inline:
+                        # An inline run keeps its thread for all that is done for the batch.
+                        busy_seconds = before + (seconds or 0.0) + after
+                    self._inline.observe(busy_seconds, now)
                     self._answered_locked(mine, now)
-                due = lessons.due_locked(batch, rows, seconds, before, after, device, now)
-                if due is None:
-                    return self._ends.rest()
-            with lessons.learning:
-                learned = lessons.learn(due)
+                pending = learning.collect_locked(batch, seconds, before, after, device, now)
+                if pending is None:
+                    return self._worker_idle_locked()
+            with learning.learning:
+                update = learning.learn(pending)
                 with self._lock:
-                    lessons.believe_locked(due, learned)
-                    return self._ends.rest()
+                    learning.publish_locked(pending, update)
+                    return self._worker_idle_locked()
         except BaseException:
             with self._lock:
-                self._ends.rest()
+                self._worker_idle_locked()
             raise
 
     def _answered_locked(self, device: Device, now: float) -> None:
-        """A batch that was taken for a device is completed."""
-        if device.borrowed:
-            device.borrowed = False
-            if self._ends.closing:
-                # Its workers wait for what they have not run themselves, and may end now.
-                device.ready.notify_all()
-        device.unanswered -= 1
+        """Note that a batch's requests are completed."""
+        if device.run_inline and self._closing:
+            # The workers wait for batches that others run, and may end now.
+            device.ready.notify_all()
+        device.answered()
         if device.outage is not None:
-            self._devices.back_or_done.notify_all()
-        if self._pipelined:
+            self._devices.recovered_or_closed.notify_all()
+        if self._settings.pipelined:
             device.ready.notify()
         else:
-            self._devices.released(device, now)
+            self._devices.completed(device, now)
+
+    def _worker_idle_locked(self) -> bool:
+        """Note that a thread has completed what it took; return whether anything is queued."""
+        self._busy -= 1
+        self._notify_if_drained_locked()
+        return self._backlog.rows > 0
+
+    # Other ends of a request: it expires, is cancelled, is shed, or is queued again after a failure.
 
     def take_expired(self) -> Sequence[Request] | None:
-        """Waits until queued requests cannot make their deadlines while no worker is free to see it.
+        """Wait until requests expire that no worker is free to expire, and return them; the caller completes them.
 
-        Hands these out, and is told by `expired_completed` when they are; None when the queue is
-        closed and empty.
+        After that it calls `expiry_done`. Returns None when the queue is closed and empty.
         """
         with self._lock:
-            expiry, ends = self._expiry, self._ends
-            while not (ends.closing and not self._backlog.rows):
-                now, expiry.at = self._clock.now(), _INF
-                if not self._devices.attended():
-                    if dead := expiry.take(now, now):
-                        # Not before: were it to end the queue's work, drain would not wait for it.
-                        ends.busy += 1
-                        return dead
+            while not (self._closing and not self._backlog.rows):
+                now, until = self._clock.now(), _INF
+                if not self._devices.has_free_waiter:
+                    self._expire_locked(now, now)
+                    if self._unreported:
+                        return self.unreported_locked(())
                     # A rounding error must not make this a busy loop.
-                    expiry.at = max(expiry.next(now), now + 1e-4)
-                if expiry.at < _INF:
-                    self._clock.wait(expiry.due, expiry.at)
-                else:
-                    expiry.due.wait()
+                    until = max(self._expiry.next(now), now + 1e-4)
+                self._expiry.wait(self._clock, until)
             return None
 
-    def expired_completed(self) -> None:
-        """Those that `take_expired` handed out are completed."""
-        with self._lock:
-            self._ends.rest()
+    def _expire_locked(self, start: float, now: float) -> None:
+        """End the requests that would miss their deadlines even from `start` on, or have timed out in the queue."""
+        for request in self._backlog.infeasible(start, now):
+            self._end_queued_locked(request)
+            self._unreported.append(request)
+        for request in self._expiry.timed_out(now):
+            self._end_queued_locked(request)
+            self._unreported.append(request)
 
-    def stand_off(self, seconds: float) -> None:
-        """Waits for so long, or until the queue closes or somebody has something for who takes the expired."""
+    def unreported_locked(self, ended: Sequence[Request]) -> Sequence[Request]:
+        """Return these ended requests, and those that a thread expired and did not hand out.
+
+        If there are any, the queue is not drained until the caller has completed them and called `expiry_done`.
+        """
+        unreported = [*ended, *self._unreported]
+        self._unreported.clear()
+        if unreported:
+            self._busy += 1
+        return unreported
+
+    def expiry_done(self) -> None:
+        """Note that requests that were handed out as ended are completed."""
         with self._lock:
-            self._clock.wait(self._expiry.due, self._clock.now() + seconds)
+            self._worker_idle_locked()
+
+    def backoff(self, seconds: float) -> None:
+        """Let the expiry thread wait, at most until the queue closes."""
+        with self._lock:
+            self._expiry.wait(self._clock, self._clock.now() + seconds)
 
     def cancel(self, request: Request) -> bool:
-        """Ends a request that is queued or running; True when the caller is to complete it."""
+        """End a request that is queued or running; return whether the caller must complete it."""
         with self._lock:
             if request.state is QUEUED:
-                self._ends.end_queued(request)
+                self._end_queued_locked(request)
             elif request.state is RUNNING:
-                self._ends.running -= 1
-                self._ends.end(request)
+                self._running -= 1
+                self._end_locked(request)
             else:
                 return False
             return True
 
+    def _end_queued_locked(self, request: Request) -> None:
+        """End a request that is queued."""
+        self._backlog.remove(request)
+        self._end_locked(request)
+
+    def _end_locked(self, request: Request) -> None:
+        """End a request that is neither queued nor counted as running."""
+        request.state = DONE
+        self._bytes_in_flight -= request.nbytes
+        if self._quotas is not None:
+            self._quotas.done(request)
+        self._notify_if_drained_locked()
+
+    def end_all_queued_locked(self) -> list[Request]:
+        """End all queued requests, and return them."""
+        queued = [request for bucket in self._backlog.buckets.values() for request in bucket]
+        for request in queued:
+            self._end_queued_locked(request)
+        return queued
+
+    def requeue_running_locked(
+        self, batch: Sequence[Request], now: float, *, retried: bool
+    ) -> tuple[Sequence[Request], Sequence[Request]]:
+        """Queue the running requests of a batch again, or end them; return those queued, and those ended.
+
+        With `retried` each request may come back once only.
+        """
+        requeued: list[Request] = []
+        ended: list[Request] = []
+        lost = self._abandoned or self._admission.unavailable
+        for request in batch:
+            if request.state is not RUNNING:
+                continue
+            self._running -= 1
+            if lost or request.deadline <= now or (retried and request.retried):
+                self._end_locked(request)
+                ended.append(request)
+            else:
+                request.retried = request.retried or retried
+                requeued.append(request)
+        if requeued:
+            self._requeue_locked(requeued)
+            # Their time in the queue was over when they were dispatched.
+            self._expiry.requeued(requeued)
+            self.wake_for_backlog_locked(now)
+        return requeued, ended
+
+    def _requeue_locked(self, requests: Sequence[Request]) -> None:
+        """Queue requests that were taken out again, at the head."""
+        for request in requests:
+            request.state = QUEUED
+            request.started = math.nan
+        self._backlog.put_back(requests)
+
+    # The end of the queue.
+
     def close(self) -> None:
-        """Accepts nothing from now on; what is queued still runs. Idempotent."""
+        """Accept nothing from now on; queued requests still run. Idempotent."""
         with self._lock:
-            self._ends.close()
+            self._closing = True
+            self._admission.close()
+            self._devices.notify_all()
+            self._expiry.notify()
 
-    def abandon(self) -> list[Request]:
-        """Ends every request, queued or not yet finished queueing; the caller completes them."""
+    def fail_all(self) -> list[Request]:
+        """End every queued request, and queue none again; return them for the caller to complete. After `close`."""
         with self._lock:
-            return self._ends.abandon()
+            self._abandoned = True
+            return self.end_all_queued_locked()
 
-    def wait_done(self, until: float) -> bool:
-        """Waits until nothing is queued and no worker busy, at most to `until`; whether that came about."""
+    def wait_drained(self, until: float) -> bool:
+        """Wait until nothing is queued and no thread is busy, at most until `until`; return whether that is so."""
         with self._lock:
-            return self._ends.wait_done(self._clock, until)
+            while self._backlog.rows or self._busy:
+                if self._clock.now() >= until:
+                    return False
+                self._drainers += 1
+                try:
+                    self._clock.wait(self._drained, until)
+                finally:
+                    self._drainers -= 1
+            return True
+
+    def _notify_if_drained_locked(self) -> None:
+        """Wake the threads that wait for the end, if nothing is queued."""
+        if self._backlog.rows or not (self._drainers or self._closing):
+            return
+        if self._drainers and not self._busy:
+            self._drained.notify_all()
+        if self._closing:
+            self._expiry.notify()
+            self._devices.recovered_or_closed.notify_all()
+
+    # What it has.
 
     @property
     def accepted(self) -> int:
-        """How many were accepted since the start; the parts of a request count as one."""
+        """Return how many requests were accepted since the start; the parts of a split request count as one."""
         with self._lock:
-            return self._intake.accepted
+            return self._accepted
 
     def sizes(self) -> QueueSizes:
-        """The sizes at this moment."""
+        """Return the current sizes."""
         with self._lock:
             return QueueSizes(
                 len(self._backlog),
                 self._backlog.rows,
-                self._ends.running,
-                self._admission.held_bytes,
-                tuple(self._backlog.rows_of_classes(self.ranks)),
+                self._running,
+                self._bytes_in_flight,
+                tuple(self._backlog.rows_of_classes(self._settings.ranks_per_class)),
             )
+
+    def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
+        """Teach the cost model of one bucket, or of every bucket, what a warm-up run of `rows` rows took."""
+        self.learning.add_warmup_sample(rows, seconds, key)

@@ -1,41 +1,182 @@
-"""Waking: which worker must hear of a request, and for whom a batch may leave.
+"""Which thread runs the next batch, and for how long that batch waits for more requests.
 
-To wake a thread costs more than all else that is done for a request, so nobody is woken in vain.
+A batch may wait for two reasons, both after answers. Clients that were just answered may send their next request
+(`Returners`). And a thread that submits for inline runs may have more input at hand: clients answer a batch's first
+responses before the last ones are sent, while that thread gets little of the interpreter. If the next batch closed at
+once, it would miss requests that have arrived already.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from tensorferry.batcher.clock import Clock
+from tensorferry.batcher.learning.return_model import Returners
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.bucket import Bucket
 from tensorferry.batcher.queue.devices import Device, Devices
-from tensorferry.batcher.queue.reply_wait import ReplyWait
 from tensorferry.batcher.settings import Limits
 
 # A timed wait is not cut short for less, in seconds.
-_LEAST_SOONER = 100e-6
+_MIN_EARLIER = 100e-6
+
+# The wait for input takes up to a tenth of a millisecond. So it is used only if a batch of one takes this many
+# seconds, and lasts at most this share of that time.
+_MIN_INPUT_WAIT_BATCH_SECONDS = 1e-3
+_INPUT_WAIT_SHARE = 0.25
+
+# The time of some models depends on their inputs' values. After a batch that took longer than this, in seconds,
+# workers run every batch for a while. It is a hundred times the time of a short batch, because a busy machine
+# suspends any thread for a few milliseconds.
+_LONG_SECONDS = 0.02
+# That while, in seconds. The first is short, because the process may only have been suspended. It doubles with each
+# long batch that follows within the last value, which is also the maximum.
+_FIRST_SUSPENSION_SECONDS = 1.0
+_MAX_SUSPENSION_SECONDS = 60.0
 
 
-class WorkerWakeup:
-    """Who waits for work or for company. Guarded by the queue's lock.
+class InlineExecution:
+    """Decides when the submitting thread may run a short batch instead of the worker. Guarded by the queue's lock.
 
-    `alert` says that requests may expire in ways of which only an idle worker hears in time.
+    `enabled` says that there is one device without pipelining, no window, and that a batch's time depends on its
+    inputs' shapes alone.
+    """
+
+    __slots__ = ("_device", "_enabled", "_suspended_until", "_suspension_seconds")
+
+    def __init__(self, device: Device, *, enabled: bool) -> None:
+        self._device = device
+        self._enabled = enabled
+        self._suspended_until = -math.inf
+        self._suspension_seconds = 0.0
+
+    def allowed(self, now: float) -> bool:
+        """Return whether the submitting thread may run a batch that is known to be short."""
+        device = self._device
+        return (
+            self._enabled
+            and device.waiting > 0
+            and now >= self._suspended_until
+            and device.outage is None
+            and device.idle
+        )
+
+    def disable(self) -> None:
+        """Never run inline again: a run did not end by itself, and the submitting thread must not hang."""
+        self._enabled = False
+
+    @staticmethod
+    def is_long(seconds: float) -> bool:
+        """Return whether a batch that took `seconds` should not have run inline."""
+        return seconds > _LONG_SECONDS
+
+    def observe(self, seconds: float, now: float) -> None:
+        """Note how long a batch took, whether or not it succeeded."""
+        if self.is_long(seconds):
+            again = now < self._suspended_until + _MAX_SUSPENSION_SECONDS
+            longer = min(2 * self._suspension_seconds, _MAX_SUSPENSION_SECONDS)
+            self._suspension_seconds = longer if again else _FIRST_SUSPENSION_SECONDS
+            self._suspended_until = now + self._suspension_seconds
+
+
+class ReplyWait:
+    """Decides how long a batch waits for requests of clients that were just answered.
+
+    Guarded by the queue's lock, but for `last_response`, and `waiting_for_input`, which may be read without it.
+    `enabled` says whether batches wait for input at all: there is one device without pipelining, and no window.
     """
 
     __slots__ = (
-        "_alert",
+        "_enabled",
+        "_inline_submitter",
+        "_input_pending",
+        "_responding",
+        "returns",
+        "waiting_for_input",
+    )
+
+    def __init__(self, returns: Returners, *, enabled: bool) -> None:
+        self.returns = returns
+        self._enabled = enabled
+        # The last request was submitted for an inline run. A thread that submits otherwise has no more at hand.
+        self._inline_submitter = False
+        # A batch is being answered, after which the next batch is to wait for input.
+        self._responding = False
+        # The batch's last answer is being sent, and no thread has said since then that its input is drained.
+        self._input_pending = False
+        # The same, or a batch is waiting for just that.
+        self.waiting_for_input = False
+
+    def submitted(self, *, inline: bool) -> None:
+        """Note a request that was submitted, for an inline run or not."""
+        self._inline_submitter = inline
+        if not inline:
+            self._input_pending = False
+
+    def input_drained(self) -> None:
+        """Note that the thread that submits for inline runs has no more requests at hand."""
+        self._input_pending = self.waiting_for_input = False
+
+    def batch_ran(self, now: float, requests: int, alone: float, *, by_worker: bool) -> None:
+        """Note that a batch has run and its first request is about to be answered.
+
+        `alone` is the expected time of a batch of one, in seconds. `by_worker` is false for an inline run.
+        """
+        # Not after the last answer: the first clients are back before that.
+        self.returns.answered(now, requests)
+        self._responding = (
+            self._enabled and self._inline_submitter and by_worker and alone >= _MIN_INPUT_WAIT_BATCH_SECONDS
+        )
+
+    def last_response(self) -> None:
+        """Note that the batch's last request is about to be completed. Called without the lock."""
+        if self._responding:
+            # Before the answer, because the submitting thread looks at it as soon as the answer is sent.
+            self._input_pending = self.waiting_for_input = True
+
+    def worker_wakes(self) -> None:
+        """Note that a worker no longer waits."""
+        self.waiting_for_input = False
+
+    def wait_until(self, bucket: Bucket, now: float, room: int) -> float:
+        """Return until when a batch of the bucket, with `room` for more rows, waits; `now` if it does not wait."""
+        if self._input_pending:
+            # Once only. When this is asked again, the time is over or the input is drained.
+            self._input_pending = False
+            until = min(now + _INPUT_WAIT_SHARE * bucket.profile.mean(1), bucket.latest_start)
+            if until > now:
+                return until
+        return self.wait_for_returns_until(bucket, now, room)
+
+    def wait_for_returns_until(self, bucket: Bucket, now: float, room: int) -> float:
+        """Return the same for the wait for returning clients alone."""
+        profile = bucket.profile
+        if not profile.known or room <= 0:
+            return now
+        until = self.returns.wait_until(now, len(bucket), profile.mean, room, profile.answering)
+        return until if until <= now else min(until, bucket.latest_start)
+
+
+class WorkerWakeup:
+    """Wakes workers, and only those that have something to do. Guarded by the queue's lock.
+
+    Waking a thread is the most expensive step of a request. `wake_for_timeouts` says that requests may time out in
+    the queue, which a worker that waits out a window must see.
+    """
+
+    __slots__ = (
         "_backlog",
         "_clock",
-        "_company",
-        "_company_for",
-        "_company_until",
         "_devices",
         "_limits",
-        "asked",
-        "waiting",
+        "_reply_wait",
+        "_waiting",
+        "_waits_for_returns",
+        "_waits_until",
+        "_wake_for_timeouts",
+        "_wakeup_pending",
     )
 
     def __init__(
@@ -44,85 +185,86 @@ class WorkerWakeup:
         limits: Limits,
         backlog: Backlog,
         devices: Devices,
-        company: ReplyWait,
+        reply_wait: ReplyWait,
         *,
-        alert: bool,
+        wake_for_timeouts: bool,
     ) -> None:
         self._clock = clock
         self._limits = limits
         self._backlog = backlog
         self._devices = devices
-        self._company = company
-        self._alert = alert
-        # Threads that wait for work.
-        self.waiting = 0
-        # None of them need hear of a request: nobody waits, or one was woken that has not asked for work since.
-        self.asked = True
-        # Until when an idle worker waits for company, and for which device; -inf when none does.
-        self._company_until = -math.inf
-        self._company_for: Device | None = None
+        self._reply_wait = reply_wait
+        self._wake_for_timeouts = wake_for_timeouts
+        # Workers that wait for work.
+        self._waiting = 0
+        # No worker need be woken: none waits, or one was woken that has not asked for work since.
+        self._wakeup_pending = True
+        # The device whose worker waits for returning clients, and until when; -inf when none does.
+        self._waits_for_returns: Device | None = None
+        self._waits_until = -math.inf
 
     def wait(self, device: Device, until: float) -> None:
-        """A worker of a device waits for work, at most to `until`."""
-        device.waiting += 1
-        self.waiting += 1
-        self.asked = False
+        """Let a worker of a device wait for work, at most until `until`."""
+        self._waiting += 1
+        self._wakeup_pending = False
         try:
-            self._clock.wait(device.ready, until)
+            device.wait(partial(self._clock.wait, until=until))
         finally:
-            device.waiting -= 1
-            self.waiting -= 1
-            # Another that was woken takes what it finds, and wakes the next if something is left.
-            self.asked = not self.waiting
-            self._company.awaits = False
-            if self._company_for is device:
-                self._company_until, self._company_for = -math.inf, None
+            self._waiting -= 1
+            # Another worker that was woken takes what it finds, and wakes the next if something is left.
+            self.wakeup_lost()
+            self._reply_wait.worker_wakes()
+            if self._waits_for_returns is device:
+                self._waits_until, self._waits_for_returns = -math.inf, None
 
-    def wait_for_company(self, device: Device, until: float) -> Wait:
-        """A device's next batch waits for those who are here already, or come back soon."""
-        self._company_until, self._company_for = until, device
+    def wait_for_returns(self, device: Device, until: float) -> Wait:
+        """Return the decision that a device's next batch waits until `until` for more requests."""
+        self._waits_until, self._waits_for_returns = until, device
         return Wait(until)
 
-    def concerns(self, bucket: Bucket, rows: int, deadline: float, now: float) -> bool:
-        """Whether a waiting worker must hear of a request of so many rows that was put into the bucket."""
+    def must_wake_for(self, bucket: Bucket, rows: int, deadline: float, now: float) -> bool:
+        """Return whether a waiting worker must be woken for a request of `rows` rows that was put into the bucket."""
+        if self._wakeup_pending:
+            return False
         room = self._limits.max_batch_size - bucket.rows
-        if bucket.rows == rows or room <= 0 or self._company.awaits:
+        if bucket.rows == rows or room <= 0 or self._reply_wait.waiting_for_input:
             return True
-        if self._company_for is not None:
-            # Decided here, where it is known, rather than by waking the worker for each.
+        if self._waits_for_returns is not None:
+            # Decided here, because waking the worker for each request costs more.
             if len(self._backlog.buckets) > 1:
                 return True
-            return self._company.returners_until(bucket, now, room) < self._company_until - _LEAST_SOONER
-        # A worker that waits out a window must hear of an expiry before its end, and of a size
-        # at which the window ends.
+            until = self._reply_wait.wait_for_returns_until(bucket, now, room)
+            return until < self._waits_until - _MIN_EARLIER
+        # A worker that waits out a window must see an expiry before its end, and a size at which the window ends.
         return self._limits.max_queue_delay > 0 and (
-            deadline < math.inf or bool(self._limits.preferred) or self._alert
+            deadline < math.inf or bool(self._limits.preferred) or self._wake_for_timeouts
         )
 
     def wake(self, now: float) -> None:
-        """Wakes the worker that may take a batch the soonest, of an idle device if one waits there."""
-        if self.asked:
+        """Wake a worker of the device that can take a batch first, preferring an idle one."""
+        if self._wakeup_pending:
             return
-        self.asked = True
+        self._wakeup_pending = True
         each = self._devices.each
         if len(each) == 1:
             each[0].ready.notify()
         else:
-            self._devices.wake(lambda device: max(now, self.turn(device, now)))
+            self._devices.wake(lambda device: max(now, self.next_dispatch_at(device, now)))
 
-    def turn(self, device: Device, now: float) -> float:
-        """When the next batch may leave for a device whose last is unanswered.
+    def wakeup_lost(self) -> None:
+        """Allow the next `wake` to wake a worker, although one was woken before that may not have seen the work."""
+        self._wakeup_pending = not self._waiting
 
-        Where callers come back, it is asked again when those of the last batch are answered:
-        before, nobody knows whether to wait for them. Unless a full batch waits anyway. And a
-        device that is busy leaves the batch to one that is not.
+    def next_dispatch_at(self, device: Device, now: float) -> float:
+        """Return when the next batch may be dispatched to a device whose last batch is not completed; inf: later.
+
+        If clients return, that is decided when those of the last batch are answered: before, it is unknown whether
+        to wait for them. A full batch does not wait for that. A busy device leaves the batch to an idle one.
         """
-        if not device.idle and self._devices.idle_waits():
+        if device.run_inline or (not device.idle and self._devices.has_idle_waiter):
             return math.inf
-        if device.borrowed:
-            return math.inf
-        if device.unanswered and self._company.returners.expected:
+        if device.batches_outstanding and self._reply_wait.returns.expected:
             full = self._limits.full
             if all(bucket.rows < full for bucket in self._backlog.buckets.values()):
                 return math.inf
-        return device.turn(now)
+        return device.dispatch_at(now)

@@ -87,7 +87,7 @@ class RequestTemplate:
             deadline=deadline,
             priority=self.priority,
             padding=self.padding,
-            patience=self.max_queue_time,
+            max_queue_time=self.max_queue_time,
             tag=request_id,
             client=client,
             shared=self.shared,

@@ -23,7 +23,7 @@ def runner(served: ServedTransport, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """What runs the model `m`, whose batches wait for ever for word of what is there."""
     if served.lane is None:
         pytest.skip("only the lane enqueues quietly")
-    monkeypatch.setattr("tensorferry.batcher.queue.reply_wait._SHARE", NEVER)
+    monkeypatch.setattr("tensorferry.batcher.queue.wakeup._INPUT_WAIT_SHARE", NEVER)
     runner = ScriptedRunner(lambda inputs: {"x": inputs["x"]}, gated=True)
     batcher = Batcher(runner, 4)
     batcher.anchor(1, SECONDS)

@@ -254,10 +254,10 @@ class Lane:
         return self._service.status_of(error, reply)
 
     def _pause_after(self, refusal: QueueFull) -> None:
-        if refusal.rest >= _MIN_PAUSE_SECONDS:
+        if refusal.pause_seconds >= _MIN_PAUSE_SECONDS:
             if not self._pause:
                 self.response_batcher.begin_coalescing()
-            self._pause = refusal.rest
+            self._pause = refusal.pause_seconds
             self._core.queue.next_wakeup = 0.0
 
     def sent(self, reply: InferenceReply | None) -> None:
