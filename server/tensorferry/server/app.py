@@ -51,7 +51,7 @@ from tensorferry.server.transport.channel_args import core_options
 from tensorferry.server.transport.core_leaks import warning_of as leak_warning
 from tensorferry.server.transport.core_sockets import close_connections, close_port
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
-from tensorferry.server.transport.threaded_servicer import ThreadedServicer
+from tensorferry.server.transport.threaded_servicer import Extension, ThreadedServicer
 from tensorferry.server.transport.unread_responses import UnreadResponses
 
 if TYPE_CHECKING:
@@ -97,7 +97,6 @@ class App:
         self._response_batcher = ResponseBatcher()
         self._telemetry = RequestTelemetry(config, self._response_batcher)
         tracing = self._telemetry.tracing
-        triton_tracing = TritonTracing(self._trace_file, tracing)
         self._regions = Regions(allowed=config.allow_shared_memory, max_bytes=config.max_queue_bytes)
         self._service = InferenceService(
             self.registry,
@@ -120,27 +119,7 @@ class App:
         )
         # Shared by both transports.
         self._unread = UnreadResponses(config.max_unsent_bytes)
-        self._servicer = ThreadedServicer(
-            self._service,
-            self.registry,
-            version=self._release,
-            max_streams=config.max_streams or _MAX_THREADED_STREAMS,
-            max_in_flight=config.max_in_flight_per_stream,
-            extensions=(
-                ModelConfigMethods(self.registry),
-                StatisticsMethods(self.registry),
-                RepositoryMethods(self.registry, self._control),
-                SharedMemoryMethods(self._regions),
-                TraceSettingsMethods(self.registry, triton_tracing),
-                *(
-                    [LogSettingsMethods(log_output, allowed=config.allow_log_settings)]
-                    if log_output is not None
-                    else []
-                ),
-            ),
-            access=self._access,
-            unread=self._unread,
-        )
+        self._servicer = self._build_servicer(log_output, TritonTracing(self._trace_file, tracing))
         self._watchdog = Watchdog(min(config.run_timeout or REBUILD_SECONDS, REBUILD_SECONDS))
         # Held while the registry is read and health is set from it, so that the last update is the newest. Nothing else is
         # done while it is held.
@@ -148,19 +127,7 @@ class App:
         self._health = HealthService()
         self._unpackers = HandlerThreads(_UNPACK_THREADS, "unpack")
         self._threads = HandlerThreads(max(MAX_HANDLER_THREADS, 2 * (config.max_streams or 0)))
-        self._server = grpc.server(
-            self._threads,
-            interceptors=[]
-            if self._access is None
-            else [AccessInterceptor(self._access, exempt_health=config.auth_exempt_health)],
-            # For the methods that grpcio serves; the lane counts its own calls.
-            maximum_concurrent_rpcs=config.max_calls,
-            options=core_options(config),
-        )
-        self._server.add_generic_rpc_handlers((self._servicer.handler(), self._health.handler()))
-        if config.reflection:
-            services = (SERVICE_NAME, HEALTH_SERVICE, *REFLECTION_SERVICES)
-            self._server.add_generic_rpc_handlers(ReflectionService(services, POOL).handlers())
+        self._server = self._build_grpc_server()
         self._health.set("", serving=False)
         # Liveness: serving as long as the process responds, like ServerLive.
         self._health.set(HEALTH_SERVICE, serving=True)
@@ -170,6 +137,48 @@ class App:
         self._lane: Lane | None = None
         self._metrics: MetricsServer | None = None
         self._gpus: GpuReader | None = None
+
+    def _build_servicer(
+        self, log_output: LogOutput | None, triton_tracing: TritonTracing
+    ) -> ThreadedServicer:
+        config = self.config
+        extensions: list[Extension] = [
+            ModelConfigMethods(self.registry),
+            StatisticsMethods(self.registry),
+            RepositoryMethods(self.registry, self._control),
+            SharedMemoryMethods(self._regions),
+            TraceSettingsMethods(self.registry, triton_tracing),
+        ]
+        if log_output is not None:
+            extensions.append(LogSettingsMethods(log_output, allowed=config.allow_log_settings))
+        return ThreadedServicer(
+            self._service,
+            self.registry,
+            version=self._release,
+            max_streams=config.max_streams or _MAX_THREADED_STREAMS,
+            max_in_flight=config.max_in_flight_per_stream,
+            extensions=extensions,
+            access=self._access,
+            unread=self._unread,
+        )
+
+    def _build_grpc_server(self) -> grpc.Server:
+        config = self.config
+        interceptors: list[grpc.ServerInterceptor] = []
+        if self._access is not None:
+            interceptors.append(AccessInterceptor(self._access, exempt_health=config.auth_exempt_health))
+        server = grpc.server(
+            self._threads,
+            interceptors=interceptors,
+            # For the methods that grpcio serves; the lane counts its own calls.
+            maximum_concurrent_rpcs=config.max_calls,
+            options=core_options(config),
+        )
+        server.add_generic_rpc_handlers((self._servicer.handler(), self._health.handler()))
+        if config.reflection:
+            services = (SERVICE_NAME, HEALTH_SERVICE, *REFLECTION_SERVICES)
+            server.add_generic_rpc_handlers(ReflectionService(services, POOL).handlers())
+        return server
 
     @property
     def service(self) -> InferenceService:
