@@ -1,7 +1,7 @@
 #!/bin/sh
-# Compiles the lock files: every package pinned with its hashes, and no address of an index.
-# All but the last four take their versions from one solution, so that what is tested is what runs
-# (tritonclient, against which the tests run, holds protobuf below 7).
+# Compile the lock files: every package is pinned with its hashes, without index addresses.
+# All but the last four share one solution, so that the tested versions are those that run
+# (tritonclient, which the tests use, requires protobuf below 7).
 set -eu
 cd "$(dirname "$0")"
 compile() {
@@ -14,7 +14,7 @@ compile --universal dev.in cpu.in plots.in bench-gpu.in fuzz.in --output-file "$
 for name in cpu gpu dev plots bench-gpu fuzz; do
     compile --universal "$name.in" --constraints "$all" --output-file "$name.lock"
 done
-# For Python 3.11 only: of these versions some have no wheels for newer ones.
+# For Python 3.11 only, because some of these versions have no wheels for newer ones.
 compile oldest.in --output-file oldest.lock
 for name in kserve manifests ray; do
     compile --universal "$name.in" --output-file "$name.lock"
