@@ -1,4 +1,4 @@
-"""Work that is begun again: what comes between."""
+"""Supervised threads are restarted after a crash, with growing pauses."""
 
 from __future__ import annotations
 
@@ -7,100 +7,102 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tensorferry.batcher.supervision import Pauses, last
+from tensorferry.batcher.supervision import RestartBackoff, supervise
 from tensorferry.batcher.testing import VirtualClock
 
 PATIENCE = 30.0
-Make = Callable[..., "Falling"]
+Make = Callable[..., "CrashingThread"]
 
 
-class Falling:
-    """A thread whose work ends by a fault whenever the test lets it."""
+class CrashingThread:
+    """A supervised thread whose work crashes whenever the test lets it."""
 
-    def __init__(self, mend: Callable[[BaseException], None] = lambda fault: None) -> None:
+    def __init__(self, on_crash: Callable[[BaseException], None] = lambda fault: None) -> None:
         self.clock = VirtualClock()
-        self.pauses = Pauses(self.clock)
-        self._begun, self._go_on = threading.Semaphore(0), threading.Semaphore(0)
-        self._well = False
-        self.thread = threading.Thread(target=last, args=(self._work, mend, self.pauses), daemon=True)
+        self.backoff = RestartBackoff(self.clock)
+        self._started, self._may_crash = threading.Semaphore(0), threading.Semaphore(0)
+        self._recovered = False
+        self.thread = threading.Thread(
+            target=supervise, args=(self._work, on_crash, self.backoff), daemon=True
+        )
         self.thread.start()
 
     def _work(self) -> None:
-        self._begun.release()
-        assert self._go_on.acquire(timeout=PATIENCE)
-        if not self._well:
+        self._started.release()
+        assert self._may_crash.acquire(timeout=PATIENCE)
+        if not self._recovered:
             raise SystemExit
 
-    def fall(self) -> None:
-        """The work has begun, and ends."""
-        assert self._begun.acquire(timeout=PATIENCE)
-        self._go_on.release()
+    def crash(self) -> None:
+        """Wait until the work has started, and let it crash."""
+        assert self._started.acquire(timeout=PATIENCE)
+        self._may_crash.release()
 
     def pause(self, seconds: float) -> None:
-        """It has ended, and is not begun again until this has passed."""
+        """Check that the work is not restarted before this pause, and let the pause pass."""
         self.clock.await_sleepers(until=self.clock.now() + seconds)
-        assert not self._begun.acquire(blocking=False)
+        assert not self._started.acquire(blocking=False)
         self.clock.advance(seconds)
 
     def end(self) -> None:
-        self._well = True
-        self._go_on.release()
-        self.pauses.end()
+        self._recovered = True
+        self._may_crash.release()
+        self.backoff.end()
         self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    made: list[Falling] = []
+    made: list[CrashingThread] = []
 
-    def falling(*mend: Callable[[BaseException], None]) -> Falling:
-        made.append(Falling(*mend))
+    def thread(*on_crash: Callable[[BaseException], None]) -> CrashingThread:
+        made.append(CrashingThread(*on_crash))
         return made[-1]
 
-    yield falling
+    yield thread
     for each in made:
         each.end()
 
 
 def test_pauses_grow_up_to_a_bound(make: Make) -> None:
-    falling = make()
+    thread = make()
     for seconds in (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0):
-        falling.fall()
-        falling.pause(seconds)
+        thread.crash()
+        thread.pause(seconds)
 
 
-def test_work_that_has_gone_on_for_a_minute_has_recovered(make: Make) -> None:
-    falling = make()
-    for seconds, goes_on in ((0.01, 1.0), (0.02, 59.0), (0.04, 60.0), (0.01, 1.0), (0.02, 0.0)):
-        falling.fall()
-        falling.pause(seconds)
-        falling.clock.advance(goes_on)
+def test_pauses_start_over_after_a_minute_without_a_crash(make: Make) -> None:
+    thread = make()
+    for seconds, runs_for in ((0.01, 1.0), (0.02, 59.0), (0.04, 60.0), (0.01, 1.0), (0.02, 0.0)):
+        thread.crash()
+        thread.pause(seconds)
+        thread.clock.advance(runs_for)
 
 
-def test_the_end_waits_for_no_pause(make: Make) -> None:
-    falling = make()
-    falling.fall()
-    falling.clock.await_sleepers()
-    # The time stands still.
-    falling.end()
-    assert falling._begun.acquire(blocking=False), "what is left is looked at once more"
+def test_ending_the_backoff_ends_the_pause(make: Make) -> None:
+    thread = make()
+    thread.crash()
+    thread.clock.await_sleepers()
+    # The clock does not advance.
+    thread.end()
+    assert thread._started.acquire(blocking=False), "the work runs once more"
 
 
-def test_what_mends_may_fall_too_and_a_pause_comes_all_the_same(make: Make) -> None:
+def test_a_crash_of_the_handler_is_reported_after_a_pause_too(make: Make) -> None:
     faults = [MemoryError(), KeyError()]
-    mended: list[type[BaseException]] = []
+    reported: list[type[BaseException]] = []
 
-    def mend(fault: BaseException) -> None:
-        mended.append(type(fault))
+    def on_crash(fault: BaseException) -> None:
+        reported.append(type(fault))
         if faults:
             raise faults.pop(0)
 
-    falling = make(mend)
-    falling.fall()
+    thread = make(on_crash)
+    thread.crash()
     for count, seconds in enumerate((0.01, 0.02, 0.04), 1):
-        falling.clock.await_sleepers(until=falling.clock.now() + seconds)
-        assert mended == [SystemExit, MemoryError, KeyError][:count]
-        falling.pause(seconds)
-    falling.fall()
-    falling.pause(0.08)
+        thread.clock.await_sleepers(until=thread.clock.now() + seconds)
+        assert reported == [SystemExit, MemoryError, KeyError][:count]
+        thread.pause(seconds)
+    thread.crash()
+    thread.pause(0.08)

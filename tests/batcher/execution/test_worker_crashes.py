@@ -25,7 +25,7 @@ from tensorferry.batcher.queue.expiry import Expiry
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.queue.wakeup import WorkerWakeup
 from tensorferry.batcher.statistics.counters import Counters
-from tensorferry.batcher.supervision import last
+from tensorferry.batcher.supervision import supervise
 from tensorferry.batcher.testing import ScriptedRunner
 
 # What a worker does with a batch, in this order, and whether its requests still have their answers.
@@ -321,7 +321,7 @@ def test_what_mends_may_fall_too() -> None:
         if len(mended) == 1:
             raise MemoryError
 
-    last(work, mend)
+    supervise(work, mend)
     assert [type(fault) for fault in mended] == [SystemExit, MemoryError, KeyError]
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.models.controlled import World
 from support.server.rig import PATIENCE
 
-from tensorferry.batcher.supervision import Pauses
+from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server.models.registry import ModelState
 
@@ -61,7 +61,7 @@ def test_a_fault_that_stays_does_not_keep_the_thread_busy(
 ) -> None:
     world.write("m", "1")
     clock = VirtualClock()
-    control = world.start("m", mode="poll", poll_seconds=0.0, pauses=Pauses(clock))
+    control = world.start("m", mode="poll", poll_seconds=0.0, backoff=RestartBackoff(clock))
     monkeypatch.setattr(control, "_poll", fails := Mock(side_effect=MemoryError))
     for count, seconds in enumerate((0.01, 0.02, 0.04), 1):
         clock.await_sleepers(until=clock.now() + seconds)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from support.server.rig import PATIENCE
 
-from tensorferry.batcher.supervision import Pauses
+from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server.telemetry.log_writer import BackgroundWriter
 
@@ -105,7 +105,7 @@ def test_the_end_does_not_wait_for_what_is_stuck(disk: Disk, open_writer: Open) 
 
 def test_it_goes_on_after_a_fault_and_a_pause(disk: Disk, open_writer: Open) -> None:
     clock = VirtualClock()
-    writer = open_writer(pauses=Pauses(clock))
+    writer = open_writer(backoff=RestartBackoff(clock))
     disk.faults = [SystemExit("a fault")]
     assert writer.put("lost")
     clock.await_sleepers(until=clock.now() + 0.01)
@@ -120,7 +120,7 @@ def test_a_fault_that_stays_takes_a_pause_each_time_and_the_end_waits_for_none(
 ) -> None:
     clock = VirtualClock()
     disk.faults = [SystemExit("a fault") for _ in range(9)]
-    writer = open_writer(pauses=Pauses(clock))
+    writer = open_writer(backoff=RestartBackoff(clock))
     for seconds in (0.01, 0.02):
         assert writer.put("lost")
         clock.await_sleepers(until=clock.now() + seconds)

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 from support.server.rig import PATIENCE
 
-from tensorferry.batcher.supervision import Pauses
+from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.server.errors import StartError
 from tensorferry.server.tracing import triton_file
@@ -140,7 +140,7 @@ def test_a_fault_that_stays_does_not_keep_the_writer_busy(
 ) -> None:
     monkeypatch.setattr(json, "dumps", fails := Mock(side_effect=MemoryError))
     clock = VirtualClock()
-    file = TraceFile(file.path, Pauses(clock))
+    file = TraceFile(file.path, RestartBackoff(clock))
     file.start()
     for count, seconds in enumerate((0.01, 0.02), 1):
         file.write(TraceFileSeries(None), {})

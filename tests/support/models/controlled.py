@@ -13,7 +13,7 @@ from typing import Any
 from support.server.rig import PATIENCE, signature, spec
 
 from tensorferry.batcher import Batcher
-from tensorferry.batcher.supervision import Pauses
+from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource
@@ -104,14 +104,14 @@ class World:
         named: tuple[ModelSource, ...] = (),
         strict: bool = True,
         poll_seconds: float = 3600.0,
-        pauses: Pauses | None = None,
+        backoff: RestartBackoff | None = None,
     ) -> RepositoryController:
         self.control = RepositoryController(
             self.registry, Repository([self.root]), self.load, self.note, mode=mode, poll_seconds=poll_seconds
         )
         self.control._commands = self.commands
-        if pauses is not None:
-            self.control._pauses = pauses
+        if backoff is not None:
+            self.control._backoff = backoff
         self.control.start(named, names, strict=strict)
         return self.control
 

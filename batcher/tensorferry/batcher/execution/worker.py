@@ -13,7 +13,7 @@ from tensorferry.batcher.execution.context import ExecutionContext
 from tensorferry.batcher.execution.executor import WORKER_CRASHED, BatchExecutor, excluding
 from tensorferry.batcher.execution.instance import Instance
 from tensorferry.batcher.request import BatchAssignment, Recover, Request
-from tensorferry.batcher.supervision import last
+from tensorferry.batcher.supervision import supervise
 
 _log = logging.getLogger("tensorferry.batcher")
 
@@ -45,7 +45,7 @@ class Worker:
 
     def run(self) -> None:
         """Take and execute work until the queue ends; after a crash, restart."""
-        last(self._run_until_closed, self._restart)
+        supervise(self._run_until_closed, self._restart)
 
     def _run_until_closed(self) -> None:
         while (work := self._queue.take(self._instance.index)) is not None:

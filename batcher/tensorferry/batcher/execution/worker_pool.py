@@ -11,7 +11,7 @@ from tensorferry.batcher.errors import InstanceFailed, RunTimedOut
 from tensorferry.batcher.execution.context import ExecutionContext
 from tensorferry.batcher.execution.instance import Instance
 from tensorferry.batcher.execution.worker import Worker
-from tensorferry.batcher.supervision import last
+from tensorferry.batcher.supervision import supervise
 
 _log = logging.getLogger("tensorferry.batcher")
 
@@ -79,7 +79,7 @@ class WorkerPool:
             self._queue.expiry_done()
 
     def _expire(self) -> None:
-        last(self._expire_until_closed, self._restart_expiry)
+        supervise(self._expire_until_closed, self._restart_expiry)
 
     def _expire_until_closed(self) -> None:
         while (expired := self._queue.take_expired()) is not None:

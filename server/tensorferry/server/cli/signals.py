@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from tensorferry.batcher.supervision import Pauses, last
+from tensorferry.batcher.supervision import RestartBackoff, supervise
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -30,10 +30,10 @@ def forward_signals(on_signal: Callable[[int], None]) -> None:
             on_signal(received[0])
 
     def run() -> None:
-        last(
+        supervise(
             read,
             lambda error: _log.error("the signal thread crashed (bug); it is restarted", exc_info=error),
-            Pauses(),
+            RestartBackoff(),
         )
 
     threading.Thread(target=run, name="signals", daemon=True).start()

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TypeAlias
 
-from tensorferry.batcher.supervision import Pauses, last
+from tensorferry.batcher.supervision import RestartBackoff, supervise
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import (
@@ -77,7 +77,7 @@ class RepositoryController:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._pauses = Pauses()
+        self._backoff = RestartBackoff()
         # Commands with what they are waited for by; None ends the thread.
         self._commands: queue.SimpleQueue[tuple[_Command, Future[None]] | None] = queue.SimpleQueue()
 
@@ -168,7 +168,7 @@ class RepositoryController:
         with self._lock:
             self._closed = True
             thread = self._thread
-        self._pauses.end()
+        self._backoff.end()
         self._commands.put(None)
         until = time.monotonic() + timeout
         ended = self._unloader.close(until)
@@ -193,7 +193,7 @@ class RepositoryController:
         done.result()
 
     def _run(self) -> None:
-        last(self._run_until_closed, self._begin_again, self._pauses)
+        supervise(self._run_until_closed, self._begin_again, self._backoff)
 
     def _begin_again(self, fault: BaseException) -> None:
         _log.error("the thread that loads models ended unexpectedly; it is begun again", exc_info=fault)

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from tensorferry.batcher.supervision import last
+from tensorferry.batcher.supervision import supervise
 from tensorferry.server.errors import StartError
 from tensorferry.server.monitoring.http_connections import HttpConnections, TimedReader
 
@@ -112,7 +112,7 @@ class _Server(ThreadingHTTPServer):
 
     def run(self) -> None:
         """Takes connections, one after the other, each into a thread of its own. Waits without polling."""
-        last(self._take_until_ended, self._begin_again)
+        supervise(self._take_until_ended, self._begin_again)
         self.server_close()
 
     def _take_until_ended(self) -> None:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tensorferry.batcher.supervision import last
+from tensorferry.batcher.supervision import supervise
 
 # Delay before the watchdog restarts after an unexpected exception.
 _AGAIN_SECONDS = 0.1
@@ -128,7 +128,7 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
-        last(self._check_until_closed, self._on_crash)
+        supervise(self._check_until_closed, self._on_crash)
 
     def _on_crash(self, fault: BaseException) -> None:
         _log.error("the watchdog crashed (bug); restarting", exc_info=fault)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from tensorferry.batcher.supervision import Pauses, last
+from tensorferry.batcher.supervision import RestartBackoff, supervise
 
 T = TypeVar("T")
 
@@ -28,13 +28,13 @@ class BackgroundWriter(Generic[T]):
         *,
         most: int,
         most_bytes: float = math.inf,
-        pauses: Pauses | None = None,
+        backoff: RestartBackoff | None = None,
     ) -> None:
         self._write = write
         self._failed = failed
         self._most = most
         self._most_bytes = most_bytes
-        self._pauses = pauses or Pauses()
+        self._backoff = backoff or RestartBackoff()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         # Guards the fields below. Nothing is written or called while it is held. Notified when there are items, when
         # all are written, and at the end. Reentrant, since a destructor may log while its thread is in here.
@@ -73,13 +73,13 @@ class BackgroundWriter(Generic[T]):
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._pauses.end()
+        self._backoff.end()
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        last(self._write_until_stopped, self._failed, self._pauses)
+        supervise(self._write_until_stopped, self._failed, self._backoff)
 
     def _write_until_stopped(self) -> None:
         while True:

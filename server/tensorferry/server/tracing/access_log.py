@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tensorferry.batcher.supervision import Pauses
+from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.models.registry import Model
 from tensorferry.server.telemetry import logs
@@ -72,12 +72,12 @@ class AccessLog:
     # What is logged is no span.
     context = None
 
-    def __init__(self, most: int, pauses: Pauses | None = None) -> None:
+    def __init__(self, most: int, backoff: RestartBackoff | None = None) -> None:
         # Guards both. Nothing is called while it is held, but for the queue, which has room or refuses.
         self._lock = threading.Lock()
         self._answered, self._others = _RateLimit(most), _RateLimit(most)
         self._writer: BackgroundWriter[tuple[RequestTrace, int]] = BackgroundWriter(
-            "access-log", self._write, _failed, most=2 * most * _WAITING_SECONDS, pauses=pauses
+            "access-log", self._write, _failed, most=2 * most * _WAITING_SECONDS, backoff=backoff
         )
 
     def start(self) -> None:

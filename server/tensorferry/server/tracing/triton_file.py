@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tensorferry.batcher.supervision import Pauses
+from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.server.errors import StartError
 from tensorferry.server.telemetry.log_writer import BackgroundWriter
 
@@ -45,10 +45,10 @@ class TraceFile:
     A file is emptied when the first trace is written to it, and is a whole JSON array after each.
     """
 
-    def __init__(self, path: Path, pauses: Pauses | None = None) -> None:
+    def __init__(self, path: Path, backoff: RestartBackoff | None = None) -> None:
         self.path = path
         self._writer: BackgroundWriter[_Item] = BackgroundWriter(
-            "trace-writer", self._write, _failed, most=_MOST_WAITING, pauses=pauses
+            "trace-writer", self._write, _failed, most=_MOST_WAITING, backoff=backoff
         )
         # Guards _lost. Nothing is called while it is held.
         self._lock = threading.Lock()
