@@ -1,4 +1,4 @@
-"""The classification extension: order, format and shape of the classes, and the files that their labels are in."""
+"""The classification extension: order, format and shape of the classes, and their labels."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 
 ROWS = Classifier(batched=True)
-COMPARED = ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP32", "FP64"]
+RANKED = ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP32", "FP64"]
 
 
 def classes(array: Any, count: int, classifier: Classifier = ROWS) -> Any:
     return classifier.classes("y", np.asarray(array), count).tolist()
 
 
-def test_the_protocols_example() -> None:
+def test_the_example_of_the_protocol() -> None:
     scores = np.array([[1, 5, 10, 4]], np.int32)
     assert classes(scores, 2) == [[b"10:2", b"5:1"]]
     fruit = Classifier(batched=True, labels={"y": ("kiwi", "pickle", "apple", "plum")})
     assert classes(scores, 2, fruit) == [[b"10:2:apple", b"5:1:pickle"]]
 
 
-def test_floats_have_six_digits_behind_the_point_and_integers_none() -> None:
+def test_floats_have_six_decimals_and_integers_none() -> None:
     assert classes(np.array([[0.1, -2.0, 1e20, 1e-9]], np.float32), 4) == [
         [b"100000002004087734272.000000:2", b"0.100000:0", b"0.000000:3", b"-2.000000:1"]
     ]
@@ -62,7 +62,7 @@ def test_floats_have_six_digits_behind_the_point_and_integers_none() -> None:
     assert classes(np.array([[math.inf, -math.inf]]), 2) == [[b"inf:0", b"-inf:1"]]
 
 
-def test_the_ends_of_integers_compare_as_they_are() -> None:
+def test_the_smallest_and_largest_integers_compare_exactly() -> None:
     low, high = -(1 << 63), (1 << 63) - 1
     assert classes(np.array([[low, 0, high]], np.int64), 3) == [
         [f"{high}:2".encode(), b"0:1", f"{low}:0".encode()]
@@ -70,7 +70,7 @@ def test_the_ends_of_integers_compare_as_they_are() -> None:
     assert classes(np.array([[0, (1 << 64) - 1]], np.uint64), 1) == [[b"18446744073709551615:1"]]
 
 
-def test_what_is_not_a_number_is_lowest() -> None:
+def test_nan_is_lowest() -> None:
     row = np.array([[math.nan, 1.0, -math.inf, math.nan]])
     assert classes(row, 4) == [[b"1.000000:1", b"-inf:2", b"nan:0", b"nan:3"]]
     many = np.full((1, 100), math.nan)
@@ -80,16 +80,16 @@ def test_what_is_not_a_number_is_lowest() -> None:
 
 @st.composite
 def outputs(draw: Any) -> tuple[Array, int]:
-    storage = DATATYPES[draw(st.sampled_from(COMPARED))].storage
+    storage = DATATYPES[draw(st.sampled_from(RANKED))].storage
     shape = draw(arrays.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=40))
-    # Few values, so that there are equal ones.
+    # Few values, so that some are equal.
     values = st.integers(0, 5) if draw(st.booleans()) else None
     return draw(arrays.arrays(storage, shape, elements=values)), draw(st.integers(1, 50))
 
 
 @given(outputs())
 @reproducible
-def test_classes_are_those_of_an_ordinary_sort(drawn: tuple[Array, int]) -> None:
+def test_classes_are_in_the_order_of_a_stable_sort(drawn: tuple[Array, int]) -> None:
     array, count = drawn
     found = ROWS.classes("y", array, count)
     width = math.prod(array.shape[1:])
@@ -101,7 +101,7 @@ def test_classes_are_those_of_an_ordinary_sort(drawn: tuple[Array, int]) -> None
         assert [int(text.split(b":")[1]) for text in texts] == order[:count]
 
 
-def test_a_row_of_more_dimensions_is_counted_through() -> None:
+def test_indices_count_through_a_row_of_several_dimensions() -> None:
     assert classes(np.arange(12).reshape(2, 2, 3), 1) == [[b"5:5"], [b"11:5"]]
 
 
@@ -111,13 +111,13 @@ def test_without_batching_the_output_is_one_row() -> None:
     assert classes(np.array([3, 4]), 1) == [[b"3:0"], [b"4:0"]]
 
 
-def test_there_are_no_more_classes_than_there_are_elements() -> None:
+def test_at_most_as_many_classes_as_elements() -> None:
     assert classes(np.array([[2, 1]]), 1 << 40) == [[b"2:0", b"1:1"]]
     assert ROWS.classes("y", np.zeros((0, 4)), 2).shape == (0, 2)
     assert ROWS.classes("y", np.zeros((3, 0)), 2).shape == (3, 0)
 
 
-def test_a_row_that_is_too_large() -> None:
+def test_a_row_too_large_to_rank_is_refused() -> None:
     assert ROWS.classes("y", np.zeros((2, 1_000_000), np.int8), 1).tolist() == [[b"0:0"], [b"0:0"]]
     with pytest.raises(
         InvalidRequestError, match="classification output tensor too large: a row of output 'y'"
@@ -125,7 +125,7 @@ def test_a_row_that_is_too_large() -> None:
         ROWS.classes("y", np.zeros((1, 1_000_001), np.int8), 1)
 
 
-def test_classes_without_a_label_have_none() -> None:
+def test_a_class_without_a_label() -> None:
     labels = Classifier(batched=True, labels={"y": ("", "b"), "other": ("x",) * 3})
     assert classes(np.array([[3, 2, 1]]), 3, labels) == [[b"3:0", b"2:1:b", b"1:2"]]
 
@@ -175,7 +175,7 @@ def test_requests_for_different_numbers_of_classes_share_a_batch() -> None:
         for message in (asking(1), asking(1), asking(2), request({"x": fp32(1, 3)}), asking(2)):
             answers.append(Replies())
             service.submit(message.SerializeToString(), math.inf, answers[-1])
-            # The first rides alone, what comes while it runs together.
+            # The first request runs alone; those that arrive meanwhile share a batch.
             runner.await_batches(1)
         runner.open()
         _, *responses = [response_of(replies.first()) for replies in answers]
@@ -191,7 +191,7 @@ def config(*files: tuple[str, str]) -> ModelConfig:
     return made
 
 
-def test_labels_are_the_lines_of_the_files_that_the_config_names(tmp_path: Path) -> None:
+def test_labels_are_the_lines_of_the_configured_files(tmp_path: Path) -> None:
     (tmp_path / "fruit.txt").write_bytes(b"apple\nzw\xc3\xb6lf\n\nlast")
     (tmp_path / "dos.txt").write_bytes(b"a\r\nb\r\n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
@@ -220,7 +220,7 @@ def test_a_model_without_config_or_directory_has_no_labels(tmp_path: Path) -> No
         ("link.txt", "which is outside of the model's directory"),
     ],
 )
-def test_a_file_of_labels_that_is_not_there_or_not_the_models(
+def test_a_missing_label_file_or_one_outside_the_models_directory_is_refused(
     tmp_path: Path, file: str, message: str
 ) -> None:
     (tmp_path / "labels.txt").write_text("a\n")
@@ -246,11 +246,11 @@ def test_a_model_is_loaded_with_its_labels(tmp_path: Path) -> None:
         model.batcher.close(drain=False)
 
 
-def test_classes_of_a_served_model_have_its_labels() -> None:
+def test_a_served_models_classes_have_its_labels() -> None:
     with Batcher(lambda inputs: {"y": inputs["x"]}, 8) as batcher:
         service = served(batcher, labels={"y": ("low", "middle", "high")})
         for _ in range(2):
-            # By the long way, and by the form that it leaves.
+            # First decoded, then matched by the template.
             response = infer(service, asking(2))
             assert decode_raw(response.raw_output_contents[0], DATATYPES["BYTES"], [1, 2]).tolist() == [
                 [b"2.000000:2:high", b"1.000000:1:middle"]

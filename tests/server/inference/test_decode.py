@@ -1,4 +1,4 @@
-"""What comes over the wire is held against the signature; what does not fit is refused in words."""
+"""Requests are checked against the model's signature, and errors say what does not fit."""
 
 from __future__ import annotations
 
@@ -25,84 +25,84 @@ def good(rows: int = 2, *, typed: bool = False) -> pb.ModelInferRequest:
     return request({"x": fp32(rows, 3), "n": np.arange(rows)}, typed=typed)
 
 
-def held(message: pb.ModelInferRequest, made: Any = MODEL, *, batched: bool = True) -> DecodedRequest:
+def decoded(message: pb.ModelInferRequest, made: Any = MODEL, *, batched: bool = True) -> DecodedRequest:
     return decode_request(message, "m", made, batched, RegionLease(Regions()))
 
 
 def refused(message: pb.ModelInferRequest, made: Any = MODEL, *, batched: bool = True) -> str:
     with pytest.raises((InvalidRequestError, TensorError)) as caught:
-        held(message, made, batched=batched)
+        decoded(message, made, batched=batched)
     return str(caught.value)
 
 
-def test_tensors_are_in_the_models_order_whatever_the_requests() -> None:
+def test_tensors_are_in_the_models_order() -> None:
     message = request({"n": np.array([5, 6]), "x": fp32(2, 3)})
-    for x, n in (held(message).tensors, held(good()).tensors):
+    for x, n in (decoded(message).tensors, decoded(good()).tensors):
         assert (x.shape, x.dtype, x.data) == ((2, 3), np.dtype("<f4"), fp32(2, 3).tobytes())
         assert n.shape == (2,)
-    assert held(message).tensors[1].data == np.array([5, 6]).tobytes()
+    assert decoded(message).tensors[1].data == np.array([5, 6]).tobytes()
 
 
-def test_rows_are_axis_0_of_a_batched_model_and_one_of_any_other() -> None:
-    assert held(good(5)).rows == 5
-    assert held(good(0)).rows == 0
-    assert held(good(5), batched=False).rows == 1
+def test_rows_are_axis_0_of_a_batched_model_and_1_of_another() -> None:
+    assert decoded(good(5)).rows == 5
+    assert decoded(good(0)).rows == 0
+    assert decoded(good(5), batched=False).rows == 1
 
 
-def test_requests_of_one_key_are_those_that_differ_in_rows_only() -> None:
+def test_requests_that_differ_in_rows_only_have_one_key() -> None:
     texts = signature(S)
 
     def key(*shape: int) -> Any:
-        return held(request({"s": np.full(shape, b"t", dtype=object)}), texts).key
+        return decoded(request({"s": np.full(shape, b"t", dtype=object)}), texts).key
 
     assert key(1, 2) == key(7, 2)
     assert key(1, 2) != key(1, 3)
-    assert held(good(1)).key == held(good(1, typed=True)).key
+    assert decoded(good(1)).key == decoded(good(1, typed=True)).key
 
 
-def test_a_request_is_as_large_as_its_message() -> None:
+def test_the_size_of_a_request_is_that_of_its_message() -> None:
     message = good(100)
-    assert held(message).nbytes == len(message.SerializeToString())
+    assert decoded(message).nbytes == len(message.SerializeToString())
 
 
 @pytest.mark.parametrize("typed", [False, True])
 def test_strings_become_text(typed: bool) -> None:
     array = np.array([["é", ""], ["a\0", "終"]], dtype=object)
-    (tensor,) = held(request({"s": array}, typed=typed), signature(S)).tensors
+    (tensor,) = decoded(request({"s": array}, typed=typed), signature(S)).tensors
     assert tensor.data.tolist() == array.tolist()
     assert (tensor.shape, tensor.dtype) == ((2, 2), np.dtype(object))
 
 
 @pytest.mark.parametrize("typed", [False, True])
-def test_strings_that_are_not_utf8(typed: bool) -> None:
+def test_strings_must_be_utf8(typed: bool) -> None:
     message = request({"s": np.array([[b"\xff"]], dtype=object)}, typed=typed)
     assert "input 's' of model 'm': an element is not UTF-8" in refused(message, signature(S))
 
 
 def test_without_raw_contents_a_request_is_typed() -> None:
-    assert held(good(typed=True)).response_spec.typed
-    assert not held(good()).response_spec.typed
-    assert held(good(typed=True)).tensors == held(good()).tensors
+    assert decoded(good(typed=True)).response_spec.typed
+    assert not decoded(good()).response_spec.typed
+    assert decoded(good(typed=True)).tensors == decoded(good()).tensors
 
 
-def test_a_request_without_inputs_is_answered_raw_as_clients_expect() -> None:
+def test_a_request_without_inputs_is_answered_raw() -> None:
     made = Signature((), (spec("y", "FP32", 5),))
-    assert not held(request({}), made, batched=False).response_spec.typed
+    assert not decoded(request({}), made, batched=False).response_spec.typed
 
 
 @pytest.mark.parametrize("typed", [False, True])
-def test_zero_rows(typed: bool) -> None:
-    decoded = held(good(0, typed=typed))
-    assert [tensor.shape for tensor in decoded.tensors] == [(0, 3), (0,)]
+def test_a_request_without_rows(typed: bool) -> None:
+    tensors = decoded(good(0, typed=typed)).tensors
+    assert [tensor.shape for tensor in tensors] == [(0, 3), (0,)]
 
 
 def test_scalars_of_a_model_without_batch_axis() -> None:
     made = signature(spec("s", "FP32"))
-    assert held(request({"s": np.array(1.5, np.float32)}), made, batched=False).tensors[0].shape == ()
+    assert decoded(request({"s": np.array(1.5, np.float32)}), made, batched=False).tensors[0].shape == ()
 
 
-# Each takes a good request (inputs x FP32 [2, 3] and n INT64 [2], raw) and spoils it.
-Spoil = Callable[[pb.ModelInferRequest], Any]
+# Makes a good request (inputs x FP32 [2, 3] and n INT64 [2], raw) wrong.
+Change = Callable[[pb.ModelInferRequest], Any]
 
 
 def rename(message: pb.ModelInferRequest) -> None:
@@ -128,25 +128,25 @@ def add(message: pb.ModelInferRequest) -> None:
     message.raw_input_contents.append(b"12345678")
 
 
-def shape(*dims: int) -> Spoil:
-    def spoil(message: pb.ModelInferRequest) -> None:
+def shape(*dims: int) -> Change:
+    def change(message: pb.ModelInferRequest) -> None:
         message.inputs[0].shape[:] = dims
 
-    return spoil
+    return change
 
 
-def datatype(name: str) -> Spoil:
-    def spoil(message: pb.ModelInferRequest) -> None:
+def datatype(name: str) -> Change:
+    def change(message: pb.ModelInferRequest) -> None:
         message.inputs[0].datatype = name
 
-    return spoil
+    return change
 
 
-def raw(*contents: bytes) -> Spoil:
-    def spoil(message: pb.ModelInferRequest) -> None:
+def raw(*contents: bytes) -> Change:
+    def change(message: pb.ModelInferRequest) -> None:
         message.raw_input_contents[:] = contents
 
-    return spoil
+    return change
 
 
 def mixed(message: pb.ModelInferRequest) -> None:
@@ -166,7 +166,7 @@ GOT_X = "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['x'], b
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("change", "message"),
     [
         (rename, "unexpected inference input 'other' for model 'm'; it takes ['x', 'n']"),
         (add, "unexpected inference input 'more' for model 'm'; it takes ['x', 'n']"),
@@ -215,32 +215,32 @@ GOT_X = "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['x'], b
         ),
     ],
 )
-def test_a_raw_request_that_does_not_fit(spoil: Spoil, message: str) -> None:
-    spoiled = good()
-    spoil(spoiled)
-    assert message in refused(spoiled)
+def test_a_wrong_raw_request_is_refused(change: Change, message: str) -> None:
+    changed = good()
+    change(changed)
+    assert message in refused(changed)
 
 
-def test_rows_are_counted_for_batched_models_alone() -> None:
-    spoiled = good()
-    other_rows(spoiled)
-    assert [tensor.shape for tensor in held(spoiled, batched=False).tensors] == [(2, 3), (3,)]
+def test_only_batched_models_require_equal_rows() -> None:
+    changed = good()
+    other_rows(changed)
+    assert [tensor.shape for tensor in decoded(changed, batched=False).tensors] == [(2, 3), (3,)]
 
 
-def test_no_hint_of_rows_where_axis_0_does_not_count_them() -> None:
-    spoiled = good()
-    shape()(spoiled)
-    assert refused(spoiled, batched=False).endswith("Expected [-1, 3], got []")
+def test_the_error_mentions_rows_for_batched_models_only() -> None:
+    changed = good()
+    shape()(changed)
+    assert refused(changed, batched=False).endswith("Expected [-1, 3], got []")
 
 
 def test_fixed_dimensions_hold_for_axis_0_too() -> None:
     made = signature(spec("x", "FP32", 1, 3))
-    assert held(request({"x": fp32(1, 3)}), made, batched=False).rows == 1
+    assert decoded(request({"x": fp32(1, 3)}), made, batched=False).rows == 1
     assert "Expected [1, 3], got [2, 3]" in refused(request({"x": fp32(2, 3)}), made, batched=False)
 
 
 @pytest.mark.parametrize("dims", [(0, 1 << 62), (0, (1 << 63) - 1)])
-def test_a_shape_without_elements_must_still_be_one_that_an_array_can_have(dims: tuple[int, ...]) -> None:
+def test_a_shape_without_elements_must_be_possible_for_an_array(dims: tuple[int, ...]) -> None:
     made = signature(spec("x", "FP32", "batch", "n"))
     message = request({"x": fp32(0, 0)})
     message.inputs[0].shape[:] = dims
@@ -263,7 +263,7 @@ def test_too_few_typed_elements() -> None:
 
 
 @pytest.mark.parametrize("name", ["FP16", "BF16"])
-def test_half_floats_have_to_be_raw(name: str) -> None:
+def test_half_floats_must_be_raw(name: str) -> None:
     message = request({"x": fp32(1, 3)}, typed=True)
     message.inputs[0].datatype = name
     made = signature(spec("x", name, "batch", 3))
@@ -278,13 +278,13 @@ def test_malformed_bytes_elements() -> None:
     )
 
 
-def test_outputs_are_the_models_unless_some_are_named() -> None:
+def test_all_outputs_unless_some_are_named() -> None:
     message = good()
-    assert held(message).response_spec.outputs == MODEL.outputs
+    assert decoded(message).response_spec.outputs == MODEL.outputs
     message.outputs.add(name="z")
-    assert held(message).response_spec.outputs == MODEL.outputs[1:]
+    assert decoded(message).response_spec.outputs == MODEL.outputs[1:]
     message.outputs.add(name="y")
-    assert [output.name for output in held(message).response_spec.outputs] == ["z", "y"]
+    assert [output.name for output in decoded(message).response_spec.outputs] == ["z", "y"]
 
 
 @pytest.mark.parametrize(
@@ -296,25 +296,25 @@ def test_outputs_are_the_models_unless_some_are_named() -> None:
         (["z", "y", "z"], "output 'z' already exists in request for model 'm'"),
     ],
 )
-def test_outputs_that_cannot_be_given(names: list[str], message: str) -> None:
-    asked = good()
+def test_wrong_outputs_are_refused(names: list[str], message: str) -> None:
+    request = good()
     for name in names:
-        asked.outputs.add(name=name)
-    assert message in refused(asked)
+        request.outputs.add(name=name)
+    assert message in refused(request)
 
 
-def asked_for_classes(name: str, **given: Any) -> pb.ModelInferRequest:
+def request_for_classes(name: str, **given: Any) -> pb.ModelInferRequest:
     message = good()
     parameter = message.outputs.add(name=name).parameters["classification"]
     parameter.CopyFrom(pb.InferParameter(**given))
     return message
 
 
-def test_classes_are_wanted_by_output() -> None:
-    message = asked_for_classes("z", int64_param=3)
+def test_the_number_of_classes_is_per_output() -> None:
+    message = request_for_classes("z", int64_param=3)
     message.outputs.add(name="y")
-    assert held(message).response_spec.class_counts == (3, 0)
-    assert held(good()).response_spec.class_counts == ()
+    assert decoded(message).response_spec.class_counts == (3, 0)
+    assert decoded(good()).response_spec.class_counts == ()
 
 
 @pytest.mark.parametrize(
@@ -332,34 +332,34 @@ def test_classes_are_wanted_by_output() -> None:
         ({}, "expected int64_param, got none"),
     ],
 )
-def test_a_number_of_classes_that_is_none(given: dict[str, Any], message: str) -> None:
-    assert message in refused(asked_for_classes("z", **given))
+def test_a_wrong_number_of_classes_is_refused(given: dict[str, Any], message: str) -> None:
+    assert message in refused(request_for_classes("z", **given))
 
 
 @pytest.mark.parametrize("kind", ["BYTES", "BOOL", "FP16", "BF16"])
-def test_what_has_no_values_that_compare_has_no_classes(kind: str) -> None:
+def test_datatypes_without_an_order_have_no_classes(kind: str) -> None:
     made = signature(X, N, outputs=(spec("z", kind, "batch"),))
     assert f"class result not available for output due to unsupported type '{kind}': output 'z'" in refused(
-        asked_for_classes("z", int64_param=1), made
+        request_for_classes("z", int64_param=1), made
     )
 
 
-def test_other_parameters_are_no_concern() -> None:
+def test_other_parameters_are_ignored() -> None:
     message = good()
     message.parameters["anything"].string_param = "x"
     message.inputs[0].parameters["binary_data_size"].int64_param = 24
     message.outputs.add(name="y").parameters["binary_data"].bool_param = True
-    assert held(message).rows == 2
+    assert decoded(message).rows == 2
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05abc", b"\x0a\x01\xff", b"text", b"\0"])
 @pytest.mark.parametrize("kind", [pb.ModelInferRequest, pb.ModelReadyRequest])
-def test_bytes_that_are_no_message(data: bytes, kind: Any) -> None:
+def test_bytes_that_are_no_message_are_refused(data: bytes, kind: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         parse(data, kind)
     assert str(caught.value) == f"the message of {len(data)} bytes is not a {kind.__name__}"
 
 
-def test_fields_of_a_newer_protocol_are_no_concern() -> None:
+def test_unknown_fields_are_ignored() -> None:
     unknown = b"\xfa\x7f\x03new"
     assert parse(good().SerializeToString() + unknown, pb.ModelInferRequest).model_name == "m"

@@ -1,4 +1,4 @@
-"""The response: the outputs asked for, typed where the request was, with what the batch was like on demand."""
+"""The response: the requested outputs, typed if the request was, with a description of the batch on demand."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def response(
     outputs: str,
     *,
     typed: bool = False,
-    response_spec: str = "",
+    requested: str = "",
     arrays: dict[str, Array] = ARRAYS,
     outcome: dict[str, Any] | None = None,
     **fields: Any,
 ) -> pb.ModelInferResponse:
-    """What a model with these outputs answers to a request for the wanted ones, after the wire."""
+    """Return the parsed response of a model with these outputs; `requested` names some of them."""
     message = request({"x": fp32(2, 3)}, typed=typed, **fields)
-    for name in response_spec:
+    for name in requested:
         message.outputs.add(name=name)
     made = signature(spec("x", "FP32", "batch", 3), outputs=tuple(SPECS[name] for name in outputs))
     decoded = decode_request(message, "m", made, True, RegionLease(Regions()))
     made_of = Outcome(arrays, None, **(outcome or {"batch": BATCH}))
-    form = ResponseTemplate(message.model_name, "4", decoded.response_spec)
+    template = ResponseTemplate(message.model_name, "4", decoded.response_spec)
     answer = pb.ModelInferResponse()
-    for _ in range(2):  # the second time from what is remembered
-        answer = pb.ModelInferResponse.FromString(b"".join(form.pieces(id_field_of(message.id), made_of)))
+    for _ in range(2):  # the second time with the constant parts serialised
+        answer = pb.ModelInferResponse.FromString(b"".join(template.pieces(id_field_of(message.id), made_of)))
         plain = encode_response(message.model_name, "4", decoded.response_spec, made_of)
         plain.id = message.id
         assert answer == plain
@@ -92,11 +92,11 @@ def test_all_outputs_raw() -> None:
 
 
 @pytest.mark.parametrize("typed", [False, True])
-@pytest.mark.parametrize("response_spec", ["n", "sy", "yns"])
-def test_the_outputs_asked_for_in_their_order(response_spec: str, typed: bool) -> None:
-    answer = response("yns", response_spec=response_spec, typed=typed)
-    assert [tensor.name for tensor in answer.outputs] == list(response_spec)
-    assert arrays_of(answer) == {name: EXPECTED[name] for name in response_spec}
+@pytest.mark.parametrize("requested", ["n", "sy", "yns"])
+def test_requested_outputs_in_their_order(requested: str, typed: bool) -> None:
+    answer = response("yns", requested=requested, typed=typed)
+    assert [tensor.name for tensor in answer.outputs] == list(requested)
+    assert arrays_of(answer) == {name: EXPECTED[name] for name in requested}
 
 
 def test_a_typed_request_is_answered_typed() -> None:
@@ -105,20 +105,20 @@ def test_a_typed_request_is_answered_typed() -> None:
     assert arrays_of(answer) == {name: EXPECTED[name] for name in "yns"}
 
 
-def test_a_typed_request_is_answered_raw_where_an_output_has_no_typed_form() -> None:
+def test_a_typed_request_is_answered_raw_if_an_output_has_no_typed_form() -> None:
     answer = response("yh", typed=True)
     assert len(answer.raw_output_contents) == 2
     assert not any(tensor.HasField("contents") for tensor in answer.outputs)
     assert arrays_of(answer) == {name: EXPECTED[name] for name in "yh"}
 
 
-def test_only_the_outputs_asked_for_decide_that() -> None:
-    assert not response("yh", typed=True, response_spec="y").raw_output_contents
-    assert response("yh", typed=True, response_spec="h").raw_output_contents
+def test_only_requested_outputs_decide_whether_the_answer_is_typed() -> None:
+    assert not response("yh", typed=True, requested="y").raw_output_contents
+    assert response("yh", typed=True, requested="h").raw_output_contents
 
 
 @pytest.mark.parametrize("typed", [False, True])
-def test_no_rows(typed: bool) -> None:
+def test_a_response_without_rows(typed: bool) -> None:
     none = {name: array[:0] for name, array in ARRAYS.items()}
     answer = response("yns", typed=typed, arrays=none)
     assert arrays_of(answer) == {"y": [], "n": [], "s": []}
@@ -126,12 +126,12 @@ def test_no_rows(typed: bool) -> None:
     assert len(answer.raw_output_contents) == (0 if typed else 3)
 
 
-def test_rows_of_a_batch_that_are_not_contiguous() -> None:
+def test_rows_that_are_not_contiguous() -> None:
     answer = response("y", arrays={"y": np.asfortranarray(fp32(4, 3))[1:3]})
     assert arrays_of(answer) == {"y": fp32(4, 3)[1:3].tolist()}
 
 
-def explained(value: bool | int, **outcome: Any) -> dict[str, int | str]:
+def batch_description(value: bool | int, **outcome: Any) -> dict[str, int | str]:
     parameter = (
         pb.InferParameter(bool_param=value) if isinstance(value, bool) else pb.InferParameter(int64_param=1)
     )
@@ -139,8 +139,8 @@ def explained(value: bool | int, **outcome: Any) -> dict[str, int | str]:
     return {name: getattr(p, str(p.WhichOneof("parameter_choice"))) for name, p in answer.parameters.items()}
 
 
-def test_a_request_may_learn_of_its_batch() -> None:
-    assert explained(True, batch=BATCH, queue_delay=0.0021, position=2) == {
+def test_a_request_gets_a_description_of_its_batch_on_demand() -> None:
+    assert batch_description(True, batch=BATCH, queue_delay=0.0021, position=2) == {
         "batch_number": 9,
         "batch_requests": 3,
         "batch_rows": 7,
@@ -153,7 +153,7 @@ def test_a_request_may_learn_of_its_batch() -> None:
     }
 
 
-def test_it_learns_nothing_when_it_does_not_ask_or_never_rode() -> None:
-    assert explained(False, batch=BATCH) == {}
-    assert explained(1, batch=BATCH) == {}
-    assert explained(True, batch=None) == {}
+def test_no_description_without_demand_or_batch() -> None:
+    assert batch_description(False, batch=BATCH) == {}
+    assert batch_description(1, batch=BATCH) == {}
+    assert batch_description(True, batch=None) == {}

@@ -1,4 +1,4 @@
-"""Whatever a client sends is completed exactly once, with a response or with a fault of its own."""
+"""Every message is completed exactly once, with a response or with a client error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REGION_BYTES = 96
 
 
 class Fuzzed:
-    """A service over ONNX Runtime, and all completions it has called."""
+    """A service over ONNX Runtime, and all its completions."""
 
     def __init__(self, directory: Path) -> None:
         path = small.identity(
@@ -170,19 +170,19 @@ def change(message: pb.ModelInferRequest, data: Any) -> None:
         name = data.draw(st.sampled_from(["x_out", "n_out", "s_out", "other"]))
         message.outputs.add(name=name)
     elif kind == 10 and tensor:
-        place(tensor, data)
+        put_in_region(tensor, data)
     elif kind == 11 and tensor and message.raw_input_contents:
-        # As a client does it: its raw contents are not sent.
-        place(tensor, data)
+        # As a client does: it sends no raw contents for this input.
+        put_in_region(tensor, data)
         del message.raw_input_contents[data.draw(st.integers(0, len(message.raw_input_contents) - 1))]
     elif kind == 12:
-        place(message.outputs.add(name=data.draw(st.sampled_from(["x_out", "n_out", "s_out"]))), data)
+        put_in_region(message.outputs.add(name=data.draw(st.sampled_from(["x_out", "n_out", "s_out"]))), data)
     elif kind == 13:
         output = message.outputs.add(name=data.draw(st.sampled_from(["x_out", "n_out", "s_out"])))
         output.parameters["classification"].int64_param = data.draw(st.sampled_from([-1, 0, 1, 2, 1 << 62]))
 
 
-def place(tensor: Any, data: Any) -> None:
+def put_in_region(tensor: Any, data: Any) -> None:
     tensor.parameters["shared_memory_region"].string_param = data.draw(
         st.sampled_from(["r", "r", "r", "other"])
     )
@@ -196,7 +196,7 @@ def place(tensor: Any, data: Any) -> None:
 
 @given(st.integers(0, 4), st.data())
 @settings(reproducible, max_examples=100)
-def test_inputs_in_shared_memory_are_as_good_as_sent_ones(fuzzed: Fuzzed, rows: int, data: Any) -> None:
+def test_inputs_in_shared_memory_give_the_same_answer(fuzzed: Fuzzed, rows: int, data: Any) -> None:
     message = valid(rows, model=data.draw(st.sampled_from(MODELS)))
     expected = fuzzed.send(message.SerializeToString())
     raws = list(message.raw_input_contents)
@@ -218,7 +218,7 @@ def test_inputs_in_shared_memory_are_as_good_as_sent_ones(fuzzed: Fuzzed, rows: 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("columns", [1 << 58, (1 << 59) - 1])
-def test_no_rows_of_very_many_columns(fuzzed: Fuzzed, model: str, columns: int) -> None:
+def test_no_rows_with_very_many_columns(fuzzed: Fuzzed, model: str, columns: int) -> None:
     message = valid(0, model=model)
     message.inputs[1].shape[:] = [0, columns]
     answer = fuzzed.send(message.SerializeToString())

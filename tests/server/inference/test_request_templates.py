@@ -1,4 +1,4 @@
-"""What is remembered of a request never reads another one otherwise than protobuf and `decode_request` would."""
+"""A matched request reads exactly as protobuf and `decode_request` would read it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MODEL = model()
 
 @dataclass
 class Part:
-    """A field of a message: `value` may change from request to request, or is part of the form."""
+    """A field of a message. A template matches messages with another `value` of kind "raw" or "id"."""
 
     kind: str
     head: bytes
@@ -57,7 +57,7 @@ def joined(parts: Sequence[Part]) -> bytes:
 
 
 def field(number: int, value: bytes, *, padded: bool = False) -> bytes:
-    """The tag and the length of a field; `padded` as no library writes them, though all can read them."""
+    """The tag and the length of a field. `padded`: with longer varints, which libraries read but never write."""
     tag, length = encode_varint(number << 3 | 2), encode_varint(len(value))
     if not padded:
         return tag + length
@@ -74,7 +74,7 @@ def numbers(*sizes: int) -> st.SearchStrategy[bytes]:
 
 @st.composite
 def messages(draw: Any) -> list[Part]:
-    """The fields of a message, in any order that protobuf allows, perhaps with some that nobody knows."""
+    """The fields of a message, in any order that protobuf allows, some of them unknown."""
     rows, columns = draw(st.integers(0, 3)), draw(st.integers(0, 2))
     padded = st.booleans() if draw(st.integers(0, 3)) == 0 else st.just(False)
     shapes = {"x": (rows, columns), "k": (rows,), "h": (rows, 2)}
@@ -92,32 +92,34 @@ def messages(draw: Any) -> list[Part]:
     if draw(st.booleans()):
         text = draw(st.text(max_size=draw(st.sampled_from([3, 200])))).encode()
         others.append(Part("id", field(3, text, padded=draw(padded)), text))
-    said = pb.ModelInferRequest()
+    rest = pb.ModelInferRequest()
     if draw(st.booleans()):
-        said.model_version = "1"
+        rest.model_version = "1"
     if draw(st.booleans()):
-        said.parameters["priority"].int64_param = draw(st.integers(0, 3))
+        rest.parameters["priority"].int64_param = draw(st.integers(0, 3))
     if draw(st.booleans()):
-        said.parameters["explain"].bool_param = draw(st.booleans())
+        rest.parameters["explain"].bool_param = draw(st.booleans())
     if draw(st.booleans()):
-        said.parameters["timeout"].int64_param = draw(st.integers(0, 10**9))
+        rest.parameters["timeout"].int64_param = draw(st.integers(0, 10**9))
     for name in draw(st.permutations(["y", "z"]))[: draw(st.integers(0, 2))]:
-        said.outputs.add(name=name)
-    others.append(Part("fixed", b"", said.SerializeToString()))
+        rest.outputs.add(name=name)
+    others.append(Part("fixed", b"", rest.SerializeToString()))
     for _ in range(draw(st.integers(0, 2))):
         unknown = draw(st.binary(max_size=5))
         others.append(Part("fixed", field(draw(st.integers(9, 5000)), unknown), unknown))
     if draw(st.integers(0, 9)) == 0:
         others.append(Part("fixed", field(3, b"2nd"), b"2nd"))
-    # Inputs and raw contents each in their order, everything else anywhere between.
-    places = draw(st.permutations(["tensor"] * len(tensors) + ["raw"] * len(raws) + ["other"] * len(others)))
+    # Inputs and raw contents keep their order; the other fields stand anywhere.
+    kinds_in_order = draw(
+        st.permutations(["tensor"] * len(tensors) + ["raw"] * len(raws) + ["other"] * len(others))
+    )
     waiting = {"tensor": tensors, "raw": raws, "other": others}
-    return [waiting[write_outputs].pop(0) for write_outputs in places]
+    return [waiting[kind].pop(0) for kind in kinds_in_order]
 
 
 @st.composite
 def pairs(draw: Any) -> tuple[bytes, bytes, bool]:
-    """Two messages that differ in what may differ; or in something else, too (then false)."""
+    """Two messages, and whether they differ in values and id only."""
     parts = draw(messages())
     other = []
     for part in parts:
@@ -147,43 +149,41 @@ def pairs(draw: Any) -> tuple[bytes, bytes, bool]:
     return joined(parts), bytes(data), same
 
 
-def remember(
-    cache: RequestTemplateCache, data: bytes, generation: int = 0, of: Model = MODEL
-) -> RequestTemplate:
-    """As the service does with a message of a form that is not known. Raises for what is none."""
+def add(cache: RequestTemplateCache, data: bytes, generation: int = 0, of: Model = MODEL) -> RequestTemplate:
+    """Decode a message and add its template, as the service does."""
     message = parse(data, pb.ModelInferRequest)
     assert (message.model_name, message.model_version) in ((of.name, ""), (of.name, "1"))
     decoded = decode_request(message, of.name, of.signature, of.batched, RegionLease(Regions()))
     return cache.add(data, message, of, decoded, generation)
 
 
-def told(form: RequestTemplate) -> tuple[Any, ...]:
-    """Everything that a form says."""
-    response = form.response
+def contents_of(template: RequestTemplate) -> tuple[Any, ...]:
+    """Everything in a template, in a form that compares."""
+    response = template.response
     return (
-        form.model,
-        form.names,
-        form.rows,
-        form.nbytes,
-        form.key,
-        form.priority,
-        form.timeout,
-        form.padding,
+        template.model,
+        template.names,
+        template.rows,
+        template.nbytes,
+        template.key,
+        template.priority,
+        template.timeout,
+        template.padding,
         (response._model, response._version, response._response_spec),
     )
 
 
 def check(cache: RequestTemplateCache, data: bytes) -> bool:
-    """Whether the message was found; what was found must be what is read the long way."""
+    """Whether the message matches a template. If so, the match must equal the decoded request."""
     found = cache.find(data, 0)
     if found is None:
         return False
-    form, request_id, id_field, tensors = found
+    template, request_id, id_field, tensors = found
     message = parse(data, pb.ModelInferRequest)
     decoded = decode_request(message, "m", MODEL.signature, MODEL.batched, RegionLease(Regions()))
-    assert told(form) == told(remember(RequestTemplateCache(), data))
+    assert contents_of(template) == contents_of(add(RequestTemplateCache(), data))
     assert request_id == message.id
-    # Its place in a response is the same as in a request.
+    # The id has the same field number in requests and responses.
     assert pb.ModelInferResponse.FromString(id_field) == pb.ModelInferResponse(id=message.id)
     assert [(t.dtype, t.shape, bytes(t.data)) for t in tensors] == [
         (t.dtype, t.shape, bytes(t.data)) for t in decoded.tensors
@@ -193,25 +193,25 @@ def check(cache: RequestTemplateCache, data: bytes) -> bool:
 
 @given(pairs())
 @settings(reproducible, max_examples=600, suppress_health_check=[HealthCheck.too_slow])
-def test_what_is_found_is_what_would_be_read(pair: tuple[bytes, bytes, bool]) -> None:
+def test_a_match_equals_the_decoded_request(pair: tuple[bytes, bytes, bool]) -> None:
     known, data, same = pair
     cache = RequestTemplateCache()
-    remember(cache, known)
-    assert check(cache, known) or _twice(known)
+    add(cache, known)
+    assert check(cache, known) or _has_two_ids(known)
     found = check(cache, data)
-    if same and not found and not _twice(known):
+    if same and not found and not _has_two_ids(known):
         with pytest.raises(Exception, match="is not a ModelInferRequest"):  # its id is no UTF-8
             parse(data, pb.ModelInferRequest)
 
 
-def _twice(data: bytes) -> bool:
-    """Whether it has two ids, and is not remembered."""
+def _has_two_ids(data: bytes) -> bool:
+    """Whether the message has two ids and so becomes no template."""
     return data.count(b"2nd") > 0
 
 
 def cache_with(data: bytes, of: Model = MODEL) -> RequestTemplateCache:
     cache = RequestTemplateCache()
-    remember(cache, data, of=of)
+    add(cache, data, of=of)
     return cache
 
 
@@ -234,16 +234,16 @@ def test_an_id_of_any_length(first: str, second: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\xc3(", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80"])
-def test_an_id_that_is_no_text_goes_the_long_way_and_is_refused(bad: bytes) -> None:
+def test_an_id_that_is_no_utf8_does_not_match_and_is_refused(bad: bytes) -> None:
     good = plain("a" * len(bad))
     cache = cache_with(good)
     data = good.replace(b"a" * len(bad), bad)
     assert cache.find(data, 0) is None
     with pytest.raises(Exception, match="is not a ModelInferRequest"):
-        remember(RequestTemplateCache(), data)
+        add(RequestTemplateCache(), data)
 
 
-def test_every_cut_and_every_changed_byte_of_a_message() -> None:
+def test_every_truncation_and_every_changed_bit_of_a_message() -> None:
     data = plain("an id", parameters={"priority": pb.InferParameter(int64_param=1)})
     cache = cache_with(data)
     for at in range(len(data)):
@@ -252,7 +252,7 @@ def test_every_cut_and_every_changed_byte_of_a_message() -> None:
             check(cache, data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
 
 
-def test_large_messages_are_not_copied_and_small_ones_let_go() -> None:
+def test_values_of_large_messages_are_views_and_those_of_small_ones_copies() -> None:
     def tensors_of(columns: int) -> tuple[bytes, Any]:
         one = model("m", spec("x", "FP32", "batch", "n"))
         data = request({"x": fp32(1, columns)}).SerializeToString()
@@ -281,57 +281,57 @@ def test_large_messages_are_not_copied_and_small_ones_let_go() -> None:
         request({"x": fp32(1, 2)}).SerializeToString() + (field(100, b"") * 130),
         request({"x": fp32(1, 2)}).SerializeToString() + field(100, b"y" * 9000) + b"y" * 9000,
     ],
-    ids=["typed", "two ids", "a number", "another number", "many fields", "much beside the values"],
+    ids=["typed", "two ids", "a number", "another number", "many fields", "many fixed bytes"],
 )
-def test_what_is_not_remembered_is_read_the_long_way_each_time(data: bytes) -> None:
+def test_unusual_messages_become_no_template(data: bytes) -> None:
     one = model("m", spec("x", "FP32", "batch", "n"))
     cache = cache_with(data, one)
     assert cache.find(data, 0) is None
     assert cache._by_size == {}
-    assert told(remember(cache, data, of=one)) == told(remember(RequestTemplateCache(), data, of=one))
+    assert contents_of(add(cache, data, of=one)) == contents_of(add(RequestTemplateCache(), data, of=one))
 
 
-def test_strings_are_read_the_long_way() -> None:
+def test_strings_become_no_template() -> None:
     one = model("m", spec("s", "BYTES", "batch"))
     data = request({"s": np.array(["a"], dtype=object)}).SerializeToString()
     assert cache_with(data, one).find(data, 0) is None
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_templates_are_bounded() -> None:
     cache = RequestTemplateCache()
     for size in range(600):
-        remember(cache, plain("i" * size))
+        add(cache, plain("i" * size))
         assert len(cache._by_size) <= request_templates._MAX_SIZES
     for number in range(100):
         timeout = pb.InferParameter(int64_param=1000 + number)
-        remember(cache, plain(parameters={"timeout": timeout}))
+        add(cache, plain(parameters={"timeout": timeout}))
         assert all(
             len(known) <= request_templates._MAX_ENTRIES_OF_A_SIZE for known in cache._by_size.values()
         )
-    # The last few of a size are found, an older one is not, until it comes again.
+    # Of one size only the last few are kept. An older one is kept again when it comes again.
     old = plain(parameters={"timeout": pb.InferParameter(int64_param=1001)})
     assert cache.find(old, 0) is None
-    remember(cache, old)
+    add(cache, old)
     assert check(cache, old)
 
 
-def test_the_responses_that_are_remembered_are_bounded() -> None:
+def test_response_templates_are_bounded() -> None:
     cache = RequestTemplateCache()
     for number in range(600):
         many = model(f"m{number}")
         data = plain(model=many.name)
-        remember(cache, data, of=many)
+        add(cache, data, of=many)
         assert len(cache._responses) <= request_templates._MAX_SIZES
 
 
-def test_another_generation_is_forgotten() -> None:
+def test_templates_of_another_generation_are_dropped() -> None:
     cache = RequestTemplateCache()
     data = plain()
-    first = remember(cache, data, 1)
+    first = add(cache, data, 1)
     assert cache.find(data, 0) is None
     assert cache.find(data, 2) is None
     other = model()
-    second = remember(cache, data, 2, of=other)
+    second = add(cache, data, 2, of=other)
     assert cache.find(data, 1) is None
     found = cache.find(data, 2)
     assert found is not None
@@ -340,17 +340,17 @@ def test_another_generation_is_forgotten() -> None:
     assert second.response is not first.response
 
 
-def test_what_was_looked_up_before_a_model_changed_is_not_remembered_after() -> None:
-    """A slow reader of the old generation does not bring its models back, nor drive out the new."""
+def test_a_template_of_an_old_generation_is_not_kept() -> None:
+    """It neither restores old models nor replaces new templates."""
     cache = RequestTemplateCache()
     other = model()
-    remember(cache, plain(), 2, of=other)
-    old = remember(cache, plain("an id"), 1)
+    add(cache, plain(), 2, of=other)
+    old = add(cache, plain("an id"), 1)
     assert old.model is MODEL
     assert cache.find(plain("an id"), 1) is None
     assert cache.find(plain("an id"), 2) is None
     assert cache.find(plain(), 2) is not None
-    assert remember(cache, plain(), 2, of=other).response is not old.response
+    assert add(cache, plain(), 2, of=other).response is not old.response
 
 
 def _in_threads(count: int, work: Callable[[int], None]) -> None:
@@ -373,7 +373,7 @@ def _in_threads(count: int, work: Callable[[int], None]) -> None:
     assert not failures, failures[0]
 
 
-def test_threads_that_find_and_add_while_models_change_get_their_own() -> None:
+def test_threads_get_their_own_generation_while_models_change() -> None:
     cache = RequestTemplateCache()
     models = [model() for _ in range(200)]
 
@@ -382,8 +382,8 @@ def test_threads_that_find_and_add_while_models_change_get_their_own() -> None:
             for value in range(3):
                 data = plain(f"{number}", float(value))
                 found = cache.find(data, generation)
-                form = remember(cache, data, generation, of=one) if found is None else found[0]
-                assert form.model is one
+                template = add(cache, data, generation, of=one) if found is None else found[0]
+                assert template.model is one
                 assert found is None or found[1] == str(number)
 
     _in_threads(4, work)

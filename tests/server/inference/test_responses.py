@@ -1,4 +1,4 @@
-"""Responses that are put together from bytes are those that protobuf would write, whatever the outputs."""
+"""Responses assembled from bytes parse as those that protobuf writes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def arrays(draw: Any, datatype: str, rows: int) -> Array:
 
 @st.composite
 def outputs(draw: Any) -> tuple[ResponseSpec, list[dict[str, Array]], list[str]]:
-    """What is wanted of a model, and what it gives in several runs."""
+    """A response spec, the outputs of several runs, and request ids."""
     names = draw(st.lists(st.text("xyz_0", min_size=1, max_size=5), min_size=1, max_size=4, unique=True))
     kinds = {name: draw(st.sampled_from(RAW)) for name in names}
     runs = [
@@ -55,39 +55,41 @@ def outputs(draw: Any) -> tuple[ResponseSpec, list[dict[str, Array]], list[str]]
 
 @given(outputs())
 @settings(reproducible, max_examples=300)
-def test_messages_are_protobufs_own(drawn: tuple[ResponseSpec, list[dict[str, Array]], list[str]]) -> None:
+def test_responses_parse_as_those_of_protobuf(
+    drawn: tuple[ResponseSpec, list[dict[str, Array]], list[str]],
+) -> None:
     response_spec, runs, ids = drawn
-    form = ResponseTemplate("model", "3", response_spec)
+    template = ResponseTemplate("model", "3", response_spec)
     for arrays_of_run, request_id in [*zip(runs, ids, strict=True)] * 2:
         outcome = Outcome(arrays_of_run)
         expected = encode_response("model", "3", response_spec, outcome)
         expected.id = request_id
-        pieces = form.pieces(id_field_of(request_id), outcome)
+        pieces = template.pieces(id_field_of(request_id), outcome)
         assert pb.ModelInferResponse.FromString(b"".join(pieces)) == expected
         expected.parameters["triton_final_response"].bool_param = True
         streamed = pb.ModelStreamInferResponse.FromString(b"".join(stream_response(pieces)))
         assert streamed == pb.ModelStreamInferResponse(infer_response=expected)
 
 
-def test_shapes_that_are_remembered_are_bounded() -> None:
-    form = ResponseTemplate(
+def test_kept_shapes_are_bounded() -> None:
+    template = ResponseTemplate(
         "model", "1", ResponseSpec((spec("y", "FP32", "batch", "n"),), typed=False, explain=False)
     )
     for columns in range(200):
         outcome = Outcome({"y": np.zeros((1, columns), np.float32)})
-        response = pb.ModelInferResponse.FromString(b"".join(form.pieces(b"", outcome)))
+        response = pb.ModelInferResponse.FromString(b"".join(template.pieces(b"", outcome)))
         assert list(response.outputs[0].shape) == [1, columns]
-        assert len(form._constant_parts) <= 64
+        assert len(template._constant_parts) <= 64
 
 
 @given(st.integers(0, (1 << 64) - 1))
 @reproducible
-def test_a_number_is_written_as_protobuf_writes_it(value: int) -> None:
+def test_varints_are_written_as_by_protobuf(value: int) -> None:
     written = pb.InferParameter(uint64_param=value).SerializeToString()
     assert written.endswith(encode_varint(value))
 
 
 @given(st.text(max_size=500))
 @reproducible
-def test_an_ids_field_is_that_of_a_response(request_id: str) -> None:
+def test_the_id_field_is_written_as_by_protobuf(request_id: str) -> None:
     assert id_field_of(request_id) == pb.ModelInferResponse(id=request_id).SerializeToString()

@@ -1,4 +1,4 @@
-"""The service: bytes and a deadline in, one completion out, whatever happens."""
+"""The service: bytes and a deadline in, exactly one completion out."""
 
 from __future__ import annotations
 
@@ -37,21 +37,23 @@ Serve = Callable[..., InferenceService]
 
 @pytest.fixture
 def runner() -> ScriptedRunner:
-    """y = 2 x, when the test releases it."""
+    """y = 2 x. Batches run once the test opens it."""
     return ScriptedRunner(lambda inputs: {"y": inputs["x"] * 2}, gated=True)
 
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """A service with the model `m` of a runner; its batcher ends after the test."""
+    """Makes a service with the model `m` of a runner. Its batcher is closed after the test."""
     made: list[tuple[Any, Batcher]] = []
 
     def make(runner: Any, max_batch_size: int = 4, slo: float = math.inf, **options: Any) -> InferenceService:
         batcher = Batcher(runner, max_batch_size, **options)
         made.append((runner, batcher))
         registry = ModelRegistry()
-        bears = EmptyAxes({frozenset({("x", 1)}): ""})
-        registry.mark_ready(Model("m", "1", SIGNATURE, max_batch_size, "", batcher, slo, empty_axes=bears))
+        empty_axes = EmptyAxes({frozenset({("x", 1)}): ""})
+        registry.mark_ready(
+            Model("m", "1", SIGNATURE, max_batch_size, "", batcher, slo, empty_axes=empty_axes)
+        )
         return InferenceService(registry)
 
     yield make
@@ -80,21 +82,21 @@ def error_of(replies: Replies) -> BaseException:
     return caught.value
 
 
-def test_requests_ride_together_and_each_gets_its_own(serve: Serve, runner: ScriptedRunner) -> None:
+def test_requests_share_a_batch_and_each_gets_its_own_rows(serve: Serve, runner: ScriptedRunner) -> None:
     service = serve(runner, 8)
     first = submit(service, fp32(1, 2))[1]
     runner.await_batches(1)
-    riders = [submit(service, fp32(1, 2) + tag, id=str(tag))[1] for tag in range(5)]
+    requests = [submit(service, fp32(1, 2) + tag, id=str(tag))[1] for tag in range(5)]
     runner.open()
     assert y(response_of(first.first())) == [[0, 2]]
-    for tag, replies in enumerate(riders):
+    for tag, replies in enumerate(requests):
         reply = replies.first()
         assert reply.request_id == str(tag)
         assert (response_of(reply).id, y(response_of(reply))) == (str(tag), [[2 * tag, 2 + 2 * tag]])
     assert [batch["x"].shape[0] for batch in runner.batches] == [1, 5]
 
 
-def test_a_request_knows_of_its_batch_when_it_asks(serve: Serve) -> None:
+def test_a_request_gets_a_description_of_its_batch_on_demand(serve: Serve) -> None:
     service = serve(lambda inputs: {"y": inputs["x"]})
     response = infer(
         service, request({"x": fp32(3, 1)}, parameters={"explain": pb.InferParameter(bool_param=True)})
@@ -104,14 +106,16 @@ def test_a_request_knows_of_its_batch_when_it_asks(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (1, 0), (0, 0), (11, 2)])
-def test_no_rows_no_columns_and_more_rows_than_a_batch(serve: Serve, shape: tuple[int, int]) -> None:
+def test_requests_without_rows_or_columns_or_larger_than_a_batch(
+    serve: Serve, shape: tuple[int, int]
+) -> None:
     service = serve(lambda inputs: {"y": inputs["x"]}, 4)
     response = infer(service, request({"x": fp32(*shape)}))
     assert list(response.outputs[0].shape) == list(shape)
     assert y(response) == fp32(*shape).tolist()
 
 
-def test_a_model_that_is_not_batched_gets_each_request_alone(serve: Serve, runner: ScriptedRunner) -> None:
+def test_a_model_that_is_not_batched_runs_each_request_alone(serve: Serve, runner: ScriptedRunner) -> None:
     service = serve(runner, 0)
     replies = [submit(service, fp32(rows, 2))[1] for rows in (2, 3)]
     runner.open()
@@ -146,7 +150,7 @@ def test_errors_carry_the_id_of_the_request(serve: Serve) -> None:
     assert replies.first().request_id == "seven"
 
 
-def test_a_cancelled_request_never_runs_and_its_neighbours_do(serve: Serve, runner: ScriptedRunner) -> None:
+def test_a_cancelled_request_does_not_run_and_the_others_do(serve: Serve, runner: ScriptedRunner) -> None:
     service = serve(runner)
     running, first = submit(service, fp32(1, 1))
     runner.await_batches(1)
@@ -163,7 +167,7 @@ def test_a_cancelled_request_never_runs_and_its_neighbours_do(serve: Serve, runn
         assert len(replies.all) == 1
 
 
-def test_a_deadline_that_has_passed_is_refused_at_the_door(serve: Serve, runner: ScriptedRunner) -> None:
+def test_a_request_whose_deadline_has_passed_is_refused(serve: Serve, runner: ScriptedRunner) -> None:
     _, replies = submit(serve(runner), fp32(1, 1), deadline=time.monotonic() - 1)
     assert isinstance(error_of(replies), DeadlineExceeded)
     assert runner.batches == []
@@ -182,7 +186,7 @@ def test_a_full_queue_refuses_and_says_when_to_retry(serve: Serve, runner: Scrip
     assert y(response_of(waiting.first())) == [[0], [2]]
 
 
-def test_the_queue_is_bounded_in_bytes_of_messages(serve: Serve, runner: ScriptedRunner) -> None:
+def test_the_queue_is_bounded_in_bytes(serve: Serve, runner: ScriptedRunner) -> None:
     size = request({"x": fp32(1, 100)}).ByteSize()
     service = serve(runner, max_queue_bytes=2 * size)
     replies = [submit(service, fp32(1, 100))[1] for _ in range(3)]
@@ -192,7 +196,7 @@ def test_the_queue_is_bounded_in_bytes_of_messages(serve: Serve, runner: Scripte
         response_of(each.first())
 
 
-def test_rows_without_columns_cost_a_client_nothing_and_must_not_cost_the_server_more(serve: Serve) -> None:
+def test_very_many_rows_without_columns_are_refused(serve: Serve) -> None:
     message = request({"x": fp32(0, 0)})
     message.inputs[0].shape[:] = [1 << 58, 0]
     with pytest.raises(RequestTooLarge):
@@ -218,7 +222,7 @@ def test_the_earliest_of_the_deadlines_counts(
     assert not runner.batches
 
 
-def test_a_timeout_of_0_is_none_and_later_ones_change_nothing(serve: Serve, runner: ScriptedRunner) -> None:
+def test_a_timeout_of_0_means_none(serve: Serve, runner: ScriptedRunner) -> None:
     runner.open()
     service = serve(runner, slo=60.0)
     for parameters in (microseconds(0), microseconds(60_000_000), {}):
@@ -234,9 +238,7 @@ def test_a_timeout_of_0_is_none_and_later_ones_change_nothing(serve: Serve, runn
     ],
     ids=["negative", "string", "bool"],
 )
-def test_a_timeout_that_is_no_number_of_microseconds_is_explained(
-    serve: Serve, wrong: pb.InferParameter
-) -> None:
+def test_a_wrong_timeout_is_refused_with_its_unit(serve: Serve, wrong: pb.InferParameter) -> None:
     service = serve(lambda inputs: {"y": inputs["x"]})
     error = error_of(submit(service, fp32(1, 1), parameters={"timeout": wrong})[1])
     assert isinstance(error, InvalidRequestError)
@@ -251,7 +253,7 @@ def priority(value: int) -> dict[str, pb.InferParameter]:
 
 
 @pytest.mark.parametrize(("wanted", "got"), [(1, 1), (2, 2), (3, 3), (0, 2), (4, 2), (1 << 63, 2)], ids=str)
-def test_a_request_names_its_class_and_one_that_there_is_not_is_the_default(
+def test_a_request_names_its_class_and_an_unknown_class_means_the_default(
     serve: Serve, wanted: int, got: int
 ) -> None:
     service = serve(lambda inputs: {"y": inputs["x"]}, priority_weights=(4, 2, 1), default_priority=2)
@@ -265,7 +267,7 @@ def test_without_classes_a_priority_changes_nothing(serve: Serve) -> None:
     assert response.parameters["priority"].int64_param == 1
 
 
-def test_a_high_class_rides_first(serve: Serve, runner: ScriptedRunner) -> None:
+def test_a_high_class_is_served_first(serve: Serve, runner: ScriptedRunner) -> None:
     service = serve(runner, 4, priority_weights=(3, 1))
     running = submit(service, fp32(1, 1))[1]
     runner.await_batches(1)
@@ -277,7 +279,7 @@ def test_a_high_class_rides_first(serve: Serve, runner: ScriptedRunner) -> None:
     assert runner.batches[1]["x"].ravel().tolist() == [20, 20, 20, 10]
 
 
-def test_a_priority_that_is_no_number_is_explained(serve: Serve) -> None:
+def test_a_wrong_priority_is_refused_with_its_meaning(serve: Serve) -> None:
     service = serve(lambda inputs: {"y": inputs["x"]})
     wrong = {"priority": pb.InferParameter(string_param="high")}
     error = error_of(submit(service, fp32(1, 1), parameters=wrong)[1])
@@ -288,7 +290,7 @@ def test_a_priority_that_is_no_number_is_explained(serve: Serve) -> None:
     )
 
 
-def test_a_draining_server_refuses_and_finishes_what_it_accepted(
+def test_a_draining_server_refuses_requests_and_finishes_accepted_ones(
     serve: Serve, runner: ScriptedRunner
 ) -> None:
     service = serve(runner)
@@ -309,12 +311,12 @@ def test_a_closed_batcher_is_unavailable(serve: Serve) -> None:
     assert isinstance(error_of(submit(service, fp32(1, 1))[1]), BatcherClosed)
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["decoded", "of a known form"])
-def test_a_model_that_is_replaced_between_look_up_and_queue(
+@pytest.mark.parametrize("known", [False, True], ids=["decoded", "matched"])
+def test_a_request_moves_to_a_model_that_replaces_its_own_before_it_is_queued(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     service = serve(lambda inputs: {"y": inputs["x"]})
-    registry, forms = service._registry, service._templates
+    registry, templates = service._registry, service._templates
     old = registry.get("m")
     new = serve(lambda inputs: {"y": inputs["x"] * 10})._registry.get("m")
     if known:
@@ -331,19 +333,19 @@ def test_a_model_that_is_replaced_between_look_up_and_queue(
         return found
 
     def find(*arguments: Any) -> Any:
-        found = forms.find(*arguments)
+        found = templates.find(*arguments)
         replace()
         return found
 
     look_up = SimpleNamespace(get=get, generation=registry.generation)
     if known:
-        monkeypatch.setattr(service, "_templates", SimpleNamespace(find=find, add=forms.add))
+        monkeypatch.setattr(service, "_templates", SimpleNamespace(find=find, add=templates.add))
     else:
         monkeypatch.setattr(service, "_registry", look_up)
     assert y(response_of(submit(service, fp32(1, 2))[1].first())) == [[0, 10]]
 
 
-def test_a_model_that_is_unloaded_between_look_up_and_queue(
+def test_a_request_whose_model_is_unloaded_before_it_is_queued(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = serve(lambda inputs: {"y": inputs["x"]})
@@ -360,16 +362,16 @@ def test_a_model_that_is_unloaded_between_look_up_and_queue(
     assert isinstance(error_of(submit(service, fp32(1, 2))[1]), NotReadyError)
 
 
-def test_nothing_is_kept_of_a_model_that_is_gone(serve: Serve) -> None:
+def test_an_unloaded_model_is_not_kept_alive(serve: Serve) -> None:
     registry = ModelRegistry()
     service = InferenceService(registry)
     batcher = Batcher(lambda inputs: {"y": inputs["x"]}, 4)
     registry.mark_ready(Model("m", "1", SIGNATURE, 4, "", batcher))
-    left = weakref.ref(batcher)
+    closed = weakref.ref(batcher)
     for _ in range(2):
         replies = submit(service, fp32(1, 2))[1]
         response_of(replies.first())
-        # The replies and who got them hold each other.
+        # Each reply and its list refer to each other.
         replies.all.clear()
     registry.mark_unloading(registry.get("m"))
     batcher.close()
@@ -377,12 +379,12 @@ def test_nothing_is_kept_of_a_model_that_is_gone(serve: Serve) -> None:
     (model,) = registry.models()
     registry.mark_unloaded(model)
     del model
-    assert left() is not None
+    assert closed() is not None
     service.models_changed()
-    assert left() is None
+    assert closed() is None
 
 
-def test_the_row_that_fails_gets_its_error_and_its_neighbours_their_results(
+def test_a_failing_request_gets_its_error_and_the_others_their_results(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     def run(inputs: dict[str, Array]) -> dict[str, Array]:
@@ -405,13 +407,13 @@ def test_the_row_that_fails_gets_its_error_and_its_neighbours_their_results(
     assert line.getMessage() == "model m failed on request 'id-1': /a/secret/place"
 
 
-def test_an_answer_with_too_few_rows_says_so_to_the_client_and_in_the_log(
+def test_an_output_with_too_few_rows_is_an_error_and_logged(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, replies = submit(serve(lambda inputs: {"y": inputs["x"][:-1]}), fp32(2, 1))
-    said = "output 'y' has shape [1, 1], expected 2 rows on axis 0"
-    assert said in status_of(error_of(replies)).message
-    assert [record.levelname for record in caplog.records if said in record.getMessage()] == ["WARNING"]
+    message = "output 'y' has shape [1, 1], expected 2 rows on axis 0"
+    assert message in status_of(error_of(replies)).message
+    assert [record.levelname for record in caplog.records if message in record.getMessage()] == ["WARNING"]
 
 
 @pytest.mark.parametrize(
