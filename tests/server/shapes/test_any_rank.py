@@ -1,4 +1,4 @@
-"""Inputs and outputs of which the file does not say how many dimensions they have: no scalars."""
+"""Inputs and outputs whose number of dimensions the file does not declare: they are not scalars."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(path: Path, config: str = "") -> Model:
     return model
 
 
-def test_it_is_no_scalar(tmp_path: Path) -> None:
+def test_an_undeclared_shape_is_no_scalar(tmp_path: Path) -> None:
     signature = Session(doubled(tmp_path / "m.onnx")).signature
     assert [spec.any_rank for spec in (*signature.inputs, *signature.outputs)] == [True, True]
     assert [spec.shape for spec in (*signature.inputs, *signature.outputs)] == [(-1,), (-1,)]
@@ -37,9 +37,9 @@ def test_it_is_no_scalar(tmp_path: Path) -> None:
     assert [spec.any_rank for spec in Session(scalar).signature.inputs] == [False]
 
 
-def test_an_output_of_any_rank_is_batched_where_it_follows_the_rows(tmp_path: Path) -> None:
+def test_an_output_of_any_rank_is_batched_if_it_follows_the_rows(tmp_path: Path) -> None:
     x, y = value("x", dims=["n", 4]), value("y", dims=["n"])
-    # Of a shape that is picked, ONNX Runtime does not infer how many dimensions it has.
+    # ONNX Runtime does not infer the number of dimensions of a shape from Compress.
     nodes = [
         node("Shape", "x", "whole"),
         node("Compress", "whole picked", "shape", axis=0),
@@ -50,13 +50,13 @@ def test_an_output_of_any_rank_is_batched_where_it_follows_the_rows(tmp_path: Pa
     assert model.signature.outputs[0].any_rank
     assert model.batching.startswith("batches of up to 32 rows")
     assert list(model.config.output[0].dims) == [-1]
-    # Rows and columns in one.
+    # Reshapes to one axis, so rows are lost.
     nodes[1:2] = [node("ReduceProd", "whole", "shape", keepdims=1)]
     flat = save(tmp_path / "flat.onnx", nodes, [x], [y])
     assert load(shapeless(flat)).max_batch_size == 0
 
 
-def test_a_configuration_says_the_shape(tmp_path: Path) -> None:
+def test_a_configuration_declares_the_shape(tmp_path: Path) -> None:
     path = doubled(tmp_path / "m.onnx")
     tensors = """input { name: "x" data_type: TYPE_FP32 dims: [%s] }
         output { name: "y" data_type: TYPE_FP32 dims: [%s] }"""
@@ -66,7 +66,7 @@ def test_a_configuration_says_the_shape(tmp_path: Path) -> None:
     model = load(path, tensors % ("2, 3", "-1"))
     assert [spec.dims for spec in model.signature.inputs] == [(2, 3)]
     assert model.signature.outputs[0].any_rank
-    # What the server completes is one that it takes.
+    # The completed configuration can be loaded again.
     completed = load(path).config
     assert load(path, text_format.MessageToString(completed)).signature.inputs[0].any_rank
     with pytest.raises(StartError, match="give the configuration an input with its name"):

@@ -36,7 +36,7 @@ def service_of(model: Model) -> InferenceService:
 
 
 @pytest.mark.parametrize("max_batch_size", [0, 8])
-def test_batched_or_not_it_is_used(tmp_path: Path, max_batch_size: int) -> None:
+def test_an_optional_input_is_used_batched_or_not(tmp_path: Path, max_batch_size: int) -> None:
     model = load(with_defaults(tmp_path / "m.onnx"), max_batch_size=max_batch_size)
     service = service_of(model)
     try:
@@ -46,7 +46,7 @@ def test_batched_or_not_it_is_used(tmp_path: Path, max_batch_size: int) -> None:
                 given = {"x": X, "scale": np.array(scale, np.float32)}
                 (raw,) = infer(service, request(given)).raw_output_contents
                 np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), np.full(6, scale))
-        # Of more rows than a batch has, each part gets it.
+        # A request larger than a batch is split, and each part gets the input.
         rows = np.ones((20, 3), np.float32)
         (raw,) = infer(service, request({"bias": rows[0], "x": rows}, typed=False)).raw_output_contents
         np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), np.full(60, 3))
@@ -54,8 +54,8 @@ def test_batched_or_not_it_is_used(tmp_path: Path, max_batch_size: int) -> None:
         model.batcher.close()
 
 
-def test_a_model_that_is_only_tested_gets_them_alone(tmp_path: Path) -> None:
-    """It was run without them: with one, rows may affect each other."""
+def test_requests_with_optional_inputs_run_alone_if_batching_was_only_tested(tmp_path: Path) -> None:
+    """The test ran without optional inputs, so rows may affect each other with them."""
     loaded = load(with_defaults(tmp_path / "m.onnx"))
     assert loaded.batching_verdict == "proved"
     for verdict, batches in (("proved", 1), ("tested", 3)):
@@ -67,7 +67,7 @@ def test_a_model_that_is_only_tested_gets_them_alone(tmp_path: Path) -> None:
         for each in replies:
             data = request({"x": X, "scale": np.array(3, np.float32)}).SerializeToString()
             service.submit(data, math.inf, each, needs_run=needs_run)  # type: ignore[arg-type]
-        # None is run before all are queued.
+        # Runs all batches now that all requests are queued.
         model.batcher.attend(math.inf)
         for each in replies:
             np.testing.assert_array_equal(
@@ -77,8 +77,8 @@ def test_a_model_that_is_only_tested_gets_them_alone(tmp_path: Path) -> None:
     loaded.batcher.close()
 
 
-def test_one_whose_shape_may_vary_is_for_its_rows_alone(tmp_path: Path) -> None:
-    """It may have a row for each of the request's: of two requests together it would have too few."""
+def test_requests_with_an_optional_input_of_variable_shape_run_alone(tmp_path: Path) -> None:
+    """The input may have one row per row of its request, so too few for a batch of two."""
     path = save(
         tmp_path / "m.onnx",
         [node("Add", "x state", "y")],

@@ -1,4 +1,4 @@
-"""Responses larger than a message may be: refused with the flag named, before the model runs where shapes tell."""
+"""Too large responses are refused with the flag named, before the model runs if the shapes show it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource
 
-MOST = 10_000
+MAX_BYTES = 10_000
 Infer = Callable[[pb.ModelInferRequest], pb.ModelInferResponse]
 
 
@@ -57,7 +57,7 @@ def zeros(path: Path) -> Path:
 def serving(make: Make) -> Callable[[Path], Any]:
     @contextmanager
     def served(path: Path) -> Iterator[tuple[App, Any]]:
-        app = make(models=(ModelSource("m", path),), max_message_bytes=MOST)
+        app = make(models=(ModelSource("m", path),), max_message_bytes=MAX_BYTES)
         app.start()
         app.load()
         with grpc.insecure_channel(app.address) as channel:
@@ -97,14 +97,14 @@ def test_a_known_shape_is_refused_before_the_model_runs(serving: Any, tmp_path: 
             assert "at most 10000" in details
             assert "--max-message-bytes" in details
         assert runs(app) == before
-        # Outputs that are not asked for, and those of classes, do not count.
+        # Outputs that are not requested or are classified do not count.
         assert stub.ModelInfer(message(fp32(rows, 1), "z"), timeout=PATIENCE)
         classes = message(fp32(rows, 1), "y")
         classes.outputs[0].parameters["classification"].int64_param = 2
         assert stub.ModelInfer(classes, timeout=PATIENCE)
 
 
-def test_dimensions_with_an_input_s_name_are_known_too(serving: Any, tmp_path: Path) -> None:
+def test_dimensions_named_like_an_inputs_are_known(serving: Any, tmp_path: Path) -> None:
     with serving(echoed(tmp_path / "m.onnx")) as (_, stub):
         code, details = refused(stub, message(fp32(1, 2000)))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -113,7 +113,9 @@ def test_dimensions_with_an_input_s_name_are_known_too(serving: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("form", ["raw", "typed"])
-def test_an_unknown_shape_is_refused_afterwards(serving: Any, tmp_path: Path, form: str) -> None:
+def test_a_response_of_unknown_shape_is_refused_after_the_run(
+    serving: Any, tmp_path: Path, form: str
+) -> None:
     with serving(zeros(tmp_path / "m.onnx")) as (_, stub):
         message = request({"x": np.array([10, 500])}, typed=form == "typed")
         for _ in range(2):
@@ -121,7 +123,7 @@ def test_an_unknown_shape_is_refused_afterwards(serving: Any, tmp_path: Path, fo
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "the response has 20" in details
             assert "--max-message-bytes" in details
-        # A stream goes on after it.
+        # The stream continues after the error.
         small = request({"x": np.array([1, 5])})
         answers = list(stub.ModelStreamInfer(iter([message, small]), timeout=PATIENCE))
         assert sorted("--max-message-bytes" in answer.error_message for answer in answers) == [False, True]

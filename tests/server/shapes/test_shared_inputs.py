@@ -1,4 +1,4 @@
-"""An input without a batch axis beside one with it: requests share a batch if theirs are equal."""
+"""Inputs without a batch axis: requests share a batch if these inputs are equal."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def load(path: Path, config: str = "", **options: object) -> Model:
     )
 
 
-def test_what_has_a_batch_axis() -> None:
+def test_which_signatures_have_a_batch_axis() -> None:
     x, y = spec("x", "FP32", "n", 3), spec("y", "FP32", "n", 3)
     assert signature(x, spec("s", "FP32"), outputs=(y,)).no_batch_axis_reason() is None
     assert signature(x, spec("s", "BYTES", 7), outputs=(y,)).no_batch_axis_reason() is None
     assert signature(x, spec("s", "FP32"), outputs=(y,)).shared_inputs(batched=True) == {1}
     assert signature(x, spec("s", "FP32"), outputs=(y,)).shared_inputs(batched=False) == set()
-    # Too large to be compared, of no fixed size, and without any rows.
+    # Inputs too large to compare, and inputs without a fixed size.
     for others in ([spec("s", "FP32", 1, 3, 224, 224)], [spec("s", "FP32", 1, "k")]):
         assert (
             signature(x, *others, outputs=(y,)).no_batch_axis_reason()
@@ -48,8 +48,8 @@ def test_what_has_a_batch_axis() -> None:
     assert signature(x, outputs=(spec("y", "FP32"),)).no_batch_axis_reason() == "output 'y' is a scalar"
 
 
-def test_a_message_is_known_by_the_value(tmp_path: Path) -> None:
-    """What is remembered of a request must not take another value for its own."""
+def test_a_template_matches_equal_shared_inputs_only(tmp_path: Path) -> None:
+    """Each request gets the result for its own value."""
     model = load(scaled(tmp_path / "m.onnx"))
     registry = ModelRegistry()
     registry.mark_ready(model)
@@ -67,12 +67,12 @@ def test_a_message_is_known_by_the_value(tmp_path: Path) -> None:
         model.batcher.close()
 
 
-def test_how_it_is_batched(tmp_path: Path) -> None:
+def test_a_model_with_shared_inputs_is_batched(tmp_path: Path) -> None:
     model = load(scaled(tmp_path / "m.onnx"))
     model.batcher.close()
     assert model.batching.startswith("batches of up to 32 rows")
     assert [one.is_shape_tensor for one in model.config.input] == [False, True]
-    # What the server completes is one that it takes.
+    # The completed configuration can be loaded again.
     again = load(scaled(tmp_path / "m.onnx"), text_format.MessageToString(model.config))
     again.batcher.close()
     assert again.signature == model.signature
@@ -81,7 +81,7 @@ def test_how_it_is_batched(tmp_path: Path) -> None:
     assert refused.max_batch_size == 0
 
 
-def test_running_tries_several_values(tmp_path: Path) -> None:
+def test_the_batching_test_runs_several_values(tmp_path: Path) -> None:
     session = Session(sometimes_mixing(tmp_path / "m.onnx"))
     found = mixing_through_shared_inputs(session.signature, session.run, ComparisonSettings(4), 4)
     assert "depends on other rows" in found
@@ -108,12 +108,12 @@ def test_running_tries_several_values(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_configurations_that_cannot_be(tmp_path: Path, inputs: str, reason: str) -> None:
+def test_wrong_configurations_are_refused(tmp_path: Path, inputs: str, reason: str) -> None:
     with pytest.raises(StartError, match=reason):
         load(scaled(tmp_path / "m.onnx"), f"max_batch_size: 8 input {inputs}")
 
 
-def test_a_model_whose_batch_axis_is_fixed_is_told_so_as_before(tmp_path: Path) -> None:
+def test_a_fixed_batch_axis_is_refused(tmp_path: Path) -> None:
     path = save(
         tmp_path / "m.onnx", [node("Add", "x x", "y")], [value("x", dims=[1, 3])], [value("y", dims=[1, 3])]
     )
@@ -121,7 +121,7 @@ def test_a_model_whose_batch_axis_is_fixed_is_told_so_as_before(tmp_path: Path) 
         load(path, "max_batch_size: 8")
 
 
-def test_it_is_not_padded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_with_shared_inputs_is_not_padded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = save(
         tmp_path / "m.onnx",
         [node("Mul", "x scale", "y")],

@@ -1,4 +1,4 @@
-"""Inputs without rows, and optional ones, where batches lie in the device's memory."""
+"""Inputs without rows, and optional inputs, of batches staged in device memory."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _FLOAT = np.dtype("<f4")
 
 
 class _Answers:
-    """Outcomes by the requests' numbers."""
+    """Outcomes by request number."""
 
     def __init__(self, count: int) -> None:
         self.outcomes: dict[int, Outcome] = {}
-        self._left = threading.Semaphore(0)
+        self._completed = threading.Semaphore(0)
         self._count = count
 
     def completion(self, number: int) -> Any:
         def complete(outcome: Outcome) -> None:
             self.outcomes[number] = outcome
-            self._left.release()
+            self._completed.release()
 
         return complete
 
     def await_all(self) -> None:
         for _ in range(self._count):
-            assert self._left.acquire(timeout=PATIENCE)
+            assert self._completed.acquire(timeout=PATIENCE)
 
 
 def _request(number: int, others: dict[str, Any], answers: _Answers) -> Request:
@@ -54,7 +54,7 @@ def _request(number: int, others: dict[str, Any], answers: _Answers) -> Request:
 def _answered(session: Session, given: list[dict[str, Any]]) -> list[Any]:
     assert session.staged is not None
     answers = _Answers(len(given))
-    # A batch leaves when it is full: two requests of each kind share one.
+    # A batch runs once it is full, with two requests of one kind.
     with Batcher(session.staged, 4, 600.0, pipelined=True, steady=False) as batcher:
         for number, others in enumerate(given):
             batcher.enqueue(_request(number, others, answers))
@@ -65,7 +65,7 @@ def _answered(session: Session, given: list[dict[str, Any]]) -> list[Any]:
     return [answers.outcomes[number].outputs["y"].tolist() for number in range(len(given))]
 
 
-def test_a_scalar_lies_beside_the_rows(tmp_path: Path, device: CountingDeviceMemory) -> None:
+def test_a_scalar_is_staged_beside_the_rows(tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(scaled(tmp_path / "m.onnx"), memory=device)
     scales = [2, 3, 3, 2]
     found = _answered(session, [{"scale": scale} for scale in scales])
@@ -73,7 +73,7 @@ def test_a_scalar_lies_beside_the_rows(tmp_path: Path, device: CountingDeviceMem
     assert device.loads == 2
 
 
-def test_an_optional_input_takes_the_way_of_the_host(tmp_path: Path, device: CountingDeviceMemory) -> None:
+def test_a_batch_with_an_optional_input_is_not_staged(tmp_path: Path, device: CountingDeviceMemory) -> None:
     session = Session(with_defaults(tmp_path / "m.onnx"), memory=device)
     given: list[dict[str, Any]] = [{}, {"scale": 3}, {"bias": [1, 1, 1]}] * 2
     found = _answered(session, given)

@@ -1,4 +1,4 @@
-"""The kinds of messages that clients send, by method."""
+"""The message types that clients send, by method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bombs against a server: refused without being parsed, and without being looked at where the caller may not call."""
+"""Bombs are refused without being parsed, and unread if the client may not call the method."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 
 @pytest.fixture
 def parsed_kinds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kinds of the messages that were parsed."""
+    """The types of the messages that are parsed."""
     kinds: list[str] = []
     parse = receiving.parse
 
@@ -59,19 +59,19 @@ def test_bombs_are_refused_and_not_parsed(start: Make, parsed_kinds: list[str], 
             assert "this server takes" in answer.message or "is not a" in answer.message
             assert len(answer.message) < 500
     assert not parsed_kinds
-    # And what is no bomb is parsed.
+    # A harmless message is parsed.
     assert answer_of(app.address, "ModelReady", field(1, b"m"), packed=packed).grpc_status == 0
     assert parsed_kinds == ["ModelReadyRequest"]
 
 
-def test_a_message_that_unpacks_to_too_much_is_refused(start: Make, parsed_kinds: list[str]) -> None:
+def test_a_message_that_decompresses_to_too_much_is_refused(start: Make, parsed_kinds: list[str]) -> None:
     answer = answer_of(start().address, "ModelInfer", field(7, bytes(60_000_000)), packed=True)
     assert answer.grpc_status == INVALID
     assert "unpacks to more than" in answer.message
     assert not parsed_kinds
 
 
-def test_methods_that_infer_nothing_take_small_messages_only(start: Make, parsed_kinds: list[str]) -> None:
+def test_other_methods_take_small_messages_only(start: Make, parsed_kinds: list[str]) -> None:
     app = start()
     with grpc.insecure_channel(app.address) as channel:
         for method in EVERY:
@@ -79,7 +79,7 @@ def test_methods_that_infer_nothing_take_small_messages_only(start: Make, parsed
                 continue
             code, message = outcome(channel, EVERY[method], data=LARGE)
             if method == "RepositoryModelLoad":
-                # It may bring a model's files.
+                # A load may contain a model's files.
                 assert (code, "fields" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True)
             else:
                 assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, method
@@ -89,24 +89,24 @@ def test_methods_that_infer_nothing_take_small_messages_only(start: Make, parsed
     assert not parsed_kinds
 
 
-def test_nothing_is_looked_at_before_it_is_known_who_calls(
+def test_messages_of_unknown_clients_are_not_read(
     start: Make, tokens: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither unpacked nor walked nor parsed."""
+    """They are not decompressed, checked or parsed."""
 
-    def looked(*arguments: Any, **options: Any) -> Any:
-        raise AssertionError("it was looked at")
+    def read(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("the message was read")
 
     app = start(auth_tokens=tokens, auth_exempt_health=False)
     for module, name in ((receiving, "decompress"), (receiving, "parse"), (structure, "check_message")):
-        monkeypatch.setattr(module, name, looked)
-    monkeypatch.setattr(service, "decompress", looked)
+        monkeypatch.setattr(module, name, read)
+    monkeypatch.setattr(service, "decompress", read)
     with grpc.insecure_channel(app.address) as channel:
         for method, path in EVERY.items():
             for metadata in ((), bearer("wrong")):
                 code, _ = outcome(channel, path, metadata, gzip.compress(field(1, b"m")))
                 assert code is grpc.StatusCode.UNAUTHENTICATED, method
-        # It would be seen.
+        # A known client's message is read.
         code, _ = outcome(channel, EVERY["ServerLive"], bearer(TOKENS["infer"]))
         assert code is grpc.StatusCode.INTERNAL
 

@@ -1,4 +1,4 @@
-"""Error messages quote at most 128 characters of what a client sent, wherever it was."""
+"""Error messages quote at most 128 characters of any text that a client sent."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tensorferry.server.wire.bounds import FIELD_BOUNDS
 LETTER = "q"
 
 
-def texts(message: Any, longest: int) -> Iterator[bytes]:
-    """The message with one text in it, as long as may be, or of `longest` bytes; each text in turn."""
+def texts(message: Any, max_bytes: int) -> Iterator[bytes]:
+    """Yield the message with one text in it, for each text, as long as allowed, but at most `max_bytes`."""
     for each in message.fields:
         if each.message_type is not None:
-            for inside in texts(each.message_type, longest):
+            for inside in texts(each.message_type, max_bytes):
                 yield field(each.number, inside)
         elif each.cpp_type == FieldDescriptor.CPPTYPE_STRING and message.full_name in FIELD_BOUNDS:
-            most = min(FIELD_BOUNDS[message.full_name][each.name].max_bytes, longest)
-            yield field(each.number, LETTER.encode() * most)
+            size = min(FIELD_BOUNDS[message.full_name][each.name].max_bytes, max_bytes)
+            yield field(each.number, LETTER.encode() * size)
 
 
 @pytest.mark.parametrize("method", [name for name in BY_METHOD if name != "Watch"])
-def test_texts_are_cut(start: Make, method: str) -> None:
+def test_texts_are_truncated(start: Make, method: str) -> None:
     app = start(model_control="explicit", allow_shared_memory=True, allow_log_settings=True)
     with grpc.insecure_channel(app.address) as channel:
-        for longest in (bounds.PARAMETER_TEXT_BYTES, 2 * bounds.CONFIG_TEXT_BYTES):
-            for data in texts(BY_METHOD[method].DESCRIPTOR, longest):
+        for max_bytes in (bounds.PARAMETER_TEXT_BYTES, 2 * bounds.CONFIG_TEXT_BYTES):
+            for data in texts(BY_METHOD[method].DESCRIPTOR, max_bytes):
                 if len(data) > bounds.MAX_MESSAGE_BYTES and method != "RepositoryModelLoad":
                     continue
                 code, message = outcome(channel, EVERY[method], data=data)
@@ -44,8 +44,8 @@ def test_texts_are_cut(start: Make, method: str) -> None:
                 assert LETTER * 129 not in message
 
 
-def test_names_that_mean_something_elsewhere_are_cut(start: Make) -> None:
-    """Beside what is wanted: an input that the model has not, a parameter that is reserved."""
+def test_names_with_a_meaning_are_truncated(start: Make) -> None:
+    """Such as an input that the model does not have, or a reserved parameter."""
     app = start(model_control="explicit", allow_shared_memory=True)
     long = LETTER * 1000
     infer, tensor = pb.ModelInferRequest, pb.ModelInferRequest.InferInputTensor
@@ -74,7 +74,7 @@ def test_names_that_mean_something_elsewhere_are_cut(start: Make) -> None:
         assert "1" * 129 not in details
 
 
-def test_an_order_that_there_is_not_is_cut(start: Make) -> None:
+def test_an_unknown_stream_order_is_truncated(start: Make) -> None:
     metadata = (("tensorferry-stream-order", LETTER * 10_000),)
     with grpc.insecure_channel(start().address) as channel:
         code, message = outcome(channel, EVERY["ModelStreamInfer"], metadata)

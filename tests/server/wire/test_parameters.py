@@ -1,4 +1,4 @@
-"""A request's parameters: those with a meaning have a kind, those of others are passed over, some are reserved."""
+"""A request's parameters: some have a meaning and a type, some are reserved, others are ignored."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def read(**parameters: dict[str, Any]) -> RequestParameters:
     )
 
 
-NOTHING = RequestParameters(math.inf, 0, explain=False)
+DEFAULTS = RequestParameters(math.inf, 0, explain=False)
 
 
 @pytest.mark.parametrize("kind", ["int64_param", "uint64_param"])
-def test_timeout_and_priority_may_be_signed_or_not(kind: str) -> None:
+def test_timeout_and_priority_may_be_signed_or_unsigned(kind: str) -> None:
     assert read(timeout={kind: 1500}, priority={kind: 2}) == RequestParameters(0.0015, 2, explain=False)
-    assert read(timeout={kind: 0}, priority={kind: 0}) == NOTHING
+    assert read(timeout={kind: 0}, priority={kind: 0}) == DEFAULTS
 
 
-def test_the_longest_timeout_is_one() -> None:
+def test_the_longest_timeout_is_not_infinite() -> None:
     assert read(timeout={"uint64_param": (1 << 64) - 1}).timeout == pytest.approx(1.8e13, rel=0.03)
 
 
-def test_a_batch_is_explained_where_that_is_true() -> None:
+def test_explain_is_a_bool() -> None:
     assert read(explain={"bool_param": True}).explain
     assert not read(explain={"bool_param": False}).explain
 
@@ -53,8 +53,8 @@ def test_a_batch_is_explained_where_that_is_true() -> None:
     ],
     ids=str,
 )
-def test_what_means_nothing_to_these_models_is_passed_over(given: dict[str, Any]) -> None:
-    assert read(**given) == NOTHING
+def test_other_parameters_are_ignored(given: dict[str, Any]) -> None:
+    assert read(**given) == DEFAULTS
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_means_nothing_to_these_models_is_passed_over(given: dict[str, Any]
     ],
     ids=str,
 )
-def test_what_is_reserved_or_of_a_wrong_kind_is_refused(given: dict[str, Any], message: str) -> None:
+def test_reserved_keys_and_wrong_types_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         read(**given)
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""The structure of messages, checked before they are parsed: the table of bounds, and how far the walk goes."""
+"""The check of messages before they are parsed: the table of bounds, and the number of steps."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from tensorferry.server.wire.fields import (
     varint,
 )
 
-# More than the most fields of a message; of integers there may be more.
+# Above the bound on fields; the bound on integers is larger.
 BOMBS = [
     bomb
-    for size, is_packed in ((150_000, False), (3 << 20, True))
+    for size, is_integers in ((150_000, False), (3 << 20, True))
     for bomb in bombs(size)
-    if (bomb.name == "packed int64_contents") is is_packed
+    if (bomb.name == "packed int64_contents") is is_integers
 ]
 
 
 def _is_repeated(field: Any) -> bool:
-    """Protobuf before 6.31 has only the label, which newer versions warn of."""
+    """Whether a field repeats. Protobuf before 6.31 has only the label, and newer versions warn about it."""
     if hasattr(field, "is_repeated"):
         return bool(field.is_repeated)
     return bool(field.label == field.LABEL_REPEATED)
 
 
 def messages_in(message: Any, seen: set[str]) -> Iterator[Any]:
-    """The descriptors of a message and of all that is in it."""
+    """Yield the descriptors of a message and of the messages in it."""
     if message.full_name in seen:
         return
     seen.add(message.full_name)
@@ -54,12 +54,12 @@ def messages_in(message: Any, seen: set[str]) -> Iterator[Any]:
             yield from messages_in(each.message_type, seen)
 
 
-def test_the_table_bounds_every_text_and_every_list_that_a_client_sends() -> None:
+def test_the_table_bounds_every_text_and_every_list() -> None:
     seen: set[str] = set()
     for kind in KINDS.values():
         for message in messages_in(kind.DESCRIPTOR, seen):
             if message.full_name == "inference.InferTensorContents":
-                # Counted by the walk itself.
+                # Counted by the check itself.
                 continue
             bounded = bounds.FIELD_BOUNDS.get(message.full_name, {})
             expected = {
@@ -90,7 +90,7 @@ def test_a_bomb_is_refused_within_a_bounded_number_of_steps(
     assert len(str(caught.value)) < 400
 
 
-def test_what_a_message_may_hold_at_most_is_taken() -> None:
+def test_a_message_at_its_bounds_is_accepted() -> None:
     message = request({"x": fp32(1, 3)}, id="i" * bounds.REQUEST_ID_BYTES)
     tensor = message.inputs[0]
     tensor.name = "n" * bounds.TENSOR_NAME_BYTES
@@ -135,7 +135,7 @@ def test_what_a_message_may_hold_at_most_is_taken() -> None:
     ],
     ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
 )
-def test_one_more_is_refused_with_the_bound_and_the_place(message: Any, words: str) -> None:
+def test_a_message_above_a_bound_is_refused_with_bound_and_field(message: Any, words: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         structure.check_message(message.SerializeToString(), type(message))
     assert words in str(caught.value)
@@ -150,8 +150,8 @@ def test_contents_of_many_inputs_count_together() -> None:
 
 @reproducible
 @given(st.binary(max_size=64))
-def test_any_bytes_are_walked_or_refused(data: bytes) -> None:
-    """What protobuf parses is walked to its end, but for groups; what is walked need not be parsed."""
+def test_fields_of_any_bytes_end_at_their_end_or_are_refused(data: bytes) -> None:
+    """Everything that protobuf parses has fields to its end, except groups. The reverse does not hold."""
     try:
         found = list(fields(data, 0, len(data)))
     except MalformedError:
@@ -163,7 +163,7 @@ def test_any_bytes_are_walked_or_refused(data: bytes) -> None:
 
 @reproducible
 @given(st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(0, (1 << 64) - 1) | st.binary(max_size=200))))
-def test_fields_are_found_where_they_were_written(written: list[tuple[int, int | bytes]]) -> None:
+def test_fields_are_found_as_written(written: list[tuple[int, int | bytes]]) -> None:
     data = b""
     for number, value in written:
         if isinstance(value, bytes):
@@ -179,20 +179,20 @@ def test_fields_are_found_where_they_were_written(written: list[tuple[int, int |
 @pytest.mark.parametrize(
     "data", [b"\x0a", b"\x0a\x05abc", b"\x0d\x01", b"\x08" + b"\x80" * 11, b"\x0b", b"\x80"]
 )
-def test_what_is_cut_off_is_no_message(data: bytes) -> None:
+def test_a_truncated_message_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedError):
         list(fields(data, 0, len(data)))
 
 
-def test_the_id_of_a_message_that_is_refused_is_found() -> None:
-    """By which a stream's client knows which of its requests the error is about."""
+def test_the_id_of_a_refused_message_is_found() -> None:
+    """A stream's client needs it to tell which of its requests failed."""
     request = pb.ModelInferRequest(model_name="m" * 200, id="seven")
     with pytest.raises(InvalidRequestError):
         structure.check_message(request.SerializeToString(), pb.ModelInferRequest)
     assert structure.peek_request_id(request.SerializeToString()) == "seven"
     assert structure.peek_request_id(request.SerializeToString() + b"\xff") == "seven"
     assert structure.peek_request_id(pb.ModelInferRequest(id="i" * 5000).SerializeToString()) == ""
-    # A text that is none.
+    # An id that is not UTF-8.
     assert structure.peek_request_id(b"\x1a\x01\xff") == ""
     many = pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor()] * 100).SerializeToString()
     late = pb.ModelInferRequest(id="late").SerializeToString()

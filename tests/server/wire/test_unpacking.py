@@ -1,4 +1,4 @@
-"""Compressed requests of the lane: another thread unpacks them, and each is answered or withdrawn once."""
+"""Compressed requests of the lane: another thread decompresses them; each is answered or cancelled once."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tensorferry.server.transport.lane.unpacking import Unpacker
 from tensorferry.server.wire.compression import decompress
 
 
-class Later(Executor):
-    """Calls what it was given when the test says so; not once it is shut down."""
+class ManualExecutor(Executor):
+    """Executor whose work runs when the test calls `run`. Refuses work once it is not open."""
 
     def __init__(self) -> None:
         self.given: list[Callable[[], Any]] = []
@@ -43,27 +43,27 @@ class Later(Executor):
 
 
 class Served(InferenceCall):
-    """A request that the service has; how it was withdrawn."""
+    """A request that the service has, and how it was cancelled."""
 
     def __init__(self) -> None:
-        self.withdrawn: list[str] = []
+        self.cancellations: list[str] = []
 
     def cancel(self) -> None:
-        self.withdrawn.append("cancel")
+        self.cancellations.append("cancel")
 
     def abandon(self) -> None:
-        self.withdrawn.append("abandon")
+        self.cancellations.append("abandon")
 
 
-class Desk:
-    """An unpacker over a service that does nothing, or raises."""
+class Rig:
+    """An unpacker over a service that does nothing, or raises `error`."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.later = Later()
+        self.executor = ManualExecutor()
         self.served: list[Served] = []
         self.replies: list[InferenceReply] = []
         self._error = error
-        self._unpacker = Unpacker(self._submit, self.later)
+        self._unpacker = Unpacker(self._submit, self.executor)
 
     def _submit(self, data: bytes, *arguments: Any, **options: Any) -> InferenceCall:
         if self._error is not None:
@@ -75,68 +75,68 @@ class Desk:
         return self._unpacker.submit(b"", 0.0, self.replies.append, (), ANONYMOUS)
 
 
-def test_it_is_served_later() -> None:
-    desk = Desk()
-    desk.submit()
-    assert not desk.served
-    desk.later.run()
-    assert len(desk.served) == 1
-    assert not desk.replies
+def test_a_request_is_served_on_the_other_thread() -> None:
+    rig = Rig()
+    rig.submit()
+    assert not rig.served
+    rig.executor.run()
+    assert len(rig.served) == 1
+    assert not rig.replies
 
 
-def test_one_that_is_withdrawn_before_is_not_served_and_told_so_once() -> None:
-    desk = Desk()
-    call = desk.submit()
+def test_a_request_cancelled_before_is_not_served_and_answered_once() -> None:
+    rig = Rig()
+    call = rig.submit()
     call.cancel()
     call.abandon()
-    assert not desk.replies
-    desk.later.run()
-    (reply,) = desk.replies
+    assert not rig.replies
+    rig.executor.run()
+    (reply,) = rig.replies
     with pytest.raises(Cancelled):
         reply.message()
-    assert not desk.served
+    assert not rig.served
 
 
-def test_one_that_is_withdrawn_later_is_withdrawn_from_the_service() -> None:
-    desk = Desk()
-    call = desk.submit()
-    desk.later.run()
+def test_a_request_cancelled_after_is_cancelled_in_the_service() -> None:
+    rig = Rig()
+    call = rig.submit()
+    rig.executor.run()
     call.abandon()
     call.cancel()
-    assert desk.served[0].withdrawn == ["abandon", "cancel"]
+    assert rig.served[0].cancellations == ["abandon", "cancel"]
 
 
-def test_one_that_is_withdrawn_meanwhile_is_withdrawn_from_the_service() -> None:
-    desk = Desk()
+def test_a_request_cancelled_meanwhile_is_cancelled_in_the_service() -> None:
+    rig = Rig()
 
     def submit(*arguments: Any, **options: Any) -> InferenceCall:
         call.cancel()
-        return desk._submit(b"")
+        return rig._submit(b"")
 
-    call = Unpacker(submit, desk.later).submit(b"", 0.0, desk.replies.append, (), ANONYMOUS)
-    desk.later.run()
-    assert desk.served[0].withdrawn == ["cancel"]
+    call = Unpacker(submit, rig.executor).submit(b"", 0.0, rig.replies.append, (), ANONYMOUS)
+    rig.executor.run()
+    assert rig.served[0].cancellations == ["cancel"]
 
 
-def test_a_bug_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk(ZeroDivisionError())
-    desk.submit()
-    desk.later.run()
-    (reply,) = desk.replies
+def test_an_unexpected_error_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(ZeroDivisionError())
+    rig.submit()
+    rig.executor.run()
+    (reply,) = rig.replies
     with pytest.raises(ZeroDivisionError):
         reply.message()
     assert "could not be served" in caplog.text
 
 
-def test_without_threads_it_is_served_at_once() -> None:
-    desk = Desk()
-    desk.later.is_open = False
-    desk.submit()
-    assert len(desk.served) == 1
+def test_without_threads_a_request_is_served_at_once() -> None:
+    rig = Rig()
+    rig.executor.is_open = False
+    rig.submit()
+    assert len(rig.served) == 1
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
-def test_others_are_answered_while_one_is_unpacked(
+def test_other_requests_are_answered_while_one_is_decompressed(
     start: Make, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
