@@ -377,7 +377,7 @@ def test_a_call_of_a_killed_replica_is_unavailable(
     for process in cluster.replicas().values():
         os.kill(process, signal.SIGKILL)
     assert call.code() is grpc.StatusCode.UNAVAILABLE
-    assert call.details() == "the replica is gone that had this call; others take calls: try again"
+    assert call.details() == "the replica of this call is gone; other replicas accept calls: try again"
     while True:
         # Ray replaces them.
         again = stub.ModelInfer.future(request(2), timeout=PATIENCE)
@@ -400,7 +400,7 @@ def test_unsupported_options_are_refused_before_anything_starts(option: str) -> 
         f"application({{'models': ['a.onnx'], {option!r}: 5}})"
     )
     assert ended.returncode == 1
-    assert f"{option} is 5; under Ray Serve it cannot be chosen: leave it out" in ended.stderr
+    assert f"{option} is 5, but it has no effect under Ray Serve: leave it out" in ended.stderr
 
 
 def test_a_replica_without_a_working_model_is_unhealthy(digits_model: Path) -> None:

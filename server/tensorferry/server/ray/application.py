@@ -1,9 +1,8 @@
-"""A Ray Serve application: replicas with our batcher and session, behind Ray's own gRPC ingress.
+"""Ray Serve application: replicas with the server's batcher and sessions, behind Ray's gRPC ingress.
 
-`application` builds it, `add_to_ingress` tells Ray's proxies what they serve. docs/guides/operations.md has how it is started.
-What a replica does with a request is what the server does: the same service, without the transports.
-
-A request goes through the proxy as bytes, which are read in the replica alone.
+`application` builds it, and `add_to_ingress` registers the service in Ray's proxies; docs/guides/operations.md describes how to
+start it. A replica serves requests by the server's service, without its transports. The proxy passes requests on as bytes,
+and only the replica parses them.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 from tensorferry.server.errors import ConfigError
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.methods.model_config import ModelConfigMethods
-from tensorferry.server.ray.deadline import deadline_of
+from tensorferry.server.ray.deadline import decode_deadline
 from tensorferry.server.ray.stream import RayStream
 from tensorferry.server.status import Status, status_of, trailing_metadata
 from tensorferry.server.telemetry import logs
 from tensorferry.server.wire.receiving import receive
 
 
-class Answer:
-    """Bytes of a message, as Ray wants a message to be."""
+class SerializedMessage:
+    """Bytes of a message, with the method that Ray calls to serialise messages."""
 
     __slots__ = ("_data",)
 
@@ -41,44 +40,44 @@ class Answer:
         self._data = data
 
     def SerializeToString(self) -> bytes:  # noqa: N802
-        """The bytes."""
+        """Return the bytes."""
         return self._data
 
 
 def configuration(options: Mapping[str, Any]) -> ServerConfig:
-    """What `tensorferry serve` would make of these: `models`, a list, and options by their names as in its file."""
-    given = dict(options)
-    models = given.pop("models", [])
+    """Return the configuration of `models`, a list, and of options with the keys of the TOML file."""
+    values = dict(options)
+    models = values.pop("models", [])
     flags: dict[str, str | None] = {}
     known = {option.flag: option for option in OPTIONS}
-    for name, value in given.items():
+    for name, value in values.items():
         if name not in known:
-            raise ConfigError(f"{name} is not an option; there are models, {', '.join(sorted(known))}")
+            raise ConfigError(f"{name} is not an option; the options are models, {', '.join(sorted(known))}")
         if known[name].scope is Scope.STANDALONE or (name == "model-control" and value != "none"):
-            raise ConfigError(f"{name} is {value!r}; under Ray Serve it cannot be chosen: leave it out")
-        values = value if isinstance(value, list) else [value]
-        texts = [str(each).lower() if isinstance(each, bool) else str(each) for each in values]
+            raise ConfigError(f"{name} is {value!r}, but it has no effect under Ray Serve: leave it out")
+        listed = value if isinstance(value, list) else [value]
+        texts = [str(item).lower() if isinstance(item, bool) else str(item) for item in listed]
         flags[name] = (known[name].separator or ",").join(texts)
     return load_config([str(model) for model in models], flags, {}, None)
 
 
-class Completions:
-    """Hands replies of any thread to futures of one event loop, which is woken once for many of them."""
+class ReplyDispatcher:
+    """Delivery of replies from any thread to futures of an event loop, with one wake-up for many replies."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._done: deque[tuple[asyncio.Future[InferenceReply], InferenceReply]] = deque()
-        # Guards _waking. Nothing is called while it is held.
+        # Guards _wakeup_pending. Nothing is called while it is held.
         self._lock = threading.Lock()
-        self._waking = False
+        self._wakeup_pending = False
 
-    def give(self, future: asyncio.Future[InferenceReply], reply: InferenceReply) -> None:
-        """From any thread. After the loop is closed it does nothing: nobody waits any more."""
+    def put(self, future: asyncio.Future[InferenceReply], reply: InferenceReply) -> None:
+        """Set the result of a future, from any thread. It has no effect after the loop is closed."""
         self._done.append((future, reply))
         with self._lock:
-            if self._waking:
+            if self._wakeup_pending:
                 return
-            self._waking = True
+            self._wakeup_pending = True
         try:
             self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
@@ -86,7 +85,7 @@ class Completions:
 
     def _deliver(self) -> None:
         with self._lock:
-            self._waking = False
+            self._wakeup_pending = False
         while self._done:
             future, reply = self._done.popleft()
             if not future.done():
@@ -94,7 +93,7 @@ class Completions:
 
 
 class Replica:
-    """One replica. Its methods are those of GRPCInferenceService, on the event loop that Ray has for it."""
+    """A replica, with the methods of GRPCInferenceService; they run on the event loop of Ray."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         config = configuration(options)
@@ -104,62 +103,62 @@ class Replica:
         self._app.load()
         self._service = self._app.service
         self._servicer = self._app.servicer
-        self._completions: Completions | None = None
+        self._dispatcher: ReplyDispatcher | None = None
 
-    async def ModelInfer(self, request: bytes, grpc_context: RayServegRPCContext) -> Answer:  # noqa: N802
-        """One request, one response; many are under way at a time, and share their batches."""
+    async def ModelInfer(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
+        """Run one request; concurrent requests share batches."""
         metadata = grpc_context.invocation_metadata()
-        reply = await self.reply(request, deadline_of(metadata), metadata)
+        reply = await self.reply(request, decode_deadline(metadata), metadata)
         try:
-            return Answer(reply.message())
+            return SerializedMessage(reply.message())
         except Exception as error:
-            return self._refuse(self._service.status_of(error, reply), grpc_context)
+            return self._error(self._service.status_of(error, reply), grpc_context)
 
     async def ModelStreamInfer(  # noqa: N802
         self, requests: gRPCInputStream[bytes], grpc_context: RayServegRPCContext
-    ) -> AsyncIterator[Answer]:
-        """Requests as they come, responses in their order or as they are done, as the call's metadata says."""
+    ) -> AsyncIterator[SerializedMessage]:
+        """Run the requests of a stream; the metadata selects request order or completion order of the responses."""
         metadata = grpc_context.invocation_metadata()
         stream = RayStream(
             self.reply,
             self._service.status_of,
-            deadline_of(metadata),
+            decode_deadline(metadata),
             metadata,
             max_in_flight=self._app.config.max_in_flight_per_stream,
         )
         async for message in stream.responses(requests):
-            yield Answer(message)
+            yield SerializedMessage(message)
         if stream.end is not None:
-            # Only with a message does Ray send the context over; the proxy drops it.
-            yield self._refuse(stream.end, grpc_context)
+            # Ray sends the context only with a message; the proxy drops the empty message.
+            yield self._error(stream.end, grpc_context)
 
-    async def ServerLive(self, request: bytes, grpc_context: RayServegRPCContext) -> Answer:  # noqa: N802
-        """Whether a replica answers."""
-        return self._answer(self._servicer.server_live, pb.ServerLiveRequest, request, grpc_context)
+    async def ServerLive(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
+        """Return whether a replica responds."""
+        return self._call(self._servicer.server_live, pb.ServerLiveRequest, request, grpc_context)
 
-    async def ServerReady(self, request: bytes, grpc_context: RayServegRPCContext) -> Answer:  # noqa: N802
-        """Whether a replica is ready."""
-        return self._answer(self._servicer.server_ready, pb.ServerReadyRequest, request, grpc_context)
+    async def ServerReady(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
+        """Return whether a replica is ready."""
+        return self._call(self._servicer.server_ready, pb.ServerReadyRequest, request, grpc_context)
 
-    async def ModelReady(self, request: bytes, grpc_context: RayServegRPCContext) -> Answer:  # noqa: N802
-        """Whether a replica has the model ready."""
-        return self._answer(self._servicer.model_ready, pb.ModelReadyRequest, request, grpc_context)
+    async def ModelReady(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
+        """Return whether the model is ready on a replica."""
+        return self._call(self._servicer.model_ready, pb.ModelReadyRequest, request, grpc_context)
 
-    async def ServerMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> Answer:  # noqa: N802
-        """Name, version, extensions."""
-        return self._answer(self._servicer.server_metadata, pb.ServerMetadataRequest, request, grpc_context)
+    async def ServerMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
+        """Return name, version and extensions."""
+        return self._call(self._servicer.server_metadata, pb.ServerMetadataRequest, request, grpc_context)
 
-    async def ModelMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> Answer:  # noqa: N802
-        """The model's signature."""
-        return self._answer(self._servicer.model_metadata, pb.ModelMetadataRequest, request, grpc_context)
+    async def ModelMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
+        """Return the model's signature."""
+        return self._call(self._servicer.model_metadata, pb.ModelMetadataRequest, request, grpc_context)
 
-    async def ModelConfig(self, request: bytes, grpc_context: RayServegRPCContext) -> Answer:  # noqa: N802
-        """The model's configuration."""
+    async def ModelConfig(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
+        """Return the model's configuration."""
         methods = ModelConfigMethods(self._app.registry).methods()
-        return self._answer(methods["ModelConfig"], pb.ModelConfigRequest, request, grpc_context)
+        return self._call(methods["ModelConfig"], pb.ModelConfigRequest, request, grpc_context)
 
     async def check_health(self) -> None:
-        """What Ray asks now and then: a replica none of whose models works is replaced."""
+        """Raise RuntimeError if no model works; Ray calls this periodically and replaces such a replica."""
         if not self._app.registry.serving:
             reasons = [
                 f"{model.name}: {model.health.reason}"
@@ -169,22 +168,22 @@ class Replica:
             raise RuntimeError("; ".join(reasons) or "no model is ready")
 
     def __del__(self) -> None:
-        # What Ray calls when no call is under way any more, or its patience is at an end.
+        # Ray calls this when no call is in progress, or after its graceful shutdown time-out.
         app = getattr(self, "_app", None)
         if app is not None and self._stopped.acquire(blocking=False):
             app.drain()
             app.stop()
 
     async def reply(self, request: bytes, deadline: float, metadata: Any) -> InferenceReply:
-        """What becomes of a request; it is withdrawn where the caller is cancelled."""
+        """Return the reply to a request; cancelling the caller cancels the request."""
         loop = asyncio.get_running_loop()
-        completions = self._completions
-        if completions is None:
-            completions = self._completions = Completions(loop)
+        dispatcher = self._dispatcher
+        if dispatcher is None:
+            dispatcher = self._dispatcher = ReplyDispatcher(loop)
         future: asyncio.Future[InferenceReply] = loop.create_future()
-        give = completions.give
+        put = dispatcher.put
         call: InferenceCall = self._service.submit(
-            request, deadline, lambda reply: give(future, reply), metadata
+            request, deadline, lambda reply: put(future, reply), metadata
         )
         try:
             return await future
@@ -192,40 +191,40 @@ class Replica:
             call.cancel()
             raise
 
-    def _answer(
+    def _call(
         self,
         method: Callable[[Any], Any],
         kind: Any,
         request: bytes,
         context: RayServegRPCContext,
-    ) -> Answer:
+    ) -> SerializedMessage:
         try:
-            return Answer(method(receive(request, kind)).SerializeToString())
+            return SerializedMessage(method(receive(request, kind)).SerializeToString())
         except Exception as error:
-            return self._refuse(status_of(error), context)
+            return self._error(status_of(error), context)
 
-    def _refuse(self, status: Status, context: RayServegRPCContext) -> Answer:
-        """Not raised: Ray would log it as a bug of ours, and send it over with its stack."""
+    def _error(self, status: Status, context: RayServegRPCContext) -> SerializedMessage:
+        """Set the status of a call. It is not raised, because Ray would log a bug and send the stack to the client."""
         context.set_code(status.code)
         context.set_details(status.message)
         context.set_trailing_metadata(list(trailing_metadata(status)))
-        return Answer(b"")
+        return SerializedMessage(b"")
 
 
 def application(arguments: Mapping[str, Any]) -> serve.Application:
-    """The application, of the options that `configuration` knows and of `deployment`, Ray's options of the deployment.
+    """Return the application for the options of `configuration` and `deployment`, Ray's options of the deployment.
 
-    ConfigError where one has a wrong value, before anything is started.
+    ConfigError if an option has a bad value, before anything is started.
     """
     options = dict(arguments)
     deployment = dict(options.pop("deployment", {}))
     config = configuration(options)
-    # As many as fill the batches twice are under way in a replica before Ray starts another.
-    enough = 2 * max(1, config.max_batch_size)
-    scaling = {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": enough}
+    # Ray starts another replica when the requests in progress fill two batches.
+    target = 2 * max(1, config.max_batch_size)
+    scaling = {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": target}
     if "num_replicas" not in deployment:
         deployment.setdefault("autoscaling_config", scaling)
-    deployment.setdefault("max_ongoing_requests", 16 * enough)
+    deployment.setdefault("max_ongoing_requests", 16 * target)
     deployment.setdefault("graceful_shutdown_timeout_s", config.drain_seconds + 5.0)
-    made: Any = serve.deployment(Replica, name="tensorferry", **deployment)
-    return made.bind(options)
+    replica_class: Any = serve.deployment(Replica, name="tensorferry", **deployment)
+    return replica_class.bind(options)

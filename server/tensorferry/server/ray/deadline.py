@@ -1,8 +1,8 @@
-"""How a call's deadline gets from Ray's proxy to a replica: in the metadata, which is all that Ray hands on.
+"""Deadlines of calls from Ray's proxy to a replica, in the metadata, because Ray passes on nothing else.
 
-The two may be on different machines, whose clocks need not agree. So it is told how much time was left as the proxy
-took the call, which is too much by as long as it takes to the replica, and waits for one that has room; the proxy ends
-the call in time all the same. On the proxy's own machine the two have one clock, and what it told is exact.
+Proxy and replica can run on different machines, whose clocks differ. The metadata therefore has the time that remained when
+the proxy received the call. That is too much by the time until the replica gets the call, but the proxy itself ends the call
+at its deadline. If both run on one machine they share a clock, and the deadline is exact.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 from tensorferry.server.identity import Metadata
 
-# The proxy's own comes last, and counts.
+# The metadata key. The last value counts, because it is the proxy's.
 DEADLINE = "tensorferry-deadline"
 _NO_CLOCK = "none"
 
 
 def _clock() -> str:
-    """Whose `time.monotonic` is that of this process: it counts from the machine's start, in each of its time namespaces."""
+    """Return an identifier of the clock behind `time.monotonic`: the boot of the machine and the time namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/time')}"
@@ -31,18 +31,18 @@ def _clock() -> str:
 CLOCK = _clock()
 
 
-def told(remaining: float) -> str:
-    """What the metadata says of a call that has so many seconds left now."""
+def encode_deadline(remaining: float) -> str:
+    """Return the metadata value of a call that has this many seconds left."""
     return f"{remaining!r} {time.monotonic() + remaining!r} {CLOCK}"
 
 
-def deadline_of(metadata: Metadata) -> float:
-    """The deadline in a call's metadata, on the clock of `time.monotonic`; inf for none."""
-    given = [value for name, value in metadata if name == DEADLINE]
-    if not given:
+def decode_deadline(metadata: Metadata) -> float:
+    """Return the deadline in a call's metadata, as a time of `time.monotonic`; inf if there is none."""
+    values = [value for name, value in metadata if name == DEADLINE]
+    if not values:
         return math.inf
     try:
-        remaining, at, clock = str(given[-1]).split(" ")
+        remaining, at, clock = str(values[-1]).split(" ")
         return float(at) if clock == CLOCK != _NO_CLOCK else time.monotonic() + float(remaining)
     except ValueError:
         return math.inf

@@ -1,6 +1,6 @@
-"""What Ray's gRPC proxies are told of our service.
+"""Registration of the service in Ray's gRPC proxies.
 
-Ray hands a call's metadata to the replica, but not its deadline; so the proxy adds it to the metadata (`ray_deadline.py`).
+Ray passes the metadata of a call to the replica, but not its deadline, so the proxy adds the deadline to the metadata.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import grpc
 from ray.exceptions import ActorDiedError
 
 from tensorferry.protos import SERVICE_NAME
-from tensorferry.server.ray.deadline import DEADLINE, told
+from tensorferry.server.ray.deadline import DEADLINE, encode_deadline
 
 UNARY = (
     "ModelInfer",
@@ -27,13 +27,13 @@ STREAM = "ModelStreamInfer"
 
 
 def add_to_ingress(servicer: object, server: Any) -> None:
-    """What is named in `grpc_servicer_functions`: Ray calls it in every proxy."""
+    """Add the service to a proxy's server; Ray calls this in every proxy, as `grpc_servicer_functions` names it."""
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        name: grpc.unary_unary_rpc_method_handler(_replaced) for name in UNARY
+        name: grpc.unary_unary_rpc_method_handler(_placeholder) for name in UNARY
     }
-    methods[STREAM] = grpc.stream_stream_rpc_method_handler(_replaced)
+    methods[STREAM] = grpc.stream_stream_rpc_method_handler(_placeholder)
     handler: Any = grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
-    # Ray puts functions of its own into the handler, which pass calls on to replicas.
+    # This replaces the functions of the handler by Ray's, which pass calls on to replicas.
     server.add_generic_rpc_handlers((handler,))
     handler._method_handlers = {
         name: method._replace(
@@ -45,15 +45,15 @@ def add_to_ingress(servicer: object, server: Any) -> None:
 
 
 class _WithDeadline:
-    """A call's context whose metadata has the deadline too."""
+    """Context of a call with the deadline added to its metadata."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
         remaining = context.time_remaining()
-        # Whatever the client says itself does not count.
+        # A value that the client sent is dropped.
         self._metadata = [pair for pair in context.invocation_metadata() or () if pair[0] != DEADLINE]
         if remaining is not None:
-            self._metadata.append((DEADLINE, told(remaining)))
+            self._metadata.append((DEADLINE, encode_deadline(remaining)))
 
     def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
         return self._metadata
@@ -63,35 +63,35 @@ class _WithDeadline:
 
 
 def _unary_with_deadline(
-    passed_on: Callable[[Any, Any], Awaitable[bytes]],
+    forward: Callable[[Any, Any], Awaitable[bytes]],
 ) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def method(request: bytes, context: Any) -> bytes:
-        response = await passed_on(request, _WithDeadline(context))
-        _tell_of_lost_replica(context)
+        response = await forward(request, _WithDeadline(context))
+        _hide_lost_replica(context)
         return response
 
     return method
 
 
 def _stream_with_deadline(
-    passed_on: Callable[[Any, Any], AsyncIterator[bytes]],
+    forward: Callable[[Any, Any], AsyncIterator[bytes]],
 ) -> Callable[[Any, Any], AsyncIterator[bytes]]:
     async def method(requests: Any, context: Any) -> AsyncIterator[bytes]:
-        async for response in passed_on(requests, _WithDeadline(context)):
-            # Empty where it brings the status of a stream, and no message.
+        async for response in forward(requests, _WithDeadline(context)):
+            # An empty message only carries the status of the stream.
             if response:
                 yield response
-        _tell_of_lost_replica(context)
+        _hide_lost_replica(context)
 
     return method
 
 
-def _tell_of_lost_replica(context: Any) -> None:
-    """In place of INTERNAL and what Ray knows of the replica: its process, its address."""
+def _hide_lost_replica(context: Any) -> None:
+    """Return UNAVAILABLE instead of Ray's INTERNAL, whose details have the replica's process and address."""
     if (context.details() or "").startswith(ActorDiedError.BASE_ERROR_MSG):
         context.set_code(grpc.StatusCode.UNAVAILABLE)
-        context.set_details("the replica is gone that had this call; others take calls: try again")
+        context.set_details("the replica of this call is gone; other replicas accept calls: try again")
 
 
-def _replaced(request: Any, context: Any) -> Any:
-    raise AssertionError("Ray passes calls on to a replica")
+def _placeholder(request: Any, context: Any) -> Any:
+    raise AssertionError("Ray replaces this function")

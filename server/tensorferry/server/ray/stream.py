@@ -1,4 +1,4 @@
-"""One open ModelStreamInfer on an event loop: as `stream.ResponseStream`, which has threads for it."""
+"""An open ModelStreamInfer call on an event loop."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tensorferry.server.status import Status
 
 
 class RayStream:
-    """Reads requests and gives their responses, in request order or as they are done.
+    """Requests of a stream and their responses, in request order or in completion order. For one event loop.
 
-    At most `max_in_flight` requests are between being read and having their response taken: then no more is read.
-    For one event loop. Who stops reading `responses` withdraws what is in flight.
+    At most `max_in_flight` requests are read before their responses are taken. Closing the iterator of `responses` cancels
+    the requests in flight.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RayStream:
         self._deadline = deadline
         self._metadata = metadata
         options = parse_stream_options(metadata)
-        # The status with which the server ends the stream before the client has finished it.
+        # The status if the server ends the stream before the client does.
         self.end: Status | None = options if isinstance(options, Status) else None
         self._options = StreamOptions() if isinstance(options, Status) else options
         self._responses = ResponseOrder(ordered=self._options.ordered)
@@ -49,7 +49,7 @@ class RayStream:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def responses(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The responses, serialised, until the client has finished or left, or an error is the end."""
+        """Yield the serialised responses until the client ends or cancels the stream, or `end` is set."""
         if self.end is not None:
             return
         self._start(self._read(messages))

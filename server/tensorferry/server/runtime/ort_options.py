@@ -155,31 +155,33 @@ class OrtOptions:
         return _TOLERANCE_11_BITS if self.fp16 is not None else 0.0
 
 
-def with_server_defaults(config: ModelConfig, options: ServerConfig, devices: Sequence[str]) -> ModelConfig:
+def with_server_defaults(
+    config: ModelConfig, server_config: ServerConfig, devices: Sequence[str]
+) -> ModelConfig:
     """Return a copy with the server's options as parameters, unless the configuration sets them itself."""
     completed = ModelConfig()
     completed.CopyFrom(config)
     defaults = ServerConfig(())
     given: dict[str, str] = {}
     if set(devices) - {"cpu"}:
-        if options.cuda_memory_bytes is not None:
-            given["gpu_mem_limit"] = str(options.cuda_memory_bytes)
-        if options.cuda_memory_growth != defaults.cuda_memory_growth:
-            given["arena_extend_strategy"] = str(_GROWTHS.index(options.cuda_memory_growth))
-        if options.cudnn_search != defaults.cudnn_search:
-            given["cudnn_conv_algo_search"] = str(_SEARCHES.index(options.cudnn_search))
-        if options.tf32 != defaults.tf32:
-            given["use_tf32"] = str(int(options.tf32))
+        if server_config.cuda_memory_bytes is not None:
+            given["gpu_mem_limit"] = str(server_config.cuda_memory_bytes)
+        if server_config.cuda_memory_growth != defaults.cuda_memory_growth:
+            given["arena_extend_strategy"] = str(_GROWTHS.index(server_config.cuda_memory_growth))
+        if server_config.cudnn_search != defaults.cudnn_search:
+            given["cudnn_conv_algo_search"] = str(_SEARCHES.index(server_config.cudnn_search))
+        if server_config.tf32 != defaults.tf32:
+            given["use_tf32"] = str(int(server_config.tf32))
     for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
         if accelerator.name == "cuda":
             for name in accelerator.parameters:
                 given.pop(name, None)
-    if _Reader(config).boolean("fp16", options.fp16):
+    if _Reader(config).boolean("fp16", server_config.fp16):
         given["fp16"] = "1"
-        if options.fp16_tolerance != defaults.fp16_tolerance:
-            given["fp16_tolerance"] = str(options.fp16_tolerance)
-        if options.fp16_except:
-            given["fp16_except"] = ",".join(options.fp16_except)
+        if server_config.fp16_tolerance != defaults.fp16_tolerance:
+            given["fp16_tolerance"] = str(server_config.fp16_tolerance)
+        if server_config.fp16_except:
+            given["fp16_except"] = ",".join(server_config.fp16_except)
     for name, value in given.items():
         if name not in completed.parameters:
             completed.parameters[name].string_value = value
@@ -191,17 +193,19 @@ def unknown_parameters(config: ModelConfig) -> Sequence[str]:
     return sorted(key for key in config.parameters if key not in _PARAMETERS)
 
 
-def ort_options_for(config: ModelConfig, options: ServerConfig, name: str) -> OrtOptions:
+def ort_options_for(config: ModelConfig, server_config: ServerConfig, name: str) -> OrtOptions:
     """Return the options for a model called `name`: its configuration's, else CUDA graphs and caches of the server.
 
     ModelConfigError names a value that is not allowed.
     """
     own = parse_ort_options(config)
     graphs = own.graphs
-    if graphs is None and options.cuda_graphs is not None:
-        graphs = GraphOptions(tuple(map(GraphSpec, sorted(set(options.cuda_graphs)))))
+    if graphs is None and server_config.cuda_graphs is not None:
+        graphs = GraphOptions(tuple(map(GraphSpec, sorted(set(server_config.cuda_graphs)))))
     return replace(
-        own, graphs=graphs, gpu=tuple(_with_engine_cache(provider, options, name) for provider in own.gpu)
+        own,
+        graphs=graphs,
+        gpu=tuple(_with_engine_cache(provider, server_config, name) for provider in own.gpu),
     )
 
 
@@ -393,11 +397,13 @@ def has_gpu_options(config: ModelConfig) -> bool:
     )
 
 
-def _with_engine_cache(provider: ExecutionProvider, options: ServerConfig, name: str) -> ExecutionProvider:
+def _with_engine_cache(
+    provider: ExecutionProvider, server_config: ServerConfig, name: str
+) -> ExecutionProvider:
     """Give TensorRT a folder for its engines, because building one takes minutes."""
-    if provider.name != TENSORRT or options.tensorrt_cache is None:
+    if provider.name != TENSORRT or server_config.tensorrt_cache is None:
         return provider
-    folder = str(options.tensorrt_cache / name)
+    folder = str(server_config.tensorrt_cache / name)
     cache = {
         "trt_engine_cache_enable": "1",
         "trt_engine_cache_path": folder,
