@@ -200,18 +200,18 @@ class CloseReason(enum.Enum):
 
 
 class Share:
-    """A client with something queued: its `weight`, its `rows` in the queue, and its `turn`."""
+    """A client with queued requests: its `weight`, its `rows` in the queue, and its `virtual_start`."""
 
-    __slots__ = ("rows", "turn", "weight")
+    __slots__ = ("rows", "virtual_start", "weight")
 
-    def __init__(self, weight: int, turn: float) -> None:
+    def __init__(self, weight: int, virtual_start: float) -> None:
         self.weight = weight
-        self.turn = turn
+        self.virtual_start = virtual_start
         self.rows = 0
 
     @property
     def load(self) -> float:
-        """The rows that it holds, by its weight."""
+        """Its queued rows divided by its weight."""
         return self.rows / self.weight
 
 

@@ -12,9 +12,9 @@ from tensorferry.batcher.learning.arrival_rate import DemandMeter
 
 def test_knows_nothing_before_the_second_arrival() -> None:
     meter = DemandMeter()
-    assert meter.demand(1.0, 1).rate == 0.0
+    assert meter.demand(1.0, 1).rows_per_second == 0.0
     meter.arrived(1.0, 4, 0.1)
-    assert (meter.demand(1.0, 1).rate, meter.demand(1.0, 1).patience) == (0.0, 0.1)
+    assert (meter.demand(1.0, 1).rows_per_second, meter.demand(1.0, 1).typical_deadline) == (0.0, 0.1)
 
 
 def test_at_any_moment_it_is_near_the_rate_of_random_arrivals() -> None:
@@ -23,7 +23,7 @@ def test_at_any_moment_it_is_near_the_rate_of_random_arrivals() -> None:
     meter, now, rates = DemandMeter(), 0.0, []
     for _ in range(4000):
         gap = draw.expovariate(1000.0)
-        rates.append(meter.demand(now + gap * draw.random(), 1).rate)
+        rates.append(meter.demand(now + gap * draw.random(), 1).rows_per_second)
         now += gap
         meter.arrived(now, 1, math.inf)
     rates = sorted(rates[200:])
@@ -35,12 +35,12 @@ def test_falls_when_nothing_arrives_any_more() -> None:
     meter = DemandMeter()
     for arrival in range(200):
         meter.arrived(arrival * 0.001, 2, math.inf)
-    assert meter.demand(0.2, 1).rate == pytest.approx(2000, rel=0.1)
-    assert meter.demand(10.2, 1).rate < 15
+    assert meter.demand(0.2, 1).rows_per_second == pytest.approx(2000, rel=0.1)
+    assert meter.demand(10.2, 1).rows_per_second < 15
 
 
 def test_counts_rows_and_shares_them_among_the_workers() -> None:
     meter = DemandMeter()
     for arrival in range(500):
         meter.arrived(arrival * 0.01, 8, math.inf)
-    assert meter.demand(5.0, 4).rate == pytest.approx(200, rel=0.05)
+    assert meter.demand(5.0, 4).rows_per_second == pytest.approx(200, rel=0.05)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batcher.rig import reproducible
 
-from tensorferry.batcher.policy.batch_forming import Beside, Formed, form_batch
+from tensorferry.batcher.policy.batch_forming import FormedBatch, TimesWithOthers, form_batch
 from tensorferry.batcher.policy.close_rule import Close, decide
-from tensorferry.batcher.policy.priority_sharing import Shares
+from tensorferry.batcher.policy.priority_sharing import DeficitRoundRobin
 from tensorferry.batcher.policy.protocols import BatchTimes, BucketView
 from tensorferry.batcher.settings import Limits
 
@@ -32,7 +32,7 @@ def form(
     *,
     most: int = MOST,
     times: BatchTimes | None = None,
-) -> Formed[Passenger]:
+) -> FormedBatch[Passenger]:
     formed = form_batch(class_queues, lead, allotted, 0.0, most, times or Affine(), lambda: BUSY)
     assert sum(formed.rows) == sum(passenger.rows_counted for passenger in formed.batch)
     return formed
@@ -47,7 +47,7 @@ def test_who_leads_rides_first_and_gets_what_is_allotted_to_it() -> None:
 
 def test_rows_beside_others_take_as_long_as_all_together() -> None:
     times = Affine()
-    beside = Beside(times, 3)
+    beside = TimesWithOthers(times, 3)
     for rows in (1, 2, 5):
         assert beside.mean(rows) == times.mean(rows + 3)
         assert beside.upper(rows) == times.upper(rows + 3)
@@ -133,9 +133,9 @@ def test_whatever_waits_a_batch_of_several_classes_is_sound(
     if not ranks:
         return
     lead = data.draw(st.sampled_from(ranks))
-    shares = Shares(weights[: len(class_queues)], MOST)
+    shares = DeficitRoundRobin(weights[: len(class_queues)], MOST)
     queued = [one.rows for one in class_queues]
-    allotted = shares.allot(queued, queued, MOST)
+    allotted = shares.allocate(queued, queued, MOST)
     formed = form(class_queues, lead, allotted)
     assert formed.batch, "a batch that leaves has riders"
     assert sum(formed.rows) <= MOST
@@ -176,7 +176,7 @@ def test_the_highest_class_with_credit_leads(credits: list[float], lead: int) ->
 
     close = decide({"a": View()}, 0.0, Limits(MOST, 0.0), False, credits)
     assert isinstance(close, Close)
-    assert close.lead == lead
+    assert close.leading_class == lead
 
 
 def test_the_class_that_leads_chooses_the_bucket() -> None:
@@ -198,7 +198,7 @@ def test_the_class_that_leads_chooses_the_bucket() -> None:
     }
     close = decide(buckets, 0.0, Limits(MOST, 0.0), False, [1.0, 1.0])
     assert isinstance(close, Close)
-    assert (close.key, close.lead) == ("serve_by", 0)
+    assert (close.key, close.leading_class) == ("serve_by", 0)
     close = decide(buckets, 0.0, Limits(MOST, 0.0), False, [0.0, 1.0])
     assert isinstance(close, Close)
-    assert (close.key, close.lead) == ("low", 1)
+    assert (close.key, close.leading_class) == ("low", 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.batcher.rig import error, ignore, occupy, reproducible, result
 
 from tensorferry.batcher import ClientPolicy, QueueFull, Request, RequestTooLarge, Shed
-from tensorferry.batcher.policy.client_fairness import Turns, all_in_time, choose
+from tensorferry.batcher.policy.client_fairness import StartTimeFairQueue, all_in_time, pick_by_virtual_time
 from tensorferry.batcher.queue.client_quotas import ClientQuotas
 from tensorferry.batcher.request import Share
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
@@ -42,20 +42,20 @@ class Times:
         return int(slack * 1e3)
 
 
-def turns_of(clients: dict[str, int], queued: dict[str, int]) -> Turns:
-    turns = Turns(clients)
+def turns_of(clients: dict[str, int], queued: dict[str, int]) -> StartTimeFairQueue:
+    turns = StartTimeFairQueue(clients)
     for client, rows in queued.items():
-        turns.entered(client, rows)
+        turns.add_rows(client, rows)
     return turns
 
 
-def run(turns: Turns, queues: dict[str, list[Wants]], rows: int) -> list[str]:
+def run(turns: StartTimeFairQueue, queues: dict[str, list[Wants]], rows: int) -> list[str]:
     """A batch of so many rows leaves; whose they are."""
-    chosen = choose({name: iter(queue) for name, queue in queues.items()}, turns.shares, rows)
-    turns.rode(chosen)
+    chosen = pick_by_virtual_time({name: iter(queue) for name, queue in queues.items()}, turns.shares, rows)
+    turns.charge(chosen)
     for request in chosen:
         queues[request.client].remove(request)
-        turns.left(request.client, request.rows_counted)
+        turns.remove_rows(request.client, request.rows_counted)
     for name in [name for name, queue in queues.items() if not queue]:
         del queues[name]
     return [request.client for request in chosen]
@@ -82,16 +82,16 @@ def test_who_comes_anew_has_nothing_saved() -> None:
     queues = {"a": [Wants("a") for _ in range(1000)]}
     for _ in range(10):
         run(turns, queues, 32)
-    turns.entered("b", 100)
+    turns.add_rows("b", 100)
     queues["b"] = [Wants("b") for _ in range(100)]
     assert run(turns, queues, 32).count("a") == 16
 
 
 def test_who_has_nothing_queued_is_forgotten() -> None:
-    turns = Turns({"a": 7})
+    turns = StartTimeFairQueue({"a": 7})
     for number in range(10_000):
-        turns.entered(f"address {number}", 1)
-        turns.left(f"address {number}", 1)
+        turns.add_rows(f"address {number}", 1)
+        turns.remove_rows(f"address {number}", 1)
     assert not turns.shares
     assert turns.weight == 0
 
@@ -114,13 +114,15 @@ def test_backlogged_clients_are_never_far_apart(
     turns = turns_of(weights, {name: sum(w.rows_counted for w in queue) for name, queue in queues.items()})
     served = dict.fromkeys(names, 0.0)
     for rows in batches:
-        chosen = choose({name: iter(queue) for name, queue in queues.items()}, turns.shares, rows)
+        chosen = pick_by_virtual_time(
+            {name: iter(queue) for name, queue in queues.items()}, turns.shares, rows
+        )
         assert sum(request.rows_counted for request in chosen) <= rows
-        turns.rode(chosen)
+        turns.charge(chosen)
         for request in chosen:
             queues[request.client].remove(request)
             served[request.client] += request.rows_counted / weights[request.client]
-            turns.left(request.client, request.rows_counted)
+            turns.remove_rows(request.client, request.rows_counted)
         if not all(queues.values()):
             return
         largest = {name: 8 / weights[name] for name in names}
@@ -145,9 +147,9 @@ def test_whether_all_can_be_in_time(deadlines: list[float], part: float, expecte
 
 def test_who_makes_room() -> None:
     turns = turns_of({"b": 4}, {"a": 6, "b": 8})
-    assert turns.over("new", 1, 14) == "a", "of 14 rows a may have 14/6, b 56/6"
-    assert turns.over("a", 1, 14) is None, "it has more than its share itself"
-    assert turns.over("new", 9, 14) is None, "it would have more than its share"
+    assert turns.over_share_client("new", 1, 14) == "a", "of 14 rows a may have 14/6, b 56/6"
+    assert turns.over_share_client("a", 1, 14) is None, "it has more than its share itself"
+    assert turns.over_share_client("new", 9, 14) is None, "it would have more than its share"
     assert isinstance(turns.shares["b"], Share)
 
 

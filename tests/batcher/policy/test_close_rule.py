@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from support.batcher.rig import reproducible
 
 from tensorferry.batcher.learning.cost_model import Profile
-from tensorferry.batcher.policy.batch_forming import Demand, form_batch, infeasible, riders
+from tensorferry.batcher.policy.batch_forming import form_batch
 from tensorferry.batcher.policy.close_rule import Close, Wait, decide
+from tensorferry.batcher.policy.load_shedding import ArrivalDemand, infeasible
+from tensorferry.batcher.policy.prefixes import take_prefix
 from tensorferry.batcher.request import CloseReason
 from tensorferry.batcher.settings import Limits
 
@@ -151,7 +153,7 @@ def test_decides(
 )
 def test_riders(costs: list[int], ride: list[int]) -> None:
     assert [
-        passenger.rows_counted for passenger in riders(map(Passenger, costs), GREEDY.max_batch_size)
+        passenger.rows_counted for passenger in take_prefix(map(Passenger, costs), GREEDY.max_batch_size)
     ] == ride
 
 
@@ -199,7 +201,7 @@ def test_nothing_known_of_times_only_the_passed_are_infeasible(deadline: float, 
     assert infeasible([passenger], 100.0, Unknown().upper) == ([passenger] if gone else [])
 
 
-BUSY = Demand(rate=1.0, patience=40.0)
+BUSY = ArrivalDemand(rows_per_second=1.0, typical_deadline=40.0)
 
 
 def with_deadline(*deadlines: float, rows_counted: int = 1) -> list[Passenger]:
@@ -212,7 +214,7 @@ def form(
     *,
     most: int = 8,
     now: float = 0.0,
-    demand: Demand = BUSY,
+    demand: ArrivalDemand = BUSY,
     max_wait_before_priority: float = 1000.0,
 ) -> tuple[list[Passenger], list[Passenger]]:
     formed = form_batch(
@@ -243,7 +245,7 @@ def test_sheds_the_fewest_oldest_such_that_the_batch_keeps_up() -> None:
 
 def test_sheds_nobody_when_a_small_batch_keeps_up_with_few_arrivals() -> None:
     queue = with_deadline(11.5, 40, 41)
-    ride, shed = form(queue, demand=Demand(rate=0.01, patience=40.0))
+    ride, shed = form(queue, demand=ArrivalDemand(rows_per_second=0.01, typical_deadline=40.0))
     assert (ride, shed) == (queue[:1], [])
 
 
@@ -255,7 +257,7 @@ def test_sheds_nobody_when_a_small_batch_keeps_up_with_few_arrivals() -> None:
 def test_more_is_shed_where_other_devices_share_an_overload(rate: float, devices: int, gone: int) -> None:
     """What came for them fills the batch; but nobody is shed for it where full ones, 8 rows in 18 s, keep up."""
     queue = with_deadline(14.5, *[16.5] * 8)
-    ride, shed = form(queue, demand=Demand(rate, 22.0, devices))
+    ride, shed = form(queue, demand=ArrivalDemand(rate, 22.0, devices))
     assert (shed, len(ride)) == (queue[:gone], 6 if gone else 4)
 
 
@@ -271,7 +273,9 @@ def test_a_slow_spell_that_is_over_is_forgotten_though_only_small_batches_keep_t
         times.observe(0.0, 16, slowdown * 0.0845)
     backlog = with_deadline(*[0.02 + 0.48 * at / 250 for at in range(250)])
     for _ in range(200):
-        formed = form_batch([ClassQueueOf(backlog, [])], 0, [16], 0.0, 16, times, lambda: Demand(520.0, 0.5))
+        formed = form_batch(
+            [ClassQueueOf(backlog, [])], 0, [16], 0.0, 16, times, lambda: ArrivalDemand(520.0, 0.5)
+        )
         (rows,) = formed.rows
         times.observe(0.0, rows, 0.0045 + 0.005 * rows)
     assert rows == 16
@@ -319,7 +323,9 @@ def test_whatever_waits_a_batch_is_sound(
     )
     queue = [p for p in queue if p not in infeasible([p], 0.0, Affine().upper)]
     without_deadline = [Passenger(rows_counted, -age) for rows_counted in others]
-    ride, shed = form(queue, without_deadline, demand=Demand(rate, 40.0), max_wait_before_priority=25.0)
+    ride, shed = form(
+        queue, without_deadline, demand=ArrivalDemand(rate, 40.0), max_wait_before_priority=25.0
+    )
     rows = sum(passenger.rows_counted for passenger in ride)
     assert rows <= 8
     assert bool(ride) == bool(queue or without_deadline)
@@ -337,7 +343,7 @@ def test_whatever_waits_a_batch_is_sound(
 @given(costs=st.lists(st.integers(1, 12), max_size=20), most=st.integers(1, 10))
 def test_riders_are_the_longest_prefix_that_fits(costs: list[int], most: int) -> None:
     queue = [Passenger(rows_counted) for rows_counted in costs]
-    ride = riders(queue, most)
+    ride = take_prefix(queue, most)
     rows = sum(passenger.rows_counted for passenger in ride)
     assert all(a is b for a, b in zip(ride, queue, strict=False)), "in order, without gaps"
     assert bool(ride) == bool(queue), "whoever is first rides"

@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.batcher.rig import reproducible
 
-from tensorferry.batcher.policy.batch_forming import allot
-from tensorferry.batcher.policy.priority_sharing import Shares
+from tensorferry.batcher.policy.batch_forming import divide_rows
+from tensorferry.batcher.policy.priority_sharing import DeficitRoundRobin
 
 MOST = 32
 PLENTY = 1_000_000
 
 
-def turn(shares: Shares, queued: list[int]) -> tuple[int, list[int]]:
+def turn(shares: DeficitRoundRobin, queued: list[int]) -> tuple[int, list[int]]:
     """One batch as the queue forms it of requests of one row: who led, and the rows of each class."""
-    shares.renew(queued)
+    shares.replenish(queued)
     lead = min(range(len(queued)), key=lambda rank: (not queued[rank], shares.credits[rank] < 1, rank))
-    rows = shares.allot(queued, queued, MOST)
+    rows = shares.allocate(queued, queued, MOST)
     for rank, count in enumerate(rows):
         queued[rank] -= count
     shares.charge(rows, lead, queued)
@@ -31,7 +31,7 @@ weights_of_classes = st.lists(st.integers(1, 20), min_size=1, max_size=4)
 @reproducible
 @given(weights=weights_of_classes, batches=st.integers(50, 200))
 def test_while_all_are_backlogged_each_gets_rows_by_its_weight(weights: list[int], batches: int) -> None:
-    shares, queued = Shares(weights, MOST), [PLENTY] * len(weights)
+    shares, queued = DeficitRoundRobin(weights, MOST), [PLENTY] * len(weights)
     got = [0] * len(weights)
     for _ in range(batches):
         _, rows = turn(shares, queued)
@@ -44,7 +44,7 @@ def test_while_all_are_backlogged_each_gets_rows_by_its_weight(weights: list[int
 @reproducible
 @given(weights=st.lists(st.integers(1, 20), min_size=2, max_size=4))
 def test_no_class_that_waits_is_passed_over_for_longer_than_its_weight_says(weights: list[int]) -> None:
-    shares, queued = Shares(weights, MOST), [PLENTY] * len(weights)
+    shares, queued = DeficitRoundRobin(weights, MOST), [PLENTY] * len(weights)
     since = [0] * len(weights)
     for _ in range(300):
         _, rows = turn(shares, queued)
@@ -54,27 +54,27 @@ def test_no_class_that_waits_is_passed_over_for_longer_than_its_weight_says(weig
 
 
 def test_the_highest_class_with_credit_leads() -> None:
-    shares, queued = Shares((1, 1), MOST), [PLENTY, PLENTY]
+    shares, queued = DeficitRoundRobin((1, 1), MOST), [PLENTY, PLENTY]
     assert [turn(shares, queued) for _ in range(3)] == [(0, [16, 16])] * 3
 
 
 def test_credit_that_was_not_used_is_lost_with_the_queue() -> None:
     """Else a class that was idle for an hour would take the device for itself when it comes back."""
-    shares = Shares((1, 1), MOST)
+    shares = DeficitRoundRobin((1, 1), MOST)
     for _ in range(1000):
         turn(shares, [0, PLENTY])
     for _ in range(3):
         assert turn(shares, [PLENTY, PLENTY])[1] == [16, 16]
     turn(shares, [1, 0])
     assert shares.credits[0] == 0, "emptied by its batch"
-    shares.renew([1, 1])
-    shares.renew([0, 1])
+    shares.replenish([1, 1])
+    shares.replenish([0, 1])
     assert shares.credits[0] == 0, "emptied by a cancel, say"
 
 
 def test_who_leads_pays_for_all_its_rows_and_who_fills_only_for_what_it_had_credit_for() -> None:
-    shares, waiting = Shares((1, 1), MOST), [PLENTY, PLENTY]
-    shares.renew(waiting)
+    shares, waiting = DeficitRoundRobin((1, 1), MOST), [PLENTY, PLENTY]
+    shares.replenish(waiting)
     shares.charge([32, 0], 0, waiting)
     assert shares.credits == [-16, 16], "spare room or not: it led"
     shares.charge([0, 32], 0, waiting)
@@ -85,8 +85,8 @@ def test_who_leads_pays_for_all_its_rows_and_who_fills_only_for_what_it_had_cred
 
 def test_a_debt_is_paid_before_the_class_leads_again_even_if_it_was_away() -> None:
     """Else one large request at a time, each into an empty queue, would get more than its share."""
-    shares = Shares((3, 1), MOST)
-    shares.renew([0, 32])
+    shares = DeficitRoundRobin((3, 1), MOST)
+    shares.replenish([0, 32])
     shares.charge([0, 32], 1, [0, 0])
     assert shares.credits == [0, -24]
     queued = [PLENTY, PLENTY]
@@ -96,10 +96,10 @@ def test_a_debt_is_paid_before_the_class_leads_again_even_if_it_was_away() -> No
 
 def test_a_class_whose_requests_are_larger_than_its_round_still_gets_its_share() -> None:
     """A round gives the lower class one row; its requests have eight, and it leads with any credit."""
-    shares, waiting = Shares((31, 1), MOST), [PLENTY, PLENTY]
+    shares, waiting = DeficitRoundRobin((31, 1), MOST), [PLENTY, PLENTY]
     got = [0, 0]
     for _ in range(320):
-        shares.renew(waiting)
+        shares.replenish(waiting)
         lead = 0 if shares.credits[0] >= 1 else 1
         rows = [0, 8] if lead == 1 else [32, 0]
         shares.charge(rows, lead, waiting)
@@ -109,18 +109,18 @@ def test_a_class_whose_requests_are_larger_than_its_round_still_gets_its_share()
 
 def test_weights_far_apart_cost_no_time() -> None:
     """Rounds are not counted one by one while the queue's lock is held: a billion of them would never end."""
-    shares = Shares((10**9, 1), MOST)
+    shares = DeficitRoundRobin((10**9, 1), MOST)
     for _ in range(100):
         assert turn(shares, [0, 32]) == (1, [0, 32])
 
 
 def test_classes_that_share_no_bucket_get_rows_by_weight_too() -> None:
     """Each batch is of one class alone."""
-    shares, queued, got = Shares((1, 3), MOST), [PLENTY, PLENTY], [0, 0]
+    shares, queued, got = DeficitRoundRobin((1, 3), MOST), [PLENTY, PLENTY], [0, 0]
     for _ in range(80):
-        shares.renew(queued)
+        shares.replenish(queued)
         lead = 0 if shares.credits[0] >= 1 else 1
-        rows = shares.allot([0, PLENTY] if lead else [PLENTY, 0], queued, MOST)
+        rows = shares.allocate([0, PLENTY] if lead else [PLENTY, 0], queued, MOST)
         assert sum(rows) == rows[lead] == MOST
         shares.charge(rows, lead, queued)
         got[lead] += MOST
@@ -129,10 +129,10 @@ def test_classes_that_share_no_bucket_get_rows_by_weight_too() -> None:
 
 def test_who_leads_while_another_waits_for_a_window_runs_up_no_debt() -> None:
     """The other has credit and cannot use it; afterwards it must not have the device for itself for long."""
-    shares, queued = Shares((1, 1), MOST), [PLENTY, PLENTY]
+    shares, queued = DeficitRoundRobin((1, 1), MOST), [PLENTY, PLENTY]
     for _ in range(1000):
-        shares.renew(queued)
-        shares.charge(shares.allot([0, PLENTY], queued, MOST), 1, queued)
+        shares.replenish(queued)
+        shares.charge(shares.allocate([0, PLENTY], queued, MOST), 1, queued)
     alone = 0
     while turn(shares, queued)[1][1] == 0:
         alone += 1
@@ -156,7 +156,7 @@ def test_who_leads_while_another_waits_for_a_window_runs_up_no_debt() -> None:
 def test_what_is_not_needed_goes_to_others(
     queued: list[int], allotted: list[int], room: int, rows: list[int]
 ) -> None:
-    assert allot(queued, allotted, room) == rows
+    assert divide_rows(queued, allotted, room) == rows
 
 
 @reproducible
@@ -164,8 +164,8 @@ def test_what_is_not_needed_goes_to_others(
 def test_an_allotment_fills_the_room_as_far_as_there_are_rows(data: st.DataObject, room: int) -> None:
     count = data.draw(st.integers(1, 4))
     queued = data.draw(st.lists(st.integers(0, 40), min_size=count, max_size=count))
-    shares = Shares(data.draw(st.lists(st.integers(1, 9), min_size=count, max_size=count)), 32)
+    shares = DeficitRoundRobin(data.draw(st.lists(st.integers(1, 9), min_size=count, max_size=count)), 32)
     shares.credits = data.draw(st.lists(st.floats(-40, 40), min_size=count, max_size=count))
-    for rows in (shares.allot(queued, queued, room), allot(queued, [0] * count, room)):
+    for rows in (shares.allocate(queued, queued, room), divide_rows(queued, [0] * count, room)):
         assert sum(rows) == min(room, sum(queued))
         assert all(0 <= got <= waiting for got, waiting in zip(rows, queued, strict=True))

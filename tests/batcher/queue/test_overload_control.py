@@ -198,7 +198,7 @@ def test_who_is_turned_away_is_demand_all_the_same() -> None:
         door.clock.advance(0.001)
         door.offer()
     demand = door.queue._selector._arrival_rates[0].demand(door.clock.now(), 1.0)
-    assert demand.rate == pytest.approx(1000, rel=0.3)
+    assert demand.rows_per_second == pytest.approx(1000, rel=0.3)
 
 
 def test_others_like_one_that_was_turned_away_are_so_before_they_are_read() -> None:

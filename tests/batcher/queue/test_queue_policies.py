@@ -25,7 +25,7 @@ from tensorferry.batcher import (
     Request,
 )
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.policy.priority_sharing import Ranks
+from tensorferry.batcher.policy.priority_sharing import StrictPriority
 from tensorferry.batcher.queue.expiry import TimeoutHeap
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
@@ -395,7 +395,7 @@ def test_those_that_left_long_before_their_time_are_not_kept() -> None:
 @reproducible
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 12))
 def test_ranks_give_each_what_those_above_leave(riding: list[int], room: int) -> None:
-    rows = Ranks(len(riding)).allot(riding, riding, room)
+    rows = StrictPriority(len(riding)).allocate(riding, riding, room)
     assert sum(rows) == min(sum(riding), room)
     for rank, count in enumerate(rows):
         assert count == riding[rank] or sum(rows[rank + 1 :]) == 0

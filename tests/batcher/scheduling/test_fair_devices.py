@@ -15,7 +15,7 @@ from support.batcher.rig import Recorder, reproducible, rows
 
 from tensorferry.batcher import ClientPolicy, InstanceFailed, Request
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.policy.batch_forming import Formed
+from tensorferry.batcher.policy.batch_forming import FormedBatch
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
 from tensorferry.batcher.request import Outcome
 from tensorferry.batcher.settings import Limits
@@ -94,7 +94,7 @@ class FairModel(RuleBasedStateMachine):
         where = request.rank, request.client
         if not self.rows_of(*where):
             self.stays[where] += 1
-            turn = self.backlog._turns[request.rank].shares[request.client].turn
+            turn = self.backlog._turns[request.rank].shares[request.client].virtual_start
             self.rode[(*where, self.stays[where])] = turn * WEIGHTS[request.client]
         self.queued.append(request)
 
@@ -126,7 +126,7 @@ class FairModel(RuleBasedStateMachine):
             return
         taken = [0] * self.classes
         taken[rank] = sum(request.rows_counted for request in batch)
-        batch, _, taken = self.backlog.share(Formed(batch, [], taken), bucket, 0.0, bucket.profile, MOST)
+        batch, _, taken = self.backlog.share(FormedBatch(batch, [], taken), bucket, 0.0, bucket.profile, MOST)
         self.backlog.remove_all(kind, batch, taken)
         for request in batch:
             where = request.rank, request.client
@@ -163,7 +163,7 @@ class FairModel(RuleBasedStateMachine):
             assert shares.keys() == clients
             for client in clients:
                 rode = self.rode[rank, client, self.stays[rank, client]]
-                assert shares[client].turn * WEIGHTS[client] == pytest.approx(rode)
+                assert shares[client].virtual_start * WEIGHTS[client] == pytest.approx(rode)
                 assert shares[client].rows == self.rows_of(rank, client)
 
 

@@ -16,7 +16,7 @@ from tensorferry.batcher.execution.completion import already_completed
 from tensorferry.batcher.execution.context import ExecutionContext
 from tensorferry.batcher.execution.instance import Instance, NotRun
 from tensorferry.batcher.execution.splitting import cut, join_outputs
-from tensorferry.batcher.policy.batch_forming import riders
+from tensorferry.batcher.policy.prefixes import take_prefix
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, BatchRun, Request, Times
 
@@ -188,7 +188,7 @@ class BatchExecutor:
         pending = batch
         while pending := self._queue.still_running(pending):
             most = self._queue.learning.rows_that_fit(instance.index, first.key)
-            part = riders(pending, most)
+            part = take_prefix(pending, most)
             # The part is not checked again: if it goes back into the queue, another worker may own it by then.
             pending = pending[len(part) :]
             if part[0].rows_counted > most:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tensorferry.batcher.policy.batch_forming import Demand
+from tensorferry.batcher.policy.load_shedding import ArrivalDemand
 
 # With a larger weight the rate is underestimated more often, and batches become too small to keep up.
 _WEIGHT = 1 / 64
@@ -46,11 +46,11 @@ class DemandMeter:
         self._least *= 1 + _WEIGHT
         return self._least
 
-    def demand(self, now: float, workers: float) -> Demand:
+    def demand(self, now: float, workers: float) -> ArrivalDemand:
         """Return one worker's share of the demand; the rate decreases while nothing arrives."""
         patience = self._patience if self._patience < _INF else 0.0
         if self._gap == _INF:
-            return Demand(0.0, patience)
+            return ArrivalDemand(0.0, patience)
         # As if a request arrived now, because a third of random gaps exceed the mean.
         gap = max(self._gap, self._gap + _WEIGHT * (now - self._last - self._gap), 1e-9)
-        return Demand(self._rows / gap / workers, patience)
+        return ArrivalDemand(self._rows / gap / workers, patience)

@@ -1,1 +1,1 @@
-"""Scheduling policy: pure functions that decide when a batch closes, and which requests are in it."""
+"""Pure decisions: when a batch is closed, which requests it has, which are shed, whose turn it is."""

@@ -1,13 +1,12 @@
-"""Whose rows a batch has, among the clients of a class: start-time fair queueing over rows.
+"""Fair sharing of a class's rows between clients: start-time fair queueing.
 
-After P. Goyal, H. Vin and H. Cheng, "Start-time Fair Queueing", 1996, with rows for bytes. Each client that has
-something queued has a *turn*, a number that grows by rows / weight with every row of its that rides; whose turn
-is least rides next. Who comes anew starts at the turn of the last that rode: what he did not use when he was not
-there he cannot claim later, and a client that is alone gets everything.
+After P. Goyal, H. Vin and H. Cheng, "Start-time Fair Queueing", 1996, with rows for bytes. Each client with queued
+requests has a *virtual start*, which grows by rows / weight with every row of its that goes into a batch. The client with
+the smallest virtual start is next. A client that arrives gets the virtual start of the last one served: it cannot claim
+later what it did not use before, and a client that is alone gets everything.
 
-The order of deadlines, the rate rule and the sizes of batches are as they are without: they say how many rows
-leave, and how much time those must have. Only whose rows these are is decided here, so that no throughput is
-lost by it; and as long as all that wait can make their deadlines in the order of these, nobody asks.
+Deadlines, the rate rule and batch sizes decide how many rows a batch has, and how much time. This module only decides
+whose rows these are, so it costs no throughput. It is not used while all queued requests can make their deadlines.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tensorferry.batcher.request import Share
 
 
 class Owned(QueuedRequest, Protocol):
-    """What is seen here of a queued request: whose it is, besides."""
+    """A queued request with its client."""
 
     @property
     def client(self) -> str:
@@ -31,36 +30,37 @@ class Owned(QueuedRequest, Protocol):
 _O = TypeVar("_O", bound=Owned)
 
 
-class Turns:
-    """The clients that have something queued, of one class. Not thread-safe: the queue's lock guards it.
+class StartTimeFairQueue:
+    """The clients of one class that have requests queued. Guarded by the queue's lock.
 
-    Who has nothing queued is forgotten, so there are never more of them than rows in the queue. A client without
-    a weight of its own has 1.
+    A client with nothing queued is forgotten, so there are never more clients than queued rows. A client without a weight
+    of its own has 1.
     """
 
-    __slots__ = ("_heaviest", "_last", "_weights", "compared_at", "shares", "weight")
+    __slots__ = ("_last", "_over_share", "_weights", "compared_at", "shares", "weight")
 
     def __init__(self, weights: Mapping[str, int]) -> None:
         self._weights = weights
         self.shares: dict[str, Share] = {}
-        # Of all that are there.
+        # The sum of the queued clients' weights.
         self.weight = 0
+        # The virtual start of the last client served.
         self._last = 0.0
-        # The client that held most when somebody last looked; perhaps it is gone.
-        self._heaviest = ""
-        # When buckets were last compared by their clients' turns; None if there is no choice.
+        # The client that held most beyond its share when this was last computed; it may be gone.
+        self._over_share = ""
+        # When buckets were last compared by their clients' virtual starts; None if there is no choice.
         self.compared_at: float | None = None
 
-    def entered(self, client: str, rows: int) -> None:
-        """So many rows of a client are queued."""
+    def add_rows(self, client: str, rows: int) -> None:
+        """Note that rows of a client were queued."""
         share = self.shares.get(client)
         if share is None:
             share = self.shares[client] = Share(self._weights.get(client, 1), self._last)
             self.weight += share.weight
         share.rows += rows
 
-    def left(self, client: str, rows: int) -> None:
-        """So many rows of a client are queued no more, for whatever reason."""
+    def remove_rows(self, client: str, rows: int) -> None:
+        """Note that rows of a client are no longer queued."""
         share = self.shares[client]
         share.rows -= rows
         if not share.rows:
@@ -69,22 +69,22 @@ class Turns:
             if not self.shares:
                 self._last = 0.0
 
-    def rode(self, requests: Iterable[Owned]) -> None:
-        """Requests are about to ride: their clients' turns move on. To be told before `left`."""
+    def charge(self, requests: Iterable[Owned]) -> None:
+        """Advance the virtual starts for requests that go into a batch. Call it before `remove_rows`."""
         for request in requests:
             share = self.shares[request.client]
-            if share.turn > self._last:
-                self._last = share.turn
-            share.turn += request.rows_counted / share.weight
+            if share.virtual_start > self._last:
+                self._last = share.virtual_start
+            share.virtual_start += request.rows_counted / share.weight
 
-    def behind(self, client: str) -> bool:
-        """Whether a client with something queued had no more than the last that rode."""
-        return self.shares[client].turn <= self._last
+    def is_owed(self, client: str) -> bool:
+        """Return whether a queued client has had no more than the last client served."""
+        return self.shares[client].virtual_start <= self._last
 
-    def over(self, client: str, rows: int, most: int) -> str | None:
-        """Who must make room in a full queue of `most` rows for so many of a client: who holds most beyond his share.
+    def over_share_client(self, client: str, rows: int, most: int) -> str | None:
+        """Return the client that must make room in a full queue of `most` rows for `rows` of another.
 
-        None where it is the client itself that would have more than its share.
+        It holds the most beyond its share. None if `client` itself would exceed its share.
         """
         share = self.shares.get(client)
         weight = self._weights.get(client, 1)
@@ -92,44 +92,46 @@ class Turns:
         fair = most / (self.weight + (weight if share is None else 0))
         if load > fair:
             return None
-        heaviest = self.shares.get(self._heaviest)
+        heaviest = self.shares.get(self._over_share)
         if heaviest is None or heaviest.load <= fair:
-            # Not for every request: as long as it has more than its share it is good enough.
-            self._heaviest = max(self.shares, key=lambda name: self.shares[name].load)
-            heaviest = self.shares[self._heaviest]
-        return self._heaviest if heaviest.load > fair and self._heaviest != client else None
+            # Not computed for each request: any client beyond its share will do.
+            self._over_share = max(self.shares, key=lambda name: self.shares[name].load)
+            heaviest = self.shares[self._over_share]
+        return self._over_share if heaviest.load > fair and self._over_share != client else None
 
 
-def choose(queues: Mapping[str, Iterator[_O]], shares: Mapping[str, Share], rows: int) -> list[_O]:
-    """At most so many rows of those queued, each client's in their order: whose turn is least is next.
+def pick_by_virtual_time(
+    queues: Mapping[str, Iterator[_O]], shares: Mapping[str, Share], rows: int
+) -> list[_O]:
+    """Pick at most `rows` rows: always the next request of the client with the smallest virtual start.
 
     A client whose next request does not fit waits for another batch.
     """
-    # The place among equals is that of the client, so that requests are never compared.
+    # Ties are broken by the client's place, so that requests are never compared.
     heap: list[tuple[float, int, _O]] = []
     others: list[tuple[Iterator[_O], int]] = []
     for client, queue in queues.items():
         request = next(queue, None)
         if request is not None:
             share = shares[client]
-            heap.append((share.turn, len(others), request))
+            heap.append((share.virtual_start, len(others), request))
             others.append((queue, share.weight))
     heapify(heap)
-    chosen: list[_O] = []
+    picked: list[_O] = []
     while heap and rows > 0:
-        turn, place, request = heap[0]
+        virtual_start, place, request = heap[0]
         if request.rows_counted > rows:
             heappop(heap)
             continue
-        chosen.append(request)
+        picked.append(request)
         rows -= request.rows_counted
         queue, weight = others[place]
         following = next(queue, None)
         if following is None:
             heappop(heap)
         else:
-            heapreplace(heap, (turn + request.rows_counted / weight, place, following))
-    return chosen
+            heapreplace(heap, (virtual_start + request.rows_counted / weight, place, following))
+    return picked
 
 
 def all_in_time(
@@ -140,14 +142,14 @@ def all_in_time(
     times: BatchTimes,
     part: float = 1.0,
 ) -> bool:
-    """Whether all would make their deadlines, did full batches leave in the order of these, one after the other.
+    """Return whether all requests make their deadlines if full batches run in deadline order, one after the other.
 
-    They have a `part` of the device's time. False where nothing is known of batches' times.
+    They get a `part` of the device's time. False if nothing is known of batch times.
     """
     full = times.upper(most) / part
     if not full or not with_deadline:
         return not with_deadline
-    # As if all had as many rows.
+    # As if all requests had equally many rows.
     each = max(1, int(most * len(with_deadline) / rows))
     end = now
     for first in range(0, len(with_deadline), each):

@@ -1,8 +1,8 @@
-"""When a batch leaves: pure functions of the queue and the time.
+"""Close rule: pure functions that decide when a batch is closed.
 
-The rule is late-binding and work-conserving: `decide` is asked when the device can start a
-batch, and closes one whenever a request waits, unless `max_queue_delay` gives a window. The
-window runs from a request's arrival, so what a request has already waited counts.
+The rule is late-binding and work-conserving. `decide` is called when the device can start a batch, and closes one
+whenever a request is queued, unless `max_queue_delay` gives a window. The window runs from a request's arrival, so the
+time that it has already waited counts.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from tensorferry.batcher.policy.protocols import BucketView, QueuedRequest
 from tensorferry.batcher.request import CloseReason
 from tensorferry.batcher.settings import Limits
 
-# For what is done for each batch: to look a member up costs more.
+# Globals, because looking up an enum's member costs time for each batch.
 _FULL, _IDLE = CloseReason.FULL, CloseReason.IDLE
 
 
 class Close(NamedTuple):
-    """Form a batch from this bucket now, of at most so many rows, which the class `lead` leads."""
+    """Close a batch of at most `rows` rows from this bucket now; `leading_class` comes first in it."""
 
     key: Hashable
     reason: CloseReason
     rows: int
-    lead: int = 0
+    leading_class: int = 0
 
 
-# Of the order in which buckets' classes leave; smaller goes first: has credit, class, due, arrival.
+# Sorts after every other order: has no credit, rank, time due, arrival.
 _LAST = (True, math.inf, math.inf, math.inf)
 
 
 class Wait(NamedTuple):
-    """Nothing leaves before `until` (inf: before something arrives)."""
+    """Close nothing before `until` (inf: before something arrives)."""
 
     until: float
 
@@ -45,11 +45,11 @@ def decide(
     draining: bool,
     credits: Sequence[float] = (0.0,),
 ) -> Close | Wait:
-    """Which bucket's batch leaves now, or how long nothing does.
+    """Return the bucket whose batch is closed now, or how long to wait.
 
-    Among the classes that have something in the buckets that may leave, the highest with credit
-    leads, and of its buckets the one that is due first; so neither class nor bucket starves
-    behind busier ones. A window ends early when a deadline would be missed by its end.
+    Among the classes with requests in buckets that may be closed, the highest with credit leads. Of its buckets the one
+    that is due first is chosen. So no class and no bucket starves behind busier ones. A window ends early if a deadline
+    would be missed at its end.
     """
     until = math.inf
     chosen: Close | None = None
@@ -60,22 +60,22 @@ def decide(
             until = min(until, bucket.oldest_arrival + limits.max_queue_delay, bucket.latest_start)
             continue
         if len(buckets) == 1 == len(bucket.class_queues):
-            # The usual case: there is nothing to choose from.
+            # Fast path: there is nothing to choose from.
             return Close(key, reason, rows)
-        for rank, lane in enumerate(bucket.class_queues):
-            if not lane.rows:
+        for rank, queue in enumerate(bucket.class_queues):
+            if not queue.rows:
                 continue
-            order = (credits[rank] < 1, rank, lane.serve_by, bucket.oldest_arrival)
+            order = (credits[rank] < 1, rank, queue.serve_by, bucket.oldest_arrival)
             if order < chosen_order:
                 chosen, chosen_order = Close(key, reason, rows, rank), order
     return chosen if chosen is not None else Wait(until)
 
 
 def _closes(bucket: BucketView, now: float, limits: Limits, draining: bool) -> tuple[CloseReason | None, int]:
-    """Why the bucket's batch may leave now, if it may, and the rows that it then has at most."""
+    """Return why the bucket may be closed now, None if it may not, and the most rows of its batch."""
     most, delay = limits.max_batch_size, limits.max_queue_delay
     if not delay and not limits.preferred:
-        # The usual case.
+        # Fast path without a window.
         if limits.merges:
             return (_IDLE if bucket.rows < most else _FULL), most
         return _FULL, 1
@@ -94,17 +94,16 @@ def _closes(bucket: BucketView, now: float, limits: Limits, draining: bool) -> t
 
 
 def _in_order(bucket: BucketView) -> Iterator[QueuedRequest]:
-    for lane in bucket.class_queues:
-        yield from lane.with_deadline
-        yield from lane.without_deadline
+    for queue in bucket.class_queues:
+        yield from queue.with_deadline
+        yield from queue.without_deadline
 
 
 def preferred_rows(requests: Iterable[QueuedRequest], limits: Limits) -> int:
-    """The rows of the batch that leaves before its window is over, 0 for none.
+    """Return the rows of the batch that is closed before its window ends; 0 for none.
 
-    Triton's rule (`preferred_batch_size` in its model configuration): the largest preferred size
-    that requests in their order add up to; and when they pass the largest preferred size without
-    having hit any, those before.
+    This is Triton's rule (`preferred_batch_size`): the largest preferred size that requests in their order add up to. If
+    they exceed the largest preferred size without hitting any, the requests before that.
     """
     best = rows = 0
     for request in requests:
@@ -115,5 +114,5 @@ def preferred_rows(requests: Iterable[QueuedRequest], limits: Limits) -> int:
         rows += request.rows_counted
         if rows in limits.preferred:
             best = rows
-    # Beyond the largest preferred size nothing is to be waited for.
+    # Beyond the largest preferred size there is nothing to wait for.
     return best or (rows if rows >= limits.preferred[-1] else 0)

@@ -1,10 +1,9 @@
-"""Whose turn it is: deficit round robin over the rows of priority classes.
+"""Sharing of rows between priority classes: deficit round robin, or strict priority.
 
-After M. Shreedhar and G. Varghese, "Efficient Fair Queueing Using Deficit Round Robin", 1995, with
-rows for bytes. A round gives every class that has something queued its share of a full batch in
-credit. A class leads a batch as long as it has credit left, the highest class first, and a batch
-is shared by credit, with as many rounds as it needs. So while all of them have requests queued,
-each gets rows in proportion to its weight, and none starves.
+After M. Shreedhar and G. Varghese, "Efficient Fair Queueing Using Deficit Round Robin", 1995, with rows for bytes. A round
+gives each class with queued requests its share of a full batch as credit. A class leads batches while it has credit, the
+highest class first, and a batch is shared by credit, with as many rounds as it needs. So while all classes have requests
+queued, each gets rows in proportion to its weight, and none starves.
 """
 
 from __future__ import annotations
@@ -13,48 +12,47 @@ import math
 from collections.abc import Sequence
 
 
-class Ranks:
-    """Each class before all lower ones, which starve while it has enough queued. As `Shares`, without weights."""
+class StrictPriority:
+    """Strict priority: each class before all lower ones, which may starve. Same interface as `DeficitRoundRobin`."""
 
     __slots__ = ("credits",)
 
     def __init__(self, classes: int) -> None:
-        # Everyone has credit at any time: the rank decides.
+        # Every class always has credit, so that the rank decides.
         self.credits = [math.inf] * classes
 
-    def renew(self, queued: Sequence[int]) -> None:
-        """Nothing is kept that would have to be."""
+    def replenish(self, queued: Sequence[int]) -> None:
+        """Do nothing: credit is unlimited."""
 
-    def allot(self, riding: Sequence[int], queued: Sequence[int], room: int) -> list[int]:
-        """As many rows as there is room for, of the highest class first."""
+    def allocate(self, available: Sequence[int], queued: Sequence[int], room: int) -> list[int]:
+        """Return the rows of each class in a batch, the highest class first."""
         rows = []
-        for waiting in riding:
+        for waiting in available:
             rows.append(min(waiting, room))
             room -= rows[-1]
         return rows
 
-    def charge(self, rows: Sequence[int], lead: int, queued: Sequence[int]) -> None:
-        """Nobody pays."""
+    def charge(self, rows: Sequence[int], leading_class: int, queued: Sequence[int]) -> None:
+        """Do nothing: credit is unlimited."""
 
 
-class Shares:
-    """The credit of each class in rows, the highest class first. Not thread-safe: its owner's lock guards it."""
+class DeficitRoundRobin:
+    """Deficit round robin: credit of each class in rows, the highest class first. Guarded by the queue's lock."""
 
     __slots__ = ("_most", "_round", "credits")
 
     def __init__(self, weights: Sequence[int], max_batch_size: int) -> None:
-        # What a round gives: a full batch in all.
+        # The credit that a round gives each class: a full batch in all.
         self._round = [max_batch_size * weight / sum(weights) for weight in weights]
-        # What each gets while the one with the least weight gets a full batch. Who waits for a
-        # window cannot use its credit, and saves no more than that.
+        # Upper bound of credit: the rows of each class while the least weight gets a full batch. A class that waits for a
+        # window cannot use its credit, and saves no more than this.
         self._most = [max_batch_size * weight / min(weights) for weight in weights]
         self.credits = [0.0] * len(weights)
 
-    def renew(self, queued: Sequence[int]) -> None:
-        """Gives credit until a class with rows queued has some; `queued` are the rows of each class.
+    def replenish(self, queued: Sequence[int]) -> None:
+        """Give credit until a class with queued rows has some; `queued` are the rows of each class.
 
-        A class with nothing queued loses its credit: what it did not use when it could have, it
-        cannot claim later all at once.
+        A class with nothing queued loses its credit, so that it cannot claim unused credit all at once later.
         """
         if len(self.credits) == 1:
             return
@@ -69,39 +67,39 @@ class Shares:
                 self.credits[rank] = min(0.0, self.credits[rank])
 
     def _give(self, waiting: Sequence[int], wanting: Sequence[int], wanted: Sequence[int]) -> None:
-        """Gives rounds to those that wait, until one of those that want has what it wants or nearly."""
-        # At once: with weights far apart these may be millions.
+        """Give rounds to the waiting classes until a wanting class has about the credit that it wants."""
+        # Computed, not looped: with very different weights there may be millions of rounds.
         rounds = min(math.ceil((wanted[rank] - self.credits[rank]) / self._round[rank]) for rank in wanting)
         for rank in waiting:
             credit = self.credits[rank]
             more = credit + max(1, rounds) * self._round[rank]
             self.credits[rank] = max(credit, min(more, self._most[rank]))
 
-    def allot(self, riding: Sequence[int], queued: Sequence[int], room: int) -> list[int]:
-        """The rows of each class in a batch with so much room, when so many could be `riding` of those queued."""
+    def allocate(self, available: Sequence[int], queued: Sequence[int], room: int) -> list[int]:
+        """Return the rows of each class in a batch of `room` rows; `available` rows of each may go into it."""
         if len(self.credits) == 1:
-            return [min(riding[0], room)]
-        rows = [0] * len(riding)
+            return [min(available[0], room)]
+        rows = [0] * len(available)
         while True:
-            for rank, waiting in enumerate(riding):
+            for rank, waiting in enumerate(available):
                 more = min(math.ceil(self.credits[rank]), waiting) - rows[rank]
                 rows[rank] += max(0, min(more, room - sum(rows)))
-            if sum(rows) >= min(room, sum(riding)):
+            if sum(rows) >= min(room, sum(available)):
                 return rows
-            wanting = [rank for rank, waiting in enumerate(riding) if rows[rank] < waiting]
+            wanting = [rank for rank, waiting in enumerate(available) if rows[rank] < waiting]
             self._give([rank for rank, waiting in enumerate(queued) if waiting], wanting, rows)
 
-    def charge(self, rows: Sequence[int], lead: int, queued: Sequence[int]) -> None:
-        """A batch left with so many rows of each class, and so many are still `queued`.
+    def charge(self, rows: Sequence[int], leading_class: int, queued: Sequence[int]) -> None:
+        """Charge a closed batch with these rows of each class; `queued` rows remain.
 
-        Who led pays for all of its rows, the others for those that they had credit for: what they
-        filled beyond was spare room.
+        The leading class pays for all of its rows. Others pay for the rows that they had credit for, because the rest
+        filled spare room.
         """
         if len(rows) == 1:
-            # Nobody shares with it.
+            # There is no other class.
             return
         for rank, count in enumerate(rows):
             credit = math.ceil(max(self.credits[rank], 0.0))
-            self.credits[rank] -= count if rank == lead else min(count, credit)
-        # At once: who comes back before the next batch has not been there all the time.
+            self.credits[rank] -= count if rank == leading_class else min(count, credit)
+        # Now, because a class that returns before the next batch has not been queued all the time.
         self._forfeit(queued)

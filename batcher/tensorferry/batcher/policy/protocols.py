@@ -1,4 +1,4 @@
-"""What the policy sees of the queue: protocols, so that tests can bring requests and times of their own."""
+"""Protocols of the queue as the policy uses it, so that tests can bring their own requests and times."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Protocol, TypeVar
 
 
 class QueuedRequest(Protocol):
-    """What the policy sees of a queued request; `Request` is the real one, tests bring their own."""
+    """A queued request; `Request` implements it."""
 
     @property
     def rows_counted(self) -> int:
-        """Rows, at least one."""
+        """The number of rows, at least one."""
 
     @property
     def arrival(self) -> float:
-        """When it was accepted."""
+        """The time at which it was accepted."""
 
     @property
     def deadline(self) -> float:
-        """Absolute; inf for none."""
+        """The absolute deadline; inf for none."""
 
 
 R = TypeVar("R", bound=QueuedRequest)
@@ -27,71 +27,71 @@ R_co = TypeVar("R_co", bound=QueuedRequest, covariant=True)
 
 
 class OrderedRequests(Protocol[R_co]):
-    """Requests in an order."""
+    """Requests in an order, as an iterable with a length."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of requests."""
 
     def __iter__(self) -> Iterator[R_co]:
-        """The first first."""
+        """Iterate in order."""
 
 
 class ClassQueueView(Protocol[R_co]):
-    """What the policy sees of the queued requests of one priority class that may share a batch."""
+    """The queued requests of one priority class that may share a batch."""
 
     @property
     def with_deadline(self) -> Sequence[R_co]:
-        """Those with a deadline, the earliest first."""
+        """The requests with a deadline, the earliest first."""
 
     @property
     def without_deadline(self) -> OrderedRequests[R_co]:
-        """Those without, in order of arrival."""
+        """The requests without a deadline, in order of arrival."""
 
     @property
     def rows(self) -> int:
-        """The sum of their costs."""
+        """The sum of the requests' rows."""
 
     @property
     def serve_by(self) -> float:
-        """When the first must be served at the latest, to be compared with other lanes'; inf when empty."""
+        """The time by which the first request is to be served, compared between queues; inf if empty."""
 
     @property
     def max_wait_before_priority(self) -> float:
-        """How long one without a deadline waits before it may go before those with one."""
+        """How long a request without a deadline waits before it may precede those with one."""
 
 
 class BucketView(Protocol):
-    """What the policy sees of the queued requests that may share a batch: never empty."""
+    """The queued requests that may share a batch; never empty."""
 
     @property
     def class_queues(self) -> Sequence[ClassQueueView[QueuedRequest]]:
-        """The requests by priority class, the highest first."""
+        """The requests by rank, the highest first."""
 
     @property
     def rows(self) -> int:
-        """The sum of their costs."""
+        """The sum of the requests' rows."""
 
     @property
     def oldest_arrival(self) -> float:
-        """The arrival of the one that came first."""
+        """The arrival of the oldest request."""
 
     @property
     def latest_start(self) -> float:
-        """When its batch must leave at the latest for the earliest deadline to be met; inf for none."""
+        """The latest start of its batch at which the earliest deadline is met; inf for none."""
 
 
 class BatchTimes(Protocol):
-    """How long batches take, in seconds: `Profile` is the real one."""
+    """Times of batches in seconds; the cost model implements it."""
 
     @property
     def stale(self) -> bool:
-        """Whether no large batch has run for so long that what one takes is a guess."""
+        """Whether large batches have not run for so long that their time is a guess."""
 
     def mean(self, rows: int) -> float:
-        """Expected; 0 when nothing is known."""
+        """Return the expected time; 0 if nothing is known."""
 
     def upper(self, rows: int) -> float:
-        """With a margin; 0 when nothing is known."""
+        """Return the time with a margin; 0 if nothing is known."""
 
     def fit(self, slack: float) -> int:
-        """The most rows whose `upper` is within the slack."""
+        """Return the most rows whose `upper` is within the slack."""

@@ -9,7 +9,7 @@ from functools import partial
 
 from tensorferry.batcher.learning.cost_model import BucketStatistics, Profile
 from tensorferry.batcher.learning.latency_model import LatencyModel
-from tensorferry.batcher.policy.batch_forming import infeasible
+from tensorferry.batcher.policy.load_shedding import infeasible
 from tensorferry.batcher.queue.bucket import Bucket, ClassQueue
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.settings import Limits

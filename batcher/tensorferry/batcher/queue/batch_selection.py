@@ -9,9 +9,10 @@ from functools import partial
 from tensorferry.batcher.learning.arrival_rate import DemandMeter
 from tensorferry.batcher.learning.cost_model import Profile
 from tensorferry.batcher.learning.memory_limit import RowLimits
-from tensorferry.batcher.policy.batch_forming import Demand, Formed, form_batch
+from tensorferry.batcher.policy.batch_forming import FormedBatch, form_batch
 from tensorferry.batcher.policy.close_rule import Close
-from tensorferry.batcher.policy.priority_sharing import Ranks, Shares
+from tensorferry.batcher.policy.load_shedding import ArrivalDemand
+from tensorferry.batcher.policy.priority_sharing import DeficitRoundRobin, StrictPriority
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
@@ -39,7 +40,9 @@ class BatchSelector:
         ranks, max_rows = settings.ranks, settings.limits.max_batch_size
         self.overload = OverloadControl(max_rows, backlog, devices, alike=self._fair is None and ranks == 1)
         strict = settings.strict_priorities or settings.ranks_per_class > 1
-        self._shares: Ranks | Shares = Ranks(ranks) if strict else Shares(settings.priority_weights, max_rows)
+        self._shares: StrictPriority | DeficitRoundRobin = (
+            StrictPriority(ranks) if strict else DeficitRoundRobin(settings.priority_weights, max_rows)
+        )
         # What fits into the devices' memory, learned from batches that did not.
         self.row_limits = RowLimits(max_rows)
         # By rank, over all buckets, since they share the devices.
@@ -56,14 +59,14 @@ class BatchSelector:
         """Return the rows that each rank may still take, replenished if no rank with requests has any left."""
         if self._fair is not None:
             self._fair.look(now)
-        self._shares.renew(self._backlog.class_rows)
+        self._shares.replenish(self._backlog.class_rows)
         return self._shares.credits
 
-    def select(self, close: Close, device: Device, now: float) -> Formed[Request]:
+    def select(self, close: Close, device: Device, now: float) -> FormedBatch[Request]:
         """Remove and return the batch of the bucket that closes, and the requests that are shed for it."""
         backlog, limits = self._backlog, self.row_limits
         bucket = backlog.buckets[close.key]
-        lead, max_rows = close.lead, close.rows
+        lead, max_rows = close.leading_class, close.rows
         index = 0
         if limits.needed:
             index = self._devices.each.index(device)
@@ -73,7 +76,7 @@ class BatchSelector:
         quota = [max_rows]
         queues, times = bucket.class_queues, bucket.profile
         if len(queues) > 1:
-            quota = self._shares.allot([queue.rows for queue in queues], backlog.class_rows, max_rows)
+            quota = self._shares.allocate([queue.rows for queue in queues], backlog.class_rows, max_rows)
             # The leading class must have a share of this batch. Lower classes only fill it as deadlines allow.
             lead = next((rank for rank, rows in enumerate(quota) if rows), lead)
         demand = partial(self._demand, lead, now)
@@ -114,17 +117,17 @@ class BatchSelector:
         throughput, full_throughput = short / profile.mean(short), max_rows / profile.mean(max_rows)
         if throughput < (1 - _MAX_THROUGHPUT_LOSS) * full_throughput:
             return max_rows
-        arriving = sum([rate.demand(now, devices).rate for rate in rates])
+        arriving = sum([rate.demand(now, devices).rows_per_second for rate in rates])
         return short if arriving <= _SAFETY * throughput else max_rows
 
-    def _demand(self, lead: int, now: float) -> Demand:
+    def _demand(self, lead: int, now: float) -> ArrivalDemand:
         """Return one device's share of the demand of a rank and those above it.
 
         That is the arrival rate; after a burst it is at least the rate at which the queued requests must be served.
         """
         devices = len(self._devices.available)
         demands = [rate.demand(now, devices) for rate in self._arrival_rates[: lead + 1]]
-        rate, patience = sum([demand.rate for demand in demands]), demands[lead].patience
+        rate, patience = sum([demand.rows_per_second for demand in demands]), demands[lead].typical_deadline
         if patience:
             rate = max(rate, self._backlog.count_with_deadline(lead) / devices / patience)
-        return Demand(rate, patience, devices)
+        return ArrivalDemand(rate, patience, devices)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 
-from tensorferry.batcher.policy.batch_forming import Formed
-from tensorferry.batcher.policy.client_fairness import Turns, all_in_time, choose
+from tensorferry.batcher.policy.batch_forming import FormedBatch
+from tensorferry.batcher.policy.client_fairness import StartTimeFairQueue, all_in_time, pick_by_virtual_time
 from tensorferry.batcher.policy.protocols import BatchTimes
 from tensorferry.batcher.queue.backlog import AGING_BATCHES, Backlog
 from tensorferry.batcher.queue.bucket import Bucket, ClassQueue
@@ -32,7 +32,7 @@ class FairClassQueue(ClassQueue):
 
     __slots__ = ("clients", "turns")
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: StartTimeFairQueue) -> None:
         super().__init__()
         self.turns = turns
         self.clients: dict[str, ClassQueue] = {}
@@ -51,7 +51,7 @@ class FairClassQueue(ClassQueue):
         max_wait = self.max_wait_before_priority
         near = now + max_wait * _TIMELY_BATCHES / AGING_BATCHES
         for client, own in self.clients.items():
-            if not turns.behind(client):
+            if not turns.is_owed(client):
                 continue
             if own.with_deadline and own.with_deadline[0].deadline <= near:
                 serve_by = min(serve_by, own.with_deadline[0].deadline - _LONG_AGO)
@@ -66,7 +66,7 @@ class FairClassQueue(ClassQueue):
         """Puts a request in its place."""
         super().add(request)
         self._own(request.client).add(request)
-        self.turns.entered(request.client, request.rows_counted)
+        self.turns.add_rows(request.client, request.rows_counted)
 
     def _own(self, client: str) -> ClassQueue:
         own = self.clients.get(client)
@@ -80,11 +80,11 @@ class FairClassQueue(ClassQueue):
         if request.deadline == _INF:
             # Where it has one, `add` was asked.
             self._own(request.client).put_back(request)
-            self.turns.entered(request.client, request.rows_counted)
+            self.turns.add_rows(request.client, request.rows_counted)
         share, request.charged_share = request.charged_share, None
         if share is not None:
             # That of a client which had nothing queued meanwhile is gone, and with it what it paid.
-            share.turn -= request.rows_counted / share.weight
+            share.virtual_start -= request.rows_counted / share.weight
 
     def remove(self, request: Request) -> None:
         """Takes a request out."""
@@ -109,7 +109,7 @@ class FairClassQueue(ClassQueue):
         own.remove_all(requests, rows)
         if not own.rows:
             del self.clients[client]
-        self.turns.left(client, rows)
+        self.turns.remove_rows(client, rows)
 
     def rows_ahead(self, request: Request) -> float:
         """As `ClassQueue.rows_ahead`: its client's own, and as many of the others as ride meanwhile by their weights."""
@@ -126,7 +126,7 @@ class FairClassQueue(ClassQueue):
         own.remove(request)
         if not own.rows:
             del self.clients[client]
-        self.turns.left(client, request.rows_counted)
+        self.turns.remove_rows(client, request.rows_counted)
 
 
 class FairBacklog(Backlog):
@@ -137,7 +137,7 @@ class FairBacklog(Backlog):
 
     def __init__(self, limits: Limits, classes: int, weights: Mapping[str, int], *, pipelined: bool) -> None:
         super().__init__(limits, classes, pipelined=pipelined)
-        self._turns = [Turns(weights) for _ in range(classes)]
+        self._turns = [StartTimeFairQueue(weights) for _ in range(classes)]
 
     def _class_queues(self) -> Sequence[ClassQueue]:
         """Return the empty class queues of a new bucket."""
@@ -158,7 +158,7 @@ class FairBacklog(Backlog):
         if lower:
             return lower
         turns = self._turns[rank]
-        heaviest = turns.over(client, rows, most)
+        heaviest = turns.over_share_client(client, rows, most)
         if heaviest is None or turns.shares[heaviest].rows < rows:
             return ()
         found: list[Request] = []
@@ -177,8 +177,8 @@ class FairBacklog(Backlog):
         return displaced
 
     def share(
-        self, formed: Formed[Request], bucket: Bucket, now: float, times: BatchTimes, most: int
-    ) -> Formed[Request]:
+        self, formed: FormedBatch[Request], bucket: Bucket, now: float, times: BatchTimes, most: int
+    ) -> FormedBatch[Request]:
         """The same batch with as many rows of each class, of the clients whose turn it is.
 
         Whoever rides instead of another has at least as late a deadline as the first of those chosen had.
@@ -198,7 +198,7 @@ class FairBacklog(Backlog):
                 rows[rank] = sum([request.rows_counted for request in riding])
             _charge(lane.turns, riding)
             batch += riding
-        return Formed(batch, formed.shed, rows)
+        return FormedBatch(batch, formed.shed, rows)
 
     def _shared(
         self, riding: list[Request], lane: FairClassQueue, now: float, times: BatchTimes, most: int
@@ -232,7 +232,7 @@ class FairBacklog(Backlog):
         self, riding: list[Request], lane: FairClassQueue, queues: Mapping[str, Iterator[Request]]
     ) -> list[Request]:
         rows = sum([request.rows_counted for request in riding])
-        chosen = choose(queues, lane.turns.shares, rows)
+        chosen = pick_by_virtual_time(queues, lane.turns.shares, rows)
         room = rows - sum([request.rows_counted for request in chosen])
         if room and chosen != riding:
             # What fits nobody whose turn it is: for those who would have ridden anyway.
@@ -244,8 +244,8 @@ class FairBacklog(Backlog):
         return chosen
 
 
-def _charge(turns: Turns, riding: Sequence[Request]) -> None:
-    turns.rode(riding)
+def _charge(turns: StartTimeFairQueue, riding: Sequence[Request]) -> None:
+    turns.charge(riding)
     shares = turns.shares
     for request in riding:
         request.charged_share = shares[request.client]
