@@ -1,4 +1,4 @@
-"""What a load request may ask for: the paths of its files, and the size of its configuration."""
+"""The bounds of a load request: the paths of its files, and the size of its configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
 def load(make: Make, **parameters: pb.ModelRepositoryParameter) -> tuple[grpc.StatusCode, str]:
-    """What becomes of a load with these parameters."""
+    """The status of a load with these parameters."""
     app = make(model_control="explicit")
     request = pb.RepositoryModelLoadRequest(model_name="sent", parameters=parameters)
     with grpc.insecure_channel(app.address) as channel:
@@ -35,7 +35,7 @@ def load(make: Make, **parameters: pb.ModelRepositoryParameter) -> tuple[grpc.St
     ],
     ids=["parts", "more parts", "long"],
 )
-def test_a_path_of_many_parts_or_long_ones(
+def test_a_path_with_too_many_or_too_long_parts_is_refused(
     start: Make, path: str, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
@@ -48,7 +48,7 @@ def test_a_path_of_many_parts_or_long_ones(
     assert not caplog.records
 
 
-def test_a_configuration_of_very_many_entries(start: Make) -> None:
+def test_a_configuration_with_too_many_entries_is_refused(start: Make) -> None:
     text = '{"input": [' + "{}," * bounds.MAX_FIELDS + "{}]}"
     code, message = load(start, config=pb.ModelRepositoryParameter(string_param=text))
     assert code is INVALID

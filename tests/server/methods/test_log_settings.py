@@ -1,4 +1,4 @@
-"""LogSettings: Triton's settings read and changed, all or none, with effect on the lines."""
+"""LogSettings: Triton's settings are read and changed, all or none, and decide which lines are written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 @pytest.fixture(autouse=True)
 def _root() -> Iterator[None]:
-    """The root logger, put back afterwards."""
+    """Restores the root logger after the test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -37,7 +37,7 @@ def _root() -> Iterator[None]:
     root.setLevel(level)
 
 
-def made(log_format: str = "text", level: str = "info") -> LogSettingsMethods:
+def settings_with(log_format: str = "text", level: str = "info") -> LogSettingsMethods:
     return LogSettingsMethods(logs.configure(log_format, level), allowed=True)
 
 
@@ -56,12 +56,12 @@ def values(response: pb.LogSettingsResponse) -> dict[str, Any]:
     }
 
 
-def asked(settings: LogSettingsMethods, **changes: Any) -> dict[str, Any]:
+def settings_after(settings: LogSettingsMethods, **changes: Any) -> dict[str, Any]:
     return values(settings.log_settings(request(**changes)))
 
 
 def written(capfd: pytest.CaptureFixture[str]) -> set[str]:
-    """The levels of which a line is written now."""
+    """The levels whose lines are written now."""
     log_lines.written(capfd)
     for name, level in LEVELS.items():
         logging.getLogger("tensorferry.server").log(level, "line of %s", name)
@@ -78,11 +78,11 @@ def written(capfd: pytest.CaptureFixture[str]) -> set[str]:
         ("error", {"log_info": False, "log_warning": False}),
     ],
 )
-def test_they_begin_as_the_command_line_says(
+def test_settings_begin_with_those_of_the_command_line(
     level: str, differs: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings = made(level=level)
-    assert asked(settings) == DEFAULTS | differs
+    settings = settings_with(level=level)
+    assert settings_after(settings) == DEFAULTS | differs
     assert written(capfd) == {name for name in LEVELS if LEVELS[name] >= LEVELS[level]}
 
 
@@ -98,55 +98,56 @@ def test_they_begin_as_the_command_line_says(
         ({"log_verbose_level": 3, "log_info": False}, "debug warning error critical"),
     ],
 )
-def test_each_severity_is_switched_by_itself(
+def test_each_severity_has_its_own_switch(
     changes: dict[str, Any], shown: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings = made()
-    assert asked(settings, **changes) == DEFAULTS | changes
+    settings = settings_with()
+    assert settings_after(settings, **changes) == DEFAULTS | changes
     assert written(capfd) == set(shown.split())
-    assert asked(settings) == DEFAULTS | changes
+    assert settings_after(settings) == DEFAULTS | changes
     assert (
-        asked(settings, **{name: value for name, value in DEFAULTS.items() if name != "log_file"}) == DEFAULTS
+        settings_after(settings, **{name: value for name, value in DEFAULTS.items() if name != "log_file"})
+        == DEFAULTS
     )
     assert written(capfd) == {"info", "warning", "error", "critical"}
 
 
-def test_times_of_text_as_iso_8601_and_back(capfd: pytest.CaptureFixture[str]) -> None:
-    settings = made()
+def test_times_in_text_change_to_iso_8601_and_back(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = settings_with()
     record = logging.makeLogRecord(
         {"levelno": 20, "levelname": "INFO", "msg": "line", "created": 1_700_000_000.0}
     )
-    assert asked(settings, log_format="ISO8601")["log_format"] == "ISO8601"
+    assert settings_after(settings, log_format="ISO8601")["log_format"] == "ISO8601"
     log_lines.written(capfd)
     logging.getLogger("some").handle(record)
     assert log_lines.written(capfd) == "2023-11-14T22:13:20Z INFO    line\n"
-    assert asked(settings, log_format="default")["log_format"] == "default"
+    assert settings_after(settings, log_format="default")["log_format"] == "default"
     log_lines.written(capfd)
     logging.getLogger("some").handle(record)
     assert log_lines.written(capfd).endswith(":13:20 INFO    line\n")
 
 
 def test_json_has_iso_times_and_stays_json(capfd: pytest.CaptureFixture[str]) -> None:
-    settings = made("json")
-    assert asked(settings, log_format="ISO8601") == DEFAULTS | {"log_format": "ISO8601"}
+    settings = settings_with("json")
+    assert settings_after(settings, log_format="ISO8601") == DEFAULTS | {"log_format": "ISO8601"}
     with pytest.raises(
         InvalidRequestError, match=r"got: default; this server logs JSON \(--log-format json\)"
     ):
-        asked(settings, log_format="default")
-    asked(settings, log_info=False)
+        settings_after(settings, log_format="default")
+    settings_after(settings, log_info=False)
     log_lines.written(capfd)
     logging.getLogger("some").warning("still")
     assert json.loads(log_lines.written(capfd))["message"] == "still"
 
 
 def test_a_change_is_logged_before_it_takes_effect(capfd: pytest.CaptureFixture[str]) -> None:
-    settings = made()
-    asked(settings, log_warning=False, log_verbose_level=2, log_info=True)
+    settings = settings_with()
+    settings_after(settings, log_warning=False, log_verbose_level=2, log_info=True)
     assert log_lines.written(capfd).endswith(
         "WARNING a client changes what is logged: log_warning from True to False, log_verbose_level from 0 to 2\n"
     )
-    asked(settings)
-    asked(settings, log_info=True)
+    settings_after(settings)
+    settings_after(settings, log_info=True)
     assert log_lines.written(capfd) == ""
 
 
@@ -165,12 +166,12 @@ def test_a_change_is_logged_before_it_takes_effect(capfd: pytest.CaptureFixture[
         ({"log_loud": True}, "unknown log setting 'log_loud'; known are log_file, log_info"),
     ],
 )
-def test_what_is_wrong_is_refused_and_nothing_is_changed(changes: dict[str, Any], message: str) -> None:
-    settings = made()
+def test_a_wrong_setting_is_refused_and_nothing_changes(changes: dict[str, Any], message: str) -> None:
+    settings = settings_with()
     with pytest.raises(InvalidRequestError) as caught:
-        asked(settings, **{"log_verbose_level": 5, "log_warning": False} | changes)
+        settings_after(settings, **{"log_verbose_level": 5, "log_warning": False} | changes)
     assert message in str(caught.value)
-    assert asked(settings) == DEFAULTS
+    assert settings_after(settings) == DEFAULTS
 
 
 def test_a_setting_without_a_value_is_refused() -> None:
@@ -179,25 +180,25 @@ def test_a_setting_without_a_value_is_refused() -> None:
     with pytest.raises(
         InvalidRequestError, match="expect boolean for 'log_info', in bool_param; got no value"
     ):
-        made().log_settings(message)
+        settings_with().log_settings(message)
 
 
 @pytest.mark.parametrize("path", ["/var/log/other.log", ""])
-def test_no_client_says_where_the_log_goes(path: str) -> None:
-    settings = made()
+def test_clients_cannot_change_the_log_file(path: str) -> None:
+    settings = settings_with()
     with pytest.raises(
         UnsupportedError, match="log file location can not be updated through network protocol"
     ):
-        asked(settings, log_file=path, log_info=False)
-    assert asked(settings) == DEFAULTS
+        settings_after(settings, log_file=path, log_info=False)
+    assert settings_after(settings) == DEFAULTS
 
 
-def test_a_change_that_comes_between_is_kept() -> None:
+def test_a_concurrent_change_is_kept() -> None:
     output = logs.configure("text", "info")
     settings = LogSettingsMethods(output, allowed=True)
 
     class Between(logging.Handler):
-        """As the first change is logged, another client makes one."""
+        """Makes another client's change while the first one is logged."""
 
         def emit(self, record: logging.LogRecord) -> None:
             shown = output.shown
@@ -207,6 +208,9 @@ def test_a_change_that_comes_between_is_kept() -> None:
     handler = Between()
     logging.getLogger("tensorferry.server").addHandler(handler)
     try:
-        assert asked(settings, log_verbose_level=1) == DEFAULTS | {"log_verbose_level": 1, "log_error": False}
+        assert settings_after(settings, log_verbose_level=1) == DEFAULTS | {
+            "log_verbose_level": 1,
+            "log_error": False,
+        }
     finally:
         logging.getLogger("tensorferry.server").removeHandler(handler)

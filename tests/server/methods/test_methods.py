@@ -1,4 +1,4 @@
-"""The other methods of the service: health, metadata, the index; and those that it does not have."""
+"""The other methods of the service: health, metadata, the index, and methods that are not implemented."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def refused(served: ServedTransport, method: str, message: Any) -> grpc.RpcError
     return caught.value
 
 
-def test_every_method_is_tested_here_or_with_the_streams() -> None:
+def test_all_methods_of_the_protocol_are_known() -> None:
     assert len(METHODS) == 19
     assert METHODS.keys() > IMPLEMENTED
 
 
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - IMPLEMENTED))
-def test_methods_that_it_does_not_have_say_so(served: ServedTransport, method: str) -> None:
+def test_a_method_that_is_not_implemented_says_so(served: ServedTransport, method: str) -> None:
     error = refused(served, method, getattr(pb, METHODS[method].input_type.name)())
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
     assert error.details() == f"{method} is not implemented by this server"
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_bytes_that_are_no_message_are_the_clients_fault(served: ServedTransport, method: str) -> None:
+def test_bytes_that_are_no_message_are_a_client_error(served: ServedTransport, method: str) -> None:
     served.be_real()
     with pytest.raises(grpc.RpcError) as caught:
         served.unary(method)(b"\xff\xff", timeout=PATIENCE)
@@ -64,7 +64,7 @@ def test_bytes_that_are_no_message_are_the_clients_fault(served: ServedTransport
     assert caught.value.details() == f"the message of 2 bytes is not a {METHODS[method].input_type.name}"
 
 
-def test_live_from_the_start_ready_when_all_is_loaded_that_is_to_be(served: ServedTransport) -> None:
+def test_live_from_the_start_and_ready_once_all_models_are_loaded(served: ServedTransport) -> None:
     def ready() -> bool:
         answer: bool = served.stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready
         return answer
@@ -85,7 +85,7 @@ def test_live_from_the_start_ready_when_all_is_loaded_that_is_to_be(served: Serv
     assert served.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
 
 
-def test_a_model_is_ready_or_not_and_an_unknown_one_is_not(served: ServedTransport) -> None:
+def test_whether_a_model_is_ready(served: ServedTransport) -> None:
     def ready(name: str, version: str = "") -> bool:
         request = pb.ModelReadyRequest(name=name, version=version)
         answer: bool = served.stub.ModelReady(request, timeout=PATIENCE).ready
@@ -145,14 +145,14 @@ def test_model_metadata(served: ServedTransport, version: str) -> None:
         ("slow", "", "UNAVAILABLE"),
     ],
 )
-def test_no_metadata(served: ServedTransport, name: str, version: str, code: str) -> None:
+def test_unavailable_metadata(served: ServedTransport, name: str, version: str, code: str) -> None:
     served.registry.mark_ready(model())
     served.registry.mark_loading("slow", "1")
     error = refused(served, "ModelMetadata", pb.ModelMetadataRequest(name=name, version=version))
     assert error.code() is grpc.StatusCode[code]
 
 
-def test_a_bug_in_a_method_shows_nothing_of_itself(
+def test_an_unexpected_error_in_a_method_shows_no_details(
     served: ServedTransport, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> Any:

@@ -1,4 +1,4 @@
-"""ModelStatistics: whose figures are told, and that they are the batcher's, in Triton's words."""
+"""ModelStatistics: which models it reports, and that the figures are the batcher's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def registry() -> ModelRegistry:
 
 @pytest.fixture
 def ready(registry: ModelRegistry) -> Iterator[Ready]:
-    """Makes models ready, whose batchers are closed after the test."""
+    """Makes models ready. Their batchers are closed after the test."""
     made: list[Batcher] = []
 
     def make(name: str, version: str = "1", model_fn: Any = lambda x: x, **options: Any) -> Model:
@@ -42,8 +42,8 @@ def ready(registry: ModelRegistry) -> Iterator[Ready]:
         assert batcher.close()
 
 
-def told(registry: ModelRegistry, name: str = "", version: str = "") -> list[tuple[str, str]]:
-    """The names and versions of which something is told."""
+def reported(registry: ModelRegistry, name: str = "", version: str = "") -> list[tuple[str, str]]:
+    """The names and versions with statistics."""
     return [(one.name, one.version) for one in statistics(registry, name, version)]
 
 
@@ -53,15 +53,17 @@ def statistics(registry: ModelRegistry, name: str = "", version: str = "") -> li
     return list(response.model_stats)
 
 
-def test_of_a_version_of_a_model_and_of_all(registry: ModelRegistry, ready: Ready) -> None:
-    assert told(registry) == []
+def test_statistics_of_a_version_of_a_model_and_of_all(registry: ModelRegistry, ready: Ready) -> None:
+    assert reported(registry) == []
     for name, version in (("b", "1"), ("a", "10"), ("a", "9")):
         ready(name, version)
     registry.mark_loading("c", "1")
-    assert told(registry, "a", "9") == [("a", "9")]
-    assert told(registry, "a") == [("a", "9"), ("a", "10")]
-    assert told(registry) == [("a", "9"), ("a", "10"), ("b", "1")], "one that loads has none"
-    assert told(registry, "", "9") == told(registry), "a version of no model is none, as in Triton"
+    assert reported(registry, "a", "9") == [("a", "9")]
+    assert reported(registry, "a") == [("a", "9"), ("a", "10")]
+    assert reported(registry) == [("a", "9"), ("a", "10"), ("b", "1")], "a loading model has none"
+    assert reported(registry, "", "9") == reported(registry), (
+        "a version without a name is ignored, as in Triton"
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,13 +77,13 @@ def test_of_a_version_of_a_model_and_of_all(registry: ModelRegistry, ready: Read
         ("loads", "1", NotReadyError, "it is LOADING"),
     ],
 )
-def test_what_is_not_there(
+def test_models_without_statistics(
     registry: ModelRegistry, ready: Ready, name: str, version: str, error: type[Exception], message: str
 ) -> None:
     ready("m")
     registry.mark_loading("loads", "1")
     with pytest.raises(error, match=message):
-        told(registry, name, version)
+        reported(registry, name, version)
 
 
 def test_a_model_that_never_ran(registry: ModelRegistry, ready: Ready) -> None:
@@ -116,7 +118,7 @@ def test_the_figures(registry: ModelRegistry, ready: Ready) -> None:
     assert one.inference_stats == pb.InferStatistics(
         success=duration(4, 3.0),
         fail=duration(2, 0.5),
-        # Of the one that was cut up: two batches before its last part's.
+        # The split request waits for two batches before its last part runs.
         queue=duration(4, 1.0),
         compute_input=duration(4, 0),
         compute_infer=duration(4, 2.0),
@@ -144,7 +146,7 @@ def test_the_stages_add_up_to_the_nanosecond(registry: ModelRegistry, ready: Rea
 def test_the_time_of_the_last_inference(
     registry: ModelRegistry, ready: Ready, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the system's clock, and the same until the next batch, even if that clock is corrected."""
+    """It is by the system's clock, and stays the same until the next batch if that clock is corrected."""
     clock = VirtualClock(start=100.0)
     wall = [50_000.0]
     times = SimpleNamespace(monotonic=clock.now, time=lambda: wall[0])

@@ -15,7 +15,7 @@ from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.tracing.triton import TritonTracing
 from tensorferry.server.tracing.triton_file import TraceFile
 
-AT_FIRST = {
+INITIAL = {
     "trace_file": ["traces.json"],
     "trace_level": ["OFF"],
     "trace_rate": ["1000"],
@@ -33,8 +33,8 @@ def settings() -> TraceSettingsMethods:
     return TraceSettingsMethods(registry, TritonTracing(TraceFile(Path("traces.json"))))
 
 
-def asked(settings: TraceSettingsMethods, model: str = "", **changes: Any) -> dict[str, list[str]]:
-    """All settings after these changes; None clears one."""
+def settings_after(settings: TraceSettingsMethods, model: str = "", **changes: Any) -> dict[str, list[str]]:
+    """All settings after these changes. None clears a setting."""
     request = pb.TraceSettingRequest(model_name=model)
     for name, values in changes.items():
         request.settings[name].value.extend([values] if isinstance(values, str) else values or [])
@@ -42,33 +42,33 @@ def asked(settings: TraceSettingsMethods, model: str = "", **changes: Any) -> di
     return {name: list(value.value) for name, value in response.settings.items()}
 
 
-def test_read(settings: TraceSettingsMethods) -> None:
-    assert asked(settings) == asked(settings, "m") == AT_FIRST
+def test_settings_are_read(settings: TraceSettingsMethods) -> None:
+    assert settings_after(settings) == settings_after(settings, "m") == INITIAL
     assert settings.names == ("trace",)
 
 
-def test_changed_and_cleared(settings: TraceSettingsMethods) -> None:
+def test_settings_are_changed_and_cleared(settings: TraceSettingsMethods) -> None:
     changes: dict[str, Any] = {
         "trace_level": ["TIMESTAMPS"],
         "trace_rate": ["4294967295"],
         "log_frequency": ["10"],
     }
-    assert asked(settings, **changes) == AT_FIRST | changes
-    assert asked(settings, "m", trace_rate="7", trace_count="-1") == AT_FIRST | changes | {
+    assert settings_after(settings, **changes) == INITIAL | changes
+    assert settings_after(settings, "m", trace_rate="7", trace_count="-1") == INITIAL | changes | {
         "trace_rate": ["7"]
     }
-    assert asked(settings, trace_count="2147483647")["trace_count"] == ["2147483647"]
-    assert asked(settings, "m")["trace_count"] == ["-1"]
-    assert asked(settings, "m", trace_count=None, trace_rate=None) == asked(settings)
-    assert asked(settings, trace_level="OFF")["trace_level"] == ["OFF"]
+    assert settings_after(settings, trace_count="2147483647")["trace_count"] == ["2147483647"]
+    assert settings_after(settings, "m")["trace_count"] == ["-1"]
+    assert settings_after(settings, "m", trace_count=None, trace_rate=None) == settings_after(settings)
+    assert settings_after(settings, trace_level="OFF")["trace_level"] == ["OFF"]
     cleared: dict[str, Any] = dict.fromkeys(("trace_level", "trace_rate", "trace_count", "log_frequency"))
-    assert asked(settings, **cleared) == AT_FIRST
+    assert settings_after(settings, **cleared) == INITIAL
 
 
-def test_the_mode_may_be_said_but_not_be_another(settings: TraceSettingsMethods) -> None:
-    assert asked(settings, trace_mode="triton") == AT_FIRST
+def test_the_mode_can_be_given_but_not_changed(settings: TraceSettingsMethods) -> None:
+    assert settings_after(settings, trace_mode="triton") == INITIAL
     with pytest.raises(UnsupportedError, match="trace_mode is opentelemetry; this server has triton only"):
-        asked(settings, trace_mode="opentelemetry")
+        settings_after(settings, trace_mode="opentelemetry")
 
 
 @pytest.mark.parametrize(
@@ -91,31 +91,33 @@ def test_the_mode_may_be_said_but_not_be_another(settings: TraceSettingsMethods)
         ("trace_speed", "1", "unknown trace setting 'trace_speed'; known are trace_file, trace_level"),
     ],
 )
-def test_wrong_values(settings: TraceSettingsMethods, name: str, values: Any, message: str) -> None:
+def test_wrong_values_are_refused(
+    settings: TraceSettingsMethods, name: str, values: Any, message: str
+) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        asked(settings, **{"log_frequency": "5", name: values})
+        settings_after(settings, **{"log_frequency": "5", name: values})
     assert message in str(caught.value)
-    assert asked(settings) == AT_FIRST
+    assert settings_after(settings) == INITIAL
 
 
 @pytest.mark.parametrize("values", ["other.json", "", None])
-def test_no_client_says_where_traces_go(settings: TraceSettingsMethods, values: Any) -> None:
+def test_clients_cannot_change_the_trace_file(settings: TraceSettingsMethods, values: Any) -> None:
     with pytest.raises(
         UnsupportedError, match="trace file location can not be updated through network protocol"
     ):
-        asked(settings, trace_file=values, trace_level="TIMESTAMPS")
-    assert asked(settings) == AT_FIRST
+        settings_after(settings, trace_file=values, trace_level="TIMESTAMPS")
+    assert settings_after(settings) == INITIAL
 
 
-def test_contents_are_not_traced(settings: TraceSettingsMethods) -> None:
+def test_tracing_of_tensors_is_refused(settings: TraceSettingsMethods) -> None:
     with pytest.raises(UnsupportedError, match="this server writes no contents of requests to files"):
-        asked(settings, trace_level=["TIMESTAMPS", "TENSORS"])
-    assert asked(settings) == AT_FIRST
+        settings_after(settings, trace_level=["TIMESTAMPS", "TENSORS"])
+    assert settings_after(settings) == INITIAL
 
 
 @pytest.mark.parametrize("model", ["other", "early"])
-def test_a_model_that_is_not_there(settings: TraceSettingsMethods, model: str) -> None:
+def test_an_unknown_model_is_refused(settings: TraceSettingsMethods, model: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"Request for unknown model : {model}; "):
-        asked(settings, model)
+        settings_after(settings, model)
     with pytest.raises(InvalidRequestError):
-        asked(settings, model, trace_rate="1")
+        settings_after(settings, model, trace_rate="1")

@@ -1,4 +1,4 @@
-"""Regions of a GPU's memory, beside those of files, by a scripted driver."""
+"""Regions of GPU memory, with a scripted driver, beside regions of system memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.server.cuda_driver import ScriptedDriver
-from support.server.regions import extension, names, placed
+from support.server.regions import extension, input_in, names
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import (
@@ -34,15 +34,15 @@ def driver() -> ScriptedDriver:
 
 @pytest.fixture
 def both(driver: ScriptedDriver, regions: Regions, tmp_path: Path) -> Regions:
-    """Regions of system memory and of CUDA's."""
+    """Regions of system memory and of CUDA memory."""
     return Regions(allowed=True, directory=tmp_path, cuda=driver)
 
 
-def test_regions_of_both_kinds_are_read_and_written_alike(both: Regions, driver: ScriptedDriver) -> None:
+def test_regions_of_both_types_are_read_and_written(both: Regions, driver: ScriptedDriver) -> None:
     both.register_system("system", "key", 0, 64)
     both.register_cuda("device", HANDLE, 1, 64)
     for name in ("system", "device"):
-        span = RegionLease(both).span(placed(name, 4, 10))
+        span = RegionLease(both).span(input_in(name, 4, 10))
         assert span is not None
         assert span.read() == bytes([10, 11, 12, 13])
         span.write(memoryview(b"new"))
@@ -50,7 +50,7 @@ def test_regions_of_both_kinds_are_read_and_written_alike(both: Regions, driver:
     assert driver.content[10:14] == b"new\x0d"
 
 
-def test_a_name_is_taken_by_either_kind(both: Regions, driver: ScriptedDriver) -> None:
+def test_a_name_is_unique_among_both_types(both: Regions, driver: ScriptedDriver) -> None:
     both.register_cuda("c", HANDLE, 0, 64)
     both.register_system("s", "key", 0, 64)
     with pytest.raises(AlreadyExistsError):
@@ -60,9 +60,7 @@ def test_a_name_is_taken_by_either_kind(both: Regions, driver: ScriptedDriver) -
     assert driver.opened == 1
 
 
-def test_a_region_that_somebody_else_was_quicker_to_name_is_closed(
-    both: Regions, driver: ScriptedDriver
-) -> None:
+def test_a_region_whose_name_is_taken_meanwhile_is_closed(both: Regions, driver: ScriptedDriver) -> None:
     driver.meanwhile = lambda: both.register_system("r", "key", 0, 8)
     with pytest.raises(AlreadyExistsError):
         both.register_cuda("r", HANDLE, 0, 64)
@@ -70,7 +68,7 @@ def test_a_region_that_somebody_else_was_quicker_to_name_is_closed(
 
 
 @pytest.mark.parametrize("nbytes", [0, 65])
-def test_device_memory_that_is_not_there_is_closed(
+def test_device_memory_that_is_too_small_is_closed(
     both: Regions, driver: ScriptedDriver, nbytes: int
 ) -> None:
     with pytest.raises(InvalidRequestError, match=f"{nbytes} bytes, of an allocation of 64 bytes"):
@@ -78,21 +76,21 @@ def test_device_memory_that_is_not_there_is_closed(
     assert (driver.opened, names(both)) == (0, [])
 
 
-def test_device_memory_is_closed_with_its_last_use(both: Regions, driver: ScriptedDriver) -> None:
+def test_device_memory_is_closed_after_its_last_use(both: Regions, driver: ScriptedDriver) -> None:
     both.register_cuda("r", HANDLE, 0, 64)
     lease = RegionLease(both)
-    lease.span(placed(nbytes=1))
+    lease.span(input_in(nbytes=1))
     both.unregister("r", SystemSharedMemory)
     lease.release()
     assert (driver.opened, names(both)) == (1, ["r"])
-    lease.span(placed(nbytes=1))
+    lease.span(input_in(nbytes=1))
     both.unregister("r", CudaSharedMemory)
     assert (driver.opened, names(both)) == (1, ["r"])
     lease.release()
     assert (driver.opened, names(both)) == (0, [])
 
 
-def test_all_is_closed_at_the_end(both: Regions, driver: ScriptedDriver) -> None:
+def test_all_regions_are_closed_at_the_end(both: Regions, driver: ScriptedDriver) -> None:
     both.register_cuda("c", HANDLE, 0, 64)
     both.register_system("s", "key", 0, 64)
     both.close()
@@ -113,7 +111,7 @@ def test_all_is_closed_at_the_end(both: Regions, driver: ScriptedDriver) -> None
         (999, NotReadyError),
     ],
 )
-def test_what_the_driver_says_is_an_error_of_its_kind(
+def test_each_result_of_the_driver_is_an_error_of_its_class(
     both: Regions, driver: ScriptedDriver, result: int, kind: type[ServerError]
 ) -> None:
     driver.fails = result
@@ -125,7 +123,7 @@ def test_what_the_driver_says_is_an_error_of_its_kind(
     both.register_cuda("r", HANDLE, 0, 64)
 
 
-def test_the_methods_of_both_kinds(both: Regions) -> None:
+def test_the_methods_of_both_types(both: Regions) -> None:
     methods = extension(both)
     both.register_system("s", "key", 0, 8)
     methods["CudaSharedMemoryRegister"](
@@ -134,8 +132,8 @@ def test_the_methods_of_both_kinds(both: Regions) -> None:
     for name in ("", "c"):
         status = methods["CudaSharedMemoryStatus"](pb.CudaSharedMemoryStatusRequest(name=name))
         assert list(status.regions) == ["c"]
-        told = status.regions["c"]
-        assert (told.name, told.device_id, told.byte_size) == ("c", 1, 16)
+        region = status.regions["c"]
+        assert (region.name, region.device_id, region.byte_size) == ("c", 1, 16)
     for method, name, message in (
         ("Cuda", "other", "Unable to find cuda shared memory region: 'other'"),
         ("Cuda", "s", "The region named 's' is registered as system shared memory, not CUDA shared memory"),
@@ -149,7 +147,7 @@ def test_the_methods_of_both_kinds(both: Regions) -> None:
     assert names(both) == ["s"]
 
 
-def test_where_there_is_no_cuda(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "_LIBRARY", "libcuda-nowhere.so.1")
     with pytest.raises(
         UnsupportedError,

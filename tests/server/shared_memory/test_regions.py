@@ -1,4 +1,4 @@
-"""Regions of shared memory: which files they may be, what fits them, and how long they stay."""
+"""Regions of shared memory: which files they may be, what fits in them, and when they are closed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.server.regions import extension, names, placed
+from support.server.regions import extension, input_in, names
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import (
@@ -35,7 +35,7 @@ def _exists(name: str) -> bool:
 @pytest.mark.parametrize("key", ["key", "/key", "///key"])
 def test_a_region_is_a_part_of_a_file(regions: Regions, key: str) -> None:
     regions.register_system("r", key, 8, 32)
-    span = RegionLease(regions).span(placed(nbytes=4, offset=2))
+    span = RegionLease(regions).span(input_in(nbytes=4, offset=2))
     assert span is not None
     assert span.read() == bytes([10, 11, 12, 13])
     span.write(memoryview(b"new"))
@@ -63,14 +63,14 @@ def test_a_region_is_a_part_of_a_file(regions: Regions, key: str) -> None:
         ("//triton_python_backend_shm_region_", "contains the reserved prefix"),
     ],
 )
-def test_a_key_that_does_not_name_one_file_there(regions: Regions, key: str, message: str) -> None:
+def test_a_key_that_does_not_name_one_file_is_refused(regions: Regions, key: str, message: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         regions.register_system("r", key, 0, 8)
     assert message in str(caught.value)
     assert names(regions) == []
 
 
-def test_a_key_leads_to_nothing_but_a_file_of_its_own(regions: Regions, tmp_path: Path) -> None:
+def test_a_key_leads_to_regular_files_only(regions: Regions, tmp_path: Path) -> None:
     outside = tmp_path.parent / "outside"
     outside.write_bytes(bytes(64))
     (tmp_path / "link").symlink_to(outside)
@@ -86,7 +86,7 @@ def test_a_key_leads_to_nothing_but_a_file_of_its_own(regions: Regions, tmp_path
 @pytest.mark.parametrize(
     ("offset", "nbytes"), [(0, 65), (64, 1), (1, 64), (65, 0), (0, 0), (0, (1 << 64) - 1), ((1 << 64) - 1, 1)]
 )
-def test_a_part_that_the_file_does_not_have(
+def test_a_part_outside_the_file_is_refused(
     regions: Regions, offset: int, nbytes: int, tmp_path: Path
 ) -> None:
     with pytest.raises(
@@ -97,7 +97,7 @@ def test_a_part_that_the_file_does_not_have(
     assert str(tmp_path / "key") not in open_files()
 
 
-def test_a_name_is_taken_once(regions: Regions) -> None:
+def test_a_name_is_unique(regions: Regions) -> None:
     regions.register_system("r", "key", 0, 8)
     with pytest.raises(AlreadyExistsError, match="shared memory region 'r' already in manager"):
         regions.register_system("r", "key", 8, 8)
@@ -106,7 +106,7 @@ def test_a_name_is_taken_once(regions: Regions) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 1025])
-def test_a_name_that_is_none(regions: Regions, name: str) -> None:
+def test_an_empty_or_too_long_name_is_refused(regions: Regions, name: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"with a name of {len(name)} characters"):
         regions.register_system(name, "key", 0, 8)
 
@@ -136,16 +136,16 @@ def test_the_empty_name_unregisters_all(regions: Regions) -> None:
     assert names(regions) == []
 
 
-def test_a_region_that_is_in_use_goes_with_the_last_use(regions: Regions, tmp_path: Path) -> None:
+def test_an_unregistered_region_is_closed_after_its_last_use(regions: Regions, tmp_path: Path) -> None:
     regions.register_system("r", "key", 0, 8)
     regions.register_system("idle", "key", 0, 8)
     first, second = RegionLease(regions), RegionLease(regions)
-    first.span(placed(nbytes=1))
-    first.span(placed(nbytes=1))
+    first.span(input_in(nbytes=1))
+    first.span(input_in(nbytes=1))
     regions.unregister("", SystemSharedMemory)
     assert names(regions) == ["r"]
-    # As in Triton: until then it can be used further, and its name is taken.
-    second.span(placed(nbytes=1))
+    # Until then it can still be used and its name is taken, as in Triton.
+    second.span(input_in(nbytes=1))
     with pytest.raises(AlreadyExistsError):
         regions.register_system("r", "key", 0, 8)
     first.release()
@@ -157,21 +157,21 @@ def test_a_region_that_is_in_use_goes_with_the_last_use(regions: Regions, tmp_pa
     regions.register_system("r", "key", 0, 8)
 
 
-def test_a_region_that_is_released_but_not_unregistered_stays(regions: Regions) -> None:
+def test_a_released_region_stays_registered(regions: Regions) -> None:
     regions.register_system("r", "key", 0, 8)
     lease = RegionLease(regions)
-    lease.span(placed(nbytes=1))
+    lease.span(input_in(nbytes=1))
     assert lease
     lease.release()
     assert not lease
     assert names(regions) == ["r"]
 
 
-def test_a_span_that_is_refused_is_released_with_its_lease(regions: Regions) -> None:
+def test_the_region_of_a_refused_span_is_released(regions: Regions) -> None:
     regions.register_system("r", "key", 0, 8)
     lease = RegionLease(regions)
     with pytest.raises(InvalidRequestError):
-        lease.span(placed(nbytes=9))
+        lease.span(input_in(nbytes=9))
     lease.release()
     regions.unregister("r", SystemSharedMemory)
     assert names(regions) == []
@@ -180,67 +180,70 @@ def test_a_span_that_is_refused_is_released_with_its_lease(regions: Regions) -> 
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (placed(offset=64), "Invalid offset for shared memory region: 'r': 64, but region 'r' has 64 bytes"),
-        (placed(offset=-1), "Invalid offset for shared memory region: 'r'"),
-        (placed(nbytes=65), "Invalid offset + byte size for shared memory region: 'r': 0 + 65"),
-        (placed(nbytes=64, offset=1), "Invalid offset + byte size for shared memory region: 'r': 1 + 64"),
         (
-            placed(nbytes=-32, offset=32),
+            input_in(offset=64),
+            "Invalid offset for shared memory region: 'r': 64, but region 'r' has 64 bytes",
+        ),
+        (input_in(offset=-1), "Invalid offset for shared memory region: 'r'"),
+        (input_in(nbytes=65), "Invalid offset + byte size for shared memory region: 'r': 0 + 65"),
+        (input_in(nbytes=64, offset=1), "Invalid offset + byte size for shared memory region: 'r': 1 + 64"),
+        (
+            input_in(nbytes=-32, offset=32),
             "Integer overflow detected: byte_size (18446744073709551584) + offset (32)",
         ),
-        (placed(nbytes=-32, offset=1), "Invalid offset + byte size for shared memory region"),
-        (placed(nbytes=(1 << 63) - 1, offset=1), "Invalid offset + byte size for shared memory region"),
+        (input_in(nbytes=-32, offset=1), "Invalid offset + byte size for shared memory region"),
+        (input_in(nbytes=(1 << 63) - 1, offset=1), "Invalid offset + byte size for shared memory region"),
         (
-            placed(nbytes=None),
+            input_in(nbytes=None),
             "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter",
         ),
         (
-            placed(None, None, 8),
+            input_in(None, None, 8),
             "'shared_memory_offset' can not be specified without 'shared_memory_region' parameter for tensor 'x'",
         ),
         (
-            placed(None),
+            input_in(None),
             "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor 'x'",
         ),
         (
-            placed({"int64_param": 1}),
+            input_in({"int64_param": 1}),
             "invalid value type for 'shared_memory_region' parameter for tensor 'x', expected string_param",
         ),
         (
-            placed(nbytes={"uint64_param": 1}),
+            input_in(nbytes={"uint64_param": 1}),
             "invalid value type for 'shared_memory_byte_size' parameter for tensor 'x', expected int64_param",
         ),
         (
-            placed(offset={"string_param": "1"}),
+            input_in(offset={"string_param": "1"}),
             "invalid value type for 'shared_memory_offset' parameter for tensor 'x', expected int64_param",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_tensor_that_is_in_no_region(regions: Regions, tensor: Any, message: str) -> None:
+def test_wrong_places_are_refused(regions: Regions, tensor: Any, message: str) -> None:
     regions.register_system("r", "key", 0, 64)
     with pytest.raises(InvalidRequestError) as caught:
         RegionLease(regions).span(tensor)
     assert message in str(caught.value)
 
 
-def test_a_tensor_without_such_parameters_is_in_no_region(regions: Regions) -> None:
+def test_a_tensor_without_parameters_is_in_no_region(regions: Regions) -> None:
     lease = RegionLease(regions)
-    assert lease.span(placed(None, None)) is None
+    assert lease.span(input_in(None, None)) is None
     assert not lease
 
 
-def test_an_unknown_region(regions: Regions) -> None:
+def test_an_unknown_region_is_refused(regions: Regions) -> None:
     with pytest.raises(NotFoundError, match=r"^Unable to find shared memory region: 'r'$"):
-        RegionLease(regions).span(placed())
+        RegionLease(regions).span(input_in())
     with pytest.raises(NotFoundError, match=r"'r'\. Client shared memory is disabled"):
-        RegionLease(Regions()).span(placed())
+        RegionLease(Regions()).span(input_in())
 
 
-def test_a_file_that_was_cut_short_is_an_error_of_the_request(regions: Regions, tmp_path: Path) -> None:
-    """To touch a mapping of it would kill the process."""
+def test_a_shortened_file_is_a_client_error(regions: Regions, tmp_path: Path) -> None:
+    """Access to a mapping of it would kill the process."""
     regions.register_system("r", "key", 0, 64)
-    span = RegionLease(regions).span(placed(nbytes=64))
+    span = RegionLease(regions).span(input_in(nbytes=64))
     assert span is not None
     os.truncate(tmp_path / "key", 63)
     for use in (span.read, lambda: span.write(memoryview(bytes(64)))):
@@ -249,17 +252,17 @@ def test_a_file_that_was_cut_short_is_an_error_of_the_request(regions: Regions, 
     assert (tmp_path / "key").stat().st_size == 63
 
 
-def test_a_file_that_is_unlinked_is_still_the_region(regions: Regions, tmp_path: Path) -> None:
+def test_an_unlinked_file_stays_usable(regions: Regions, tmp_path: Path) -> None:
     regions.register_system("r", "key", 0, 64)
     (tmp_path / "key").unlink()
-    span = RegionLease(regions).span(placed(nbytes=2))
+    span = RegionLease(regions).span(input_in(nbytes=2))
     assert span is not None
     assert span.read() == b"\0\1"
 
 
-def test_what_cannot_be_written_is_said(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_is_an_error(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
     regions.register_system("r", "key", 0, 64)
-    span = RegionLease(regions).span(placed())
+    span = RegionLease(regions).span(input_in())
     assert span is not None
 
     def full(*args: Any) -> int:
@@ -270,11 +273,9 @@ def test_what_cannot_be_written_is_said(regions: Regions, monkeypatch: pytest.Mo
         span.write(memoryview(b"x"))
 
 
-def test_reading_and_writing_go_on_where_the_system_stops_short(
-    regions: Regions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_reads_and_writes_are_continued(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
     regions.register_system("r", "key", 0, 64)
-    span = RegionLease(regions).span(placed(nbytes=10))
+    span = RegionLease(regions).span(input_in(nbytes=10))
     assert span is not None
     pread, pwrite = os.pread, os.pwrite
     monkeypatch.setattr(os, "pread", lambda file, n, at: pread(file, min(n, 3), at))
@@ -291,8 +292,8 @@ def test_the_methods(regions: Regions) -> None:
     for name in ("", "r"):
         status = methods["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest(name=name))
         assert list(status.regions) == ["r"]
-        told = status.regions["r"]
-        assert (told.name, told.key, told.offset, told.byte_size) == ("r", "/key", 8, 16)
+        region = status.regions["r"]
+        assert (region.name, region.key, region.offset, region.byte_size) == ("r", "/key", 8, 16)
     with pytest.raises(NotFoundError, match="Unable to find system shared memory region: 'other'"):
         methods["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest(name="other"))
     methods["SystemSharedMemoryUnregister"](pb.SystemSharedMemoryUnregisterRequest(name="r"))
@@ -309,7 +310,7 @@ def test_the_methods(regions: Regions) -> None:
         "CudaSharedMemoryUnregister",
     ],
 )
-def test_where_it_is_not_allowed_the_flag_is_named(method: str) -> None:
+def test_if_not_allowed_the_error_names_the_flag(method: str) -> None:
     regions = Regions()
     request = getattr(pb, f"{method}Request")(name="r")
     with pytest.raises(UnsupportedError) as caught:

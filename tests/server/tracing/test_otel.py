@@ -13,7 +13,7 @@ from opentelemetry.trace import StatusCode
 from support.server import raw_h2
 from support.server.rig import PATIENCE, fp32, request
 from support.server.scripted_service import ServedTransport
-from support.server.spans import SAMPLED, SPAN, TRACE, UNSAMPLED, Desk, ids_of, of
+from support.server.spans import SAMPLED, SPAN, TRACE, UNSAMPLED, TracedService, ids_of, of
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import ModelFailedError
@@ -24,13 +24,13 @@ STREAMED = "inference.GRPCInferenceService/ModelStreamInfer"
 
 
 @pytest.fixture
-def desk(served: ServedTransport, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Desk]]:
+def desk(served: ServedTransport, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TracedService]]:
     # Each span asks two clocks one after the other, between which a busy machine may suspend the thread.
     monkeypatch.setattr(otel, "time", SimpleNamespace(time=lambda: 2e9, monotonic=lambda: 1e6))
-    made: list[Desk] = []
+    made: list[TracedService] = []
 
-    def make(environment: dict[str, str] | None = None, **options: Any) -> Desk:
-        made.append(Desk(served, environment, **options))
+    def make(environment: dict[str, str] | None = None, **options: Any) -> TracedService:
+        made.append(TracedService(served, environment, **options))
         return made[-1]
 
     yield make
@@ -39,7 +39,7 @@ def desk(served: ServedTransport, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
 
 
 def test_a_request_has_its_callers_span_for_parent_and_a_child_for_each_stage(
-    desk: Callable[..., Desk],
+    desk: Callable[..., TracedService],
 ) -> None:
     at = desk()
     at.runner.open()
@@ -79,7 +79,7 @@ def test_a_request_has_its_callers_span_for_parent_and_a_child_for_each_stage(
 
 
 def test_a_batch_links_to_all_who_rode_in_it_and_have_a_span_and_they_to_it(
-    desk: Callable[..., Desk],
+    desk: Callable[..., TracedService],
 ) -> None:
     at = desk()
     calls = [at.infer("first")]
@@ -105,7 +105,7 @@ def test_a_batch_links_to_all_who_rode_in_it_and_have_a_span_and_they_to_it(
     assert riders[1].parent is None
 
 
-def test_the_links_of_a_batch_are_bounded(desk: Callable[..., Desk]) -> None:
+def test_the_links_of_a_batch_are_bounded(desk: Callable[..., TracedService]) -> None:
     at = desk(max_links=2)
     calls = [at.infer("first")]
     at.runner.await_batches(1)
@@ -118,7 +118,7 @@ def test_the_links_of_a_batch_are_bounded(desk: Callable[..., Desk]) -> None:
     assert (len(batch.links), batch.dropped_links) == (2, 2)
 
 
-def test_a_request_that_is_cut_up_has_the_span_of_its_last_part(desk: Callable[..., Desk]) -> None:
+def test_a_request_that_is_cut_up_has_the_span_of_its_last_part(desk: Callable[..., TracedService]) -> None:
     at = desk()
     at.runner.open()
     assert at.infer("large", rows=6).result(PATIENCE).id == "large"
@@ -128,7 +128,7 @@ def test_a_request_that_is_cut_up_has_the_span_of_its_last_part(desk: Callable[.
     assert [link.context] == [batch.context for batch in spans.batches.values()]
 
 
-def test_each_message_of_a_stream_has_a_span_of_its_own(desk: Callable[..., Desk]) -> None:
+def test_each_message_of_a_stream_has_a_span_of_its_own(desk: Callable[..., TracedService]) -> None:
     at = desk()
     at.runner.open()
     stream = at.served.stream(metadata=[("traceparent", SAMPLED)])
@@ -150,7 +150,7 @@ def test_each_message_of_a_stream_has_a_span_of_its_own(desk: Callable[..., Desk
     assert of(spans.requests["3"])["error.type"] == "NOT_FOUND"
 
 
-def test_what_never_had_a_batch(desk: Callable[..., Desk]) -> None:
+def test_what_never_had_a_batch(desk: Callable[..., TracedService]) -> None:
     at = desk()
     with pytest.raises(grpc.RpcError):
         at.served.unary("ModelInfer")(b"\xff", metadata=[("traceparent", SAMPLED)])
@@ -168,7 +168,7 @@ def test_what_never_had_a_batch(desk: Callable[..., Desk]) -> None:
     assert list(spans.stages("unknown")) == ["decode", "respond"]
 
 
-def test_a_model_that_raises_is_the_servers_error(desk: Callable[..., Desk]) -> None:
+def test_a_model_that_raises_is_the_servers_error(desk: Callable[..., TracedService]) -> None:
     def fail(inputs: Any) -> Any:
         raise ModelFailedError("the model failed") from ValueError("what only the log is to know")
 
@@ -183,7 +183,7 @@ def test_a_model_that_raises_is_the_servers_error(desk: Callable[..., Desk]) -> 
 
 
 def test_an_error_that_nobody_foresaw_tells_no_more_than_the_client_hears(
-    desk: Callable[..., Desk], caplog: pytest.LogCaptureFixture
+    desk: Callable[..., TracedService], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(inputs: Any) -> Any:
         raise RuntimeError("secret")
@@ -198,7 +198,7 @@ def test_an_error_that_nobody_foresaw_tells_no_more_than_the_client_hears(
     assert span.status.status_code is StatusCode.ERROR
 
 
-def test_cancelled_and_expired_while_queued(desk: Callable[..., Desk]) -> None:
+def test_cancelled_and_expired_while_queued(desk: Callable[..., TracedService]) -> None:
     at = desk()
     first = at.infer("first")
     at.runner.await_batches(1)
@@ -225,7 +225,9 @@ def test_cancelled_and_expired_while_queued(desk: Callable[..., Desk]) -> None:
     first.result(PATIENCE)
 
 
-def test_a_deadline_of_grpcs_has_expired_where_its_client_has_not_left(desk: Callable[..., Desk]) -> None:
+def test_a_deadline_of_grpcs_has_expired_where_its_client_has_not_left(
+    desk: Callable[..., TracedService],
+) -> None:
     """Core ends the call by a timer of its own, maybe before anybody here has looked at the time."""
     at = desk()
     first = at.infer("first")
@@ -240,7 +242,7 @@ def test_a_deadline_of_grpcs_has_expired_where_its_client_has_not_left(desk: Cal
     first.result(PATIENCE)
 
 
-def test_refused_and_shed_under_overload(desk: Callable[..., Desk]) -> None:
+def test_refused_and_shed_under_overload(desk: Callable[..., TracedService]) -> None:
     at = desk(max_queue_size=1, priority_weights=(8, 1), default_priority=2)
     first = at.infer("first")
     at.runner.await_batches(1)
@@ -261,7 +263,7 @@ def test_refused_and_shed_under_overload(desk: Callable[..., Desk]) -> None:
         assert of(spans.requests[name])["error.type"] == "RESOURCE_EXHAUSTED"
 
 
-def test_a_stream_that_is_left_ends_the_spans_of_all_that_it_had(desk: Callable[..., Desk]) -> None:
+def test_a_stream_that_is_left_ends_the_spans_of_all_that_it_had(desk: Callable[..., TracedService]) -> None:
     """One runs, one is queued, and one has its answer, which waits for its turn behind them."""
     at = desk()
     stream = at.served.stream(metadata=[("traceparent", SAMPLED)])
@@ -288,7 +290,7 @@ def test_a_stream_that_is_left_ends_the_spans_of_all_that_it_had(desk: Callable[
 
 
 @pytest.mark.parametrize("order", ["request", "completion"])
-def test_a_stream_that_its_first_error_ends(desk: Callable[..., Desk], order: str) -> None:
+def test_a_stream_that_its_first_error_ends(desk: Callable[..., TracedService], order: str) -> None:
     at = desk()
     ends = ("triton_grpc_error", "true")
     stream = at.served.stream(order, metadata=[("traceparent", SAMPLED), ends])
@@ -322,7 +324,9 @@ def test_a_stream_that_its_first_error_ends(desk: Callable[..., Desk], order: st
         ("traceidratio", "1", {"child", "root", "not"}),
     ],
 )
-def test_who_is_sampled(desk: Callable[..., Desk], sampler: str, argument: str, sampled: set[str]) -> None:
+def test_who_is_sampled(
+    desk: Callable[..., TracedService], sampler: str, argument: str, sampled: set[str]
+) -> None:
     at = desk({"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": argument})
     at.runner.open()
     for request_id, parent in (("child", SAMPLED), ("root", ""), ("not", UNSAMPLED)):
@@ -330,7 +334,7 @@ def test_who_is_sampled(desk: Callable[..., Desk], sampler: str, argument: str, 
     assert set(at.spans(len(sampled), len(sampled)).requests) == sampled
 
 
-def test_state_of_the_callers_trace_goes_into_its_spans(desk: Callable[..., Desk]) -> None:
+def test_state_of_the_callers_trace_goes_into_its_spans(desk: Callable[..., TracedService]) -> None:
     at = desk()
     at.runner.open()
     at.served.stub.ModelInfer(
@@ -341,7 +345,7 @@ def test_state_of_the_callers_trace_goes_into_its_spans(desk: Callable[..., Desk
     assert dict(span.context.trace_state) == {"a": "1", "b": "2"}
 
 
-def test_nothing_of_a_request_is_kept_by_what_knows_its_batch(desk: Callable[..., Desk]) -> None:
+def test_nothing_of_a_request_is_kept_by_what_knows_its_batch(desk: Callable[..., TracedService]) -> None:
     at = desk()
     at.runner.open()
     for number in range(300):
@@ -351,7 +355,7 @@ def test_nothing_of_a_request_is_kept_by_what_knows_its_batch(desk: Callable[...
     assert math.isfinite(sum(batch.info.compute_time for batch in at.source._batches.values()))
 
 
-def test_a_parse_needs_no_more_than_bytes(desk: Callable[..., Desk]) -> None:
+def test_a_parse_needs_no_more_than_bytes(desk: Callable[..., TracedService]) -> None:
     """A request that is as good as empty is a request, too."""
     at = desk()
     with pytest.raises(grpc.RpcError):

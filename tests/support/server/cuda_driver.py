@@ -1,4 +1,4 @@
-"""CUDA's driver, scripted: whoever opens a handle has the one allocation that there is."""
+"""A scripted CUDA driver with one allocation, which every handle opens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ ADDRESS = 1 << 20
 
 
 class ScriptedDriver(CudaDriver):
-    """So many devices, and an allocation of so many bytes. `opened` counts who has it; `fails` is the next open's result.
+    """A driver with `devices` devices and an allocation of `nbytes` bytes, which `handle` opens, or any if it is None.
 
-    Where there is a `handle`, no other opens it.
+    `opened` counts the openings. Set `fails` to the result of the next `open`. `meanwhile` is called in `open`.
     """
 
     def __init__(self, nbytes: int = 64, devices: int = 2, handle: bytes | None = None) -> None:
@@ -50,5 +50,5 @@ class ScriptedDriver(CudaDriver):
 
     def _part(self, address: int, nbytes: int) -> slice:
         start = address - ADDRESS
-        assert 0 <= start <= start + nbytes <= len(self.content), "beyond the allocation"
+        assert 0 <= start <= start + nbytes <= len(self.content), "outside the allocation"
         return slice(start, start + nbytes)

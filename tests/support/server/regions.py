@@ -1,4 +1,4 @@
-"""Tensors that lie in regions of shared memory."""
+"""Inputs in regions of shared memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def names(regions: Regions) -> list[str]:
     return [region.name for region in regions.regions()]
 
 
-def placed(region: Any = "r", nbytes: Any = 16, offset: Any = None) -> Any:
-    """An input whose parameters place it; what is a dict is given as it is."""
+def input_in(region: Any = "r", nbytes: Any = 16, offset: Any = None) -> Any:
+    """An input in a region. A dict stands for a parameter's fields."""
     tensor = pb.ModelInferRequest.InferInputTensor(name="x")
     for key, kind, value in (
         ("shared_memory_region", "string_param", region),

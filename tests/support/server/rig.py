@@ -1,4 +1,4 @@
-"""What the server's tests share: signatures and requests in short, replies that are waited for."""
+"""Helpers of the server's tests: signatures, requests, replies to wait for."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Array = npt.NDArray[Any]
 Make = Callable[..., App]
 Load = Callable[..., Model]
 
-# A bound for waits that end at once unless something is broken; never waited out by a passing test.
+# Seconds. A bound for waits that end at once unless something is broken.
 PATIENCE = 30.0
 
-# The same examples in every run, however slow the machine.
+# The same examples in every run, at any speed of the machine.
 reproducible = settings(derandomize=True, deadline=None, database=None)
 
 
@@ -41,14 +41,14 @@ def spec(name: str, datatype: str, *dims: int | str) -> TensorSpec:
 
 
 def signature(*specs: TensorSpec, outputs: tuple[TensorSpec, ...] = ()) -> Signature:
-    """These inputs, and these outputs or, by default, the inputs again."""
+    """A signature with these inputs, and these outputs, or by default the inputs again."""
     return Signature(specs, outputs or specs)
 
 
 def request(
     arrays: Mapping[str, Array], *, typed: bool = False, model: str = "m", **fields: Any
 ) -> pb.ModelInferRequest:
-    """A request for these arrays; those of uint16 are UINT16, which `datatype` of a tensor may change."""
+    """A request with these inputs. An array of uint16 is UINT16; set the tensor's `datatype` for BF16."""
     message = pb.ModelInferRequest(model_name=model, **fields)
     for name, array in arrays.items():
         kind = DATATYPES[datatype_of(array)]
@@ -66,7 +66,7 @@ def fp32(*shape: int) -> Array:
 
 
 class Replies:
-    """Completions that are remembered. Thread-safe."""
+    """A completion that keeps the replies. Thread-safe."""
 
     def __init__(self) -> None:
         self.all: list[InferenceReply] = []
@@ -83,7 +83,7 @@ class Replies:
 
 @contextmanager
 def made_apps(path: Path) -> Iterator[Make]:
-    """Makes servers of this model, called `m`, on a free port; they are stopped at the end."""
+    """Yields a function that makes a server of this model `m` on a free port. The servers are stopped at the end."""
     apps: list[App] = []
 
     def make(**options: Any) -> App:
@@ -97,7 +97,7 @@ def made_apps(path: Path) -> Iterator[Make]:
 
 
 def ask(url: str, path: str | None = None, method: str = "GET", **headers: str) -> tuple[int, Any, bytes]:
-    """Status, headers and body of an answer over HTTP, as they came."""
+    """The status, headers and body of an HTTP response."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
     connection.request(method, path or parts.path, headers=headers)
@@ -117,12 +117,12 @@ def has_ipv6() -> bool:
 
 
 def response_of(reply: InferenceReply) -> pb.ModelInferResponse:
-    """The response that a reply serialises; what went wrong is raised."""
+    """The response that a reply serialises. Raises the request's error."""
     return pb.ModelInferResponse.FromString(reply.message())
 
 
 def infer(service: InferenceService, message: pb.ModelInferRequest | bytes) -> pb.ModelInferResponse:
-    """The response to a request; what went wrong is raised."""
+    """The response to a request. Raises the request's error."""
     replies = Replies()
     data = message if isinstance(message, bytes) else message.SerializeToString()
     service.submit(data, math.inf, replies)

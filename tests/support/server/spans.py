@@ -24,14 +24,14 @@ from tensorferry.server.tracing.trace import Tracer
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 
 SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))
-# Of seconds since the epoch as a float.
+# The rounding of seconds since the epoch as a float.
 ROUNDING_NS = 2_000
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
 
 
 class Exported(InMemorySpanExporter):
-    """Keeps spans, and how many links each had when it was told."""
+    """Keeps exported spans, and the number of links each had when it was exported."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,8 +42,8 @@ class Exported(InMemorySpanExporter):
         return super().export(spans)
 
 
-class Desk:
-    """A real service behind a transport, whose model ends its batches when the test says so; and its spans."""
+class TracedService:
+    """A real service behind a transport, with its spans. Batches end when the test opens `runner`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Desk:
         served.serve_by(InferenceService(served.registry, tracing=Tracer([self.source])))
 
     def infer(self, request_id: str, parent: str = SAMPLED, *, rows: int = 1, **options: Any) -> Any:
-        """A ModelInfer in flight."""
+        """Start a ModelInfer."""
         metadata = [("traceparent", parent)] if parent else []
         return self.served.stub.ModelInfer.future(
             request({"x": fp32(rows, 2)}, id=request_id),
@@ -79,11 +79,11 @@ class Desk:
         )
 
     def await_queued(self, count: int) -> None:
-        """Blocks the test until so many wait for a batch."""
+        """Wait until `count` requests are queued."""
         until(lambda: self.batcher.statistics().sizes.queued, lambda queued: queued == count)
 
     def spans(self, requests: int, batches: int = 0) -> Spans:
-        """All spans, once there are those of so many requests and batches; exactly so many."""
+        """Wait for the spans of exactly this number of requests and batches, and return all."""
         found = until(
             lambda: Spans(self.exporter.get_finished_spans()),
             lambda found: len(found.requests) >= requests and len(found.batches) >= batches,
@@ -97,7 +97,7 @@ class Desk:
 
 
 class Spans:
-    """What was exported: requests by their ids, batches by their numbers, and stages by name."""
+    """Exported spans: of requests by id, of batches by number, of stages by name."""
 
     def __init__(self, spans: Sequence[ReadableSpan]) -> None:
         self.all = spans
@@ -111,7 +111,7 @@ class Spans:
         }
 
     def stages(self, request_id: str) -> dict[str, ReadableSpan]:
-        """The children of a request, in their order, one after the other without a gap."""
+        """The child spans of a request, which must follow one another without a gap."""
         parent = self.requests[request_id]
         children = {span.name: span for span in self.all if span.parent == parent.context}
         at = parent.start_time or 0
