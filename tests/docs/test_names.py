@@ -38,3 +38,10 @@ def test_targets_of_make(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"`make (?:-k )?([a-z-]+)", page.read_text()):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_readme_is_short_and_links_every_page() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 1000
+    linked = {ROOT / target for target in re.findall(r"\]\(([\w./-]+)", text)}
+    assert set(pages()) - {ROOT / "README.md"} <= linked
