@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.models import small
-from support.models.controlled import World
+from support.models.controlled import ScriptedRepository
 from support.server.cpu_as_device import CountingDeviceMemory
 from support.server.rig import Load, Make, made_apps
 from support.server.scripted_service import ServedTransport, opened
@@ -124,9 +124,9 @@ def regions(tmp_path: Path) -> Regions:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def repository(tmp_path: Path) -> Iterator[ScriptedRepository]:
     """An empty repository with its controller."""
     (tmp_path / "models").mkdir()
-    world = World(tmp_path / "models")
-    yield world
-    world.close()
+    repository = ScriptedRepository(tmp_path / "models")
+    yield repository
+    repository.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from support.models.controlled import World, elsewhere
+from support.models.controlled import ScriptedRepository, elsewhere
 from support.server.rig import PATIENCE
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
@@ -22,74 +22,76 @@ from tensorferry.server.models.registry import ModelRegistry, ModelState
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 
 
-def test_at_the_start_all_or_those_that_are_named(world: World) -> None:
+def test_at_the_start_all_or_those_that_are_named(repository: ScriptedRepository) -> None:
     for name in ("a", "b", "c"):
-        world.write(name, "1")
-    world.start("a", "c")
-    assert world.states() == [("a", "1", READY), ("c", "1", READY)]
-    assert world.changed == ["a", "c"]
-    assert world.control.models_without_versions() == {"b": ""}
+        repository.write(name, "1")
+    repository.start("a", "c")
+    assert repository.states() == [("a", "1", READY), ("c", "1", READY)]
+    assert repository.changed == ["a", "c"]
+    assert repository.control.models_without_versions() == {"b": ""}
 
 
-def test_all(world: World) -> None:
-    world.write("a", "1")
-    world.write("b", "3")
-    world.start("*", mode="none")
-    assert world.states() == [("a", "1", READY), ("b", "3", READY)]
+def test_all(repository: ScriptedRepository) -> None:
+    repository.write("a", "1")
+    repository.write("b", "3")
+    repository.start("*", mode="none")
+    assert repository.states() == [("a", "1", READY), ("b", "3", READY)]
 
 
-def test_one_that_is_broken_ends_the_start_or_not(world: World) -> None:
-    world.write("a", "1", "broken")
-    world.write("b", "1")
+def test_one_that_is_broken_ends_the_start_or_not(repository: ScriptedRepository) -> None:
+    repository.write("a", "1", "broken")
+    repository.write("b", "1")
     with pytest.raises(
         StartError, match=r"load failed for model 'a': version 1 is at UNAVAILABLE state: .*broken"
     ):
-        world.start("*", mode="none")
-    world.registry = ModelRegistry()
-    world.start("*", mode="none", strict=False)
-    assert world.states() == [("a", "1", UNAVAILABLE), ("b", "1", READY)]
-    assert "is broken" in world.registry.entries()[0].reason
+        repository.start("*", mode="none")
+    repository.registry = ModelRegistry()
+    repository.start("*", mode="none", strict=False)
+    assert repository.states() == [("a", "1", UNAVAILABLE), ("b", "1", READY)]
+    assert "is broken" in repository.registry.entries()[0].reason
 
 
-def test_one_that_is_not_there_ends_the_start(world: World) -> None:
+def test_one_that_is_not_there_ends_the_start(repository: ScriptedRepository) -> None:
     with pytest.raises(
         StartError, match="--load-model: failed to load 'm', failed to poll from model repository"
     ):
-        world.start("m", strict=False)
+        repository.start("m", strict=False)
 
 
-def test_a_name_is_given_once(world: World) -> None:
-    world.write("m", "1")
+def test_a_name_is_given_once(repository: ScriptedRepository) -> None:
+    repository.write("m", "1")
     with pytest.raises(
         StartError, match="'m' is named on the command line and is in the model repository too"
     ):
-        world.start("*", mode="none", named=(ModelSource("m", world.root / "m" / "1" / "model.onnx"),))
+        repository.start(
+            "*", mode="none", named=(ModelSource("m", repository.root / "m" / "1" / "model.onnx"),)
+        )
 
 
-def test_load_what_is_new_and_nothing_twice(world: World) -> None:
-    control = world.start()
+def test_load_what_is_new_and_nothing_twice(repository: ScriptedRepository) -> None:
+    control = repository.start()
     with pytest.raises(NotFoundError, match="failed to load 'm', failed to poll from model repository"):
         control.load("m")
-    world.write("m", "1")
+    repository.write("m", "1")
     control.load("m")
     control.load("m")
-    assert world.loads == ["m/1: good"]
-    world.write("m", "1", "better")
-    assert world.serving() == "good", "not before it is asked for"
+    assert repository.loads == ["m/1: good"]
+    repository.write("m", "1", "better")
+    assert repository.serving() == "good", "not before it is asked for"
     control.load("m")
-    assert world.serving() == "better"
+    assert repository.serving() == "better"
 
 
 def test_the_log_names_the_version_that_serves_and_what_it_replaces(
-    world: World, caplog: pytest.LogCaptureFixture
+    repository: ScriptedRepository, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    world.write("m", "1")
-    control = world.start("m")
+    repository.write("m", "1")
+    control = repository.start("m")
     assert "in place of" not in caplog.text
-    world.write("m", "1", "better")
+    repository.write("m", "1", "better")
     control.load("m")
-    world.write("m", "2")
+    repository.write("m", "2")
     control.load("m")
     assert [record.getMessage() for record in caplog.records if "in place of" in record.getMessage()] == [
         "model m version 1 serves now, in place of itself as it was",
@@ -97,48 +99,52 @@ def test_the_log_names_the_version_that_serves_and_what_it_replaces(
     ]
 
 
-def test_an_empty_repository_says_so_at_the_start(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    world.start("*", mode="none")
+def test_an_empty_repository_says_so_at_the_start(
+    repository: ScriptedRepository, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository.start("*", mode="none")
     (record,) = caplog.records
-    assert f"the model repository {world.root} has no model" in record.getMessage()
+    assert f"the model repository {repository.root} has no model" in record.getMessage()
 
 
-def test_a_broken_new_version_leaves_the_old_one_serving(world: World) -> None:
-    world.write("m", "1")
-    control = world.start("m")
-    world.write("m", "2", "broken")
+def test_a_broken_new_version_leaves_the_old_one_serving(repository: ScriptedRepository) -> None:
+    repository.write("m", "1")
+    control = repository.start("m")
+    repository.write("m", "2", "broken")
     with pytest.raises(LoadFailedError, match="load failed for model 'm': version 2 is at UNAVAILABLE state"):
         control.load("m")
-    assert world.serving() == "good"
-    assert world.states() == [("m", "1", READY), ("m", "2", UNAVAILABLE)]
-    world.write("m", "1", "broken")
-    world.remove("m", "2")
+    assert repository.serving() == "good"
+    assert repository.states() == [("m", "1", READY), ("m", "2", UNAVAILABLE)]
+    repository.write("m", "1", "broken")
+    repository.remove("m", "2")
     with pytest.raises(LoadFailedError):
         control.load("m")
-    assert world.serving() == "good"
-    world.write("m", "2", "good at last")
+    assert repository.serving() == "good"
+    repository.write("m", "2", "good at last")
     control.load("m")
-    assert world.serving() == "good at last"
-    world.await_state(("m", "1", UNAVAILABLE), ("m", "2", READY))
+    assert repository.serving() == "good at last"
+    repository.await_state(("m", "1", UNAVAILABLE), ("m", "2", READY))
     with pytest.raises(NotReadyError, match="version 1 is not at ready state: it is UNAVAILABLE"):
-        world.serving(version="1")
+        repository.serving(version="1")
 
 
-def test_what_is_broken_is_tried_again_when_asked_for(world: World) -> None:
-    world.write("m", "1", "broken")
-    control = world.start()
+def test_what_is_broken_is_tried_again_when_asked_for(repository: ScriptedRepository) -> None:
+    repository.write("m", "1", "broken")
+    control = repository.start()
     for _ in range(2):
         with pytest.raises(LoadFailedError):
             control.load("m")
-    assert world.loads == ["m/1: broken"] * 2
+    assert repository.loads == ["m/1: broken"] * 2
 
 
-def test_a_model_whose_configuration_cannot_be_read_has_a_reason_and_no_version(world: World) -> None:
-    world.write("m", "1")
-    world.write("never", "1")
-    config = world.root / "m" / "config.pbtxt"
+def test_a_model_whose_configuration_cannot_be_read_has_a_reason_and_no_version(
+    repository: ScriptedRepository,
+) -> None:
+    repository.write("m", "1")
+    repository.write("never", "1")
+    config = repository.root / "m" / "config.pbtxt"
     config.write_text("batch: 1")
-    control = world.start("m", strict=False)
+    control = repository.start("m", strict=False)
     reasons = control.models_without_versions()
     assert list(reasons) == ["m", "never"]
     assert 'line 1, column 1: Message type "inference.ModelConfig" has no field named "batch"' in reasons["m"]
@@ -152,72 +158,72 @@ def test_a_model_whose_configuration_cannot_be_read_has_a_reason_and_no_version(
         control.load("m")
     assert list(control.models_without_versions()) == ["never"]
     control.unload("m")
-    world.await_state(("m", "1", UNAVAILABLE))
+    repository.await_state(("m", "1", UNAVAILABLE))
     assert list(control.models_without_versions()) == ["never"]
     with pytest.raises(LoadFailedError):
         control.load("m")
     assert list(control.models_without_versions()) == ["m", "never"]
 
 
-def test_a_bug_while_loading_leaves_no_version_loading(world: World) -> None:
-    world.write("m", "1", "a bug")
-    control = world.start()
+def test_a_bug_while_loading_leaves_no_version_loading(repository: ScriptedRepository) -> None:
+    repository.write("m", "1", "a bug")
+    control = repository.start()
     with pytest.raises(ZeroDivisionError):
         control.load("m")
-    assert world.states() == [("m", "1", UNAVAILABLE)]
-    world.write("m", "1", "mended")
+    assert repository.states() == [("m", "1", UNAVAILABLE)]
+    repository.write("m", "1", "mended")
     control.load("m")
-    assert world.serving() == "mended"
+    assert repository.serving() == "mended"
 
 
-def test_a_config_that_is_given_and_files(world: World) -> None:
-    world.write("m", "1")
-    world.write("m", "2", "two")
-    control = world.start("m")
+def test_a_config_that_is_given_and_files(repository: ScriptedRepository) -> None:
+    repository.write("m", "1")
+    repository.write("m", "2", "two")
+    control = repository.start("m")
     config = ModelConfig()
     config.version_policy.all.SetInParent()
     control.load("m", config)
-    assert world.states() == [("m", "1", READY), ("m", "2", READY)]
+    assert repository.states() == [("m", "1", READY), ("m", "2", READY)]
     control.load("m", config)
-    assert world.loads == ["m/2: two", "m/1: good", "m/2: two"], "the second time nothing has changed"
+    assert repository.loads == ["m/2: two", "m/1: good", "m/2: two"], "the second time nothing has changed"
     control.load("m", config, {"3/model.onnx": b"sent"})
-    assert world.serving() == "sent"
-    world.await_state(("m", "1", UNAVAILABLE), ("m", "2", UNAVAILABLE), ("m", "3", READY))
+    assert repository.serving() == "sent"
+    repository.await_state(("m", "1", UNAVAILABLE), ("m", "2", UNAVAILABLE), ("m", "3", READY))
     control.load("m")
-    assert world.serving() == "two"
-    world.await_state(("m", "1", UNAVAILABLE), ("m", "2", READY), ("m", "3", UNAVAILABLE))
+    assert repository.serving() == "two"
+    repository.await_state(("m", "1", UNAVAILABLE), ("m", "2", READY), ("m", "3", UNAVAILABLE))
 
 
-def test_files_that_cannot_be_kept(world: World) -> None:
-    control = world.start()
+def test_files_that_cannot_be_kept(repository: ScriptedRepository) -> None:
+    control = repository.start()
     for files in ({"1/a": b"", "1/a/b": b""}, {f"1/{'a' * 300}": b""}):
         with pytest.raises(LoadFailedError, match=r"'sent': the uploaded files cannot be stored \("):
             control.load("sent", ModelConfig(), files)
 
 
-def test_a_repository_that_cannot_be_read(world: World) -> None:
-    control = world.start()
-    world.root.rename(world.root.with_name("elsewhere"))
+def test_a_repository_that_cannot_be_read(repository: ScriptedRepository) -> None:
+    control = repository.start()
+    repository.root.rename(repository.root.with_name("elsewhere"))
     with pytest.raises(NotReadyError, match="cannot be read"):
         control.models_without_versions()
     with pytest.raises(NotReadyError, match="cannot be read"):
         control.unload("m")
 
 
-def test_models_named_by_their_files_are_not_controlled(world: World) -> None:
-    world.write("m", "1")
-    path = world.root / "m" / "1" / "model.onnx"
-    control = world.start(named=(ModelSource("named", path),))
-    assert world.serving("named") == "good"
+def test_models_named_by_their_files_are_not_controlled(repository: ScriptedRepository) -> None:
+    repository.write("m", "1")
+    path = repository.root / "m" / "1" / "model.onnx"
+    control = repository.start(named=(ModelSource("named", path),))
+    assert repository.serving("named") == "good"
     for action in (control.load, control.unload):
         with pytest.raises(InvalidRequestError, match="'named' was named on the command line by its file"):
             action("named")
 
 
 @pytest.mark.parametrize("mode", ["none", "poll"])
-def test_control_is_off_by_default(world: World, mode: str) -> None:
-    world.write("m", "1")
-    control = world.start("*", mode=mode)
+def test_control_is_off_by_default(repository: ScriptedRepository, mode: str) -> None:
+    repository.write("m", "1")
+    control = repository.start("*", mode=mode)
     for action in (control.load, control.unload):
         with pytest.raises(
             NotReadyError, match="explicit model load / unload is not allowed if polling is enabled"
@@ -225,25 +231,25 @@ def test_control_is_off_by_default(world: World, mode: str) -> None:
             action("m")
 
 
-def test_nothing_is_loaded_once_the_server_shuts_down(world: World) -> None:
-    world.write("m", "1")
-    control = world.start("m")
+def test_nothing_is_loaded_once_the_server_shuts_down(repository: ScriptedRepository) -> None:
+    repository.write("m", "1")
+    control = repository.start("m")
     assert control.close(PATIENCE)
     with pytest.raises(NotReadyError, match="shutting down"):
         control.load("m")
 
 
-def test_who_waits_when_the_server_shuts_down_hears_of_it(world: World) -> None:
-    world.write("m", "1")
-    control = world.start()
-    world.hold = threading.Event()
+def test_who_waits_when_the_server_shuts_down_hears_of_it(repository: ScriptedRepository) -> None:
+    repository.write("m", "1")
+    control = repository.start()
+    repository.hold = threading.Event()
     first = elsewhere(lambda: control.load("m"))
-    assert world.holding.wait(PATIENCE)
-    world.commands.given.clear()
+    assert repository.holding.wait(PATIENCE)
+    repository.commands.given.clear()
     second = elsewhere(lambda: control.unload("m"))
-    assert world.commands.given.wait(PATIENCE)
+    assert repository.commands.given.wait(PATIENCE)
     assert not control.close(0.0), "a load cannot be interrupted"
-    world.hold.set()
+    repository.hold.set()
     first.result(PATIENCE)
     with pytest.raises(NotReadyError, match="shutting down"):
         second.result(PATIENCE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 import pytest
-from support.models.controlled import World
+from support.models.controlled import ScriptedRepository
 from support.server.rig import PATIENCE
 
 from tensorferry.batcher.supervision import RestartBackoff
@@ -15,10 +15,12 @@ from tensorferry.server.models.registry import ModelState
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 
 
-def test_polling_says_once_what_cannot_be_read(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    world.write("m", "1")
-    control = world.start("m")
-    config = world.root / "m" / "config.pbtxt"
+def test_polling_says_once_what_cannot_be_read(
+    repository: ScriptedRepository, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository.write("m", "1")
+    control = repository.start("m")
+    config = repository.root / "m" / "config.pbtxt"
 
     def complaints_of_two_looks() -> int:
         caplog.clear()
@@ -29,44 +31,46 @@ def test_polling_says_once_what_cannot_be_read(world: World, caplog: pytest.LogC
     config.write_text("max_batch_size: many")
     assert complaints_of_two_looks() == 1
     assert complaints_of_two_looks() == 0
-    assert world.serving() == "good"
+    assert repository.serving() == "good"
     config.write_text("")
     assert complaints_of_two_looks() == 0
     config.write_text("max_batch_size: many")
     assert complaints_of_two_looks() == 1
 
 
-def test_polling_follows_the_repository(world: World) -> None:
-    world.write("a", "1")
-    world.write("b", "1")
-    world.start("*", mode="poll", poll_seconds=0.01)
-    world.write("a", "2", "newer")
-    world.await_state(("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", READY))
-    world.remove("b")
-    world.await_state(("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", UNAVAILABLE))
-    world.write("c", "1", "broken")
-    world.await_state(
+def test_polling_follows_the_repository(repository: ScriptedRepository) -> None:
+    repository.write("a", "1")
+    repository.write("b", "1")
+    repository.start("*", mode="poll", poll_seconds=0.01)
+    repository.write("a", "2", "newer")
+    repository.await_state(("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", READY))
+    repository.remove("b")
+    repository.await_state(("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", UNAVAILABLE))
+    repository.write("c", "1", "broken")
+    repository.await_state(
         ("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", UNAVAILABLE), ("c", "1", UNAVAILABLE)
     )
-    tried = len(world.loads)
-    world.write("b", "1", "back")
-    world.await_state(("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", READY), ("c", "1", UNAVAILABLE))
-    assert world.loads[tried:] == ["b/1: back"], "what is broken is tried again when it has changed"
-    world.write("c", "1", "mended")
-    world.await_state(("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", READY), ("c", "1", READY))
+    tried = len(repository.loads)
+    repository.write("b", "1", "back")
+    repository.await_state(
+        ("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", READY), ("c", "1", UNAVAILABLE)
+    )
+    assert repository.loads[tried:] == ["b/1: back"], "what is broken is tried again when it has changed"
+    repository.write("c", "1", "mended")
+    repository.await_state(("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", READY), ("c", "1", READY))
 
 
 def test_a_fault_that_stays_does_not_keep_the_thread_busy(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    repository: ScriptedRepository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.write("m", "1")
+    repository.write("m", "1")
     clock = VirtualClock()
-    control = world.start("m", mode="poll", poll_seconds=0.0, backoff=RestartBackoff(clock))
+    control = repository.start("m", mode="poll", poll_seconds=0.0, backoff=RestartBackoff(clock))
     monkeypatch.setattr(control, "_poll", fails := Mock(side_effect=MemoryError))
     for count, seconds in enumerate((0.01, 0.02, 0.04), 1):
         clock.await_sleepers(until=clock.now() + seconds)
         assert fails.call_count == caplog.text.count("ended unexpectedly") == count
         clock.advance(seconds)
     clock.await_sleepers()
-    assert world.serving() == "good"
+    assert repository.serving() == "good"
     assert control.close(PATIENCE), "it waits for no pause"

@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support.models.controlled import World, elsewhere, runner_of
+from support.models.controlled import ScriptedRepository, elsewhere, runner_of
 from support.server.rig import PATIENCE
 
 from tensorferry.server.errors import (
@@ -19,63 +19,63 @@ from tensorferry.server.models.registry import ModelState
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 
 
-def test_the_old_serves_until_the_new_does_and_answers_what_it_has(world: World) -> None:
-    world.write("m", "1", "slow")
-    control = world.start("m")
-    old = world.registry.get("m")
+def test_the_old_serves_until_the_new_does_and_answers_what_it_has(repository: ScriptedRepository) -> None:
+    repository.write("m", "1", "slow")
+    control = repository.start("m")
+    old = repository.registry.get("m")
     running = old.batcher.submit(np.float32(1))
     queued = old.batcher.submit(np.float32(2))
-    world.write("m", "1", "new")
-    world.hold = threading.Event()
+    repository.write("m", "1", "new")
+    repository.hold = threading.Event()
     loading = elsewhere(lambda: control.load("m"))
-    assert world.holding.wait(PATIENCE)
-    assert world.registry.get("m") is old
-    world.hold.set()
+    assert repository.holding.wait(PATIENCE)
+    assert repository.registry.get("m") is old
+    repository.hold.set()
     loading.result(PATIENCE)
-    assert world.serving() == "new"
+    assert repository.serving() == "new"
     runner_of[old.batcher].open()
     assert [running.result(PATIENCE), queued.result(PATIENCE)] == [2, 4]
 
 
-def test_unload(world: World) -> None:
-    world.write("m", "1", "slow")
-    control = world.start("m")
-    model = world.registry.get("m")
+def test_unload(repository: ScriptedRepository) -> None:
+    repository.write("m", "1", "slow")
+    control = repository.start("m")
+    model = repository.registry.get("m")
     future = model.batcher.submit(np.float32(1))
     control.unload("m")
     with pytest.raises(NotReadyError, match="it is UNLOADING"):
-        world.registry.get("m")
+        repository.registry.get("m")
     runner_of[model.batcher].open()
     assert future.result(PATIENCE) == 2
-    world.await_state(("m", "1", UNAVAILABLE))
+    repository.await_state(("m", "1", UNAVAILABLE))
     with pytest.raises(NotReadyError, match=r"it is UNAVAILABLE \(unloaded\)"):
-        world.registry.get("m")
+        repository.registry.get("m")
     control.unload("m")
     control.load("m")
-    assert world.serving() == "slow"
+    assert repository.serving() == "slow"
 
 
-def test_nothing_keeps_what_was_unloaded(world: World) -> None:
-    world.write("m", "1")
-    control = world.start("m")
-    left = weakref.ref(world.registry.get("m").batcher)
+def test_nothing_keeps_what_was_unloaded(repository: ScriptedRepository) -> None:
+    repository.write("m", "1")
+    control = repository.start("m")
+    left = weakref.ref(repository.registry.get("m").batcher)
     control.unload("m")
-    world.await_state(("m", "1", UNAVAILABLE))
+    repository.await_state(("m", "1", UNAVAILABLE))
     # Its thread has said so, and is about to end.
     assert control.close(PATIENCE)
     assert left() is None
 
 
-def test_unload_what_is_not_there(world: World) -> None:
-    control = world.start()
+def test_unload_what_is_not_there(repository: ScriptedRepository) -> None:
+    control = repository.start()
     with pytest.raises(NotFoundError, match="failed to unload 'm'"):
         control.unload("m")
 
 
-def test_drain_waits_for_those_on_their_way_out(world: World) -> None:
-    world.write("m", "1", "slow")
-    control = world.start("m")
-    model = world.registry.get("m")
+def test_drain_waits_for_those_on_their_way_out(repository: ScriptedRepository) -> None:
+    repository.write("m", "1", "slow")
+    control = repository.start("m")
+    model = repository.registry.get("m")
     future = model.batcher.submit(np.float32(1))
     control.unload("m")
     assert not control.drain(0.0)

@@ -1,4 +1,4 @@
-"""Models that are loaded and unloaded by what is in their files: a repository on disk, and its control."""
+"""Model repository on disk with a controller; the text of a model's file scripts how it loads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tensorferry.server.models.repository_control import RepositoryController
 
 
 class Commands(queue.SimpleQueue[Any]):
-    """Says when one was given."""
+    """Queue of commands with an event that is set by the first one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class Commands(queue.SimpleQueue[Any]):
         self.given.set()
 
 
-class World:
-    """A repository on disk, and a loader that knows what is in the files."""
+class ScriptedRepository:
+    """Model repository on disk, and a loader that obeys the text of the files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -46,8 +46,8 @@ class World:
         self.loads: list[str] = []
         self.changed: list[str] = []
         self.configs: list[ModelConfig | None] = []
-        # Notified when a model has changed.
-        self._news = threading.Condition()
+        # Guards changed; notified when a model changes.
+        self._changed = threading.Condition()
         self.hold: threading.Event | None = None
         self.holding = threading.Event()
         self.commands = Commands()
@@ -81,20 +81,20 @@ class World:
         return model
 
     def note(self, name: str) -> None:
-        with self._news:
+        with self._changed:
             self.changed.append(name)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def await_state(self, *states: tuple[str, str, ModelState]) -> None:
-        """Until these are the versions that there are."""
-        with self._news:
-            assert self._news.wait_for(lambda: self.states() == list(states), PATIENCE), self.states()
+        """Wait until the versions and their states equal these."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.states() == list(states), PATIENCE), self.states()
 
     def states(self) -> list[tuple[str, str, ModelState]]:
         return [(entry.name, entry.version, entry.state) for entry in self.registry.entries()]
 
     def serving(self, name: str = "m", version: str = "") -> str:
-        """What was in the file of the version that serves."""
+        """Return the text of the file of the version that serves."""
         return self.registry.get(name, version).batching
 
     def start(
@@ -129,7 +129,7 @@ runner_of: weakref.WeakKeyDictionary[Batcher, ScriptedRunner] = weakref.WeakKeyD
 
 
 def elsewhere(action: Callable[[], Any]) -> Future[Any]:
-    """Does it on a thread of its own."""
+    """Run the action on a new thread."""
     future: Future[Any] = Future()
 
     def run() -> None:
