@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tensorferry.server.config.load import load_config, model_source
-from tensorferry.server.config.option import Option, Scope
+from tensorferry.server.config.option import Option, OptionScope
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import OPTIONS, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError
@@ -397,7 +397,7 @@ def test_the_models_of_the_file_must_be_a_list_of_strings(line: str, file: Path)
 
 def test_ray_serve_refuses_the_options_of_ports_clients_and_outputs() -> None:
     """A replica has no port of its own, shares its clients with other replicas, and sends out only responses."""
-    standalone = {option.field for option in OPTIONS if option.scope is Scope.STANDALONE}
+    standalone = {option.field for option in OPTIONS if option.scope is OptionScope.STANDALONE}
     assert {
         "port",
         "tls_key",

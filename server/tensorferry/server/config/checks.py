@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Sequence
 
-from tensorferry.server.config.option import Option, Scope
+from tensorferry.server.config.option import Option, OptionScope
 from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 from tensorferry.server.errors import ConfigError
 
@@ -21,7 +21,7 @@ def check(config: ServerConfig) -> None:
 
 def changed_cuda_options(config: ServerConfig) -> Sequence[str]:
     """Return the changed options that have no effect without a GPU, each as in "tf32 is false"."""
-    return list(_changed(config, [option for option in OPTIONS if option.scope is Scope.CUDA]))
+    return list(_changed(config, [option for option in OPTIONS if option.scope is OptionScope.CUDA]))
 
 
 def _changed(config: ServerConfig, options: Sequence[Option]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The entry of an option: everything that is known about it stands in one dataclass field."""
+"""Declaration of options: one dataclass field has everything about an option."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 _METADATA_KEY = "option"
 
 
-class Scope(Enum):
+class OptionScope(Enum):
     """Where an option has an effect; the values are the notes in the documentation.
 
     A replica of Ray Serve refuses STANDALONE options, because it has no port of its own, shares its clients with other
@@ -27,13 +27,13 @@ class Scope(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """What `option` adds to a field: all but its name, type and default."""
+class _Declaration:
+    """Metadata of an option's field: everything except its name, type and default."""
 
     parser: Parser[Any]
     help: str
     flag: str
-    scope: Scope
+    scope: OptionScope
     separator: str
 
 
@@ -43,7 +43,7 @@ def option(
     help: str,
     *,
     flag: str = "",
-    scope: Scope = Scope.EVERYWHERE,
+    scope: OptionScope = OptionScope.EVERYWHERE,
     separator: str = "",
 ) -> _T:
     """Return a dataclass field that is an option.
@@ -51,14 +51,14 @@ def option(
     The flag is the field's name with hyphens unless `flag` says otherwise. With a `separator` the flag can be given
     several times, and the file can have a list: their texts are joined by the separator.
     """
-    entry = _Entry(parser, help, flag, scope, separator)
-    value: _T = field(default=default, metadata={_METADATA_KEY: entry})
+    declaration = _Declaration(parser, help, flag, scope, separator)
+    value: _T = field(default=default, metadata={_METADATA_KEY: declaration})
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option: a flag, an environment variable and a key of the file, all named after the flag."""
+    """An option as flags, environment, file, help and documentation use it; all names derive from the flag."""
 
     field: str
     group: str
@@ -66,7 +66,7 @@ class Option:
     default: Any
     parser: Parser[Any]
     help: str
-    scope: Scope
+    scope: OptionScope
     separator: str
 
     @property
@@ -98,8 +98,15 @@ class Option:
 def options_in(group: type, title: str) -> Iterator[Option]:
     """Yield the options of a dataclass whose fields are made by `option`."""
     for each in fields(group):
-        entry: _Entry = each.metadata[_METADATA_KEY]
-        flag = entry.flag or each.name.replace("_", "-")
+        declaration: _Declaration = each.metadata[_METADATA_KEY]
+        flag = declaration.flag or each.name.replace("_", "-")
         yield Option(
-            each.name, title, flag, each.default, entry.parser, entry.help, entry.scope, entry.separator
+            each.name,
+            title,
+            flag,
+            each.default,
+            declaration.parser,
+            declaration.help,
+            declaration.scope,
+            declaration.separator,
         )

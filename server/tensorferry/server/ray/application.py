@@ -19,7 +19,7 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.app import App
 from tensorferry.server.config.load import load_config
-from tensorferry.server.config.option import Scope
+from tensorferry.server.config.option import OptionScope
 from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 from tensorferry.server.errors import ConfigError
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
@@ -53,7 +53,7 @@ def configuration(options: Mapping[str, Any]) -> ServerConfig:
     for name, value in values.items():
         if name not in known:
             raise ConfigError(f"{name} is not an option; the options are models, {', '.join(sorted(known))}")
-        if known[name].scope is Scope.STANDALONE or (name == "model-control" and value != "none"):
+        if known[name].scope is OptionScope.STANDALONE or (name == "model-control" and value != "none"):
             raise ConfigError(f"{name} is {value!r}, but it has no effect under Ray Serve: leave it out")
         listed = value if isinstance(value, list) else [value]
         texts = [str(item).lower() if isinstance(item, bool) else str(item) for item in listed]

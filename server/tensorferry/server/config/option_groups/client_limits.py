@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tensorferry.server.config.option import Scope, option
+from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import Parser, integer, number, size, switch
 
 
@@ -36,41 +36,41 @@ class ClientLimitOptions:
         0,
         integer(0, unit="requests"),
         "most accepted, unanswered requests of one client, for each model; 0: no limit",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     client_max_rows: int = option(
         0,
         integer(0, unit="rows"),
         "most rows of accepted, unanswered requests of one client, for each model; 0: no limit",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     client_max_bytes: int = option(
         0,
         size(0),
         "most bytes of accepted, unanswered requests of one client, for each model; 0: no limit",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     client_rate: float = option(
         0.0,
         number("rows per second"),
         "rate that one client may send in the long run, for each model; 0: no limit",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     client_burst: int = option(
         0,
         integer(0, unit="rows"),
         "with --client-rate: most rows that an idle client may send at once; 0: the rows of one second",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     fair_share: bool = option(
         False,
         switch,
         "share the rows of batches and the places in a full queue between competing clients by weight",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     client_weights: tuple[tuple[str, int], ...] = option(
         (),
         _weights,
         "with --fair-share: the weight of each named client; all others have weight 1",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorferry.server.config.option import Scope, option
+from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import (
     Parser,
     names,
@@ -72,27 +72,27 @@ class DeviceOptions:
         None,
         size(),
         "most GPU memory that ONNX Runtime's arena takes for each instance of a model; without it, there is no limit",
-        scope=Scope.CUDA,
+        scope=OptionScope.CUDA,
     )
     cuda_memory_growth: str = option(
         "doubling",
         one_of("doubling", "exact"),
         "how ONNX Runtime's arena grows on a GPU; doubling: to the next power of two, with few allocations; exact: by the "
         "bytes that are needed",
-        scope=Scope.CUDA,
+        scope=OptionScope.CUDA,
     )
     cudnn_search: str = option(
         "exhaustive",
         one_of("exhaustive", "heuristic", "default"),
         "how cuDNN chooses the algorithm of a convolution with a new shape; exhaustive: time all algorithms; heuristic: "
         "predict the best; default: always use the same",
-        scope=Scope.CUDA,
+        scope=OptionScope.CUDA,
     )
     tf32: bool = option(
         True,
         switch,
         "allow GPUs to round FP32 to TF32 (10 bits of mantissa) in matrix products and convolutions",
-        scope=Scope.CUDA,
+        scope=OptionScope.CUDA,
     )
     fp16: bool = option(
         False,
@@ -136,5 +136,5 @@ class DeviceOptions:
         False,
         switch,
         "drain and exit with code 1 when no instance of a model works and only a restart can help",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorferry.server.config.option import Scope, option
+from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import host_name, integer, one_of, seconds, size, switch
 
 
@@ -16,35 +16,35 @@ class NetworkOptions:
         "127.0.0.1",
         host_name,
         "address to listen on; 0.0.0.0 or :: for all addresses",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     port: int = option(
         8001,
         integer(0, 65535, metavar="PORT"),
         "port to listen on; 0 picks a free port and prints it",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     transport: str = option(
         "auto",
         one_of("auto", "lane", "threaded"),
         "how ModelInfer and ModelStreamInfer are served; lane is faster, threaded uses only the public API of grpcio; auto "
         "uses the lane if it works with the installed grpcio",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     max_message_bytes: int = option(
-        64 << 20, size(1, (1 << 31) - 1), "largest message received or sent", scope=Scope.STANDALONE
+        64 << 20, size(1, (1 << 31) - 1), "largest message received or sent", scope=OptionScope.STANDALONE
     )
     max_metadata_bytes: int = option(
         16384,
         integer(1024, 1 << 24, unit="bytes"),
         "largest metadata of a call, including its token",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     max_connections: int = option(
         0,
         integer(0, unit="connections"),
         "most open connections; further ones are closed; 0: limited only by the number of open files",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     max_connection_age: float = option(
         0.0,
@@ -52,11 +52,11 @@ class NetworkOptions:
         "age, within 10 percent, at which a client is asked to reconnect while its calls continue, so that clients "
         "without health checks move to new servers; 0: never",
         flag="max-connection-age-seconds",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     reflection: bool = option(
         True,
         switch,
         "answer reflection requests, which grpcurl uses to get the protocol's descriptors",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )

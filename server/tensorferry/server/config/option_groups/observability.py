@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorferry.server.config.option import Scope, option
+from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import Parser, host_name, integer, one_of, path, switch
 
 
@@ -31,32 +31,32 @@ class ObservabilityOptions:
         _port_or_none,
         "HTTP port of Prometheus metrics at /metrics, a status page at /, /healthz and /readyz; 0 picks a free port and "
         "prints it; none: no HTTP port",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     metrics_host: str = option(
         "127.0.0.1",
         host_name,
         "address of --metrics-port, which asks for no password; 0.0.0.0 or :: for all addresses",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     trace_file: Path | None = option(
         None,
         path,
         "file for request traces; clients can enable tracing, by TraceSetting, only if this is set",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     otel: bool = option(
         False,
         switch,
         "record OpenTelemetry spans of requests and send them by OTLP, as the environment variables OTEL_* say; needs "
         "tensorferry[otel]",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     access_log: int = option(
         0,
         integer(0, unit="lines per second"),
         "most log lines about successful requests, and as many about failed ones; 0: no such lines",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     log_format: str = option("text", one_of("text", "json"), "format of the log lines on stderr")
     log_level: str = option(

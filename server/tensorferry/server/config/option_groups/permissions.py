@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorferry.server.config.option import Scope, option
+from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import switch
 
 
@@ -17,13 +17,13 @@ class PermissionOptions:
         switch,
         "allow clients to register POSIX shared memory that this process can open, and device memory that another "
         "process exports, and to keep tensors there",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     allow_log_settings: bool = option(
         False,
         switch,
         "allow clients to change what is logged, by LogSettings; reading the settings is always allowed",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     triton_status_codes: bool = option(
         False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorferry.server.config.option import Scope, option
+from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import integer, size
 
 
@@ -33,14 +33,14 @@ class RequestLimitOptions:
         16384,
         integer(1, unit="calls"),
         "most calls in progress; further calls are rejected before their message is read",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     max_streams: int | None = option(
         None,
         integer(1, unit="streams"),
         "most open streams; without it 10000 with the lane, and 256 with the threaded transport, where each stream uses "
         "two threads",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     max_in_flight_per_stream: int = option(
         64,
@@ -52,11 +52,11 @@ class RequestLimitOptions:
         size(),
         "most bytes of responses that clients have not read, a quarter of them for one connection; further calls are "
         "rejected",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
     max_calls_per_connection: int = option(
         0,
         integer(0, unit="calls"),
         "most open calls and streams of a connection; clients delay further ones themselves; 0: no limit",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorferry.server.config.option import Scope, option
+from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import seconds
 
 
@@ -21,5 +21,5 @@ class ShutdownOptions:
         "time after SIGTERM or Ctrl-C in which requests are still accepted while health is NOT_SERVING and the port is "
         "closed to new connections, so that load balancers notice and no call fails; --drain-seconds begin afterwards",
         flag="drain-delay-seconds",
-        scope=Scope.STANDALONE,
+        scope=OptionScope.STANDALONE,
     )
