@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from threading import Condition
 
 from tensorferry.batcher.errors import DeadlineExceeded
-from tensorferry.batcher.learning.return_model import Returners, at_once
+from tensorferry.batcher.learning.return_model import ReturnModel, no_host_time
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, Outcome, Request
@@ -93,7 +93,7 @@ class Clock:
         raise AssertionError("nothing waits in virtual time")
 
 
-class Greedy(Returners):
+class Greedy(ReturnModel):
     """The rule switched off: a batch never waits for callers."""
 
     def wait_until(
@@ -102,13 +102,13 @@ class Greedy(Returners):
         queued: int,
         batch_time: Callable[[int], float],
         room: int,
-        answering: Callable[[int], float] = at_once,
+        answering: Callable[[int], float] = no_host_time,
     ) -> float:
         """Not at all."""
         return now
 
 
-class Count(Returners):
+class Count(ReturnModel):
     """A rule that knows: a batch leaves when so many wait."""
 
     def __init__(self, count: int) -> None:
@@ -121,13 +121,13 @@ class Count(Returners):
         queued: int,
         batch_time: Callable[[int], float],
         room: int,
-        answering: Callable[[int], float] = at_once,
+        answering: Callable[[int], float] = no_host_time,
     ) -> float:
         """Until the last of them is there."""
         return now if queued >= self._count else math.inf
 
 
-class Window(Returners):
+class Window(ReturnModel):
     """A window of so many seconds from the first arrival."""
 
     def __init__(self, seconds: float) -> None:
@@ -146,7 +146,9 @@ class _Call(Request):
 _OPEN = -1
 
 
-def simulate(cost: Cost, traffic: Traffic, *, returners: Returners, seconds: float, seed: int = 3) -> Figures:
+def simulate(
+    cost: Cost, traffic: Traffic, *, returners: ReturnModel, seconds: float, seed: int = 3
+) -> Figures:
     """Runs the queue over the traffic."""
     chance = random.Random(seed)
     clock = Clock()
@@ -276,7 +278,7 @@ def closed_table(cost: Cost, seconds: float) -> None:
     for count in (1, 4, 8, 32, 64):
         greedy, learned = (
             simulate(cost, Traffic(callers(count)), returners=rule, seconds=seconds)
-            for rule in (Greedy(), Returners())
+            for rule in (Greedy(), ReturnModel())
         )
         best = best_count(cost, count, seconds / 2)
         print(
@@ -292,7 +294,7 @@ def open_table(cost: Cost, seconds: float) -> None:
     for load in (0.05, 0.2, 0.5, 0.8):
         traffic = Traffic(arrivals=poisson(load * cost.most / cost.seconds(cost.most), seconds))
         greedy, learned = (
-            simulate(cost, traffic, returners=rule, seconds=seconds) for rule in (Greedy(), Returners())
+            simulate(cost, traffic, returners=rule, seconds=seconds) for rule in (Greedy(), ReturnModel())
         )
         difference = learned.latency / greedy.latency - 1
         print(
@@ -307,7 +309,7 @@ def neither_table(cost: Cost, seconds: float) -> None:
     for name, traffic in neither(cost, seconds).items():
         greedy, learned, window = (
             simulate(cost, traffic, returners=rule, seconds=seconds)
-            for rule in (Greedy(), Returners(), Window(0.001))
+            for rule in (Greedy(), ReturnModel(), Window(0.001))
         )
         waited = (
             f"{greedy.waited * 1e3:6.2f}, {learned.waited * 1e3:6.2f}" if traffic.arrivals else f"{'-':>7}"

@@ -13,5 +13,5 @@ from closed_loop import Greedy
 from tensorferry.server.__main__ import main
 
 if __name__ == "__main__":
-    with patch("tensorferry.batcher.queue.request_queue.Returners", Greedy):
+    with patch("tensorferry.batcher.queue.request_queue.ReturnModel", Greedy):
         sys.exit(main())

@@ -42,7 +42,7 @@ def at_once(device: Device, now: float) -> float:
 def eager() -> Iterator[None]:
     """Make every queue close eagerly."""
     with (
-        patch("tensorferry.batcher.queue.request_queue.Returners", Eager),
+        patch("tensorferry.batcher.queue.request_queue.ReturnModel", Eager),
         patch.object(Device, "dispatch_at", at_once),
     ):
         yield

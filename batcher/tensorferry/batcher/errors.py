@@ -68,7 +68,7 @@ class OutOfMemory(BatcherError, MemoryError):
     """So many rows do not fit into the device's memory.
 
     From a model function it, as any MemoryError, has the batch run again in smaller ones, and batches be
-    smaller for a while (see `RowLimit`). A request gets it when it alone, or one row of it, is too much.
+    smaller for a while (see `MemoryRowLimit`). A request gets it when it alone, or one row of it, is too much.
     """
 
 

@@ -11,7 +11,7 @@ from batcher.concurrency.test_interleavings import play, seeds_of
 from tensorferry.batcher import BatcherError
 from tensorferry.batcher.execution.completion import RequestCompleter
 from tensorferry.batcher.execution.executor import BatchExecutor
-from tensorferry.batcher.learning.cost_model import Profile
+from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.queue.batch_selection import BatchSelector
 from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.queue.request_queue import RequestQueue
@@ -30,7 +30,7 @@ STEPS: list[tuple[type, str]] = [
     (Counters, "predicted"),
     (RequestCompleter, "_hand_out"),
     (Devices, "completed"),
-    (Profile, "teaches"),
+    (BatchCostModel, "teaches"),
 ]
 
 

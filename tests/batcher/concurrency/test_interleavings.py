@@ -29,7 +29,7 @@ from tensorferry.batcher import (
     Shed,
 )
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.learning.return_model import Returners
+from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.request import State
 
 MOST, MOST_ROWS = 4, 12
@@ -45,7 +45,7 @@ class Sent:
     outcomes: list[tuple[float, Outcome]] = field(default_factory=list)
 
 
-class Loyal(Returners):
+class Loyal(ReturnModel):
     expected = True
     patience = 0.0
 
@@ -78,7 +78,7 @@ class World:
         self.patience = self.random.choice([None, 0.0, 0.003])
         if self.patience is not None:
             loyal = type("Loyal", (Loyal,), {"patience": self.patience})
-            monkeypatch.setattr("tensorferry.batcher.queue.request_queue.Returners", loyal)
+            monkeypatch.setattr("tensorferry.batcher.queue.request_queue.ReturnModel", loyal)
         # So many of the callers run short batches themselves; some batches are.
         self.attending, self.short = 0, 0.0
         self.idle_since = math.inf
@@ -121,7 +121,7 @@ class World:
             allowed = 3 * (self.patience or 0.0)
             if self.attending:
                 # For the thread that enqueues quietly to say what else is there; here it never does.
-                allowed += max(bucket.profile.mean(1) for bucket in queue._backlog.buckets.values()) / 4
+                allowed += max(bucket.cost_model.mean(1) for bucket in queue._backlog.buckets.values()) / 4
             assert lasted <= allowed, "a device is idle, and requests wait"
         else:
             self.idle_since = math.inf

@@ -14,7 +14,7 @@ from support.batcher.rig import Recorder, enqueue, reach, result
 
 from tensorferry.batcher import Batcher, BatcherError, Outcome, RunTimedOut
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.learning.return_model import Returners
+from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.testing import VirtualClock
 
 
@@ -220,7 +220,7 @@ def test_after_a_run_that_hung_workers_run_all_for_good(
     assert not model.here
 
 
-class Loyal(Returners):
+class Loyal(ReturnModel):
     """Two callers come back within a second."""
 
     def wait_until(self, now: float, queued: int, batch_time: Any, room: int, answering: Any = None) -> float:
@@ -235,7 +235,7 @@ class Loyal(Returners):
 @pytest.fixture
 def loyal(monkeypatch: pytest.MonkeyPatch, clock: VirtualClock) -> None:
     """Has every batcher wait for callers; since before, it is long ago that one was answered."""
-    monkeypatch.setattr("tensorferry.batcher.queue.request_queue.Returners", Loyal)
+    monkeypatch.setattr("tensorferry.batcher.queue.request_queue.ReturnModel", Loyal)
     clock.advance(10.0)
 
 

@@ -22,7 +22,7 @@ from support.batcher.rig import (
 
 from tensorferry.batcher import Batcher, BatcherClosed, Outcome
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.learning.return_model import Returners
+from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
@@ -204,7 +204,7 @@ def test_an_idle_device_is_asked_before_a_second_batch_is_prepared_for_a_busy_on
         assert [recorder.kind for recorder in recorders] == ["answered"] * 3
 
 
-class Expecting(Returners):
+class Expecting(ReturnModel):
     expected = True
 
 

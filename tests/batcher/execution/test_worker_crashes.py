@@ -18,7 +18,7 @@ from tensorferry.batcher.execution import worker as worker_module
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.completion import RequestCompleter
 from tensorferry.batcher.execution.executor import BatchExecutor
-from tensorferry.batcher.learning.cost_model import Profile
+from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.queue.batch_selection import BatchSelector
 from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.queue.expiry import Expiry
@@ -43,7 +43,7 @@ STEPS = [
     (RequestCompleter, "_hand_out", "told"),
     (Counters, "predicted", "answered"),
     (Devices, "completed", "answered"),
-    (Profile, "teaches", "answered"),
+    (BatchCostModel, "teaches", "answered"),
 ]
 
 

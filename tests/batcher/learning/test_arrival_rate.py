@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from tensorferry.batcher.learning.arrival_rate import DemandMeter
+from tensorferry.batcher.learning.arrival_rate import ArrivalRateMeter
 
 
 def test_knows_nothing_before_the_second_arrival() -> None:
-    meter = DemandMeter()
+    meter = ArrivalRateMeter()
     assert meter.demand(1.0, 1).rows_per_second == 0.0
     meter.arrived(1.0, 4, 0.1)
     assert (meter.demand(1.0, 1).rows_per_second, meter.demand(1.0, 1).typical_deadline) == (0.0, 0.1)
@@ -20,7 +20,7 @@ def test_knows_nothing_before_the_second_arrival() -> None:
 def test_at_any_moment_it_is_near_the_rate_of_random_arrivals() -> None:
     """A worker may ask long after the last arrival, as random gaps go: that is no fall of the rate."""
     draw = random.Random(1)
-    meter, now, rates = DemandMeter(), 0.0, []
+    meter, now, rates = ArrivalRateMeter(), 0.0, []
     for _ in range(4000):
         gap = draw.expovariate(1000.0)
         rates.append(meter.demand(now + gap * draw.random(), 1).rows_per_second)
@@ -32,7 +32,7 @@ def test_at_any_moment_it_is_near_the_rate_of_random_arrivals() -> None:
 
 
 def test_falls_when_nothing_arrives_any_more() -> None:
-    meter = DemandMeter()
+    meter = ArrivalRateMeter()
     for arrival in range(200):
         meter.arrived(arrival * 0.001, 2, math.inf)
     assert meter.demand(0.2, 1).rows_per_second == pytest.approx(2000, rel=0.1)
@@ -40,7 +40,7 @@ def test_falls_when_nothing_arrives_any_more() -> None:
 
 
 def test_counts_rows_and_shares_them_among_the_workers() -> None:
-    meter = DemandMeter()
+    meter = ArrivalRateMeter()
     for arrival in range(500):
         meter.arrived(arrival * 0.01, 8, math.inf)
     assert meter.demand(5.0, 4).rows_per_second == pytest.approx(200, rel=0.05)

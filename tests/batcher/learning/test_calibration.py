@@ -30,7 +30,7 @@ def rungs(rows: int) -> float:
 def model_of(times: Callable[[int], float]) -> LatencyModel:
     model = LatencyModel(MOST)
     for rows, seconds in sorted(calibrate(times, MOST)):
-        model.anchor(rows, seconds)
+        model.add_warmup_sample(rows, seconds)
     return model
 
 

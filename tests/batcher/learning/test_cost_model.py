@@ -7,111 +7,111 @@ import statistics
 
 import pytest
 
-from tensorferry.batcher.learning.cost_model import Profile
+from tensorferry.batcher.learning.cost_model import BatchCostModel
 
 
 def test_the_hosts_part_is_known_after_two_sizes() -> None:
     """It has no warm-up runs. From one batch of one row it would be guessed to grow by the row."""
-    profile = Profile(128, pipelined=True)
+    cost_model = BatchCostModel(128, pipelined=True)
     for rows in (1, 17, 50, 84):
-        profile.observe(0.0, rows, 0.0025 + 0.0001 * rows, 0.0015)
-    assert profile.preparation(128) == pytest.approx(0.0015)
+        cost_model.observe(0.0, rows, 0.0025 + 0.0001 * rows, 0.0015)
+    assert cost_model.host_lead_time(128) == pytest.approx(0.0015)
 
 
 def test_the_share_before_the_device_is_that_of_the_first_batches_at_first() -> None:
-    profile = Profile(8, pipelined=True)
-    profile.observe(0.0, 4, 0.01, 0.003, 0.001)
-    assert profile.preparation(4) == pytest.approx(0.003)
-    profile.observe(0.0, 4, 0.01, 0.001, 0.003)
-    assert profile.preparation(4) == pytest.approx(0.002)
+    cost_model = BatchCostModel(8, pipelined=True)
+    cost_model.observe(0.0, 4, 0.01, 0.003, 0.001)
+    assert cost_model.host_lead_time(4) == pytest.approx(0.003)
+    cost_model.observe(0.0, 4, 0.01, 0.001, 0.003)
+    assert cost_model.host_lead_time(4) == pytest.approx(0.002)
 
 
 def test_slow_first_batches_are_forgotten() -> None:
-    profile = Profile(8, pipelined=True)
+    cost_model = BatchCostModel(8, pipelined=True)
     for _ in range(4):
-        profile.observe(0.0, 4, 0.01, 0.03)
+        cost_model.observe(0.0, 4, 0.01, 0.03)
     for rows in (2, 4, 8) * 20:
-        profile.observe(0.0, rows, 0.01, 0.003)
-    assert profile.preparation(4) == pytest.approx(0.003, rel=0.05)
+        cost_model.observe(0.0, rows, 0.01, 0.003)
+    assert cost_model.host_lead_time(4) == pytest.approx(0.003, rel=0.05)
 
 
-def run(profile: Profile, now: float, seconds: float, *sizes: int, took: float) -> float:
+def run(cost_model: BatchCostModel, now: float, seconds: float, *sizes: int, took: float) -> float:
     """Batches of these sizes one after another, for so many seconds; returns the time after them."""
     end = now + seconds
     while now < end:
         for rows in sizes:
             now += took
-            profile.observe(now, rows, took)
+            cost_model.observe(now, rows, took)
     return now
 
 
-def lessons(profile: Profile) -> int:
-    learned = profile.statistics(0, 0).device
+def lessons(cost_model: BatchCostModel) -> int:
+    learned = cost_model.statistics(0, 0).device
     return 0 if learned is None else learned.observations
 
 
 def test_of_short_batches_few_are_learned_from() -> None:
     """At 50 us a batch, all of them would keep the queue's lock for half of the time."""
-    profile = Profile(8)
-    run(profile, 0.0, 1.0, 1, took=50e-6)
-    assert 300 < lessons(profile) < 600
+    cost_model = BatchCostModel(8)
+    run(cost_model, 0.0, 1.0, 1, took=50e-6)
+    assert 300 < lessons(cost_model) < 600
 
 
 def test_all_of_the_first_and_of_the_long_are_learned_from() -> None:
-    profile = Profile(8)
-    now = run(profile, 0.0, 12 * 50e-6, 1, took=50e-6)
-    assert lessons(profile) == 12
-    now = run(profile, now, 0.01, 1, took=50e-6)
-    before = lessons(profile)
-    run(profile, now, 20 * 2e-3, 1, took=2e-3)
-    assert lessons(profile) == pytest.approx(before + 20, abs=1)
+    cost_model = BatchCostModel(8)
+    now = run(cost_model, 0.0, 12 * 50e-6, 1, took=50e-6)
+    assert lessons(cost_model) == 12
+    now = run(cost_model, now, 0.01, 1, took=50e-6)
+    before = lessons(cost_model)
+    run(cost_model, now, 20 * 2e-3, 1, took=2e-3)
+    assert lessons(cost_model) == pytest.approx(before + 20, abs=1)
 
 
 @pytest.mark.parametrize("factor", [0.4, 3.0, 100.0])
 def test_a_lasting_change_of_short_batches_is_soon_known(factor: float) -> None:
-    profile = Profile(8)
+    cost_model = BatchCostModel(8)
     for rows in (1, 8):
-        profile.anchor(rows, 50e-6)
-    now = run(profile, 0.0, 0.2, 1, 8, took=50e-6)
+        cost_model.add_warmup_sample(rows, 50e-6)
+    now = run(cost_model, 0.0, 0.2, 1, 8, took=50e-6)
     took = factor * 50e-6
-    run(profile, now, max(0.05, 12 * took), 1, 8, took=took)
-    assert profile.mean(1) == pytest.approx(took, rel=0.1)
+    run(cost_model, now, max(0.05, 12 * took), 1, 8, took=took)
+    assert cost_model.mean(1) == pytest.approx(took, rel=0.1)
 
 
 def test_sizes_that_take_turns_are_all_learned_from() -> None:
     """At the times of lessons a fixed time apart it might always be the turn of the same."""
-    profile = Profile(8)
+    cost_model = BatchCostModel(8)
     took = {1: 0.2e-3, 2: 0.3e-3, 8: 0.5e-3}
     now = 0.0
     for _ in range(2000):
         for rows, seconds in took.items():
             now += seconds
-            profile.observe(now, rows, seconds if now > 0.5 else 0.1e-3)
+            cost_model.observe(now, rows, seconds if now > 0.5 else 0.1e-3)
     for rows, seconds in took.items():
-        assert profile.mean(rows) == pytest.approx(seconds, rel=0.1)
+        assert cost_model.mean(rows) == pytest.approx(seconds, rel=0.1)
 
 
 def test_short_batches_that_vary_are_not_taken_for_longer_than_they_are() -> None:
     """What runs at a given moment is rather one of those that take long."""
     draw = random.Random(1)
-    profile = Profile(8)
+    cost_model = BatchCostModel(8)
     now, expected = 0.0, []
     for _ in range(40_000):
         took = draw.choice((76e-6, 124e-6))
         now += took
-        profile.observe(now, 1, took)
-        expected.append(profile.mean(1))
+        cost_model.observe(now, 1, took)
+        expected.append(cost_model.mean(1))
     assert statistics.mean(expected) == pytest.approx(100e-6, rel=0.03)
 
 
 def test_a_large_batch_after_a_long_time_without_is_learned_from() -> None:
     """It was run for just that."""
-    profile = Profile(8)
-    now = run(profile, 0.0, 0.1, 1, took=50e-6)
+    cost_model = BatchCostModel(8)
+    now = run(cost_model, 0.0, 0.1, 1, took=50e-6)
     for _ in range(20):
-        while not profile.stale:
-            now = run(profile, now, 50e-6, 1, took=50e-6)
-        before = lessons(profile)
-        now = run(profile, now, 50e-6, 8, took=50e-6)
-        assert not profile.stale
-        assert lessons(profile) == before + 1
+        while not cost_model.stale:
+            now = run(cost_model, now, 50e-6, 1, took=50e-6)
+        before = lessons(cost_model)
+        now = run(cost_model, now, 50e-6, 8, took=50e-6)
+        assert not cost_model.stale
+        assert lessons(cost_model) == before + 1

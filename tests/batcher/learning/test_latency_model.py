@@ -23,7 +23,7 @@ def affine(rows: int) -> float:
 def anchored(most: int = MOST) -> LatencyModel:
     model = LatencyModel(most)
     for rows in (1, most // 4, most):
-        model.anchor(rows, affine(rows))
+        model.add_warmup_sample(rows, affine(rows))
     return model
 
 
@@ -34,7 +34,7 @@ def worst_error(model: LatencyModel, scale: float = 1.0) -> float:
 def test_knows_nothing_at_first_and_then_predicts_nothing() -> None:
     model = LatencyModel(MOST)
     assert not model.known
-    assert (model.mean(8), model.upper(8), model.fit(0.0)) == (0.0, 0.0, MOST)
+    assert (model.mean(8), model.upper(8), model.max_rows_within(0.0)) == (0.0, 0.0, MOST)
 
 
 def test_learns_through_noise_and_stalls() -> None:
@@ -112,33 +112,33 @@ def test_learns_a_staircase_from_what_sizes_come() -> None:
     draw = random.Random(5)
     model = LatencyModel(128)
     for rows in (1, 32, 128):
-        model.anchor(rows, staircase(rows))
+        model.add_warmup_sample(rows, staircase(rows))
     for _ in range(400):
         rows = min(128, max(1, round(draw.gauss(70, 20))))
         model.observe(rows, staircase(rows) * draw.lognormvariate(0, 0.03))
     assert model.statistics().piecewise
     for rows in (40, 60, 63, 66, 80, 95):
         assert model.mean(rows) == pytest.approx(staircase(rows), rel=0.06), rows
-    assert 60 <= model.fit(staircase(64) * 1.1) <= 65, "not beyond the step"
+    assert 60 <= model.max_rows_within(staircase(64) * 1.1) <= 65, "not beyond the step"
 
 
 def test_sizes_that_never_ran_are_tried() -> None:
     """Were a step feared after each size that ran, none larger would ever run where time is short."""
     model = LatencyModel(128)
     for rows in (1, 32, 128):
-        model.anchor(rows, staircase(rows))
+        model.add_warmup_sample(rows, staircase(rows))
     for _ in range(200):
         for rows in (32, 33, 50):
             model.observe(rows, staircase(rows))
     assert model.statistics().piecewise
-    assert model.fit(staircase(64) * 1.1) > 55
+    assert model.max_rows_within(staircase(64) * 1.1) > 55
 
 
 def test_one_batch_beyond_a_step_is_enough_to_know_of_it() -> None:
     """The next of that size would be late as well."""
     model = LatencyModel(128)
     for rows in (1, 32, 128):
-        model.anchor(rows, staircase(rows))
+        model.add_warmup_sample(rows, staircase(rows))
     for _ in range(100):
         for rows in (32, 48, 64):
             model.observe(rows, staircase(rows))
@@ -147,7 +147,7 @@ def test_one_batch_beyond_a_step_is_enough_to_know_of_it() -> None:
         assert model.upper(rows) < staircase(rows), "of this step nothing is known yet"
         model.observe(rows, staircase(rows))
         assert model.mean(rows) == pytest.approx(staircase(rows), rel=0.02)
-        assert model.fit(staircase(rows) * 0.95) < rows
+        assert model.max_rows_within(staircase(rows) * 0.95) < rows
 
 
 def test_sizes_that_have_not_run_for_long_stay_known() -> None:
@@ -159,7 +159,7 @@ def test_sizes_that_have_not_run_for_long_stay_known() -> None:
 
     model = LatencyModel(16)
     for rows in (1, 4, 16):
-        model.anchor(rows, stairs(rows))
+        model.add_warmup_sample(rows, stairs(rows))
     for sizes, batches in ((range(1, 17), 300), ((12, 16), 3000)):
         for _ in range(batches):
             rows = draw.choice(sizes)
@@ -201,7 +201,7 @@ def test_whatever_it_is_fed_its_predictions_are_sane(
 ) -> None:
     model = LatencyModel(40)
     for rows, seconds in anchors:
-        model.anchor(rows, seconds)
+        model.add_warmup_sample(rows, seconds)
     for rows, seconds in observed:
         model.observe(rows, seconds)
     means = [model.mean(rows) for rows in range(1, 45)]
@@ -211,6 +211,6 @@ def test_whatever_it_is_fed_its_predictions_are_sane(
     assert all(upper >= mean for upper, mean in zip(uppers, means, strict=False))
     if model.known:
         for slack in (uppers[0] / 2, uppers[0], uppers[10], uppers[-1], uppers[-1] * 2):
-            fits = model.fit(slack)
+            fits = model.max_rows_within(slack)
             assert fits == 0 or model.upper(fits) <= slack
             assert fits == 40 or model.upper(fits + 1) > slack

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.batcher.rig import enqueue, error, occupy, reproducible, result, rows
 
 from tensorferry.batcher import Batcher, OutOfMemory
-from tensorferry.batcher.learning.memory_limit import RowLimit
+from tensorferry.batcher.learning.memory_limit import MemoryRowLimit
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -79,20 +79,20 @@ def test_a_larger_batch_is_tried_after_a_while_and_the_limit_is_lifted(
 
 
 def test_a_try_in_vain_makes_the_next_one_later() -> None:
-    limit = RowLimit(32)
-    limit.did_not_fit(32, 0.0)
+    limit = MemoryRowLimit(32)
+    limit.record_oom(32, 0.0)
     assert (limit.rows, limit.allowed(9.9)) == (16, 16)
     now, tries = 10.0, []
     for _ in range(4):
         assert limit.allowed(now) > limit.rows
-        limit.left(24, now)
+        limit.dispatched(24, now)
         assert limit.allowed(now) == 16, "one at a time"
-        limit.did_not_fit(24, now)
+        limit.record_oom(24, now)
         now = next(t for t in np.arange(now, now + 1000, 1.0) if limit.allowed(t) > limit.rows)
         tries.append(now)
     assert np.diff([10.0, *tries]).tolist() == [20, 40, 80, 160]
-    limit.left(20, now)
-    limit.fitted(20)
+    limit.dispatched(20, now)
+    limit.record_success(20)
     assert limit.rows == 20
     assert not limit.removed
 

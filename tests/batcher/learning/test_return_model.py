@@ -25,7 +25,7 @@ from closed_loop import (
     simulate,
 )
 
-from tensorferry.batcher.learning.return_model import Returners
+from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, Request
@@ -37,7 +37,7 @@ SECONDS = 2.0
 
 def both(rows_counted: Cost, traffic: Traffic, seconds: float = SECONDS) -> tuple[Figures, Figures]:
     greedy, learned = (
-        simulate(rows_counted, traffic, returners=rule, seconds=seconds) for rule in (Greedy(), Returners())
+        simulate(rows_counted, traffic, returners=rule, seconds=seconds) for rule in (Greedy(), ReturnModel())
     )
     return greedy, learned
 
@@ -91,14 +91,14 @@ def test_whatever_the_callers_do_a_wait_costs_no_throughput(rows_counted: Cost, 
 
 
 def test_nothing_was_answered_nothing_is_waited_for() -> None:
-    returners = Returners()
+    returners = ReturnModel()
     assert returners.wait_until(1.0, 1, lambda rows: 0.01, 8) == 1.0
     returners.arrived(1.0)
     assert returners.wait_until(1.0, 1, lambda rows: 0.01, 8) == 1.0
 
 
 def test_as_long_as_batch_times_are_not_known_nothing_is_waited_for() -> None:
-    returners = Returners()
+    returners = ReturnModel()
     for batch in range(100):
         returners.answered(batch * 0.01, 4)
         for caller in range(4):
@@ -107,15 +107,15 @@ def test_as_long_as_batch_times_are_not_known_nothing_is_waited_for() -> None:
     assert returners.statistics().waits == 0
 
 
-def learn(returners: Returners) -> None:
+def learn(returners: ReturnModel) -> None:
     """As the queue does after a batch."""
-    if (lesson := returners.lesson) is not None:
-        returners.believe(lesson, lesson.back())
+    if (lesson := returners.snapshot) is not None:
+        returners.publish(lesson, lesson.return_cdf())
 
 
-def learned_from_four_callers() -> tuple[Returners, float]:
+def learned_from_four_callers() -> tuple[ReturnModel, float]:
     """Four callers that come back after 1, 1.1, 1.2 and 1.3 ms, to batches of 10 ms; the time of the last answers."""
-    returners = Returners()
+    returners = ReturnModel()
     now = 0.0
     returners.wait_until(now, 1, lambda rows: 0.01, 8)
     for _ in range(60):

@@ -51,7 +51,9 @@ def test_rows_beside_others_take_as_long_as_all_together() -> None:
     for rows in (1, 2, 5):
         assert beside.mean(rows) == times.mean(rows + 3)
         assert beside.upper(rows) == times.upper(rows + 3)
-        assert beside.fit(times.upper(rows + 3)) == times.fit(times.upper(rows + 3)) - 3
+        assert (
+            beside.max_rows_within(times.upper(rows + 3)) == times.max_rows_within(times.upper(rows + 3)) - 3
+        )
     assert beside.stale == times.stale
 
 

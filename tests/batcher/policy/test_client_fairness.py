@@ -38,7 +38,7 @@ class Times:
 
     upper = mean
 
-    def fit(self, slack: float) -> int:
+    def max_rows_within(self, slack: float) -> int:
         return int(slack * 1e3)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.batcher.rig import reproducible
 
-from tensorferry.batcher.learning.cost_model import Profile
+from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.policy.batch_forming import form_batch
 from tensorferry.batcher.policy.close_rule import Close, Wait, decide
 from tensorferry.batcher.policy.load_shedding import ArrivalDemand, infeasible
@@ -168,7 +168,7 @@ class Affine:
     def upper(self, rows: int) -> float:
         return self.mean(rows)
 
-    def fit(self, slack: float) -> int:
+    def max_rows_within(self, slack: float) -> int:
         return max(0, math.floor(slack - 10))
 
 
@@ -183,7 +183,7 @@ class Unknown:
     def upper(self, rows: int) -> float:
         return 0.0
 
-    def fit(self, slack: float) -> int:
+    def max_rows_within(self, slack: float) -> int:
         return 1_000
 
 
@@ -266,9 +266,9 @@ def test_a_slow_spell_that_is_over_is_forgotten_though_only_small_batches_keep_t
     slowdown: float,
 ) -> None:
     """As long as a full batch is thought to be slow it is not run, so nobody learns that it is not."""
-    times, rows = Profile(16), 0
+    times, rows = BatchCostModel(16), 0
     for size in (1, 2, 4, 8, 16):
-        times.anchor(size, 0.0045 + 0.005 * size)
+        times.add_warmup_sample(size, 0.0045 + 0.005 * size)
     for _ in range(60):
         times.observe(0.0, 16, slowdown * 0.0845)
     backlog = with_deadline(*[0.02 + 0.48 * at / 250 for at in range(250)])

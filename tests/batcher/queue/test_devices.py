@@ -13,7 +13,7 @@ from support.batcher.rig import Recorder, error, fails_below_zero, result
 
 from tensorferry.batcher import Batcher, Request
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.learning.cost_model import Profile
+from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Device
 from tensorferry.batcher.settings import BatcherSettings, Limits
@@ -68,24 +68,29 @@ def test_a_device_that_is_overdue_may_be_free_at_any_moment(device: Device) -> N
 
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_device_and_host_are_learned_apart(pipelined: bool) -> None:
-    profile = Profile(8, pipelined=pipelined)
-    assert not profile.known
-    assert (profile.mean(4), profile.whole(4), profile.upper(4), profile.fit(0.1)) == (0, 0, 0, 8)
+    cost_model = BatchCostModel(8, pipelined=pipelined)
+    assert not cost_model.known
+    assert (
+        cost_model.mean(4),
+        cost_model.end_to_end(4),
+        cost_model.upper(4),
+        cost_model.max_rows_within(0.1),
+    ) == (0, 0, 0, 8)
     for _ in range(200):
-        profile.observe(1.0, 4, 0.010, 0.003, 0.001)
-    assert profile.whole(4) == pytest.approx(0.014)
-    assert profile.mean(4) == pytest.approx(0.010 if pipelined else 0.014), "what keeps the next waiting"
-    assert profile.preparation(4) == pytest.approx(0.003, rel=0.01)
-    assert profile.upper(4) > profile.whole(4)
-    assert profile.fit(profile.upper(4)) == 4
-    assert profile.fit(profile.upper(8)) == 8
+        cost_model.observe(1.0, 4, 0.010, 0.003, 0.001)
+    assert cost_model.end_to_end(4) == pytest.approx(0.014)
+    assert cost_model.mean(4) == pytest.approx(0.010 if pipelined else 0.014), "what keeps the next waiting"
+    assert cost_model.host_lead_time(4) == pytest.approx(0.003, rel=0.01)
+    assert cost_model.upper(4) > cost_model.end_to_end(4)
+    assert cost_model.max_rows_within(cost_model.upper(4)) == 4
+    assert cost_model.max_rows_within(cost_model.upper(8)) == 8
 
 
 def test_what_was_learned_is_trusted_to_refuse_for_a_second() -> None:
-    profile = Profile(8)
-    profile.observe(1.0, 4, 0.010)
-    assert profile.needs(4, 1.9) == profile.upper(4)
-    assert profile.needs(4, 2.1) == 0.0
+    cost_model = BatchCostModel(8)
+    cost_model.observe(1.0, 4, 0.010)
+    assert cost_model.upper_if_recent(4, 1.9) == cost_model.upper(4)
+    assert cost_model.upper_if_recent(4, 2.1) == 0.0
 
 
 def queued(backlog: Backlog, rank: int, arrival: float, deadline: float = math.inf, rows: int = 1) -> Request:
@@ -116,9 +121,9 @@ def test_the_next_to_become_infeasible_is_the_earliest_deadline_less_what_one_ro
     assert backlog.next_infeasible(0.0) == math.inf
     early, late = queued(backlog, 1, 2.0, 5.0), queued(backlog, 0, 3.0, 9.0)
     assert backlog.next_infeasible(0.0) == 5.0
-    profile = backlog.profile(early.key)
-    profile.observe(0.0, 4, 1.0)
-    assert backlog.next_infeasible(0.5) == 5.0 - profile.upper(1)
+    cost_model = backlog.cost_model(early.key)
+    cost_model.observe(0.0, 4, 1.0)
+    assert backlog.next_infeasible(0.5) == 5.0 - cost_model.upper(1)
     assert backlog.infeasible(4.5, 0.5) == [early]
     assert backlog.infeasible(8.9, 0.5) == [late, early]
     assert backlog.infeasible(0.0, 0.5) == []

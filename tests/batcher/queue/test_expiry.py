@@ -13,7 +13,7 @@ from support.batcher.rig import PATIENCE, Recorder, enqueue, error, occupy, reac
 
 from tensorferry.batcher import Batcher, DeadlineExceeded, Outcome
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.learning.return_model import Returners
+from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -193,7 +193,7 @@ def test_a_worker_that_waits_for_its_neighbour_to_answer_does_not_watch(
     make: Make, clock: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where callers come back, a pipelined device's next batch waits for the answers of the last."""
-    monkeypatch.setattr(Returners, "expected", True)
+    monkeypatch.setattr(ReturnModel, "expected", True)
     batcher = make(lambda x: x, 4, pipelined=True, clock=clock)
     entered, leave = threading.Event(), threading.Event()
 

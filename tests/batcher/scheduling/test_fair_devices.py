@@ -126,7 +126,9 @@ class FairModel(RuleBasedStateMachine):
             return
         taken = [0] * self.classes
         taken[rank] = sum(request.rows_counted for request in batch)
-        batch, _, taken = self.backlog.share(FormedBatch(batch, [], taken), bucket, 0.0, bucket.profile, MOST)
+        batch, _, taken = self.backlog.share(
+            FormedBatch(batch, [], taken), bucket, 0.0, bucket.cost_model, MOST
+        )
         self.backlog.remove_all(kind, batch, taken)
         for request in batch:
             where = request.rank, request.client

@@ -13,7 +13,7 @@ from tensorferry.batcher import (
     RequestTooLarge,
 )
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.learning.return_model import Returners
+from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.settings import BatcherSettings
@@ -79,7 +79,7 @@ def test_the_time_until_the_queue_is_empty_is_that_of_its_requests() -> None:
 def test_nobody_waits_for_callers_that_come_back() -> None:
     """A pipelined device has its next batch prepared, though callers were just answered and not all are back."""
 
-    class Expecting(Returners):
+    class Expecting(ReturnModel):
         expected = True
 
     clock = VirtualClock()

@@ -40,7 +40,7 @@ from tensorferry.batcher import (
 )
 from tensorferry.batcher.execution.collate import join, request_of, split
 from tensorferry.batcher.execution.completion import RequestCompleter
-from tensorferry.batcher.learning.return_model import ReturnersStatistics
+from tensorferry.batcher.learning.return_model import ReturnStatistics
 from tensorferry.batcher.request import BatchAssignment, BatchRun, Times
 from tensorferry.batcher.statistics.counters import Counters, QueueSizes
 from tensorferry.batcher.statistics.recent_batches import RecentBatches
@@ -121,7 +121,7 @@ def test_waiting_for_the_device_is_waiting(clock: VirtualClock) -> None:
     times = Times(begun=1.0, ready=2.0, started=5.0, ended=7.0, done=[])
     completer = RequestCompleter(counters, clock, "m", lambda: None, RecentBatches(clock))
     completer.answer([request], [0], [[1.0]], BatchRun(work.batch, work, times, 0))
-    statistics = counters.statistics(1, QueueSizes(0, 0, 0, 0), {}, ReturnersStatistics(0.0, 0.0, 0), ())
+    statistics = counters.statistics(1, QueueSizes(0, 0, 0, 0), {}, ReturnStatistics(0.0, 0.0, 0), ())
     figures_add_up(statistics)
     assert asdict(statistics.answer_times) == {
         "input_time_sum": 1.0,

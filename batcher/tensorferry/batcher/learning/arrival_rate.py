@@ -12,7 +12,7 @@ _WEIGHT = 1 / 64
 _INF = math.inf
 
 
-class DemandMeter:
+class ArrivalRateMeter:
     """Running means over about the last 64 arrivals. Guarded by the queue's lock."""
 
     __slots__ = ("_gap", "_last", "_least", "_patience", "_rows")

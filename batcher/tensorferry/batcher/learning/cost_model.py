@@ -41,7 +41,7 @@ class BucketStatistics:
     host: LatencyStatistics | None
 
 
-class Lesson(NamedTuple):
+class CostUpdate(NamedTuple):
     """What was learned from a batch: times on device and host, and the host's share before the device.
 
     `suspect` says that the batch was much faster than these times.
@@ -53,7 +53,7 @@ class Lesson(NamedTuple):
     suspect: bool = False
 
 
-class Profile:
+class BatchCostModel:
     """Times of a bucket's batches, in seconds; kept while the bucket is empty. Implements the policy's `BatchTimes`.
 
     If batches are `pipelined`, the host works while the device runs another batch, so its part costs no throughput.
@@ -63,6 +63,7 @@ class Profile:
 
     __slots__ = (
         "_device_model",
+        "_end_to_end",
         "_host_batches",
         "_host_model",
         "_lead_share",
@@ -75,10 +76,9 @@ class Profile:
         "_since_large",
         "_suspect",
         "_upper",
-        "_whole",
         "device",
+        "full_batch_upper",
         "host",
-        "longest",
         "observed",
     )
 
@@ -99,22 +99,22 @@ class Profile:
         # Whether the last sample was so fast that the device seems to have recovered from a slow spell.
         self._suspect = False
         # `upper` of the largest batch: a request with that much time has time for any batch.
-        self.longest = 0.0
+        self.full_batch_upper = 0.0
         # Batches since one of more than half of the largest size.
         self._since_large = 0
         # Batches that were learned, and the time from which on a short batch is learned again.
         self._samples = 0
         self._sample_at = -math.inf
-        # Results of `upper`, `mean` and `whole` since the last update. The first is asked for many requests with a
+        # Results of `upper`, `mean` and `end_to_end` since the last update. The first is asked for many requests with a
         # deadline, the second for every arrival while a batch waits for clients, the third for every batch.
         self._upper: dict[int, float] = {}
         self._mean: dict[int, float] = {}
-        self._whole: dict[int, float] = {}
+        self._end_to_end: dict[int, float] = {}
 
-    def anchor(self, rows: int, seconds: float) -> None:
+    def add_warmup_sample(self, rows: int, seconds: float) -> None:
         """Learn a warm-up run. One thread at a time, with the queue's lock."""
-        self._device_model.anchor(rows, seconds)
-        self._predict_from(Lesson(self._device_model.curve, self.host, self._lead_share))
+        self._device_model.add_warmup_sample(rows, seconds)
+        self._predict_from(CostUpdate(self._device_model.curve, self.host, self._lead_share))
 
     @property
     def known(self) -> bool:
@@ -125,10 +125,10 @@ class Profile:
         self, now: float, rows: int, device_seconds: float, before: float = 0.0, after: float = 0.0
     ) -> None:
         """Learn a batch with `before` and `after` seconds on the host, if it should be learned."""
-        if self.teaches(now, rows, device_seconds + before + after):
-            self.believe(self.learn(rows, device_seconds, before, after), now)
+        if self.should_learn(now, rows, device_seconds + before + after):
+            self.publish(self.learn(rows, device_seconds, before, after), now)
 
-    def teaches(self, now: float, rows: int, took: float) -> bool:
+    def should_learn(self, now: float, rows: int, took: float) -> bool:
         """Return whether to learn a batch that took `took` seconds in all."""
         large = 2 * rows > self._most
         # Judged by its start, because long batches are more likely to end at a given time.
@@ -142,7 +142,7 @@ class Profile:
                 self._sample_at = now + _SAMPLE_SECONDS * (0.5 + self._samples * _SPREAD % 1)
         return taught
 
-    def learn(self, rows: int, device_seconds: float, before: float, after: float) -> Lesson:
+    def learn(self, rows: int, device_seconds: float, before: float, after: float) -> CostUpdate:
         """Learn a batch and return the update, which nothing uses before it is published."""
         rows = min(rows, self._most)
         self._device_model.observe(rows, device_seconds)
@@ -150,7 +150,7 @@ class Profile:
             self._host_batches += 1
             if self._host_batches <= _HOST_ANCHORS:
                 # As a warm-up run it is not clipped: predictions from one size are poor.
-                self._host_model.anchor(rows, host_seconds)
+                self._host_model.add_warmup_sample(rows, host_seconds)
             else:
                 self._host_model.observe(rows, host_seconds)
             weight = max(_LEAD_WEIGHT, 1 / self._host_batches)
@@ -158,20 +158,20 @@ class Profile:
         device, host = self._device_model.curve, self._host_model.curve
         expected = device.mean(rows) + host.mean(rows)
         suspect = expected >= max(_SUSPECT_FACTOR * (device_seconds + host_seconds), _SAMPLE_SECONDS)
-        return Lesson(device, host, self._learned_lead_share, suspect)
+        return CostUpdate(device, host, self._learned_lead_share, suspect)
 
-    def believe(self, lesson: Lesson, now: float) -> None:
+    def publish(self, update: CostUpdate, now: float) -> None:
         """Use an update for predictions from now on."""
-        self._suspect = lesson.suspect
-        self.observed = -math.inf if lesson.suspect else now
-        self._predict_from(lesson)
+        self._suspect = update.suspect
+        self.observed = -math.inf if update.suspect else now
+        self._predict_from(update)
 
-    def _predict_from(self, lesson: Lesson) -> None:
-        self.device, self.host, self._lead_share, _ = lesson
+    def _predict_from(self, update: CostUpdate) -> None:
+        self.device, self.host, self._lead_share, _ = update
         self._upper.clear()
         self._mean.clear()
-        self._whole.clear()
-        self.longest = self.upper(self._most)
+        self._end_to_end.clear()
+        self.full_batch_upper = self.upper(self._most)
 
     @property
     def stale(self) -> bool:
@@ -188,32 +188,32 @@ class Profile:
             self._mean[rows] = seconds
         return seconds
 
-    def whole(self, rows: int) -> float:
+    def end_to_end(self, rows: int) -> float:
         """Return the expected time from closing a batch to its answers, on an idle device; 0 if nothing is known."""
-        seconds = self._whole.get(rows)
+        seconds = self._end_to_end.get(rows)
         if seconds is None:
-            seconds = self._whole[rows] = self.device.mean(rows) + self.host.mean(rows)
+            seconds = self._end_to_end[rows] = self.device.mean(rows) + self.host.mean(rows)
         return seconds
 
-    def preparation(self, rows: int) -> float:
+    def host_lead_time(self, rows: int) -> float:
         """Return the host's time before the device can start a batch."""
         return self.host.mean(rows) * self._lead_share
 
-    def answering(self, rows: int) -> float:
+    def response_time(self, rows: int) -> float:
         """Return the part of `mean` after the device: the clients answered first may send again by its end."""
         return 0.0 if self._pipelined else self.host.mean(rows) * (1 - self._lead_share)
 
     def upper(self, rows: int) -> float:
-        """Return `whole` with a margin. For feasibility only."""
+        """Return `end_to_end` with a margin. For feasibility only."""
         seconds = self._upper.get(rows)
         if seconds is None:
             seconds = self._upper[rows] = self.device.upper(rows) + self.host.upper(rows)
         return seconds
 
-    def fit(self, slack: float) -> int:
+    def max_rows_within(self, slack: float) -> int:
         """Return the most rows whose `upper` is within the slack; the maximum if nothing is known."""
         if not self.host.known:
-            return self.device.fit(slack)
+            return self.device.max_rows_within(slack)
         if not self.device.known or self.upper(self._most) <= slack:
             return self._most
         low, high = 0, self._most
@@ -222,16 +222,16 @@ class Profile:
             low, high = (middle, high) if self.upper(middle) <= slack else (low, middle)
         return low
 
-    def fresh(self, now: float) -> bool:
+    def is_recent(self, now: float) -> bool:
         """Return whether the last sample is recent enough to refuse requests by predictions.
 
         Refused requests teach nothing: if old samples were trusted, a device that was slow once would refuse for ever.
         """
         return now - self.observed < _FRESH_SECONDS
 
-    def needs(self, rows: int, now: float) -> float:
-        """Return `upper` if it is `fresh`, else 0."""
-        return self.upper(rows) if self.fresh(now) else 0.0
+    def upper_if_recent(self, rows: int, now: float) -> float:
+        """Return `upper` if it is `is_recent`, else 0."""
+        return self.upper(rows) if self.is_recent(now) else 0.0
 
     def statistics(self, queued: int, queued_rows: int) -> BucketStatistics:
         """Return what was learned so far, beside the sizes of the bucket's queue."""

@@ -1,4 +1,4 @@
-"""Model of batch time by rows, fitted online to the batches that ran.
+"""Model of batch time by rows, record_success online to the batches that ran.
 
 Two models predict each batch before it is learned, and the more accurate one is used. The line (decayed least
 squares) needs few samples and is right if every row costs the same. The table (isotonic regression: a running mean for
@@ -35,7 +35,7 @@ _LINE_BETTER, _LINE_NEAR = 0.95, 2.0
 _TABLE_KNOWN = 4
 # Each size of the table is a mean over about this many of its last batches.
 _MEAN_OF = 16
-# The table is fitted again after this many batches, or at once after a batch that took longer than its upper bound: on a
+# The table is record_success again after this many batches, or at once after a batch that took longer than its upper bound: on a
 # staircase the next batch may be beyond the same step. The table has at most `_TABLE_SIZES` sizes; others are rounded up.
 _TABLE_EVERY = 16
 _TABLE_SIZES = 128
@@ -106,7 +106,7 @@ class Curve(NamedTuple):
         """Return the expected time with a margin; 0 if nothing is known. For feasibility only."""
         return self.mean(rows) * (1 + 2 * self.deviation) + _TIMER_SLACK if self.sizes else 0.0
 
-    def fit(self, slack: float) -> int:
+    def max_rows_within(self, slack: float) -> int:
         """Return the most rows whose `upper` is within the slack; the maximum if nothing is known."""
         sizes, means = self.sizes, self.means
         if not sizes:
@@ -154,7 +154,7 @@ class LatencyModel:
         self._clipped = 0
         self._outlier_run = 0
 
-    def anchor(self, rows: int, seconds: float) -> None:
+    def add_warmup_sample(self, rows: int, seconds: float) -> None:
         """Learn a warm-up run, which never fades."""
         _check(rows, seconds)
         terms = (1.0, rows, rows * rows, seconds, rows * seconds)
@@ -294,9 +294,9 @@ class LatencyModel:
         """See `Curve.upper`."""
         return self.curve.upper(rows)
 
-    def fit(self, slack: float) -> int:
-        """See `Curve.fit`."""
-        return self.curve.fit(slack)
+    def max_rows_within(self, slack: float) -> int:
+        """See `Curve.max_rows_within`."""
+        return self.curve.max_rows_within(slack)
 
     def statistics(self) -> LatencyStatistics:
         """Return what was learned so far."""

@@ -12,7 +12,7 @@ _LAST_SECONDS = 640.0
 _LIMITS = 256
 
 
-class RowLimit:
+class MemoryRowLimit:
     """The most rows of a batch on one device, after a batch did not fit. Guarded by the queue's lock.
 
     A batch that does not fit halves the limit. Then a larger one is tried now and then, half-way to what failed, because
@@ -40,12 +40,12 @@ class RowLimit:
             return self.rows
         return min(self._most, self.rows + max(1, (self._failed - self.rows) // 2))
 
-    def left(self, rows: int, now: float) -> None:
+    def dispatched(self, rows: int, now: float) -> None:
         """Note a batch that is closed; a larger one than known to fit is the only try for a while."""
         if rows > self.rows:
             self._try_at = now + self._interval
 
-    def fitted(self, rows: int) -> None:
+    def record_success(self, rows: int) -> None:
         """Note a batch that ran."""
         if rows > self.rows:
             self.rows = rows
@@ -53,7 +53,7 @@ class RowLimit:
             if rows >= self._failed:
                 self._failed = self._most + 1
 
-    def did_not_fit(self, rows: int, now: float) -> None:
+    def record_oom(self, rows: int, now: float) -> None:
         """Note a batch that did not fit."""
         if rows > self.rows:
             self._interval = min(2 * self._interval, _LAST_SECONDS)
@@ -63,12 +63,12 @@ class RowLimit:
         self._try_at = now + self._interval
 
 
-class RowLimits:
+class MemoryRowLimits:
     """The limits of all devices and buckets that have one. Guarded by the queue's lock."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._limits: OrderedDict[tuple[int, Hashable], RowLimit] = OrderedDict()
+        self._limits: OrderedDict[tuple[int, Hashable], MemoryRowLimit] = OrderedDict()
         # Whether there are limits; read for each batch.
         self.needed = False
 
@@ -82,26 +82,26 @@ class RowLimits:
         limit = self._limits.get((device, key))
         return rows if limit is None else min(rows, limit.allowed(now))
 
-    def left(self, device: int, key: Hashable, rows: int, now: float) -> None:
+    def dispatched(self, device: int, key: Hashable, rows: int, now: float) -> None:
         """Note a batch that is closed."""
         limit = self._limits.get((device, key))
         if limit is not None:
-            limit.left(rows, now)
+            limit.dispatched(rows, now)
 
-    def fitted(self, device: int, key: Hashable, rows: int) -> None:
+    def record_success(self, device: int, key: Hashable, rows: int) -> None:
         """Note a batch that ran."""
         limit = self._limits.get((device, key))
         if limit is not None:
-            limit.fitted(rows)
+            limit.record_success(rows)
             if limit.removed:
                 del self._limits[device, key]
                 self.needed = bool(self._limits)
 
-    def did_not_fit(self, device: int, key: Hashable, rows: int, now: float) -> None:
+    def record_oom(self, device: int, key: Hashable, rows: int, now: float) -> None:
         """Note a batch that did not fit."""
-        limit = self._limits.setdefault((device, key), RowLimit(self._most))
+        limit = self._limits.setdefault((device, key), MemoryRowLimit(self._most))
         self.needed = True
         self._limits.move_to_end((device, key))
-        limit.did_not_fit(rows, now)
+        limit.record_oom(rows, now)
         if len(self._limits) > _LIMITS:
             self._limits.popitem(last=False)

@@ -36,13 +36,13 @@ _COUNTS = 32
 _HORIZON_DRIFT = 1.5
 
 
-def at_once(callers: int) -> float:
+def no_host_time(callers: int) -> float:
     """The host's time after the device, if all clients are answered when the device ends: none."""
     return 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class ReturnersStatistics:
+class ReturnStatistics:
     """The share of answered clients that return within `horizon` seconds, and how often a batch waited."""
 
     share: float
@@ -50,7 +50,7 @@ class ReturnersStatistics:
     waits: int
 
 
-class Answers(NamedTuple):
+class ReturnHistogram(NamedTuple):
     """Arrivals after answers, by the time since the batch ran, in bins of `width` seconds.
 
     `arrivals` counts the arrivals in each bin. `callers` counts answered clients, and `batches` batches, in the bin in
@@ -64,7 +64,7 @@ class Answers(NamedTuple):
     later: float
     later_seconds: float
 
-    def back(self) -> Sequence[float]:
+    def return_cdf(self) -> Sequence[float]:
         """Return the share of answered clients that is back by the end of each bin; zeros if too few return."""
         # A batch that reached a bin also passed all bins before it.
         callers = list(accumulate(reversed(self.callers)))[::-1]
@@ -101,14 +101,14 @@ class Answers(NamedTuple):
         return shares + none[seen:] if sum(shares) >= _LEAST_SHARE else none
 
 
-class Returners:
+class ReturnModel:
     """Learns what share of the answered clients returns, and when. Guarded by the queue's lock.
 
     The horizon is the time of a batch of one row, after the largest batch is answered. A longer wait never pays, because
     joining two batches saves about the time of a batch of one row.
 
-    From time to time `lesson` is set. It takes longer to evaluate than everything else, so the owner does that without
-    the lock and then calls `believe`.
+    From time to time `snapshot` is set. It takes longer to evaluate than everything else, so the owner does that without
+    the lock and then calls `publish`.
     """
 
     def __init__(self) -> None:
@@ -116,19 +116,19 @@ class Returners:
         self._width = 0.0
         self._answered_at = 0.0
         self._answered = 0
-        # Arrivals since then, within the horizon and later. Until `heeds_until` the owner calls `arrived`; after that it
-        # may increment `late` instead.
+        # Arrivals since then, within the horizon and later. Until `horizon_end` the owner calls `arrived`; after that it
+        # may increment `late_arrivals` instead.
         self._arrived = 0
-        self.late = 0
-        self.heeds_until = -math.inf
+        self.late_arrivals = 0
+        self.horizon_end = -math.inf
         self._waits = 0
-        self.lesson: Answers | None = None
+        self.snapshot: ReturnHistogram | None = None
         self._reset(0.0)
 
     def _reset(self, horizon: float) -> None:
         self._horizon = horizon
         self._width = horizon / _BINS
-        # As in `Answers`. The weight of new counts grows, so that old counts need not be scaled.
+        # As in `ReturnHistogram`. The weight of new counts grows, so that old counts need not be scaled.
         self._weight = 1.0
         self._arrivals = [0.0] * _BINS
         self._callers = [0.0] * (_BINS + 1)
@@ -136,15 +136,15 @@ class Returners:
         self._later = self._later_seconds = 0.0
         self._since_update = 0
         self._update_at = -math.inf
-        self.lesson = None
+        self.snapshot = None
         # The share of answered clients that is back by the end of each bin.
-        self._back: Sequence[float] = [0.0] * _BINS
+        self._return_cdf: Sequence[float] = [0.0] * _BINS
         # By the number of clients: the requests that a batch waits for.
         self._counts: dict[int, int] = {}
         # How long after a batch the next one waits at most.
         self._end = 0.0
         self._answered = 0
-        self.heeds_until = -math.inf
+        self.horizon_end = -math.inf
 
     @property
     def expected(self) -> bool:
@@ -153,12 +153,12 @@ class Returners:
 
     def arrived(self, now: float) -> None:
         """Note an accepted request."""
-        at = int((now - self._answered_at) / self._width) if now < self.heeds_until else _BINS
+        at = int((now - self._answered_at) / self._width) if now < self.horizon_end else _BINS
         if at < _BINS:
             self._arrived += 1
             self._arrivals[at] += self._weight
         else:
-            self.late += 1
+            self.late_arrivals += 1
 
     def answered(self, now: float, callers: int) -> None:
         """Note a batch of `callers` requests that ran; the first of them is answered next."""
@@ -171,7 +171,7 @@ class Returners:
                 lasted = int(elapsed / self._width)
             else:
                 self._later_seconds += (elapsed - self._horizon) * weight
-            self._later += self.late * weight
+            self._later += self.late_arrivals * weight
             self._callers[lasted] += weight * self._answered
             self._batches[lasted] += weight
             self._weight = weight / _DECAY
@@ -180,11 +180,11 @@ class Returners:
                 now >= self._update_at or self._since_update >= _MOST_BATCHES_AN_UPDATE
             ):
                 self._update_at = now + _UPDATE_SECONDS
-                self._begin_lesson()
-        self._answered_at, self._answered, self._arrived, self.late = now, callers, 0, 0
-        self.heeds_until = now + self._horizon
+                self._take_snapshot()
+        self._answered_at, self._answered, self._arrived, self.late_arrivals = now, callers, 0, 0
+        self.horizon_end = now + self._horizon
 
-    def _begin_lesson(self) -> None:
+    def _take_snapshot(self) -> None:
         self._since_update = 0
         scale = 1 / self._weight
         self._weight = 1.0
@@ -193,7 +193,7 @@ class Returners:
         self._arrivals, self._callers, self._batches = [
             [count * scale for count in counts] for counts in (self._arrivals, self._callers, self._batches)
         ]
-        self.lesson = Answers(
+        self.snapshot = ReturnHistogram(
             self._width,
             self._arrivals.copy(),
             self._callers.copy(),
@@ -202,15 +202,15 @@ class Returners:
             self._later_seconds,
         )
 
-    def believe(self, lesson: Answers, back: Sequence[float]) -> None:
-        """Use the evaluation of a lesson, unless the model was reset or a newer lesson exists."""
-        if lesson is not self.lesson:
+    def publish(self, snapshot: ReturnHistogram, return_cdf: Sequence[float]) -> None:
+        """Use the evaluation of a snapshot, unless the model was reset or a newer snapshot exists."""
+        if snapshot is not self.snapshot:
             return
-        self.lesson = None
-        self._back = back
+        self.snapshot = None
+        self._return_cdf = return_cdf
         self._counts.clear()
-        if share := back[-1]:
-            self._end = (bisect_left(back, _MOST_OF * share) + 1) * self._width
+        if share := return_cdf[-1]:
+            self._end = (bisect_left(return_cdf, _MOST_OF * share) + 1) * self._width
         else:
             self._end = 0.0
 
@@ -220,7 +220,7 @@ class Returners:
         queued: int,
         batch_time: Callable[[int], float],
         room: int,
-        answering: Callable[[int], float] = at_once,
+        answering: Callable[[int], float] = no_host_time,
     ) -> float:
         """Return until when a batch of `queued` requests, with `room` for more, waits; `now` if it does not wait.
 
@@ -232,7 +232,7 @@ class Returners:
         if not self._horizon / _HORIZON_DRIFT <= horizon <= self._horizon * _HORIZON_DRIFT or not alone:
             self._reset(horizon)
             return now
-        outstanding = self._answered - self._arrived - self.late
+        outstanding = self._answered - self._arrived - self.late_arrivals
         if outstanding <= 0 or room <= 0 or now >= self._answered_at + self._end:
             return now
         callers = queued + outstanding
@@ -263,7 +263,7 @@ class Returners:
         best = 0
         for count in range(min(callers, most), half, -max(1, callers // _COUNTS)):
             # The k-th of n clients is back when about k / (n + 1/2) of all are.
-            at = bisect_left(self._back, (2 * count - callers) / (count + 0.5))
+            at = bisect_left(self._return_cdf, (2 * count - callers) / (count + 0.5))
             if at >= _BINS:
                 continue
             # They return while others are still being answered.
@@ -273,6 +273,6 @@ class Returners:
                 best_rate, best = rate, count
         return best
 
-    def statistics(self) -> ReturnersStatistics:
+    def statistics(self) -> ReturnStatistics:
         """Return what was learned so far."""
-        return ReturnersStatistics(self._back[-1], self._horizon, self._waits)
+        return ReturnStatistics(self._return_cdf[-1], self._horizon, self._waits)

@@ -54,7 +54,7 @@ def form_batch(
         if (
             one_row_each
             and not first.without_deadline
-            and times.fit(first.with_deadline[0].deadline - now) >= most
+            and times.max_rows_within(first.with_deadline[0].deadline - now) >= most
         ):
             # Fast path with deadlines: the first has time for a full batch, so all do.
             batch = list(first.with_deadline[:most])
@@ -69,7 +69,7 @@ def form_batch(
     )
     if others:
         earliest = min([request.deadline for request in batch])
-        fits = times.fit(earliest - now) if earliest < math.inf else _UNBOUNDED
+        fits = times.max_rows_within(earliest - now) if earliest < math.inf else _UNBOUNDED
     rows = [0] * len(class_queues)
     rows[leading_class] = total_rows(batch)
     queued[leading_class] = 0
@@ -82,7 +82,7 @@ def form_batch(
         rows[rank] += total_rows(added)
         if added and added[0].deadline < math.inf:
             # Lower classes must not make these late.
-            fits = min(fits, times.fit(added[0].deadline - now))
+            fits = min(fits, times.max_rows_within(added[0].deadline - now))
     return FormedBatch(batch, shed, rows)
 
 
@@ -106,9 +106,9 @@ class TimesWithOthers:
         """Return the time of the whole batch with a margin."""
         return self.times.upper(rows + self.others)
 
-    def fit(self, slack: float) -> int:
+    def max_rows_within(self, slack: float) -> int:
         """Return the most rows beside the others."""
-        return self.times.fit(slack) - self.others
+        return self.times.max_rows_within(slack) - self.others
 
 
 def divide_rows(queued: Sequence[int], quota: Sequence[int], room: int) -> list[int]:
@@ -127,7 +127,7 @@ def _fill_remaining(
     """Return at most `share` rows to add to a batch of `taken` rows, without requests that would be late."""
     added = _fill_with_deadlines(queue, share, taken, now, times)
     if added:
-        share = min(share, times.fit(added[0].deadline - now) - taken)
+        share = min(share, times.max_rows_within(added[0].deadline - now) - taken)
         share -= total_rows(added)
     return added + take_prefix_that_fits(queue.without_deadline, share)
 
@@ -140,8 +140,10 @@ def _fill_with_deadlines(
         return []
     # The later the deadline, the larger the batch may be. Start at the first request with time for as many rows as the
     # last has time for.
-    wanted = min(share, queue.rows, times.fit(with_deadline[-1].deadline - now) - taken)
-    start = bisect_left(with_deadline, wanted, key=lambda request: times.fit(request.deadline - now) - taken)
+    wanted = min(share, queue.rows, times.max_rows_within(with_deadline[-1].deadline - now) - taken)
+    start = bisect_left(
+        with_deadline, wanted, key=lambda request: times.max_rows_within(request.deadline - now) - taken
+    )
     return take_prefix_that_fits(islice(with_deadline, start, None), wanted)
 
 
@@ -164,7 +166,7 @@ def _leading_rows(
     if first:
         # Requests with deadlines lead the next batch: those that would be late in this one wait.
         added = _fill_with_deadlines(queue, room, most - room, now, times)
-        allowed = times.fit(added[0].deadline - now) if added else _UNBOUNDED
+        allowed = times.max_rows_within(added[0].deadline - now) if added else _UNBOUNDED
         return KeptAndShed(first + added, [], allowed)
     chosen = rate_rule(with_deadline, room, now, times, demand)
     if oldest is None:

@@ -59,7 +59,7 @@ def rate_rule(
     demand: Callable[[], ArrivalDemand],
 ) -> KeptAndShed[R]:
     """Choose from requests in order of their deadlines; `demand` is called only if not all can make theirs."""
-    fits = times.fit(with_deadline[0].deadline - now)
+    fits = times.max_rows_within(with_deadline[0].deadline - now)
     wanted = take_prefix(with_deadline, room)
     least = max(fits, with_deadline[0].rows_counted)
     if fits >= room or (rows := total_rows(wanted)) <= least:
@@ -76,7 +76,9 @@ def rate_rule(
             break
         while ends[-1] <= ends[start] + room and (request := next(upcoming, None)) is not None:
             ends.append(ends[-1] + request.rows_counted)
-        fits = max(times.fit(with_deadline[start].deadline - now), with_deadline[start].rows_counted)
+        fits = max(
+            times.max_rows_within(with_deadline[start].deadline - now), with_deadline[start].rows_counted
+        )
         stop = max(start + 1, bisect_right(ends, ends[start] + min(room, fits)) - 1)
         rows = ends[stop] - ends[start]
         rate = rows if explore else rows / max(times.mean(rows), 1e-9)

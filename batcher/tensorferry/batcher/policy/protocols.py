@@ -93,5 +93,5 @@ class BatchTimes(Protocol):
     def upper(self, rows: int) -> float:
         """Return the time with a margin; 0 if nothing is known."""
 
-    def fit(self, slack: float) -> int:
+    def max_rows_within(self, slack: float) -> int:
         """Return the most rows whose `upper` is within the slack."""

@@ -11,7 +11,7 @@ from tensorferry.batcher.errors import (
     QueueFull,
     RequestTooLarge,
 )
-from tensorferry.batcher.learning.cost_model import Profile
+from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.request import Request
@@ -142,11 +142,11 @@ def check_deadline(request: Request, now: float) -> None:
         raise DeadlineExceeded("the deadline had passed before the request was enqueued")
 
 
-def check_feasible(requests: Sequence[Request], profile: Profile, start: float, now: float) -> None:
+def check_feasible(requests: Sequence[Request], cost_model: BatchCostModel, start: float, now: float) -> None:
     """Raise DeadlineExceeded if a request could not meet its deadline even if it ran alone from `start` on."""
     for request in requests:
         check_deadline(request, now)
-        end = start + profile.needs(request.rows_counted, now)
+        end = start + cost_model.upper_if_recent(request.rows_counted, now)
         if request.deadline <= end:
             left = request.deadline - now
             raise DeadlineExceeded(

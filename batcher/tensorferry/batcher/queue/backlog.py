@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 
-from tensorferry.batcher.learning.cost_model import BucketStatistics, Profile
+from tensorferry.batcher.learning.cost_model import BatchCostModel, BucketStatistics
 from tensorferry.batcher.learning.latency_model import LatencyModel
 from tensorferry.batcher.policy.load_shedding import infeasible
 from tensorferry.batcher.queue.bucket import Bucket, ClassQueue
@@ -43,15 +43,15 @@ class Backlog:
     def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
         """Teach the cost model of one bucket, or of every bucket, what a warm-up run of `rows` rows took."""
         if key is not None:
-            self.profile(key).anchor(rows, seconds)
+            self.cost_model(key).add_warmup_sample(rows, seconds)
             return
         # Raises ValueError for nonsense here, instead of at the first request of each bucket.
-        LatencyModel(self._limits.max_batch_size).anchor(rows, seconds)
+        LatencyModel(self._limits.max_batch_size).add_warmup_sample(rows, seconds)
         self._warmup_samples.append((rows, seconds))
 
-    def profile(self, key: Hashable) -> Profile:
+    def cost_model(self, key: Hashable) -> BatchCostModel:
         """Return the cost model of a bucket."""
-        return self.bucket(key).profile
+        return self.bucket(key).cost_model
 
     def bucket(self, key: Hashable) -> Bucket:
         """Return the bucket of a key and mark it as used; a new one if it is unknown."""
@@ -62,10 +62,10 @@ class Backlog:
         if bucket is not None:
             self._known.move_to_end(key)
             return bucket
-        profile = Profile(self._limits.max_batch_size, pipelined=self._pipelined)
+        cost_model = BatchCostModel(self._limits.max_batch_size, pipelined=self._pipelined)
         for rows, seconds in self._warmup_samples:
-            profile.anchor(rows, seconds)
-        bucket = self._known[key] = Bucket(profile, self._class_queues())
+            cost_model.add_warmup_sample(rows, seconds)
+        bucket = self._known[key] = Bucket(cost_model, self._class_queues())
         if len(self._known) > _MAX_BUCKETS:
             self._forget_one()
         return bucket
@@ -99,7 +99,7 @@ class Backlog:
     def _activate(self, bucket: Bucket, key: Hashable) -> None:
         """Prepare an empty bucket for its first queued request."""
         self.buckets[key] = bucket
-        aging = AGING_BATCHES * bucket.profile.mean(self._limits.max_batch_size)
+        aging = AGING_BATCHES * bucket.cost_model.mean(self._limits.max_batch_size)
         bucket.serve_first_after(aging or _AGING_SECONDS)
 
     def put_back(self, requests: Sequence[Request]) -> None:
@@ -138,11 +138,11 @@ class Backlog:
         """Return the requests that would miss their deadlines even if they ran alone from `start` on."""
         found: list[Request] = []
         for bucket in self.buckets.values():
-            profile, earliest = bucket.profile, bucket.earliest_deadline
+            cost_model, earliest = bucket.cost_model, bucket.earliest_deadline
             # The usual case: the earliest deadline allows a full batch, so every request can be in time.
-            if earliest == math.inf or start + profile.longest < earliest:
+            if earliest == math.inf or start + cost_model.full_batch_upper < earliest:
                 continue
-            needs = partial(profile.needs, now=now)
+            needs = partial(cost_model.upper_if_recent, now=now)
             for queue in bucket.class_queues:
                 found += infeasible(queue.with_deadline, start, needs)
         return found
@@ -153,7 +153,7 @@ class Backlog:
         for bucket in self.buckets.values():
             earliest = bucket.earliest_deadline
             if earliest < math.inf:
-                first = min(first, earliest - bucket.profile.needs(1, now))
+                first = min(first, earliest - bucket.cost_model.upper_if_recent(1, now))
         return first
 
     def move(self, request: Request, rank: int) -> None:
@@ -206,11 +206,11 @@ class Backlog:
         max_rows = self._limits.max_batch_size
         if not self._limits.merges:
             return sum(
-                len(bucket) * bucket.profile.mean(min(math.ceil(bucket.rows / len(bucket)), max_rows))
+                len(bucket) * bucket.cost_model.mean(min(math.ceil(bucket.rows / len(bucket)), max_rows))
                 for bucket in self.buckets.values()
             )
         return sum(
-            math.ceil(bucket.rows / max_rows) * bucket.profile.mean(min(bucket.rows, max_rows))
+            math.ceil(bucket.rows / max_rows) * bucket.cost_model.mean(min(bucket.rows, max_rows))
             for bucket in self.buckets.values()
         )
 
@@ -218,7 +218,7 @@ class Backlog:
         """Return the longest device time of a batch that could be dispatched now, in seconds; inf when unknown."""
         max_rows, slowest = self._limits.max_batch_size, 0.0
         for bucket in self.buckets.values():
-            device = bucket.profile.device
+            device = bucket.cost_model.device
             if not device.sizes:
                 return math.inf
             slowest = max(slowest, device.mean(min(bucket.rows, max_rows)))
@@ -227,7 +227,7 @@ class Backlog:
     def statistics(self) -> Mapping[Hashable, BucketStatistics]:
         """Return the statistics of every remembered bucket, by its key."""
         return {
-            key: bucket.profile.statistics(len(bucket), bucket.rows) for key, bucket in self._known.items()
+            key: bucket.cost_model.statistics(len(bucket), bucket.rows) for key, bucket in self._known.items()
         }
 
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from tensorferry.batcher.learning.arrival_rate import DemandMeter
-from tensorferry.batcher.learning.cost_model import Profile
-from tensorferry.batcher.learning.memory_limit import RowLimits
+from tensorferry.batcher.learning.arrival_rate import ArrivalRateMeter
+from tensorferry.batcher.learning.cost_model import BatchCostModel
+from tensorferry.batcher.learning.memory_limit import MemoryRowLimits
 from tensorferry.batcher.policy.batch_forming import FormedBatch, form_batch
 from tensorferry.batcher.policy.close_rule import Close
 from tensorferry.batcher.policy.load_shedding import ArrivalDemand
@@ -44,9 +44,9 @@ class BatchSelector:
             StrictPriority(ranks) if strict else DeficitRoundRobin(settings.priority_weights, max_rows)
         )
         # What fits into the devices' memory, learned from batches that did not.
-        self.row_limits = RowLimits(max_rows)
+        self.row_limits = MemoryRowLimits(max_rows)
         # By rank, over all buckets, since they share the devices.
-        self._arrival_rates = [DemandMeter() for _ in range(ranks)]
+        self._arrival_rates = [ArrivalRateMeter() for _ in range(ranks)]
 
     def arrived(self, rank: int, now: float, rows: int, time_left: float) -> None:
         """Count an arrival of `rows` rows, whose deadline is `time_left` seconds away (inf for none).
@@ -72,9 +72,9 @@ class BatchSelector:
             index = self._devices.each.index(device)
             max_rows = limits.allowed(index, close.key, max_rows, now)
         if len(backlog.buckets) == 1:
-            max_rows = self._cap_for_tight_deadlines(bucket.profile, max_rows, lead, now)
+            max_rows = self._cap_for_tight_deadlines(bucket.cost_model, max_rows, lead, now)
         quota = [max_rows]
-        queues, times = bucket.class_queues, bucket.profile
+        queues, times = bucket.class_queues, bucket.cost_model
         if len(queues) > 1:
             quota = self._shares.allocate([queue.rows for queue in queues], backlog.class_rows, max_rows)
             # The leading class must have a share of this batch. Lower classes only fill it as deadlines allow.
@@ -95,10 +95,12 @@ class BatchSelector:
         self._shares.charge(rows, lead, backlog.class_rows)
         self.overload.batch_dispatched(now, shed_rows)
         if limits.needed:
-            limits.left(index, close.key, sum(rows), now)
+            limits.dispatched(index, close.key, sum(rows), now)
         return formed
 
-    def _cap_for_tight_deadlines(self, profile: Profile, max_rows: int, lead: int, now: float) -> int:
+    def _cap_for_tight_deadlines(
+        self, cost_model: BatchCostModel, max_rows: int, lead: int, now: float
+    ) -> int:
         """Return the most rows of a batch such that requests with tight deadlines that arrive meanwhile are in time.
 
         That is `max_rows` if they are in time anyway, or if shorter batches could not keep up. Two short batches must
@@ -109,12 +111,12 @@ class BatchSelector:
         if tightest == math.inf:
             return max_rows
         devices = len(self._devices.available)
-        if profile.longest / devices + profile.upper(1) <= tightest:
+        if cost_model.full_batch_upper / devices + cost_model.upper(1) <= tightest:
             return max_rows
-        short = profile.fit(tightest / (1 + 1 / devices))
+        short = cost_model.max_rows_within(tightest / (1 + 1 / devices))
         if not 1 <= short < max_rows:
             return max_rows
-        throughput, full_throughput = short / profile.mean(short), max_rows / profile.mean(max_rows)
+        throughput, full_throughput = short / cost_model.mean(short), max_rows / cost_model.mean(max_rows)
         if throughput < (1 - _MAX_THROUGHPUT_LOSS) * full_throughput:
             return max_rows
         arriving = sum([rate.demand(now, devices).rows_per_second for rate in rates])

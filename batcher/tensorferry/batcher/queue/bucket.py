@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
 
-from tensorferry.batcher.learning.cost_model import Profile
+from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.queue.fifo import FifoWithTombstones
 from tensorferry.batcher.request import Request
 
@@ -137,10 +137,10 @@ class Bucket:
     An empty bucket is kept together with its learned cost model. Guarded by the queue's lock.
     """
 
-    __slots__ = ("class_queues", "profile", "rows")
+    __slots__ = ("class_queues", "cost_model", "rows")
 
-    def __init__(self, profile: Profile, class_queues: Sequence[ClassQueue]) -> None:
-        self.profile = profile
+    def __init__(self, cost_model: BatchCostModel, class_queues: Sequence[ClassQueue]) -> None:
+        self.cost_model = cost_model
         self.class_queues = class_queues
         self.rows = 0
 
@@ -204,4 +204,4 @@ class Bucket:
         earliest = self.earliest_deadline
         if earliest == _INF:
             return _INF
-        return earliest - self.profile.upper(self.rows) - _TIMER_SLACK
+        return earliest - self.cost_model.upper(self.rows) - _TIMER_SLACK

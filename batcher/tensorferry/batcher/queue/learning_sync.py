@@ -7,9 +7,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.learning.cost_model import BucketStatistics, Lesson, Profile
-from tensorferry.batcher.learning.memory_limit import RowLimits
-from tensorferry.batcher.learning.return_model import Answers, Returners, ReturnersStatistics
+from tensorferry.batcher.learning.cost_model import BatchCostModel, BucketStatistics, CostUpdate
+from tensorferry.batcher.learning.memory_limit import MemoryRowLimits
+from tensorferry.batcher.learning.return_model import ReturnHistogram, ReturnModel, ReturnStatistics
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.request import Request
 
@@ -20,19 +20,19 @@ class PendingUpdate(NamedTuple):
     Either is None if there is nothing to learn. The device took `seconds`, the host `before` and `after` them.
     """
 
-    profile: Profile | None
+    cost_model: BatchCostModel | None
     rows: int
     seconds: float
     before: float
     after: float
-    answers: Answers | None
+    answers: ReturnHistogram | None
     now: float
 
 
 class Update(NamedTuple):
     """What was learned."""
 
-    cost: Lesson | None
+    cost: CostUpdate | None
     returns: Sequence[float]
 
 
@@ -44,7 +44,12 @@ class LearningSync:
     """
 
     def __init__(
-        self, lock: threading.Lock, clock: Clock, backlog: Backlog, row_limits: RowLimits, returns: Returners
+        self,
+        lock: threading.Lock,
+        clock: Clock,
+        backlog: Backlog,
+        row_limits: MemoryRowLimits,
+        returns: ReturnModel,
     ) -> None:
         # Guards the models as published, with all else of the queue.
         self._lock = lock
@@ -70,46 +75,46 @@ class LearningSync:
         now: float,
     ) -> PendingUpdate | None:
         """Return what is to be learned from a batch; mostly None. The arguments are those of `batch_done`."""
-        profile: Profile | None = None
+        cost_model: BatchCostModel | None = None
         rows = 0
         if seconds is not None:
             rows = sum([request.rows_counted for request in batch])
             if self._row_limits.needed:
-                self._row_limits.fitted(device, batch[0].key, rows)
-            found = self._backlog.profile(batch[0].key)
-            if found.teaches(now, rows, seconds + before + after):
-                profile = found
-        answers = self._returns.lesson
-        if profile is None and answers is None:
+                self._row_limits.record_success(device, batch[0].key, rows)
+            found = self._backlog.cost_model(batch[0].key)
+            if found.should_learn(now, rows, seconds + before + after):
+                cost_model = found
+        answers = self._returns.snapshot
+        if cost_model is None and answers is None:
             return None
-        return PendingUpdate(profile, rows, seconds or 0.0, before, after, answers, now)
+        return PendingUpdate(cost_model, rows, seconds or 0.0, before, after, answers, now)
 
     def learn(self, pending: PendingUpdate) -> Update:
         """Compute an update. Called with `learning` held and without the queue's lock."""
         cost = None
-        if pending.profile is not None:
-            cost = pending.profile.learn(pending.rows, pending.seconds, pending.before, pending.after)
-        return Update(cost, pending.answers.back() if pending.answers is not None else ())
+        if pending.cost_model is not None:
+            cost = pending.cost_model.learn(pending.rows, pending.seconds, pending.before, pending.after)
+        return Update(cost, pending.answers.return_cdf() if pending.answers is not None else ())
 
     def publish_locked(self, pending: PendingUpdate, update: Update) -> None:
         """Use an update for all predictions from now on."""
-        if pending.profile is not None and update.cost is not None:
-            pending.profile.believe(update.cost, pending.now)
+        if pending.cost_model is not None and update.cost is not None:
+            pending.cost_model.publish(update.cost, pending.now)
         if pending.answers is not None:
-            self._returns.believe(pending.answers, update.returns)
+            self._returns.publish(pending.answers, update.returns)
 
     def record_oom(self, batch: Sequence[Request], device: int) -> None:
         """Learn that a batch, or a part of one, did not fit into a device's memory."""
         rows = sum([request.rows_counted for request in batch])
         with self._lock:
-            self._row_limits.did_not_fit(device, batch[0].key, rows, self._clock.now())
+            self._row_limits.record_oom(device, batch[0].key, rows, self._clock.now())
 
     def record_success(self, batch: Sequence[Request], device: int, seconds: float) -> None:
         """Learn that a part of a batch that had not fit into memory ran, and took `seconds`."""
         rows = sum([request.rows_counted for request in batch])
         with self.learning, self._lock:
-            self._row_limits.fitted(device, batch[0].key, rows)
-            self._backlog.profile(batch[0].key).observe(self._clock.now(), rows, seconds)
+            self._row_limits.record_success(device, batch[0].key, rows)
+            self._backlog.cost_model(batch[0].key).observe(self._clock.now(), rows, seconds)
 
     @property
     def memory_limited(self) -> bool:
@@ -121,7 +126,7 @@ class LearningSync:
         with self._lock:
             return self._row_limits.rows(device, key)
 
-    def statistics(self) -> tuple[Mapping[Hashable, BucketStatistics], ReturnersStatistics]:
+    def statistics(self) -> tuple[Mapping[Hashable, BucketStatistics], ReturnStatistics]:
         """Return what is known of each bucket, and of returning clients."""
         with self.learning, self._lock:
             return self._backlog.statistics(), self._returns.statistics()

@@ -99,18 +99,18 @@ class OverloadControl:
 
         Must be called if more than `full_batches_rows` rows are queued.
         """
-        profile, backlog, devices = bucket.profile, self._backlog, self._devices
+        cost_model, backlog, devices = bucket.cost_model, self._backlog, self._devices
         max_rows, time_left = self._max_batch_size, request.deadline - now
         self._shortest = min(self._shortest, time_left)
-        if len(backlog.buckets) > 1 or not profile.fresh(now):
+        if len(backlog.buckets) > 1 or not cost_model.is_recent(now):
             # With several buckets a long queue is useful: it makes the batches of rare ones larger.
             return None
         # Only requests of its own class are counted, as if the devices were theirs alone: a lower bound.
         ahead = bucket.class_queues[request.rank].rows_ahead(request)
-        full = profile.mean(max_rows)
+        full = cost_model.mean(max_rows)
         if ahead <= self.full_batches_rows or time_left < _MIN_DEADLINE_BATCHES * full:
             return None
-        last_batch = profile.mean(min(max_rows, int(ahead) % max_rows + 1))
+        last_batch = cost_model.mean(min(max_rows, int(ahead) % max_rows + 1))
         row = full / max_rows / len(devices.available)
         wait = devices.next_start(now) - now + ahead * row + last_batch
         long_queue = ahead > _MIN_QUEUED_BATCHES * self.full_batches_rows

@@ -14,7 +14,7 @@ from itertools import count
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import QueueFull
-from tensorferry.batcher.learning.return_model import Returners
+from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.policy.close_rule import Close, Wait, decide
 from tensorferry.batcher.queue.admission import Admission, check_feasible
 from tensorferry.batcher.queue.backlog import Backlog
@@ -51,7 +51,9 @@ class RequestQueue:
     batches teach. Methods that end in `_locked` are for these two, which share the lock.
     """
 
-    def __init__(self, settings: BatcherSettings, clock: Clock, *, returns: Returners | None = None) -> None:
+    def __init__(
+        self, settings: BatcherSettings, clock: Clock, *, returns: ReturnModel | None = None
+    ) -> None:
         self._settings = settings
         self._clock = clock
         # Guards every field below and the objects they refer to, unless these say otherwise, and the state of every
@@ -73,7 +75,7 @@ class RequestQueue:
         self._expiry = Expiry(lock, backlog, devices, policies)
         # One device runs one batch at a time, and no batch waits for a window's end.
         simple = settings.devices == 1 and not pipelined and not limits.max_queue_delay
-        self._reply_wait = ReplyWait(returns or Returners(), enabled=simple)
+        self._reply_wait = ReplyWait(returns or ReturnModel(), enabled=simple)
         self._inline = InlineExecution(devices.each[0], enabled=simple and settings.steady)
         self._wakeup = WorkerWakeup(
             clock, limits, backlog, devices, self._reply_wait, wake_for_timeouts=bool(policies)
@@ -180,8 +182,8 @@ class RequestQueue:
         first = requests[0]
         start = self._devices.next_start(now)
         # A request that has time for the longest batch has time for its own.
-        if not first.deadline > start + bucket.profile.longest:
-            check_feasible(requests, bucket.profile, start, now)
+        if not first.deadline > start + bucket.cost_model.full_batch_upper:
+            check_feasible(requests, bucket.cost_model, start, now)
         if self._backlog.rows > self._overload.full_batches_rows:
             error = self._overload.rejection(first, bucket, now)
             if error is not None:
@@ -308,7 +310,7 @@ class RequestQueue:
 
     def _dispatch_locked(self, device: Device, close: Close, now: float) -> BatchAssignment:
         """Take the batch of the bucket that closes, and all that goes with it; undo everything on an exception."""
-        profile = self._backlog.buckets[close.key].profile
+        cost_model = self._backlog.buckets[close.key].cost_model
         batch, shed, rows_by_rank = self._selector.select(close, device, now)
         before = device.batches_outstanding, self._running, self._busy
         try:
@@ -317,9 +319,9 @@ class RequestQueue:
                 request.started = now
             self._running += len(batch)
             rows = sum(rows_by_rank)
-            predicted = profile.whole(rows)
+            predicted = cost_model.end_to_end(rows)
             if self._settings.pipelined:
-                self._devices.dispatched(device, now, profile.mean(rows), profile.preparation(rows))
+                self._devices.dispatched(device, now, cost_model.mean(rows), cost_model.host_lead_time(rows))
             else:
                 self._devices.dispatched(device, now, predicted)
             assignment = self._hand_out_locked(tuple(batch), close.reason, now, tuple(shed), predicted)
@@ -394,7 +396,7 @@ class RequestQueue:
             if alive:
                 by_worker = not self._devices.each[0].run_inline
                 # Needed for batches run by workers only.
-                alone = self._backlog.profile(alive[0].key).mean(1) if by_worker else 0.0
+                alone = self._backlog.cost_model(alive[0].key).mean(1) if by_worker else 0.0
                 self._reply_wait.batch_ran(self._clock.now(), len(alive), alone, by_worker=by_worker)
             return alive
 

@@ -1,7 +1,7 @@
 """Which thread runs the next batch, and for how long that batch waits for more requests.
 
 A batch may wait for two reasons, both after answers. Clients that were just answered may send their next request
-(`Returners`). And a thread that submits for inline runs may have more input at hand: clients answer a batch's first
+(`ReturnModel`). And a thread that submits for inline runs may have more input at hand: clients answer a batch's first
 responses before the last ones are sent, while that thread gets little of the interpreter. If the next batch closed at
 once, it would miss requests that have arrived already.
 """
@@ -12,7 +12,7 @@ import math
 from functools import partial
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.learning.return_model import Returners
+from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.bucket import Bucket
@@ -97,7 +97,7 @@ class ReplyWait:
         "waiting_for_input",
     )
 
-    def __init__(self, returns: Returners, *, enabled: bool) -> None:
+    def __init__(self, returns: ReturnModel, *, enabled: bool) -> None:
         self.returns = returns
         self._enabled = enabled
         # The last request was submitted for an inline run. A thread that submits otherwise has no more at hand.
@@ -145,17 +145,17 @@ class ReplyWait:
         if self._input_pending:
             # Once only. When this is asked again, the time is over or the input is drained.
             self._input_pending = False
-            until = min(now + _INPUT_WAIT_SHARE * bucket.profile.mean(1), bucket.latest_start)
+            until = min(now + _INPUT_WAIT_SHARE * bucket.cost_model.mean(1), bucket.latest_start)
             if until > now:
                 return until
         return self.wait_for_returns_until(bucket, now, room)
 
     def wait_for_returns_until(self, bucket: Bucket, now: float, room: int) -> float:
         """Return the same for the wait for returning clients alone."""
-        profile = bucket.profile
-        if not profile.known or room <= 0:
+        cost_model = bucket.cost_model
+        if not cost_model.known or room <= 0:
             return now
-        until = self.returns.wait_until(now, len(bucket), profile.mean, room, profile.answering)
+        until = self.returns.wait_until(now, len(bucket), cost_model.mean, room, cost_model.response_time)
         return until if until <= now else min(until, bucket.latest_start)
 
 

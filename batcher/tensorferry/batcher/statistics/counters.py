@@ -19,7 +19,7 @@ from tensorferry.batcher.errors import (
     Shed,
 )
 from tensorferry.batcher.learning.cost_model import BucketStatistics
-from tensorferry.batcher.learning.return_model import ReturnersStatistics
+from tensorferry.batcher.learning.return_model import ReturnStatistics
 from tensorferry.batcher.request import BatchInfo, CloseReason, Request
 from tensorferry.batcher.statistics.histogram import BOUNDS, INTERVALS, Histogram, interval_of, spread
 
@@ -125,7 +125,7 @@ class BatcherStatistics:
     prediction_error_sum: float
     sizes: QueueSizes
     buckets: Mapping[Hashable, BucketStatistics]
-    returners: ReturnersStatistics
+    returners: ReturnStatistics
     warnings: Sequence[str]
     positions: int
     padding_positions: int
@@ -355,7 +355,7 @@ class Counters:
         accepted: int,
         sizes: QueueSizes,
         buckets: Mapping[Hashable, BucketStatistics],
-        returners: ReturnersStatistics,
+        returners: ReturnStatistics,
         warnings: Sequence[str],
     ) -> BatcherStatistics:
         """The counts so far, beside what the queue says."""
