@@ -1,4 +1,4 @@
-"""The wire contract: messages, service stubs, and the codec of tensors."""
+"""The wire contract: messages, service stubs and the tensor codec."""
 
 from tensorferry.protos import inference_pb2, inference_pb2_grpc, model_config_pb2, tensors
 from tensorferry.protos.pool import POOL

@@ -1,13 +1,13 @@
-"""Datatypes of the Open Inference Protocol and the codecs of their two encodings.
+"""Datatypes of the Open Inference Protocol, and the codecs of their two encodings.
 
-Raw contents are the elements in row-major order, little-endian, without gaps; an element of
-a BYTES tensor is its length as four little-endian bytes, then its bytes. Typed contents are
-the repeated fields of `InferTensorContents`; FP16 and BF16 have none and travel raw.
+Raw contents are the elements in row-major order, little-endian, without gaps. An element of a BYTES tensor is its length
+as four little-endian bytes, then its bytes. Typed contents are the repeated fields of `InferTensorContents`; FP16 and
+BF16 have no such field and are always raw.
 
-In memory a tensor is a numpy array: BYTES as an object array of `bytes`, BF16 as the bits in
-uint16 (`storage`), or as `ml_dtypes.bfloat16` where that package is installed (`values`).
+In memory a tensor is a numpy array. BYTES is an object array of `bytes`. BF16 is its bits in uint16 (`storage`), or
+`ml_dtypes.bfloat16` if that package is installed (`values`).
 
-Every function here is pure and may be called from any thread.
+Every function is pure and may be called from any thread.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ class TensorError(ValueError):
 class Datatype:
     """One datatype of the protocol.
 
-    `storage` is the numpy dtype that holds its elements (object for BYTES), `size` an
-    element's bytes on the wire (0 for BYTES, whose elements vary), `contents` the field of
-    `InferTensorContents` that carries it typed (None where the protocol has none).
+    `storage` is the numpy dtype of its elements, object for BYTES. `size` is an element's bytes on the wire, 0 for BYTES,
+    whose elements vary. `contents` is its field of `InferTensorContents`; None if the protocol has none.
     """
 
     name: str
@@ -64,8 +63,7 @@ DATATYPES: dict[str, Datatype] = {
         ("BYTES", "O", "bytes_contents"),
     )
 }
-# What the elements of the fields of `InferTensorContents` are; left to numpy, a list of small
-# and great UINT64 becomes float64.
+# The dtypes of the fields of `InferTensorContents`. numpy alone would make float64 of small and large UINT64 together.
 _FIELD_DTYPES = {
     "bool_contents": np.dtype("?"),
     "int_contents": np.dtype("<i4"),
@@ -75,16 +73,16 @@ _FIELD_DTYPES = {
     "fp32_contents": np.dtype("<f4"),
     "fp64_contents": np.dtype("<f8"),
 }
-# The length in front of each element of BYTES.
+# The length before each element of BYTES.
 _LENGTH = struct.Struct("<I")
-# What every supported numpy can hold; a shape with a 0 in it needs no bytes to claim more.
+# The limits of every supported numpy. Checked, because a shape with a 0 can be of any length without any bytes.
 _MAX_DIMENSIONS = 32
 _MAX_BYTES = (1 << 63) - 1
 _BY_STORAGE = {d.storage: name for name, d in DATATYPES.items() if name != "BF16"}
 
 
 def datatype(name: str) -> Datatype:
-    """The datatype of that name; TensorError with the known names for any other."""
+    """Return the datatype of this name. TensorError, with the known names, for an unknown one."""
     try:
         return DATATYPES[name]
     except KeyError:
@@ -92,7 +90,7 @@ def datatype(name: str) -> Datatype:
 
 
 def datatype_of(array: Array) -> str:
-    """The datatype name that a numpy array travels as; TensorError where there is none."""
+    """Return the name of a numpy array's datatype. TensorError if the protocol has none."""
     dtype = array.dtype
     if dtype.name == "bfloat16":
         return "BF16"
@@ -108,7 +106,7 @@ def datatype_of(array: Array) -> str:
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """How many elements a tensor of this shape has; TensorError for a shape that no array can have."""
+    """Return the number of elements of this shape. TensorError for a shape that no array can have."""
     if len(shape) > _MAX_DIMENSIONS:
         raise TensorError(f"the shape has {len(shape)} dimensions; at most {_MAX_DIMENSIONS} are supported")
     for size in shape:
@@ -122,7 +120,7 @@ def element_count(shape: Sequence[int]) -> int:
 
 
 def encode_raw(array: Array) -> bytes:
-    """The raw contents of an array, in row-major order whatever its memory layout."""
+    """Return the raw contents of an array of any memory layout."""
     if datatype_of(array) == "BYTES":
         return _encode_bytes_elements(array)
     if array.dtype.byteorder == ">":
@@ -131,9 +129,9 @@ def encode_raw(array: Array) -> bytes:
 
 
 def check_raw(raw: bytes, kind: Datatype, shape: Sequence[int]) -> None:
-    """Holds raw contents against datatype and shape before anything is allocated.
+    """Check the size of raw contents, before anything is allocated. TensorError if it does not fit.
 
-    For BYTES only the least possible size is checked; `decode_raw` checks the elements.
+    For BYTES the smallest possible size is checked here, and the elements in `decode_raw`.
     """
     count = element_count(shape)
     if kind.size:
@@ -148,7 +146,7 @@ def check_raw(raw: bytes, kind: Datatype, shape: Sequence[int]) -> None:
 
 
 def decode_raw(raw: bytes, kind: Datatype, shape: Sequence[int]) -> Array:
-    """The array in raw contents, in `storage` form: a read-only view, but for BYTES."""
+    """Return the array in raw contents, in `storage` form. It is a read-only view, except for BYTES."""
     check_raw(raw, kind, shape)
     if kind.size:
         return np.frombuffer(raw, dtype=kind.storage).reshape(tuple(shape))
@@ -158,9 +156,9 @@ def decode_raw(raw: bytes, kind: Datatype, shape: Sequence[int]) -> Array:
 
 
 def values(array: Array, name: str) -> Array:
-    """A stored array as its values: BF16's uint16 bits become `ml_dtypes.bfloat16`.
+    """Return a stored array as values: the bits of BF16 become `ml_dtypes.bfloat16`.
 
-    TensorError when BF16 is met and the package ml_dtypes is not installed.
+    TensorError for BF16 if the package ml_dtypes is not installed.
     """
     if name != "BF16":
         return array
@@ -172,10 +170,10 @@ def values(array: Array, name: str) -> Array:
 
 
 def decode_contents(contents: pb.InferTensorContents, kind: Datatype, shape: Sequence[int]) -> Array:
-    """The array in typed contents, in `storage` form.
+    """Return the array in typed contents, in `storage` form.
 
-    TensorError when another field than the datatype's is filled, when the number of elements
-    is not the shape's, or when a value is out of the datatype's range.
+    TensorError if a field of another datatype is filled, the number of elements is not that of the shape, or a value is
+    out of range.
     """
     filled = [field.name for field, _ in contents.ListFields()]
     if kind.contents is None:
@@ -202,12 +200,12 @@ def decode_contents(contents: pb.InferTensorContents, kind: Datatype, shape: Seq
 
 
 def _numbers(contents: pb.InferTensorContents, field: str, count: int) -> Array:
-    """The values of the one field that is filled, of the field's type."""
+    """Return the values of the only filled field, in the field's dtype."""
     dtype = _FIELD_DTYPES[field]
     if not count or dtype.kind in "iu":
         return np.array(getattr(contents, field), dtype)
-    # Floats and truth values are serialised as they are in memory: to make a Python object of each takes twenty times
-    # as long. One byte says which field it is; its length follows.
+    # Floats and booleans are serialised as they are in memory. Reading those bytes takes a twentieth of the time of making
+    # Python objects. One byte, the tag, and the length come first.
     data = contents.SerializeToString()
     at = 1
     while data[at] > 127:
@@ -216,7 +214,7 @@ def _numbers(contents: pb.InferTensorContents, field: str, count: int) -> Array:
 
 
 def encode_contents(array: Array, kind: Datatype, contents: pb.InferTensorContents) -> None:
-    """Writes a stored array into typed contents; TensorError for a datatype that has none."""
+    """Write a stored array into typed contents. TensorError for a datatype that has none."""
     if kind.contents is None:
         raise TensorError(f"{kind.name} has no typed contents")
     flat = array.reshape(-1)
