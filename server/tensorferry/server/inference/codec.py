@@ -107,30 +107,12 @@ def decode_request(
             tensors.append(_decode_tensor(message, spec, model, raws, spans.get(spec.name), limits))
         except TensorError as error:
             raise InvalidRequestError(f"input {spec.name!r} of model {model!r}: {error}") from None
-    rows, shared = 1, signature.shared_inputs(batched=batched)
-    if batched:
-        first, rows = next(
-            (spec.name, tensor.shape[0])
-            for spec, tensor in zip(signature.inputs, tensors, strict=True)
-            if spec.has_row_axis
-        )
-        if limits.rows and rows > limits.rows:
-            raise InvalidRequestError(
-                f"the request has {rows} rows; this server takes at most {limits.rows}: send fewer at once, or start it with a "
-                "larger --max-request-rows"
-            )
-        for tensor, spec in zip(tensors, signature.inputs, strict=True):
-            if spec.has_row_axis and tensor.shape[0] != rows:
-                raise InvalidRequestError(
-                    f"input {spec.name!r} batch size does not match other inputs for model {model!r}: "
-                    f"{tensor.shape[0]} rows, {first!r} has {rows}"
-                )
     return DecodedRequest(
         signature,
         tensors=tuple(tensors),
-        rows=rows,
+        rows=_row_count(tensors, model, signature, limits) if batched else 1,
         key=tuple(tensor.shape[1:] for tensor in tensors),
-        shared=shared,
+        shared=signature.shared_inputs(batched=batched),
         nbytes=request.ByteSize() + sum([span.nbytes for span in spans.values()]),
         timeout=parameters.timeout,
         priority=parameters.priority,
@@ -143,6 +125,28 @@ def decode_request(
             spans=output_spans,
         ),
     )
+
+
+def _row_count(tensors: Sequence[Tensor], model: str, signature: Signature, limits: RequestLimits) -> int:
+    """Return the rows of a request to a batched model, which must be equal for all inputs with rows."""
+    with_rows = [
+        (spec.name, tensor.shape[0])
+        for spec, tensor in zip(signature.inputs, tensors, strict=True)
+        if spec.has_row_axis
+    ]
+    first, rows = with_rows[0]
+    if limits.rows and rows > limits.rows:
+        raise InvalidRequestError(
+            f"the request has {rows} rows; this server takes at most {limits.rows}: send fewer at once, or start it with a "
+            "larger --max-request-rows"
+        )
+    for name, others in with_rows:
+        if others != rows:
+            raise InvalidRequestError(
+                f"input {name!r} batch size does not match other inputs for model {model!r}: {others} rows, {first!r} has "
+                f"{rows}"
+            )
+    return rows
 
 
 def _inputs_by_name(
