@@ -13,7 +13,7 @@ Make = Callable[..., Batcher]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Makes batchers that are closed after the test, their runners' gates opened before."""
+    """Make batchers that are closed after the test, after opening their runners' gates."""
     made: list[tuple[Any, Batcher]] = []
 
     def make_batcher(model_fn: Any, *args: Any, **options: Any) -> Batcher:
@@ -30,7 +30,7 @@ def make() -> Iterator[Make]:
 
 @pytest.fixture
 def runner() -> ScriptedRunner:
-    """Doubles its input, when the test releases it."""
+    """A runner that doubles its input when the test releases it."""
     return ScriptedRunner(gated=True)
 
 

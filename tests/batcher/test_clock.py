@@ -1,4 +1,4 @@
-"""The real clock: what the system's timers refuse is waited for in pieces."""
+"""The real clock: timeouts beyond the system's limit are waited for in parts."""
 
 from __future__ import annotations
 

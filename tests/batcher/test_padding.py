@@ -1,4 +1,4 @@
-"""Inputs of different lengths share a batch, and each request gets what it gets alone."""
+"""Inputs of different lengths share a batch, and each request gets the answer that it gets alone."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_inputs_are_padded_each_with_its_value_and_the_others_left(make: Make) -
     most=st.integers(1, 6),
 )
 def test_each_gets_exactly_what_it_gets_alone(sizes: list[tuple[int, int]], most: int) -> None:
-    """Any mix of rows and lengths, split and beyond the last length too."""
+    """For any mix of rows and lengths, also split requests and lengths beyond the last padded length."""
     runner = ScriptedRunner(encoder, gated=True)
     sent = [text(rows, length, tag) for tag, (rows, length) in enumerate(sizes)]
     with Batcher(runner, most, padding=TEXT) as batcher:
@@ -288,7 +288,7 @@ def test_admission_counts_the_padded_bytes(make: Make, runner: ScriptedRunner) -
     roomy = make(runner, padding=BARE, max_queue_bytes=8 * 7)
     with pytest.raises(RequestTooLarge, match="the request has 64 bytes"):
         roomy.submit(np.ones(5))
-    # Cut up it is counted once, too.
+    # A split request is also counted once.
     wide = make(runner, 2, padding=BARE)
     wide.submit_rows(np.ones((6, 5)))
     assert wide.statistics().sizes.held_bytes == 6 * 8 * 8
@@ -343,7 +343,7 @@ def test_examples_of_the_offline_utility_share_batches_too() -> None:
 
 
 def test_callers_requests_ride_padded_by_their_own_plan(make: Make, clock: VirtualClock) -> None:
-    """As a server builds them: from bytes, with a key of the plan's shapes."""
+    """Requests as a server builds them: from bytes, with a key of the plan's shapes."""
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     batcher = make(lambda x: x, clock=clock)
     request = request_of(np.ones((1, 3), np.float32), outcomes.put, one_row=False, padding=BARE)

@@ -1,4 +1,4 @@
-"""The testing tools themselves: users build on them."""
+"""The public testing tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bug of the batcher's own leaves no caller waiting, and no worker dead."""
+"""A bug in the batcher leaves no caller waiting, and no worker dead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorferry.batcher.statistics.counters import Counters
 from tensorferry.batcher.testing import ScriptedRunner
 
 
-def test_every_request_of_the_batch_hears_of_it(
+def test_every_request_of_the_batch_gets_the_error(
     make: Make,
     runner: ScriptedRunner,
     monkeypatch: pytest.MonkeyPatch,
@@ -26,7 +26,7 @@ def test_every_request_of_the_batch_hears_of_it(
     batcher = make(runner, 4)
     first = occupy(batcher, runner)
     queued = [enqueue(batcher, [float(x)])[1] for x in range(3)]
-    # Called when the batch has run, before anybody is answered.
+    # Called when the batch has run, before any answer.
     monkeypatch.setattr(Counters, "ran", broken)
     runner.open()
     assert str(error(first)) == "internal error while running the batch"

@@ -1,11 +1,11 @@
-"""As `test_outage_interleavings`, and besides, whoever works may fall at any of its steps."""
+"""Like `test_failure_interleavings`, and workers may also crash at any step."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from batcher.concurrency.test_failure_interleavings import FailingWorld
+from batcher.concurrency.test_failure_interleavings import FailingScenario
 from batcher.concurrency.test_interleavings import play, seeds_of
 
 from tensorferry.batcher import BatcherError
@@ -34,7 +34,7 @@ STEPS: list[tuple[type, str]] = [
 ]
 
 
-class FallingWorld(FailingWorld):
+class FallingWorld(FailingScenario):
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(seed, monkeypatch)
         self.falls = self.random.choice([0.02, 0.1, 0.3])
@@ -44,9 +44,9 @@ class FallingWorld(FailingWorld):
 
     def faulty(self, works: Any) -> Any:
         def fall(*arguments: Any, **options: Any) -> Any:
-            strand = self.loom._current
-            # Not in the calls of those who submit, cancel or give up: they are told by what they raise.
-            mine = strand is not None and ("-worker-" in strand.name or "-expiry" in strand.name)
+            thread = self.interleaver._current
+            # Not in submit, cancel or close, whose callers see the exception.
+            mine = thread is not None and ("-worker-" in thread.name or "-expiry" in thread.name)
             if mine and self.fallen < 12 and self.random.random() < self.falls:
                 self.fallen += 1
                 raise SystemExit
@@ -54,29 +54,29 @@ class FallingWorld(FailingWorld):
 
         return fall
 
-    def at_rest(self) -> None:
-        """Where nobody is expected to be at its post, nothing is asked but sizes."""
+    def before_time_moves(self) -> None:
+        """Check only sizes if a worker is down."""
         if hasattr(self, "batcher"):
             sizes = self.batcher.statistics().sizes
             assert sum(sizes.class_rows) == sizes.queued_rows
 
     def check(self) -> None:
         if self.fallen:
-            # Then anybody may be told so.
+            # Then every request may get this error.
             self.gives_up, self.bugs = True, (BatcherError,)
         super().check()
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_whoever_falls_and_when_nothing_is_lost_or_doubled(
+def test_with_crashing_workers_nothing_is_lost_or_doubled(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play(seeds_of(block, 30, 9000), monkeypatch, FallingWorld)
 
 
-def test_falls_happen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tool itself."""
-    world = FallingWorld(9001, monkeypatch)
-    world.falls = 0.5
-    world.loom.run(world.main)
-    assert world.fallen
+def test_crashes_happen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness itself: crashes do occur."""
+    scenario = FallingWorld(9001, monkeypatch)
+    scenario.falls = 0.5
+    scenario.interleaver.run(scenario.main)
+    assert scenario.fallen

@@ -1,7 +1,9 @@
-"""As `test_interleavings`, on devices that break, run out of memory and hang, whatever the order of threads.
+"""Like `test_interleavings`, on devices that break, run out of memory and hang, in any order of
+threads.
 
-Callers cancel, deadlines pass, and somebody drains or closes, while devices fail, alone or together, once or again,
-are brought back, at once, late or in vain, and are given up, rightly or not.
+Callers cancel, deadlines pass, and the batcher is drained or closed, while devices fail alone or
+together, once or repeatedly, recover at once, late or never, and runs are abandoned, rightly or
+not.
 """
 
 from __future__ import annotations
@@ -9,16 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from batcher.concurrency.test_interleavings import MOST, World, play, seeds_of
+from batcher.concurrency.test_interleavings import MOST, Scenario, play, seeds_of
 
 from tensorferry.batcher import InstanceFailed, OutOfMemory, RunTimedOut
 from tensorferry.batcher.request import State
 
 
-class FailingWorld(World):
-    """Some runs break the device, some hang, and on some devices few rows fit into the memory."""
+class FailingScenario(Scenario):
+    """Some runs break the device, some hang, and the memory of some devices holds few rows."""
 
-    # What else a request may be told.
+    # Further errors that a request may get.
     bugs: tuple[type[BaseException], ...] = ()
 
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +37,7 @@ class FailingWorld(World):
 
         def recover() -> None:
             assert self.running[device] == 0, "while it runs"
-            self.loom.sleep(self.random.choice([0.0, 0.003, 0.05]))
+            self.interleaver.sleep(self.random.choice([0.0, 0.003, 0.05]))
             if self.random.random() < self.vain:
                 raise InstanceFailed("in vain", self.random.choice([0.001, 0.02]))
             self.broken[device] = False
@@ -45,12 +47,12 @@ class FailingWorld(World):
             assert len(x) <= MOST
             if self.random.random() < self.hangs:
                 self.running[device] += 1
-                self.loom.sleep(0.1)
+                self.interleaver.sleep(0.1)
                 self.running[device] -= 1
             if len(x) > self.room[device]:
                 raise OutOfMemory(f"{len(x)} rows")
             if self.random.random() < self.breaks:
-                self.loom.sleep(self.random.choice([0.0, 0.002]))
+                self.interleaver.sleep(self.random.choice([0.0, 0.002]))
                 if self.random.random() < 0.2:
                     raise InstanceFailed("a hiccup")
                 self.broken[device] = True
@@ -59,7 +61,7 @@ class FailingWorld(World):
 
         return run
 
-    def at_rest(self) -> None:
+    def before_time_moves(self) -> None:
         if not hasattr(self, "batcher"):
             return
         queue = self.batcher._queue
@@ -73,16 +75,18 @@ class FailingWorld(World):
         at_its_post = vars(queue._expiry._due)["_waiters"]
         for sent in self.sent if at_its_post else ():
             waits = sent.request is not None and sent.request.state is State.QUEUED
-            assert not waits or sent.deadline >= self.loom.now(), "a deadline passed, and nobody was told"
+            assert not waits or sent.deadline >= self.interleaver.now(), (
+                "a deadline passed, and nobody was told"
+            )
 
     def main(self) -> None:
         if self.gives_up:
-            self.loom_thread("watchdog", self.watch)
+            self.start_thread("watchdog", self.watch)
         super().main()
 
     def watch(self) -> None:
         for _ in range(3):
-            self.loom.sleep(self.random.choice([0.0, 0.01, 0.03]))
+            self.interleaver.sleep(self.random.choice([0.0, 0.01, 0.03]))
             if hasattr(self, "batcher"):
                 self.batcher.give_up(self.random.randrange(self.devices), RunTimedOut("it hangs"))
 
@@ -92,7 +96,7 @@ class FailingWorld(World):
         elif isinstance(error, RunTimedOut):
             assert self.gives_up
         elif not isinstance(error, self.bugs):
-            # No OutOfMemory: one row fits everywhere.
+            # No OutOfMemory, because one row fits everywhere.
             super().check_error(error)
 
 
@@ -102,9 +106,9 @@ def test_whatever_fails_and_when_nothing_is_lost_or_doubled(
     block: int, attending: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    def attend(world: World) -> None:
+    def attend(scenario: Scenario) -> None:
         if attending:
-            world.attending, world.short = world.random.choice([1, 2, 3]), 1.0
-            world.devices, world.pipelined, world.window, world.anchored = 1, False, 0.0, True
+            scenario.attending, scenario.short = scenario.random.choice([1, 2, 3]), 1.0
+            scenario.devices, scenario.pipelined, scenario.window, scenario.anchored = 1, False, 0.0, True
 
-    play(seeds_of(block, 30, 5000), monkeypatch, FailingWorld, attend)
+    play(seeds_of(block, 30, 5000), monkeypatch, FailingScenario, attend)

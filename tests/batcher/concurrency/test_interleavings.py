@@ -1,7 +1,7 @@
-"""Properties 1, 2, 3, 5, 10, 11 and 13, whatever the order in which threads go on at locks.
+"""Properties 1, 2, 3, 5, 10, 11 and 13, in any order in which threads continue at locks.
 
 Each seed is another interleaving of callers, workers, the expiry thread and a closer, in virtual
-time. `Loom` fails a run in which a wake-up was lost: everybody waits, and for no time either.
+time. The harness fails a run with a lost wake-up: every thread waits, and none with a timeout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.batcher.interleave import Loom, Strand
+from support.batcher.interleave import ControlledThread, Interleaver
 from support.batcher.rig import figures_add_up
 
 from tensorferry.batcher import (
@@ -50,20 +50,20 @@ class Loyal(ReturnModel):
     patience = 0.0
 
     def wait_until(self, now: float, queued: int, batch_time: Any, room: int, answering: Any = None) -> float:
-        """For so long after the last answers."""
+        """Wait for this long after the last answers."""
         return max(now, self._answered_at + self.patience)
 
     def answered(self, now: float, callers: int) -> None:
         self._answered_at = now
 
 
-class World:
-    """A batcher, its callers and whoever closes it, made from a seed."""
+class Scenario:
+    """A batcher, its callers and the thread that closes it, made from a seed."""
 
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random = random.Random(seed)
-        self.loom = Loom(seed, self.at_rest)
-        self.loom.install(monkeypatch)
+        self.interleaver = Interleaver(seed, self.before_time_moves)
+        self.interleaver.install(monkeypatch)
         self.devices = self.random.choice([1, 1, 2, 3])
         self.pipelined = self.random.random() < 0.5
         self.window = self.random.choice([0.0, 0.0, 0.0, 0.03])
@@ -72,14 +72,14 @@ class World:
         self.slow_device = self.random.randrange(self.devices)
         self.classes = self.random.choice([1, 2, 3])
         self.anchored = self.random.random() < 0.5
-        # Completions take their time.
+        # Completions take time.
         self.slow = self.random.random() < 0.5
-        # Callers are always expected back, and waited for for so long.
+        # Callers are always expected to return, and waited for this long.
         self.patience = self.random.choice([None, 0.0, 0.003])
         if self.patience is not None:
             loyal = type("Loyal", (Loyal,), {"patience": self.patience})
             monkeypatch.setattr("tensorferry.batcher.queue.request_queue.ReturnModel", loyal)
-        # So many of the callers run short batches themselves; some batches are.
+        # This many callers run short batches inline; some batches are short.
         self.attending, self.short = 0, 0.0
         self.idle_since = math.inf
         self.sent: list[Sent] = []
@@ -93,7 +93,7 @@ class World:
             self.running[device] += 1
             self.most_at_once = max(self.most_at_once, self.running[device])
             seconds = 0.01 + 0.001 * len(x) + 0.002 * self.random.random()
-            self.loom.sleep(seconds * (self.slowness if device == self.slow_device else 1))
+            self.interleaver.sleep(seconds * (self.slowness if device == self.slow_device else 1))
             self.running[device] -= 1
             if (x == POISON).any():
                 raise ValueError("poisoned")
@@ -103,24 +103,24 @@ class World:
 
     most_at_once = 0
 
-    def at_rest(self) -> None:
-        """Nobody can run before time moves: is everybody where he belongs?"""
+    def before_time_moves(self) -> None:
+        """Check, before time moves, that every thread waits where it should."""
         if not hasattr(self, "batcher"):
             return
         sizes = self.batcher.statistics().sizes
         assert 0 <= sizes.queued_rows <= MOST_ROWS
         assert sum(sizes.class_rows) == sizes.queued_rows
-        # A device whose workers are busy completing requests can take no batch; any other must.
+        # A device whose workers are busy completing requests cannot take a batch; any other must.
         queue = self.batcher._queue
         free = [device for device in queue._devices.each if device.idle and device.waiting]
         if self.patience is not None:
             free = [device for device in free if not device.batches_outstanding]
         if sizes.queued and free and not self.window:
-            self.idle_since = min(self.idle_since, self.loom.now())
-            lasted = self.loom.now() - self.idle_since
+            self.idle_since = min(self.idle_since, self.interleaver.now())
+            lasted = self.interleaver.now() - self.idle_since
             allowed = 3 * (self.patience or 0.0)
             if self.attending:
-                # For the thread that enqueues quietly to say what else is there; here it never does.
+                # A batcher waits for an inline submitter to report its input; here it never does.
                 allowed += max(bucket.cost_model.mean(1) for bucket in queue._backlog.buckets.values()) / 4
             assert lasted <= allowed, "a device is idle, and requests wait"
         else:
@@ -128,7 +128,9 @@ class World:
         at_its_post = vars(queue._expiry._due)["_waiters"]
         for sent in self.sent if at_its_post else ():
             waits = sent.request is not None and sent.request.state is State.QUEUED
-            assert not waits or sent.deadline >= self.loom.now(), "a deadline passed, and nobody was told"
+            assert not waits or sent.deadline >= self.interleaver.now(), (
+                "a deadline passed, and nobody was told"
+            )
 
     def main(self) -> None:
         self.batcher = Batcher(
@@ -138,17 +140,18 @@ class World:
             max_queue_size=MOST_ROWS,
             priority_weights=(4, 2, 1)[: self.classes],
             pipelined=self.pipelined,
-            clock=self.loom.clock,
+            clock=self.interleaver.clock,
         )
         if self.anchored:
             self.batcher.anchor(1, 0.012)
             self.batcher.anchor(MOST, 0.015)
         callers = [
-            self.loom_thread(f"caller-{number}", partial(self.call, number)) for number in range(self.callers)
+            self.start_thread(f"caller-{number}", partial(self.call, number))
+            for number in range(self.callers)
         ]
         closing = self.random.choice(["after", "drain", "abandon"])
         if closing != "after":
-            self.loom.sleep(self.random.choice([0.0, 0.02, 0.05]))
+            self.interleaver.sleep(self.random.choice([0.0, 0.02, 0.05]))
             self.batcher.close(drain=closing == "drain", timeout=self.random.choice([None, None, 0.005]))
         for caller in callers:
             caller.join()
@@ -157,16 +160,16 @@ class World:
             assert all(len(sent.outcomes) == 1 for sent in self.sent), "drained, completions included"
         assert self.batcher.close()
 
-    def loom_thread(self, name: str, target: Callable[[], object]) -> Strand:
-        strand = Strand(self.loom, target, name)
-        strand.start()
-        return strand
+    def start_thread(self, name: str, target: Callable[[], object]) -> ControlledThread:
+        thread = ControlledThread(self.interleaver, target, name)
+        thread.start()
+        return thread
 
     def call(self, number: int) -> None:
         mine: list[Sent] = []
         for turn in range(7):
             if self.random.random() < 0.5:
-                self.loom.sleep(self.random.choice([0.0, 0.001, 0.012, 0.03]))
+                self.interleaver.sleep(self.random.choice([0.0, 0.001, 0.012, 0.03]))
             if mine and self.random.random() < 0.2:
                 request = self.random.choice(mine).request
                 assert request is not None
@@ -174,7 +177,7 @@ class World:
                 continue
             tag = POISON if self.random.random() < 0.1 else 100.0 + 10 * number + turn
             timeout = self.random.choice([math.inf, math.inf, 0.004, 0.02, 0.05])
-            sent = Sent(tag, self.random.choice([0, 1, 1, 1, 2, 4, 6]), self.loom.now() + timeout)
+            sent = Sent(tag, self.random.choice([0, 1, 1, 1, 2, 4, 6]), self.interleaver.now() + timeout)
             width = self.random.choice([1, 1, 1, 2])
             request = request_of(
                 np.full((sent.rows, width), tag),
@@ -197,12 +200,12 @@ class World:
             self.batcher.enqueue(request)
         elif self.batcher.enqueue_quietly(request):
             while (again := self.batcher.attend(self.short)) < math.inf:
-                self.loom.sleep(again - self.loom.now())
+                self.interleaver.sleep(again - self.interleaver.now())
 
     def complete(self, sent: Sent, outcome: Outcome) -> None:
-        sent.outcomes.append((self.loom.now(), outcome))
+        sent.outcomes.append((self.interleaver.now(), outcome))
         if self.slow and self.random.random() < 0.3:
-            self.loom.sleep(self.random.choice([0.0, 0.002, 0.02]))
+            self.interleaver.sleep(self.random.choice([0.0, 0.002, 0.02]))
 
     def check(self) -> None:
         for sent in self.sent:
@@ -223,45 +226,43 @@ class World:
         assert self.most_at_once <= 1, "one thread at a time on a device"
 
     def check_error(self, error: BaseException) -> None:
-        """Another error that a request ended with."""
+        """Check another error of a request."""
         assert isinstance(error, (Cancelled, Shed, BatcherClosed)), error
 
 
 def play(
     seeds: range,
     monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[int, pytest.MonkeyPatch], World] = World,
-    prepare: Callable[[Any], None] = lambda world: None,
+    make: Callable[[int, pytest.MonkeyPatch], Scenario] = Scenario,
+    prepare: Callable[[Any], None] = lambda scenario: None,
 ) -> None:
-    """Runs the world of each seed to its end; the seed of one that fails is in the error."""
+    """Run the scenario of each seed to its end; the error of a failing seed names it."""
     for seed in seeds:
         with monkeypatch.context() as patch:
-            world = make(seed, patch)
-            prepare(world)
+            scenario = make(seed, patch)
+            prepare(scenario)
             try:
-                world.loom.run(world.main)
-                world.check()
+                scenario.interleaver.run(scenario.main)
+                scenario.check()
             except BaseException as error:
                 error.add_note(f"seed {seed}")
                 raise
 
 
 def seeds_of(block: int, count: int, start: int = 0) -> range:
-    """Those of one block, of so many seeds each."""
+    """Return the seeds of one block of this size."""
     return range(start + count * block, start + count * (block + 1))
 
 
 @pytest.mark.parametrize("block", range(5))
-def test_whoever_runs_the_batches_nothing_is_lost_or_doubled(
-    block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As below, but callers attend to their batches, where these are short."""
+def test_with_inline_runs_nothing_is_lost_or_doubled(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like the next test, but callers run short batches inline."""
 
-    def attend(world: World) -> None:
-        world.attending = world.random.choice([1, 2, 3])
-        world.short = world.random.choice([0.0125, 0.0135, 1.0])
-        if world.random.random() < 0.9:
-            world.devices, world.pipelined, world.window, world.anchored = 1, False, 0.0, True
+    def attend(scenario: Scenario) -> None:
+        scenario.attending = scenario.random.choice([1, 2, 3])
+        scenario.short = scenario.random.choice([0.0125, 0.0135, 1.0])
+        if scenario.random.random() < 0.9:
+            scenario.devices, scenario.pipelined, scenario.window, scenario.anchored = 1, False, 0.0, True
 
     play(seeds_of(block, 40, 1000), monkeypatch, prepare=attend)
 
@@ -274,16 +275,16 @@ def test_in_whatever_order_threads_go_on_nothing_is_lost_or_doubled(
 
 
 def test_a_lost_wake_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tool itself: a queue that forgets to wake its worker fails the run."""
-    loom = Loom(0)
-    loom.install(monkeypatch)
+    """The harness itself: a queue that does not wake its worker fails the run."""
+    interleaver = Interleaver(0)
+    interleaver.install(monkeypatch)
     monkeypatch.setattr("tensorferry.batcher.queue.wakeup.WorkerWakeup.wake", lambda self, now: None)
 
     def main() -> None:
-        batcher = Batcher(lambda x: x, clock=loom.clock)
-        loom.sleep(1.0)
+        batcher = Batcher(lambda x: x, clock=interleaver.clock)
+        interleaver.sleep(1.0)
         future = batcher.submit(1.0)
-        loom.wait(future.done)
+        interleaver.wait(future.done)
 
-    with pytest.raises(AssertionError, match="nobody will ever run again"):
-        loom.run(main)
+    with pytest.raises(AssertionError, match="no thread can ever run again"):
+        interleaver.run(main)

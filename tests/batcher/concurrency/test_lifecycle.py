@@ -1,4 +1,4 @@
-"""A batcher's life: made with sensible options, closed in several ways, of no use afterwards."""
+"""Life cycle of a batcher: validation of its options, the ways to close it, and calls after that."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_a_bad_option_is_named_with_its_value(option: str, value: Any) -> None:
     threads = threading.active_count()
     with pytest.raises(ValueError, match=rf"^{option} is {value}; it must be at least \d and finite$"):
         Batcher(lambda x: x, **{option: value})
-    # Of another test one may end meanwhile.
+    # Another test's thread may end meanwhile.
     assert threading.active_count() <= threads
 
 
-def test_leaving_the_context_finishes_what_was_accepted(runner: ScriptedRunner) -> None:
+def test_leaving_the_context_finishes_accepted_requests(runner: ScriptedRunner) -> None:
     with Batcher(runner) as batcher:
         futures = [occupy(batcher, runner), batcher.submit(1.0)]
         runner.open()
@@ -83,7 +83,7 @@ def test_drain_does_not_wait_out_a_window(make: Make) -> None:
     assert result(future) == 1
 
 
-def test_close_without_drain_fails_what_is_queued_at_once(make: Make, runner: ScriptedRunner) -> None:
+def test_close_without_drain_fails_queued_requests_at_once(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner)
     running, queued = occupy(batcher, runner), batcher.submit(1.0)
     assert not batcher.close(drain=False, timeout=0), "a worker is still inside the model function"
@@ -95,7 +95,7 @@ def test_close_without_drain_fails_what_is_queued_at_once(make: Make, runner: Sc
     assert batcher.statistics().abandoned == 1
 
 
-def test_close_fails_what_is_still_queued_when_its_time_is_over(make: Make, runner: ScriptedRunner) -> None:
+def test_close_fails_queued_requests_after_its_timeout(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner)
     running, queued = occupy(batcher, runner), batcher.submit(1.0)
     assert not batcher.close(timeout=0.001)
@@ -104,7 +104,7 @@ def test_close_fails_what_is_still_queued_when_its_time_is_over(make: Make, runn
     assert result(running) == 0
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back(make: Make, runner: ScriptedRunner) -> None:
+def test_a_full_queue_refuses_with_a_retry_time(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 2, max_queue_size=4)
     occupied = occupy(batcher, runner)
     futures = [batcher.submit(float(tag)) for tag in range(4)]
@@ -117,7 +117,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(make: Make, runner: Scr
 
 
 @pytest.mark.parametrize("options", [{"max_queue_size": 4}, {"max_queue_bytes": 32}])
-def test_what_could_never_be_queued_is_too_large(make: Make, options: dict[str, int]) -> None:
+def test_a_request_that_can_never_be_queued_is_too_large(make: Make, options: dict[str, int]) -> None:
     batcher = make(lambda x: x, 2, **options)
     with pytest.raises(RequestTooLarge, match="send"):
         batcher.submit_rows([1.0] * 5)

@@ -17,7 +17,7 @@ from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
 def test_cancel_just_before_the_answer(make: Make) -> None:
-    """The model is done, its results are not yet handed out."""
+    """The model has finished, but its results are not delivered yet."""
     held: list[Request] = []
 
     def model_fn(x: Any) -> Any:
@@ -37,7 +37,7 @@ def test_cancel_just_before_the_answer(make: Make) -> None:
 
 
 def test_cancel_just_after_the_answer(make: Make, runner: ScriptedRunner) -> None:
-    """The batch's results are being handed out: the neighbour's completion comes first and cancels."""
+    """While the batch's results are delivered, the neighbour's completion comes first and cancels."""
     batcher = make(runner)
     occupy(batcher, runner)
     second: list[Request] = []
@@ -71,7 +71,7 @@ def test_cancel_of_a_request_from_its_own_completion(make: Make) -> None:
 def test_cancel_after_the_deadline_but_before_the_worker_saw_it(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
-    """The deadline was first: the request expired, whoever says so."""
+    """The deadline passed first, so the request expired, whichever thread reports it."""
     batcher = make(runner, clock=clock)
     occupy(batcher, runner)
     request, recorder = enqueue(batcher, [1.0], deadline=5.0)
@@ -105,7 +105,7 @@ def test_cancel_after_the_worker_saw_the_deadline(
 def test_cancel_between_the_closing_of_a_batch_and_its_join(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
-    """The completion of an expired request runs just there. The batch must not fail by it."""
+    """The completion of an expired request runs exactly there. The batch must not fail because of it."""
     batcher = make(runner, clock=clock)
     occupy(batcher, runner)
     riders: list[tuple[Request, Recorder]] = []
@@ -124,7 +124,7 @@ def test_cancel_between_the_closing_of_a_batch_and_its_join(
 
 
 @pytest.mark.parametrize(("seconds", "kind"), [(4.75, "answered"), (5.0, "DeadlineExceeded")])
-def test_the_deadline_passes_as_the_answer_comes(
+def test_a_deadline_that_passes_with_the_answer(
     make: Make, clock: VirtualClock, seconds: float, kind: str
 ) -> None:
     """An answer at the deadline itself is late; before it, in time."""
@@ -174,7 +174,9 @@ def test_a_future_is_cancelled_once(make: Make, runner: ScriptedRunner) -> None:
 
 @pytest.mark.parametrize("end", ["drain", "close"])
 def test_submit_while_the_batcher_ends(make: Make, runner: ScriptedRunner, end: str) -> None:
-    """Accepted before: answered. After: refused. Nothing in between, however many threads try."""
+    """Requests are accepted and answered, or refused, with nothing in between, however many threads
+    submit.
+    """
     batcher = make(runner, 4)
     occupy(batcher, runner)
     accepted: list[Future[Any]] = []
@@ -241,7 +243,7 @@ def test_close_while_a_batch_runs(make: Make, runner: ScriptedRunner, drain: boo
 
 @pytest.mark.parametrize("method", ["close", "drain"])
 def test_a_completion_may_end_the_batcher(make: Make, runner: ScriptedRunner, method: str) -> None:
-    """It cannot wait for itself: the worker finishes what is queued and ends."""
+    """The batcher cannot wait for its own thread, so the worker finishes the queue and ends."""
     batcher: Batcher = make(runner, 1)
     first = occupy(batcher, runner)
     rest = [batcher.submit(float(tag)) for tag in range(3)]

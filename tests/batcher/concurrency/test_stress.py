@@ -1,4 +1,5 @@
-"""Many threads, random sizes, classes, cancels, deadlines and failures: nothing is lost, doubled or mixed up.
+"""Many threads, random sizes, classes, cancels, deadlines and failures: nothing is lost, doubled or
+mixed up.
 
 Properties 1, 2, 3 and 12 on real threads.
 """
@@ -32,14 +33,14 @@ KINDS = {
 
 
 def model_fn(x: Any) -> Any:
-    """Every row carries its request's tag; tags that end in 13 are poisoned."""
+    """Every row carries its request's tag; tags that end in 13 raise."""
     if (x % 100 == 13).any():
         raise ValueError("poisoned")
     return {"same": x, "double": x * 2}
 
 
 class Caller:
-    """One thread's requests, made from a seed, and what it must have got in the end."""
+    """One thread's requests, made from a seed, and the expected outcomes."""
 
     def __init__(self, batcher: Batcher, number: int, seed: int, half_way: threading.Event) -> None:
         self.batcher = batcher
@@ -86,7 +87,7 @@ class Caller:
 
 
 class Device:
-    """A model function that notices two threads in it at once."""
+    """A model function that detects two threads in it at once."""
 
     def __init__(self) -> None:
         self.inside = threading.Semaphore(1)
@@ -138,7 +139,7 @@ def test_every_accepted_request_ends_once_with_its_own_outcome(
     with ThreadPoolExecutor(THREADS) as pool:
         running = [pool.submit(caller.run) for caller in callers]
         if not drain:
-            # In the midst of it all.
+            # During the load.
             reach(half_way)
             assert batcher.close(drain=False)
         for future in running:

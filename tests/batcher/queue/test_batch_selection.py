@@ -1,4 +1,4 @@
-"""When a batch leaves and who rides in it, seen from outside, on a clock that stands still."""
+"""When a batch closes and which requests are in it, through the public API, with a stopped clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_lone_request_never_waits_for_company(make: Make, clock: VirtualClock)
     assert batcher.statistics().close_reasons == {CloseReason.IDLE: 2}
 
 
-def test_what_arrives_while_a_batch_runs_is_the_next_batch(make: Make, runner: ScriptedRunner) -> None:
+def test_requests_that_arrive_during_a_batch_are_the_next_batch(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 32)
     occupy(batcher, runner)
     futures = [batcher.submit(float(value)) for value in range(1, 8)]
@@ -90,7 +90,7 @@ def test_the_order_of_the_names_does_not_matter(make: Make) -> None:
     assert len(runner.batches) == 2
 
 
-def test_the_bucket_whose_oldest_request_came_first_leaves_first(
+def test_the_bucket_with_the_oldest_request_runs_first(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     batcher = make(runner, 2, clock=clock)
@@ -119,7 +119,7 @@ def test_a_window_ends_so_long_after_the_arrival_of_the_oldest(make: Make, clock
     assert batcher.statistics().close_reasons == {CloseReason.WINDOW: 1}
 
 
-def test_the_time_behind_a_running_batch_counts_for_the_window(
+def test_waiting_for_a_running_batch_counts_for_the_window(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     """A window measured from when the worker looks would wait twice."""
@@ -147,15 +147,16 @@ def test_a_full_batch_does_not_wait_for_the_window(make: Make, clock: VirtualClo
 
 
 def test_another_worker_takes_over_a_window_while_the_first_is_busy(make: Make) -> None:
-    """No state with queued requests is without a worker that runs or waits for it.
+    """While requests are queued, a worker runs or waits for them.
 
-    On the real clock: a virtual one wakes every sleeper, and so the right one by luck.
+    On the real clock, because a virtual clock wakes every waiting thread, and so also the right
+    one.
     """
     answered = threading.Event()
     seen: list[bool] = []
     batcher = make(lambda x: x * 2, 4, 0.06, workers=2)
-    # The worker that waits for both is held in the completion of the one that leaves first, for
-    # its deadline; they cannot share a batch.
+    # The worker that waits for both is held in the completion of the request that expires first;
+    # the two requests cannot share a batch.
     batcher.enqueue(
         request_of(
             [[1.0, 1.0]],
@@ -181,8 +182,8 @@ def test_several_workers_run_batches_at_the_same_time(make: Make, runner: Script
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_burst_wakes_whom_it_needs(make: Make, clock: VirtualClock, workers: int) -> None:
-    """Every idle worker that has a batch to run is woken: nothing is left to luck or to the next arrival."""
+def test_a_burst_wakes_the_workers_that_it_needs(make: Make, clock: VirtualClock, workers: int) -> None:
+    """Every idle worker with a batch to run is woken, without waiting for the next arrival."""
     runner = ScriptedRunner(gated=True)
     batcher = make(runner, 2, workers=workers, clock=clock)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""One of N requests leaves, in every way and at every place: its neighbours notice nothing."""
+"""One of N requests ends early, in every way and at every position: its neighbours are unaffected."""
 
 from __future__ import annotations
 
@@ -69,8 +69,10 @@ def test_the_others_are_answered_and_the_one_ends_once(
 
 
 @pytest.mark.parametrize("ways", list(itertools.permutations(WAYS, 3)), ids="|".join)
-def test_several_leave_in_different_ways(make: Make, clock: VirtualClock, ways: tuple[str, ...]) -> None:
-    """All three leave one batch of six; those between them are answered."""
+def test_several_requests_end_early_in_different_ways(
+    make: Make, clock: VirtualClock, ways: tuple[str, ...]
+) -> None:
+    """Three requests of a batch of six end early; those between them are answered."""
     runner = ScriptedRunner(fails_below_zero, gated=True)
     batcher = make(runner, 6, clock=clock)
     occupy(batcher, runner)
@@ -122,7 +124,7 @@ def test_a_cancelled_future_is_done_at_once(
     ]
 
 
-def test_a_batch_whose_riders_all_left_is_not_run(make: Make, runner: ScriptedRunner) -> None:
+def test_a_batch_whose_requests_are_all_cancelled_is_not_run(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner)
     occupy(batcher, runner)
     futures = [batcher.submit(1.0) for _ in range(3)]
@@ -133,7 +135,7 @@ def test_a_batch_whose_riders_all_left_is_not_run(make: Make, runner: ScriptedRu
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
-def test_a_deadline_that_has_passed_is_refused_at_the_door(make: Make, timeout: float) -> None:
+def test_a_passed_deadline_is_refused_on_arrival(make: Make, timeout: float) -> None:
     batcher = make(lambda x: x)
     with pytest.raises(DeadlineExceeded):
         batcher.submit(1.0, timeout=timeout)
@@ -150,8 +152,10 @@ def test_a_window_ends_early_for_a_deadline_that_its_end_would_miss(make: Make, 
     assert (result(staying), result(hurried)) == (1, 2)
 
 
-def test_a_completion_that_raises_harms_nobody_else(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither its neighbours nor the worker; not even SystemExit, which would end a thread quietly."""
+def test_a_raising_completion_affects_no_other_request(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """Its neighbours and the worker are unaffected, even by SystemExit, which would silently end a
+    thread.
+    """
 
     def rude(done: Any) -> None:
         raise SystemExit

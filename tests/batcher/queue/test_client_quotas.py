@@ -1,4 +1,4 @@
-"""The shipping queue in virtual time, with clients that want more than there is: who gets what."""
+"""The product's queue in virtual time, with clients that together exceed capacity: fair shares."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tensorferry.batcher.testing import VirtualClock
 MOST, FIXED, PER_ROW = 32, 0.004, 0.0002
 CAPACITY = MOST / (FIXED + PER_ROW * MOST)
 SECONDS = 1.0
-# Rows that may wait: more than deadlines let wait.
+# Rows that may wait, more than deadlines allow.
 LONG = 4096
 FAIR = ClientPolicy(fair=True)
 
 
 @dataclass(frozen=True)
 class Sender:
-    """A client: what it sends, as a share of the capacity, with what timeout (0: none), in how many kinds."""
+    """A client's traffic, relative to capacity, its timeout (0: none), and its number of kinds."""
 
     load: float
     timeout: float = 0.04
@@ -45,7 +45,7 @@ def answered(
     max_rows: int = LONG,
     seed: int = 7,
 ) -> Mapping[str, float]:
-    """What each client gets in time, in rows, as a share of what full batches could answer."""
+    """Return the rows in time of each client, relative to the rate of full batches."""
     chance = random.Random(seed)
     clock = VirtualClock()
     queue = RequestQueue(
@@ -126,14 +126,16 @@ SHARED: Mapping[str, Mapping[str, Sender]] = {
 }
 
 
-# Where deadlines differ, the greedy are turned away at the door of a long queue, behind those of their own who
-# wait, and leave room for others by that alone. A short one they keep full, and nobody else comes in.
+# With deadlines, a long queue refuses greedy clients behind their own queued requests, which leaves
+# room for others. A short queue they keep full, and other clients are refused.
 SHORT = {"greedy has longer deadlines": 128, "greedy has shorter deadlines": 128}
 
 
 @pytest.mark.parametrize("case", SHARED)
 def test_a_greedy_client_takes_nothing_of_anothers_share(case: str) -> None:
-    """Who asks for less than its share gets it, and in all no less is done than without."""
+    """A client below its share gets all it asks for, and the total is no less than without fair
+    shares.
+    """
     senders, max_rows = SHARED[case], SHORT.get(case, LONG)
     without, fair = (answered(senders, clients, max_rows=max_rows) for clients in (None, FAIR))
     meek = [name for name in senders if name != "greedy"]
@@ -143,8 +145,10 @@ def test_a_greedy_client_takes_nothing_of_anothers_share(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", SHORT)
-def test_what_the_door_leaves_of_a_share_is_made_up_for(case: str) -> None:
-    """In a long queue a client gets most of its share by its deadlines alone, and with fair shares the rest."""
+def test_fair_shares_complete_what_deadlines_give(case: str) -> None:
+    """In a long queue a client gets most of its share by its deadlines alone, and with fair shares the
+    rest.
+    """
     senders = SHARED[case]
     without, fair = answered(senders, None), answered(senders, FAIR)
     assert without["meek"] < 0.9 * senders["meek"].load, "what this is against"
@@ -153,7 +157,7 @@ def test_what_the_door_leaves_of_a_share_is_made_up_for(case: str) -> None:
 
 
 def test_kinds_that_share_no_batch() -> None:
-    """A greedy client keeps another's bucket from leaving no more than its requests from riding."""
+    """A greedy client delays another's bucket no more than its requests."""
     senders = {"greedy": Sender(10, 0.1, kinds=4), "meek": Sender(0.3, 0.1)}
     without, fair = answered(senders, None), answered(senders, FAIR)
     assert without["meek"] < 0.1
@@ -188,7 +192,7 @@ def test_other_devices(devices: int, pipelined: bool) -> None:
     )
 
 
-def test_a_full_queue_has_room_for_who_holds_less_than_his_share() -> None:
-    """Without deadlines the greedy fill the queue: the meek find room there at their expense."""
+def test_a_full_queue_has_room_for_a_client_below_its_share() -> None:
+    """Without deadlines greedy clients fill the queue; a client below its share displaces them."""
     senders = {"greedy": Sender(10, 0), "meek": Sender(0.3, 0)}
     assert answered(senders, FAIR, max_rows=64)["meek"] > 0.9 * 0.3

@@ -1,4 +1,4 @@
-"""A device fails: its requests are run once more or fail, once each, and it comes back."""
+"""A device fails: its requests run once more or fail, each once, and the device recovers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
 class Device:
-    """A function that fails while it is `broken`, and what brings it back, when the test lets it."""
+    """A function that fails while it is `broken`, and its recovery, which the test controls."""
 
     def __init__(self, *, broken: bool = False, fn: Callable[[Any], Any] = lambda x: x * 2) -> None:
         self.broken = broken
         self.fn = fn
         self.tries = 0
-        # Raised by the tries to come.
+        # Raised by the next recovery attempts.
         self.vain: list[Exception] = []
         self.tried, self.may_return = threading.Event(), threading.Event()
 
@@ -43,7 +43,7 @@ class Device:
 
 
 def broken_with(make: Make, count: int, **options: Any) -> tuple[Batcher, Device, list[Recorder], list[Any]]:
-    """A batcher whose device has failed with so many requests, and is being brought back."""
+    """A batcher whose device has failed with this many requests, and is recovering."""
     device = Device()
     runner = ScriptedRunner(device, gated=True)
     batcher = make(runner, 4, **options)
@@ -71,7 +71,7 @@ def test_the_batch_is_run_again_when_the_device_is_back(make: Make, pipelined: b
     assert 1 <= statistics.retried <= 2
 
 
-def test_those_who_go_back_ride_first_and_in_their_order(make: Make) -> None:
+def test_requeued_requests_run_first_and_in_order(make: Make) -> None:
     device = Device()
     runner = ScriptedRunner(device, gated=True)
     batcher = make(runner, 3)
@@ -116,7 +116,7 @@ def test_without_a_recovery_the_function_is_called_again_at_once(make: Make) -> 
     assert result(batcher.submit(1.0)) == 2
 
 
-def test_the_other_device_takes_what_went_back_and_goes_on(make: Make) -> None:
+def test_the_other_device_takes_requeued_requests(make: Make) -> None:
     broken = Device()
     runner = ScriptedRunner(broken, gated=True)
     other = ScriptedRunner(gated=True)
@@ -139,18 +139,19 @@ def test_the_other_device_takes_what_went_back_and_goes_on(make: Make) -> None:
     assert all(len(recorder.outcomes) == 1 for recorder in (*occupied, *sent))
 
 
-def test_both_devices_fail_together_and_come_back(make: Make) -> None:
+def test_both_devices_fail_together_and_recover(make: Make) -> None:
     devices = [Device(broken=True), Device(broken=True)]
     batcher = make(devices, 1, pipelined=True)
     sent = [enqueue(batcher, [float(tag)])[1] for tag in range(8)]
     for device in devices:
         reach(device.tried)
-    # Not one after the other: the first that is back would leave nothing to the other.
+    # Not one after the other, because the first to recover would take all requests.
     for device in devices:
         device.may_return.set()
     kinds = [recorder.await_outcome() and recorder.kind for recorder in sent]
     assert set(kinds) <= {"answered", "InstanceFailed"}
-    # One batch of each failed on a device; it may have met the other's failure the second time.
+    # One batch of each failed on a device; on its second run it may have met the other device's
+    # failure.
     assert kinds.count("InstanceFailed") <= 2
     assert result(batcher.submit(1.0)) == 2
 
@@ -219,7 +220,7 @@ def test_drain_during_the_recovery_waits_for_it(make: Make) -> None:
     assert [recorder.kind for recorder in recorders] == ["answered"] * 3
 
 
-def test_close_during_the_recovery_fails_what_is_queued(make: Make) -> None:
+def test_close_during_the_recovery_fails_queued_requests(make: Make) -> None:
     batcher, device, recorders, _ = broken_with(make, 3)
     assert not batcher.close(drain=False, timeout=0.01), "a worker is inside the recovery"
     assert [recorder.kind for recorder in recorders] == ["BatcherClosed"] * 3
@@ -242,7 +243,7 @@ def test_a_device_that_fails_after_close_fails_its_batch(make: Make) -> None:
 
 
 @pytest.mark.parametrize("how", [InstanceFailed("still broken", 7.0), ValueError("a bug")])
-def test_a_recovery_in_vain_fails_those_who_wait_and_is_tried_again(
+def test_a_failed_recovery_fails_queued_requests_and_is_repeated(
     make: Make, clock: VirtualClock, how: Exception
 ) -> None:
     batcher, device, recorders, _ = broken_with(make, 3, clock=clock)
@@ -267,7 +268,7 @@ def test_a_recovery_in_vain_fails_those_who_wait_and_is_tried_again(
     assert batcher.drain()
 
 
-def test_one_of_two_that_cannot_be_brought_back_fails_nobody(make: Make, clock: VirtualClock) -> None:
+def test_one_unrecoverable_device_of_two_fails_no_request(make: Make, clock: VirtualClock) -> None:
     broken = Device(broken=True)
     broken.vain = [InstanceFailed("still broken", 5.0)]
     broken.may_return.set()
@@ -277,7 +278,7 @@ def test_one_of_two_that_cannot_be_brought_back_fails_nobody(make: Make, clock: 
         assert result(batcher.submit(float(tag))) == 2 * tag
 
 
-def test_a_device_that_fails_while_halves_run_loses_nobody(make: Make) -> None:
+def test_a_device_failure_during_bisection_loses_no_request(make: Make) -> None:
     device = Device(fn=fails_below_zero)
 
     def model_fn(x: Any) -> Any:
@@ -340,7 +341,7 @@ def test_a_run_that_does_not_return_is_given_up(make: Make, pipelined: bool) -> 
     assert kinds == ["RunTimedOut", "InstanceFailed", "InstanceFailed"]
     with pytest.raises(InstanceFailed, match="it hangs"):
         batcher.submit(1.0)
-    # It returns after all.
+    # The run returns after all.
     runner.open()
     while True:
         try:
@@ -361,7 +362,7 @@ def test_a_run_that_is_given_up_when_it_is_over_changes_nothing(make: Make) -> N
     assert result(batcher.submit(1.0)) == 2
 
 
-def test_the_other_device_goes_on_beside_one_that_hangs(make: Make) -> None:
+def test_the_other_device_serves_beside_a_hanging_one(make: Make) -> None:
     hangs, works = ScriptedRunner(gated=True), ScriptedRunner(gated=True)
     batcher = make([hangs, works], 1)
     both = [enqueue(batcher, [float(tag)])[1] for tag in range(2)]
@@ -410,8 +411,8 @@ def test_a_run_that_took_too_long_fails_its_requests_and_runs_nothing_again(make
     assert result(batcher.submit(1.0)) == 2
 
 
-def test_the_thread_that_attends_recovers_nothing_itself(make: Make) -> None:
-    """It reads requests for everybody, and must not wait for a device."""
+def test_the_submitting_thread_recovers_no_device(make: Make) -> None:
+    """It reads requests of all clients, so it must not wait for a device."""
     device = Device()
     batcher = make(device, 4)
     for count in (1, 4):

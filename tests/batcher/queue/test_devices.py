@@ -1,4 +1,4 @@
-"""A device's free time and turn, what is learned of it and of the host, and what is queued for it."""
+"""A device's free time and dispatch time, and the estimates for device and host."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_idle_device_is_free_now_and_its_turn_is_now(device: Device) -> None:
     assert (device.free_at(5.0), device.start_at(5.0), device.dispatch_at(5.0)) == (5.0, 5.0, 5.0)
 
 
-def test_the_next_batch_leaves_so_long_before_the_device_is_free_as_it_takes_to_prepare(
+def test_the_next_batch_closes_its_preparation_time_before_the_device_is_free(
     device: Device,
 ) -> None:
     device.dispatched(0.0, 10.0, 1.0)
@@ -86,7 +86,7 @@ def test_device_and_host_are_learned_apart(pipelined: bool) -> None:
     assert cost_model.max_rows_within(cost_model.upper(8)) == 8
 
 
-def test_what_was_learned_is_trusted_to_refuse_for_a_second() -> None:
+def test_estimates_may_refuse_requests_for_a_second() -> None:
     cost_model = BatchCostModel(8)
     cost_model.observe(1.0, 4, 0.010)
     assert cost_model.upper_if_recent(4, 1.9) == cost_model.upper(4)
@@ -100,7 +100,7 @@ def queued(backlog: Backlog, rank: int, arrival: float, deadline: float = math.i
     return request
 
 
-def test_who_would_ride_last_of_the_lowest_class_is_displaced_first() -> None:
+def test_the_last_request_of_the_lowest_class_is_displaced_first() -> None:
     backlog = Backlog(Limits(4, 0.0), 3, pipelined=False)
     queued(backlog, 0, 1.0)
     middle = [queued(backlog, 1, 2.0), queued(backlog, 1, 3.0)]
@@ -114,7 +114,7 @@ def test_who_would_ride_last_of_the_lowest_class_is_displaced_first() -> None:
     assert not backlog.displaceable(2, 1, "", 99)
 
 
-def test_the_next_to_become_infeasible_is_the_earliest_deadline_less_what_one_row_takes() -> None:
+def test_the_next_infeasible_time_is_the_earliest_deadline_less_the_time_of_one_row() -> None:
     backlog = Backlog(Limits(4, 0.0), 2, pipelined=False)
     assert backlog.next_infeasible(0.0) == math.inf
     queued(backlog, 0, 1.0)
@@ -166,7 +166,7 @@ def test_each_function_of_a_list_runs_on_a_device_of_its_own(make: Make) -> None
 
 @pytest.mark.parametrize("rows", [0, -1])
 def test_a_warm_up_run_that_makes_no_sense_is_refused_at_once(make: Make, rows: int) -> None:
-    """Not later, at the first request of each kind."""
+    """At once, not at the first request of each kind."""
     batcher = make(lambda x: x)
     with pytest.raises(ValueError, match="rows must be at least 1"):
         batcher.anchor(rows, 1.0)
@@ -176,7 +176,7 @@ def test_a_warm_up_run_that_makes_no_sense_is_refused_at_once(make: Make, rows: 
 
 
 def test_after_a_failure_the_device_is_estimated_as_before(make: Make, clock: VirtualClock) -> None:
-    """Property 12: a failed run says nothing of how long others take."""
+    """Property 12: a failed run does not change the estimates."""
 
     def model_fn(x: Any) -> Any:
         clock.advance(50.0 if (x < 0).any() else 1.0)

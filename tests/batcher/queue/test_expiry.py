@@ -1,4 +1,6 @@
-"""Who cannot make a deadline any more is told at once, even while every worker is inside the model function."""
+"""A request that cannot meet its deadline is completed at once, even while every worker runs the
+model.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
 class Watched(VirtualClock):
-    """Counts how often anybody has asked for the time or waited, to see a busy loop."""
+    """Clock that counts reads and waits, to detect a busy loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,13 +38,13 @@ def clock() -> Watched:
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("pipelined", [False, True])
-def test_a_deadline_that_passes_while_every_worker_is_busy_is_told_at_once(
+def test_an_expired_request_is_completed_while_every_worker_is_busy(
     make: Make, runner: ScriptedRunner, clock: Watched, workers: int, pipelined: bool
 ) -> None:
     batcher = make(runner, 1, workers=workers, pipelined=pipelined, clock=clock)
     busy = [batcher.submit(0.0) for _ in range(workers)]
     runner.await_batches(workers)
-    # The other worker of a pipelined device takes the next batch, as nothing is known of times.
+    # The other worker of a pipelined device takes the next batch, because no times are known.
     busy += [batcher.submit(0.0) for _ in range(workers if pipelined else 0)]
     until(lambda: batcher.statistics().sizes.queued == 0)
     dying, living = batcher.submit(1.0, timeout=5.0), batcher.submit(2.0)
@@ -59,7 +61,7 @@ def test_a_deadline_that_passes_while_every_worker_is_busy_is_told_at_once(
     assert [result(future) for future in [*busy, living]] == [0] * len(busy) + [4]
 
 
-def test_who_was_cancelled_is_not_told_of_the_deadline_again(
+def test_a_cancelled_request_does_not_expire_again(
     make: Make, runner: ScriptedRunner, clock: Watched
 ) -> None:
     batcher = make(runner, 1, clock=clock)
@@ -88,9 +90,7 @@ def test_an_earlier_deadline_moves_the_watch_forward(
     assert isinstance(error(early), DeadlineExceeded)
 
 
-def test_it_is_told_when_it_cannot_be_made_any_more_not_only_when_it_has_passed(
-    make: Make, clock: Watched
-) -> None:
+def test_a_request_fails_once_its_deadline_is_unreachable(make: Make, clock: Watched) -> None:
     def model_fn(x: Any) -> Any:
         clock.advance(0.1)
         return x
@@ -107,8 +107,8 @@ def test_it_is_told_when_it_cannot_be_made_any_more_not_only_when_it_has_passed(
     assert clock.now() == pytest.approx(0.32), "alone it takes 0.1; its deadline is at 0.4"
 
 
-def test_nobody_watches_while_an_idle_worker_does(make: Make, clock: Watched) -> None:
-    """The worker that waits out the window wakes up in time: the request rides."""
+def test_an_idle_worker_watches_deadlines_alone(make: Make, clock: Watched) -> None:
+    """The worker that waits for the end of the window wakes in time, so the request runs."""
     runner = ScriptedRunner()
     batcher = make(runner, 4, 100.0, clock=clock)
     future = batcher.submit(1.0, timeout=10.0)
@@ -118,7 +118,9 @@ def test_nobody_watches_while_an_idle_worker_does(make: Make, clock: Watched) ->
     assert result(future) == 2
 
 
-def test_without_deadlines_nobody_waits_for_any(make: Make, runner: ScriptedRunner, clock: Watched) -> None:
+def test_without_deadlines_no_thread_waits_for_one(
+    make: Make, runner: ScriptedRunner, clock: Watched
+) -> None:
     batcher = make(runner, 1, clock=clock)
     occupy(batcher, runner)
     waits = clock.waits
@@ -131,7 +133,7 @@ def test_without_deadlines_nobody_waits_for_any(make: Make, runner: ScriptedRunn
 
 
 def test_waiting_for_deadlines_is_no_busy_loop(make: Make, runner: ScriptedRunner, clock: Watched) -> None:
-    """One wait for each of the deadlines that come nearer, and one for each that passes."""
+    """One wait for each deadline that becomes the earliest, and one for each that passes."""
     batcher = make(runner, 1, clock=clock)
     occupy(batcher, runner)
     before = clock.waits
@@ -146,7 +148,7 @@ def test_waiting_for_deadlines_is_no_busy_loop(make: Make, runner: ScriptedRunne
 def test_a_completion_of_the_expired_may_close_the_batcher(
     make: Make, runner: ScriptedRunner, clock: Watched
 ) -> None:
-    """It runs on a thread of the batcher's, which cannot wait for itself."""
+    """It runs on a thread of the batcher, which cannot wait for itself."""
     batcher = make(runner, 1, clock=clock)
     occupy(batcher, runner)
     ended: list[bool] = []
@@ -168,7 +170,7 @@ def test_a_completion_of_the_expired_may_close_the_batcher(
 def test_drain_waits_for_the_completions_of_the_expired(
     make: Make, runner: ScriptedRunner, clock: Watched
 ) -> None:
-    """Property 1: drained means completed, whoever completes."""
+    """Property 1: drained means completed, whichever thread completes."""
     batcher = make(runner, 1, clock=clock)
     busy = occupy(batcher, runner)
     entered, leave = threading.Event(), threading.Event()
@@ -192,7 +194,7 @@ def test_drain_waits_for_the_completions_of_the_expired(
 def test_a_worker_that_waits_for_its_neighbour_to_answer_does_not_watch(
     make: Make, clock: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where callers come back, a pipelined device's next batch waits for the answers of the last."""
+    """If callers return, the next batch of a pipelined device waits for the answers of the last."""
     monkeypatch.setattr(ReturnModel, "expected", True)
     batcher = make(lambda x: x, 4, pipelined=True, clock=clock)
     entered, leave = threading.Event(), threading.Event()

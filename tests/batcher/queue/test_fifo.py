@@ -1,4 +1,4 @@
-"""Requests in a line: whatever leaves, and from wherever, the others keep their order."""
+"""FIFO with removal: the order of the remaining requests is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorferry.batcher.request import Outcome, Request
 
 def made() -> Request:
     def complete(outcome: Outcome) -> None:
-        """Nobody waits."""
+        """Ignore the outcome."""
 
     return Request((), complete, names=None, rows=1, nbytes=0)
 
@@ -33,7 +33,7 @@ def test_it_is_as_a_list(data: st.DataObject) -> None:
             model.append(made())
             line.append(model[-1])
         elif step == "head":
-            # Who has left may come back, though it may have been amid the line.
+            # A removed request may be added again, even if it was removed from the middle.
             back = left.pop(data.draw(st.integers(0, len(left) - 1))) if left else made()
             model.insert(0, back)
             line.push_front(back)
@@ -55,8 +55,8 @@ def test_it_is_as_a_list(data: st.DataObject) -> None:
         assert len(line) == len(model)
 
 
-def test_who_is_gone_is_not_kept_for_long() -> None:
-    """Half of the line at most: cancelled requests would else be held as long as others wait."""
+def test_removed_requests_are_not_kept() -> None:
+    """At most half of the entries: cancelled requests would otherwise be kept as long as others wait."""
     line, requests = line_of(100)
     for request in requests[1:]:
         line.remove(request)
@@ -64,7 +64,7 @@ def test_who_is_gone_is_not_kept_for_long() -> None:
     assert line._requests == requests[:1]
 
 
-def test_to_leave_from_amid_moves_nobody() -> None:
+def test_removal_from_the_middle_keeps_the_order() -> None:
     line, requests = line_of(100)
     line.remove(requests[50])
     assert len(line._requests) == 100

@@ -1,4 +1,4 @@
-"""Who is turned away at the door because those ahead leave no time: on the shipping queue, in virtual time."""
+"""Refusals on arrival because the queued requests leave no time: the product's queue in virtual time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tensorferry.batcher.settings import BatcherSettings, ClientPolicy
 from tensorferry.batcher.testing import VirtualClock
 
 MOST, FULL = 10, 0.1
-# Of ten full batches.
+# Time of ten full batches.
 TIMEOUT = 1.0
 
 
 def ignore(outcome: Outcome) -> None:
-    """Nobody waits."""
+    """Ignore the outcome."""
 
 
 class Door:
-    """A queue whose batches take 10 ms a row, on one device, which the test runs."""
+    """A queue whose batches take 10 ms per row, on one device, which the test runs."""
 
     def __init__(self, classes: int = 1, clients: ClientPolicy | None = None) -> None:
         self.clock = VirtualClock()
@@ -41,7 +41,7 @@ class Door:
         for rows in (1, MOST):
             self.queue.add_warmup_sample(rows, rows * FULL / MOST)
         self.work: BatchAssignment | None = None
-        # What is predicted was seen just now.
+        # The prediction is recent.
         self.offer(TIMEOUT)
         self.run()
 
@@ -54,7 +54,7 @@ class Door:
         key: Hashable = None,
         rows: int = 1,
     ) -> bool:
-        """Whether a request is let in."""
+        """Return whether a request is accepted."""
         deadline = self.clock.now() + timeout
         request = Request(
             (), ignore, names=None, rows=rows, nbytes=0, key=key, deadline=deadline, client=client
@@ -68,18 +68,18 @@ class Door:
         return True
 
     def fill(self, **options: object) -> int:
-        """How many are let in before one is not; all of 200 if need be."""
+        """Return how many requests are accepted before one is refused, of at most 200."""
         return next((count for count in range(200) if not self.offer(**options)), 200)  # type: ignore[arg-type]
 
     def start(self) -> int:
-        """A batch leaves; its rows."""
+        """Start a batch; return its rows."""
         work = self.queue.poll()
         assert isinstance(work, BatchAssignment)
         self.work = work
         return len(work.batch)
 
     def finish(self) -> int:
-        """The batch has run in the time that it takes; how many were in time."""
+        """Complete the batch in its predicted time; return how many requests were in time."""
         assert self.work is not None
         batch = self.work.batch
         seconds = sum(request.rows for request in batch) * FULL / MOST
@@ -100,7 +100,7 @@ def test_as_many_are_let_in_as_are_answered_in_time() -> None:
     assert sum(door.run() for _ in range(let_in // MOST)) == let_in // MOST * MOST, "none was shed"
 
 
-def test_the_refusal_says_when_to_come_back() -> None:
+def test_a_refusal_has_a_retry_time() -> None:
     door = Door()
     door.fill()
     error = door.refusal
@@ -112,34 +112,34 @@ def test_the_refusal_says_when_to_come_back() -> None:
     assert door.offer()
 
 
-def test_what_is_due_before_rides_before_and_is_let_in() -> None:
+def test_an_earlier_deadline_runs_first_and_is_accepted() -> None:
     door = Door()
     door.fill()
     assert not door.offer(TIMEOUT)
     assert door.offer(TIMEOUT / 2)
 
 
-def test_who_has_more_time_is_let_in() -> None:
+def test_a_later_deadline_is_accepted() -> None:
     door = Door()
     door.fill()
     assert door.offer(2 * TIMEOUT)
     assert door.offer(math.inf)
 
 
-def test_who_has_little_patience_is_left_to_the_rate_rule() -> None:
-    """It would be on time only if it rode before those who wait, and the rate rule sees to that."""
+def test_a_tight_deadline_is_left_to_the_rate_rule() -> None:
+    """It would be in time only before the queued requests, which the rate rule decides."""
     assert Door().fill(timeout=1.9 * FULL) == 200
     assert Door().fill(timeout=2.1 * FULL) < 3 * MOST
 
 
 def test_where_requests_share_no_batch_all_are_let_in() -> None:
-    """A long queue makes the batches of rare shapes larger."""
+    """A long queue makes batches of rare shapes larger."""
     door = Door()
     assert door.offer(key="rare")
     assert door.fill() == 200
 
 
-def test_old_knowledge_refuses_nobody() -> None:
+def test_outdated_estimates_refuse_no_request() -> None:
     door = Door()
     door.fill()
     door.clock.advance(0.99)
@@ -149,7 +149,7 @@ def test_old_knowledge_refuses_nobody() -> None:
 
 
 def overloaded(door: Door, batches: int) -> int:
-    """For so many batches' time twice as much comes as is run; the rows then left waiting."""
+    """Offer twice the capacity for this many batches; return the rows that then wait."""
     for _ in range(batches):
         for _ in range(2 * MOST):
             door.offer()
@@ -158,7 +158,7 @@ def overloaded(door: Door, batches: int) -> int:
 
 
 def test_a_queue_that_stands_for_long_is_kept_short() -> None:
-    """And is as long as ever for the next burst, once it was empty."""
+    """And as long as before for the next burst, once it was empty."""
     door = Door()
     assert overloaded(door, 40) >= 8 * MOST, "it may be a burst"
     assert overloaded(door, 40) <= 6 * MOST
@@ -186,13 +186,13 @@ def test_a_client_does_not_wait_for_another_that_sends_more() -> None:
     greedy = door.fill(client="greedy")
     assert greedy >= 9 * MOST
     assert door.offer(client="meek")
-    # Half of what is answered in that time is theirs.
+    # Half of the answers in that time are theirs.
     assert 4 * MOST <= door.fill(client="meek") <= 6 * MOST
     assert not door.offer(client="greedy")
 
 
-def test_who_is_turned_away_is_demand_all_the_same() -> None:
-    """The rate rule keeps up with what comes, not with what is let in."""
+def test_refused_requests_count_as_demand() -> None:
+    """The rate rule follows the arrivals, not the accepted requests."""
     door = Door()
     for _ in range(300):
         door.clock.advance(0.001)
@@ -215,8 +215,8 @@ def test_others_like_one_that_was_turned_away_are_so_before_they_are_read() -> N
     assert door.queue.fast_reject(soon) is None, "it was a while ago"
 
 
-def test_others_may_be_left_for_a_part_of_their_patience() -> None:
-    """And of a batch's time, since it is not before its end that one could leave."""
+def test_others_may_wait_for_a_part_of_their_timeout() -> None:
+    """And of a batch's time, because no batch starts before its end."""
     door = Door()
     door.fill()
     assert door.refusal.pause_seconds == pytest.approx(FULL / 4)
@@ -252,8 +252,10 @@ def test_as_many_are_read_as_find_room() -> None:
     assert 2 <= sum(read) <= 4
 
 
-def test_a_batch_that_leaves_as_foreseen_changes_nothing() -> None:
-    """Who would come behind those that wait comes as late; but not where some of them were dropped."""
+def test_a_batch_that_closes_as_predicted_changes_nothing() -> None:
+    """A request behind the queued ones would start as late as before, unless some of them were
+    dropped.
+    """
     door = Door()
     soon = door.clock.now() + TIMEOUT
     door.fill()
@@ -263,7 +265,7 @@ def test_a_batch_that_leaves_as_foreseen_changes_nothing() -> None:
     assert door.queue.fast_reject(soon) is None
 
 
-def test_where_all_who_wait_ride_next_everyone_is_looked_at() -> None:
+def test_if_all_queued_requests_fit_every_deadline_is_checked() -> None:
     door = Door()
     soon = door.clock.now() + TIMEOUT
     door.fill()

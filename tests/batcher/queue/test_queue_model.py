@@ -1,6 +1,6 @@
-"""Whatever is done to a queue, in whatever order: its sizes add up and no request is lost or doubled.
+"""Any sequence of operations on a queue: its sizes add up, and no request is lost or doubled.
 
-Properties 1, 2, 4, 5, 6, 7, 10 and 11 of a queue of several classes, buckets and devices.
+Properties 1, 2, 4, 5, 6, 7, 10 and 11 of a queue with several classes, buckets and devices.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tensorferry.batcher.testing import VirtualClock
 
 MAX_BATCH, MAX_ROWS, MAX_BYTES = 4, 12, 320
 SECONDS = 0.5
-# Half a second for every batch, known from the start: its upper bound is 4 % more and a little.
+# Half a second for every batch, known from the start: the upper bound is about 4 % higher.
 UPPER = SECONDS * 1.04 + 50e-6
 
 
 @dataclass
 class Flight:
-    """A batch that left."""
+    """A batch in flight."""
 
     device: int
     batch: tuple[Request, ...]
@@ -40,7 +40,7 @@ class Flight:
 
 
 class QueueModel(RuleBasedStateMachine):
-    """Plain lists beside the real queue: what waits, what runs, what is over."""
+    """Plain lists beside the real queue: queued, running and completed requests."""
 
     @initialize(
         classes=st.integers(1, 3),
@@ -72,7 +72,7 @@ class QueueModel(RuleBasedStateMachine):
         self.flights: list[Flight] = []
         self.over: list[Request] = []
         self.closed = False
-        # When something last ran: for how long times are trusted to drop anybody by.
+        # When a batch last ran: estimates older than a limit drop no request.
         self.observed = -math.inf
 
     @property
@@ -137,7 +137,7 @@ class QueueModel(RuleBasedStateMachine):
 
     @rule(device=st.integers(0, 2))
     def poll(self, device: int) -> None:
-        """As a worker that is free does."""
+        """Poll like an idle worker."""
         device %= self.devices
         mine = [flight for flight in self.flights if flight.device == device]
         if len(mine) > self.pipelined:
@@ -193,7 +193,7 @@ class QueueModel(RuleBasedStateMachine):
             )
         if self.known and not busy and self.observed == -math.inf:
             late = [request for request in work.batch if now + UPPER > request.deadline + 1e-9]
-            # Anchors are not trusted to refuse anybody; such a request leads, alone of its kind.
+            # Warm-up samples do not refuse requests; such a request leads a batch alone.
             assert len(late) <= 1
         for request in work.batch:
             self.queued.remove(request)
@@ -201,7 +201,7 @@ class QueueModel(RuleBasedStateMachine):
     @precondition(lambda self: any(not flight.released for flight in self.flights))
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        """A device has run the first of its batches."""
+        """Complete the first batch of a device."""
         device = data.draw(st.sampled_from(sorted({f.device for f in self.flights if not f.released})))
         flight = next(f for f in self.flights if f.device == device and not f.released)
         flight.released = True
@@ -234,7 +234,7 @@ class QueueModel(RuleBasedStateMachine):
     @precondition(lambda self: any(request.deadline <= self.clock.now() for request in self.queued))
     @rule()
     def take_expired(self) -> None:
-        """As the thread does that watches while all workers are busy: nobody waits in here."""
+        """Poll like the expiry thread, which runs while all workers are busy; no thread waits here."""
         dead = self.queue.take_expired()
         assert dead
         assert {r for r in self.queued if r.deadline <= self.clock.now()} <= set(dead)

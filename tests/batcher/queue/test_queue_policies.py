@@ -37,7 +37,7 @@ DELAY = QueuePolicy(timeout=5.0, delays=True)
 
 
 def without_deadline(batcher: Batcher, tag: float, max_queue_time: float, priority: int = 0) -> Recorder:
-    """A request of one row that would be queued for so long at most."""
+    """A request of one row with this queue timeout."""
     recorder = Recorder()
     request = request_of(np.array([tag]), recorder, one_row=False)
     request.max_queue_time, request.priority = max_queue_time, priority
@@ -56,7 +56,7 @@ def expired(future: Future[Any]) -> bool:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("pipelined", [False, True])
-def test_who_times_out_behind_busy_devices_fails_while_they_are_busy(
+def test_a_queue_timeout_fails_the_request_while_devices_are_busy(
     make: Make, runner: ScriptedRunner, clock: VirtualClock, workers: int, pipelined: bool
 ) -> None:
     batcher = make(runner, 1, workers=workers, pipelined=pipelined, policies=[REJECT], clock=clock)
@@ -73,7 +73,7 @@ def test_who_times_out_behind_busy_devices_fails_while_they_are_busy(
 
 
 def test_a_timeout_ends_with_the_queue(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
-    """Unlike a deadline: a batch that has left may take as long as it will."""
+    """Unlike a deadline: a batch that has started may take any time."""
     batcher = make(runner, 4, policies=[REJECT], clock=clock)
     future = occupy(batcher, runner)
     clock.advance(1000.0)
@@ -81,7 +81,7 @@ def test_a_timeout_ends_with_the_queue(make: Make, runner: ScriptedRunner, clock
     assert result(future) == 0.0
 
 
-def test_who_times_out_in_a_window_fails_though_the_device_is_idle(
+def test_a_queue_timeout_within_the_window_fails_the_request(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     batcher = make(runner, 4, 60.0, policies=[REJECT], clock=clock)
@@ -173,7 +173,7 @@ def test_parts_of_a_request_have_its_max_queue_time(
 # Delay.
 
 
-def test_who_is_delayed_rides_behind_those_who_have_time_left(
+def test_delayed_requests_run_after_those_with_time_left(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     batcher = make(runner, 2, policies=[DELAY], clock=clock)
@@ -188,7 +188,7 @@ def test_who_is_delayed_rides_behind_those_who_have_time_left(
     assert rows(runner, 1) == [[3.0, 4.0], [1.0, 2.0]]
 
 
-def test_delayed_ones_ride_before_lower_classes(
+def test_delayed_requests_run_before_lower_classes(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     batcher = make(
@@ -208,7 +208,7 @@ def test_delayed_ones_ride_before_lower_classes(
     assert [outcome.priority for outcome in outcomes] == [2, 2, 1, 1, 2]
 
 
-def test_a_preferred_batch_leaves_without_who_is_delayed(
+def test_a_preferred_batch_closes_without_delayed_requests(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     runner.open()
@@ -239,7 +239,7 @@ def test_one_class_may_reject_what_another_delays(
     assert result(high) == 2.0
 
 
-# How many may be queued.
+# Queue sizes.
 
 
 def test_so_many_requests_of_a_class_are_queued_whatever_their_rows(
@@ -303,7 +303,7 @@ policies = st.builds(
 
 @reproducible
 @given(steps, policies, policies, st.booleans())
-def test_every_request_ends_once_and_nobody_rides_before_a_higher_rank(
+def test_every_request_ends_once_and_ranks_are_respected(
     steps: list[tuple[str, float, float]], high: QueuePolicy, low: QueuePolicy, merges: bool
 ) -> None:
     clock = VirtualClock()
@@ -370,7 +370,7 @@ def test_every_request_ends_once_and_nobody_rides_before_a_higher_rank(
     assert len({*left, *expired}) == len(left) + len(expired) == accepted
 
 
-# What has left is not kept.
+# Requests that left the queue are not kept.
 
 
 def test_those_that_left_long_before_their_time_are_not_kept() -> None:
@@ -394,16 +394,14 @@ def test_those_that_left_long_before_their_time_are_not_kept() -> None:
 
 @reproducible
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 12))
-def test_ranks_give_each_what_those_above_leave(riding: list[int], room: int) -> None:
+def test_each_rank_gets_what_higher_ranks_leave(riding: list[int], room: int) -> None:
     rows = StrictPriority(len(riding)).allocate(riding, riding, room)
     assert sum(rows) == min(sum(riding), room)
     for rank, count in enumerate(rows):
         assert count == riding[rank] or sum(rows[rank + 1 :]) == 0
 
 
-def test_strict_classes_ride_in_order_and_lower_ones_fill_what_is_left(
-    make: Make, runner: ScriptedRunner
-) -> None:
+def test_strict_classes_run_in_order_and_lower_ones_fill_the_rest(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 4, priority_weights=(1, 1, 1), strict_priorities=True)
     occupy(batcher, runner)
     futures = [batcher.submit(float(priority), priority=priority) for priority in (3, 2, 1) * 3]

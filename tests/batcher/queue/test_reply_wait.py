@@ -1,4 +1,4 @@
-"""After answers a batch waits for the thread that enqueues quietly to say what else is there already."""
+"""After answers, a batch waits for the submitting thread to report its remaining input."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_batcher(
 
 @pytest.fixture
 def batcher(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> Batcher:
-    """Of batches that take 10 ms. Its worker waits."""
+    """A batcher with batches of 10 ms. Its worker waits."""
     return make_batcher(make, runner, clock)
 
 
@@ -45,7 +45,7 @@ def quietly(batcher: Batcher, x: float, deadline: float = math.inf) -> Recorder:
 
 
 def run_one(batcher: Batcher, runner: ScriptedRunner) -> None:
-    """A batch of one runs; while it does, another request arrives, and the thread says so."""
+    """Run a batch of one; meanwhile another request arrives, and the thread reports it."""
     quietly(batcher, 1.0)
     batcher.attend(SHORT)
     runner.await_batches(1)
@@ -54,13 +54,15 @@ def run_one(batcher: Batcher, runner: ScriptedRunner) -> None:
 
 
 def answer(runner: ScriptedRunner, clock: VirtualClock, seconds: float = SECONDS) -> None:
-    """The batch has run."""
+    """Complete the batch."""
     clock.advance(seconds)
     runner.release()
 
 
 def await_wait(clock: VirtualClock) -> None:
-    """Until the worker waits for `attend`, or for work. Nobody else waits for a time."""
+    """Wait until the worker waits for an inline run, or for work. No other thread waits with a
+    timeout.
+    """
     clock.await_sleepers()
 
 
@@ -69,7 +71,7 @@ def batches(runner: ScriptedRunner, count: int) -> list[list[float]]:
     return [batch.tolist() for batch in runner.batches]
 
 
-def test_what_is_there_already_rides_along(
+def test_requests_that_have_arrived_join_the_batch(
     batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     run_one(batcher, runner)
@@ -83,7 +85,7 @@ def test_what_is_there_already_rides_along(
     assert not batcher.awaits_attendance
 
 
-def test_who_is_not_attended_to_leaves_all_the_same(
+def test_a_request_without_an_inline_run_is_run_by_a_worker(
     batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     run_one(batcher, runner)
@@ -103,7 +105,7 @@ def test_it_waits_once(batcher: Batcher, runner: ScriptedRunner, clock: VirtualC
     assert batches(runner, 2) == [[1.0], [2.0]]
 
 
-def test_a_full_batch_leaves_at_once(batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock) -> None:
+def test_a_full_batch_closes_at_once(batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock) -> None:
     run_one(batcher, runner)
     for x in (3.0, 4.0, 5.0):
         quietly(batcher, x)
@@ -111,7 +113,7 @@ def test_a_full_batch_leaves_at_once(batcher: Batcher, runner: ScriptedRunner, c
     assert batches(runner, 2) == [[1.0], [2.0, 3.0, 4.0, 5.0]]
 
 
-def test_a_batch_that_becomes_full_leaves_as_soon_as_that_is_said(
+def test_a_batch_that_becomes_full_closes_once_that_is_reported(
     batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     run_one(batcher, runner)
@@ -123,7 +125,7 @@ def test_a_batch_that_becomes_full_leaves_as_soon_as_that_is_said(
     assert batches(runner, 2) == [[1.0], [2.0, 3.0, 4.0, 5.0]]
 
 
-def test_what_is_enqueued_aloud_never_waits(
+def test_a_notified_request_never_waits(
     batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     run_one(batcher, runner)

@@ -1,4 +1,4 @@
-"""The queue: what is admitted, what expires, what a cancel ends, and that the sizes add up."""
+"""The queue: admission, expiry, cancellation, and sizes that add up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_queue(
 
 
 def make_request(rows: int = 1, *, deadline: float = math.inf, width: int = 1) -> Request:
-    """A request of `rows` × `width` float64."""
+    """Return a request of `rows` × `width` float64."""
     return request_of(np.zeros((rows, width)), Recorder(), one_row=False, deadline=deadline)
 
 
@@ -50,8 +50,8 @@ def test_bounds_the_rows_that_wait(clock: VirtualClock) -> None:
     assert refused.state is State.NEW
 
 
-def test_running_rows_make_room_at_the_door_but_not_in_memory(clock: VirtualClock) -> None:
-    """Rows bound what waits; bytes bound what is held, running requests included."""
+def test_running_requests_free_rows_but_not_bytes(clock: VirtualClock) -> None:
+    """The bound on rows counts queued requests; the bound on bytes also counts running ones."""
     queue = make_queue(clock, nbytes=64)
     for _ in range(8):
         queue.put([make_request()])
@@ -74,7 +74,7 @@ def test_finishing_gives_the_bytes_back(clock: VirtualClock) -> None:
     ("rows", "width", "message"),
     [(9, 1, "has 9 rows; the queue holds 8"), (8, 99, "has 6336 bytes; the queue holds 1000")],
 )
-def test_what_can_never_fit_is_too_large_even_when_empty(
+def test_a_request_that_can_never_fit_is_too_large(
     clock: VirtualClock, rows: int, width: int, message: str
 ) -> None:
     queue = make_queue(clock)
@@ -84,7 +84,7 @@ def test_what_can_never_fit_is_too_large_even_when_empty(
 
 
 def test_a_request_without_rows_counts_for_one(clock: VirtualClock) -> None:
-    """Else a flood of empty requests would be unbounded."""
+    """Otherwise a flood of empty requests would be unbounded."""
     queue = make_queue(clock)
     for _ in range(8):
         queue.put([make_request(0)])
@@ -117,7 +117,7 @@ def test_a_closing_queue_accepts_nothing_and_hands_out_the_rest(clock: VirtualCl
     assert queue.take() is None
 
 
-def test_what_expires_is_handed_out_to_be_completed_and_leaves_no_trace(clock: VirtualClock) -> None:
+def test_expired_requests_are_returned_for_completion_and_forgotten(clock: VirtualClock) -> None:
     queue = make_queue(clock)
     dying, living = make_request(2, deadline=5), make_request(deadline=6)
     queue.put([dying])
@@ -140,8 +140,8 @@ def test_expired_requests_alone_are_handed_out_without_a_batch(clock: VirtualClo
     assert queue.sizes() == EMPTY
 
 
-def test_a_request_that_left_does_not_leave_its_deadline_behind(clock: VirtualClock) -> None:
-    """The earliest deadline of a bucket may be stale, but is found again when it passes."""
+def test_a_removed_request_does_not_keep_its_deadline(clock: VirtualClock) -> None:
+    """The earliest deadline of a bucket may be outdated, but is computed again when it passes."""
     queue = make_queue(clock)
     early, late = make_request(deadline=5), make_request(deadline=7)
     queue.put([early])
@@ -155,7 +155,7 @@ def test_a_request_that_left_does_not_leave_its_deadline_behind(clock: VirtualCl
     assert len(work.batch) == 1
 
 
-def test_cancel_ends_what_is_queued_or_running_and_nothing_else(clock: VirtualClock) -> None:
+def test_cancel_ends_queued_and_running_requests_only(clock: VirtualClock) -> None:
     queue = make_queue(clock)
     new, queued, running, finished = (make_request() for _ in range(4))
     assert not queue.cancel(new)
@@ -176,7 +176,7 @@ def test_cancel_ends_what_is_queued_or_running_and_nothing_else(clock: VirtualCl
     assert queue.sizes() == EMPTY
 
 
-def test_abandon_ends_the_queued_and_leaves_the_running(clock: VirtualClock) -> None:
+def test_abandon_fails_queued_and_keeps_running_requests(clock: VirtualClock) -> None:
     queue = make_queue(clock)
     running, queued = make_request(), make_request()
     queue.put([running])
@@ -190,7 +190,7 @@ def test_abandon_ends_the_queued_and_leaves_the_running(clock: VirtualClock) -> 
     assert queue.take() is None
 
 
-def test_is_done_only_when_the_worker_has_completed_what_it_took(clock: VirtualClock) -> None:
+def test_drained_only_once_the_worker_has_completed_its_batch(clock: VirtualClock) -> None:
     queue = make_queue(clock)
     assert queue.wait_drained(clock.now())
     queue.put([make_request()])

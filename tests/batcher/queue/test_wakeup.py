@@ -1,4 +1,4 @@
-"""When a thread that brings requests may run their batch in the worker's stead."""
+"""When a submitting thread may run its batch inline instead of the worker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_after_one_long_batch_workers_run_them_for_a_second(lending: InlineExecu
     assert lending.allowed(6.0)
 
 
-def test_the_oftener_that_comes_the_longer_it_lasts_up_to_a_minute(lending: InlineExecution) -> None:
+def test_repeated_suspensions_grow_up_to_a_minute(lending: InlineExecution) -> None:
     now = 5.0
     for seconds in (1, 2, 4, 8, 16, 32, 60, 60):
         lending.observe(LONG, now)
@@ -43,7 +43,7 @@ def test_the_oftener_that_comes_the_longer_it_lasts_up_to_a_minute(lending: Inli
 def test_after_a_minute_without_it_is_forgotten(lending: InlineExecution) -> None:
     for now in (5.0, 6.0, 7.0):
         lending.observe(LONG, now)
-    # It lasted until 11.
+    # The run ended at 11.
     lending.observe(LONG, 71.0)
     assert not lending.allowed(71.9)
     assert lending.allowed(72.0)

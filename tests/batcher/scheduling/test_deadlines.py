@@ -1,4 +1,6 @@
-"""Deadlines: the earliest rides first, what cannot be met is refused or dropped, and old knowledge is not trusted."""
+"""Deadlines: the earliest runs first, unreachable ones are refused or dropped, and old estimates are
+not trusted.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def runner(clock: VirtualClock) -> ScriptedRunner:
 
 @pytest.fixture
 def batcher(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> Batcher:
-    """A batcher that knows what batches take, whose worker is busy with a first batch."""
+    """A batcher with known batch times, whose worker is busy with a first batch."""
     batcher = make(runner, 4, clock=clock)
     for rows in (1, 4):
         batcher.anchor(rows, ALONE + PER_ROW * rows)
@@ -37,7 +39,7 @@ def batcher(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> Batcher:
     return batcher
 
 
-def test_the_earliest_deadline_rides_first_and_those_without_fill_the_room(
+def test_the_earliest_deadline_runs_first_and_requests_without_one_fill_the_batch(
     batcher: Batcher, runner: ScriptedRunner
 ) -> None:
     without_deadline = [batcher.submit(float(i)) for i in (1, 2)]
@@ -48,7 +50,7 @@ def test_the_earliest_deadline_rides_first_and_those_without_fill_the_room(
     assert [list(batch) for batch in runner.batches[2:]] == [[30.0, 60.0, 90.0, 1.0], [2.0]]
 
 
-def test_refuses_at_the_door_what_could_not_make_it_even_alone(
+def test_a_deadline_too_short_even_alone_is_refused_on_arrival(
     batcher: Batcher, runner: ScriptedRunner
 ) -> None:
     with pytest.raises(DeadlineExceeded, match="alone the request would take"):
@@ -59,7 +61,7 @@ def test_refuses_at_the_door_what_could_not_make_it_even_alone(
     assert batcher.statistics().refused == 1
 
 
-def test_what_has_become_infeasible_in_the_queue_is_dropped_unexecuted(
+def test_an_infeasible_queued_request_is_dropped_unexecuted(
     batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     hopeless = batcher.submit(1.0, timeout=3.0)
@@ -73,7 +75,9 @@ def test_what_has_become_infeasible_in_the_queue_is_dropped_unexecuted(
 
 
 def test_under_overload_the_fewest_oldest_are_shed_with_a_hint(make: Make, clock: VirtualClock) -> None:
-    """While a batch runs others arrive fast: the oldest then has slack for one row, they need batches of four."""
+    """Others arrive fast while a batch runs: the oldest then has slack for one row, but they need
+    batches of four.
+    """
     futures: list[Any] = []
 
     def model_fn(x: Any) -> Any:
@@ -99,10 +103,8 @@ def test_under_overload_the_fewest_oldest_are_shed_with_a_hint(make: Make, clock
     assert busy.statistics().shed == 1
 
 
-def test_what_was_learned_long_ago_refuses_nobody(
-    make: Make, runner: ScriptedRunner, clock: VirtualClock
-) -> None:
-    """Else a device that was slow once would refuse for ever, for want of new observations."""
+def test_old_estimates_refuse_no_request(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
+    """Otherwise a device that was slow once would refuse for ever, for lack of new observations."""
     batcher = make(runner, 4, clock=clock)
     runner.open()
     for _ in range(20):
@@ -118,7 +120,9 @@ def test_what_was_learned_long_ago_refuses_nobody(
 def test_a_device_that_is_slow_no_more_is_trusted_again_within_a_few_batches(
     make: Make, clock: VirtualClock
 ) -> None:
-    """One fast batch among slow ones teaches little: were it one a second that is let in, it would take many."""
+    """One fast batch among slow ones teaches little: at one admitted request a second recovery would
+    take many.
+    """
     took = [2.0]
 
     def model_fn(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What rides counts once: not again when its device failed."""
+"""A row is charged once, even if its device failed and it runs again."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ MOST = 4
 
 
 def ignore(outcome: Outcome) -> None:
-    """Nobody waits."""
+    """Ignore the outcome."""
 
 
-def test_who_went_back_is_not_charged_again(make: Make) -> None:
-    """Those of a failed batch are run again at once, and then their client is as far as it would have been."""
+def test_a_requeued_request_is_not_charged_again(make: Make) -> None:
+    """The requests of a failed batch run again at once, and their client is charged as if the batch
+    had not failed.
+    """
     failures = [InstanceFailed("the device is broken")]
 
     def model_fn(x: object) -> object:
@@ -69,7 +71,9 @@ WEIGHTS = {"a": 1, "b": 2, "c": 5}
 
 
 class FairModel(RuleBasedStateMachine):
-    """A backlog beside the plain rule: a turn is where its client came, and on by what rode and was not put back."""
+    """Reference model beside the backlog: a client's virtual time starts at its arrival, and grows by
+    rows that ran.
+    """
 
     @initialize(classes=st.integers(1, 2))
     def start(self, classes: int) -> None:
@@ -78,7 +82,8 @@ class FairModel(RuleBasedStateMachine):
         self.number = 0
         self.queued: list[Request] = []
         self.flights: list[list[Request]] = []
-        # Of each class, by client: which stay of its in the queue this is, and the rows that rode in it.
+        # By class and client: the number of the present backlog period, and the rows that ran in
+        # it.
         self.stays: Counter[tuple[int, str]] = Counter()
         self.rode: dict[tuple[int, str, int], float] = {}
         self.rode_in: dict[Request, int] = {}
@@ -118,7 +123,7 @@ class FairModel(RuleBasedStateMachine):
     @precondition(lambda self: self.queued)
     @rule(kind=st.integers(0, 1), rank=st.integers(0, 1), count=st.integers(1, 4))
     def leave(self, kind: int, rank: int, count: int) -> None:
-        """A batch of the first of a class leaves."""
+        """Start a batch that the first request of a class leads."""
         rank = min(rank, self.classes - 1)
         bucket = self.backlog.bucket(kind)
         batch = list(bucket.class_queues[rank])[:count]
@@ -140,7 +145,7 @@ class FairModel(RuleBasedStateMachine):
     @precondition(lambda self: self.flights)
     @rule(data=st.data(), failed=st.booleans())
     def land(self, data: st.DataObject, failed: bool) -> None:
-        """A batch has run, or goes back."""
+        """Complete a batch, or put its requests back."""
         batch = self.flights.pop(data.draw(st.integers(0, len(self.flights) - 1)))
         if not failed:
             return

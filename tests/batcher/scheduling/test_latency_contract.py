@@ -1,8 +1,8 @@
 """The latency contract: how many batches may start before an accepted request does.
 
-One row a request and one kind of request: at most the running batches and ⌈rows ahead /
-max_batch_size⌉ further ones. Requests of up to r rows can leave r - 1 places of a batch empty, so
-the divisor is then max_batch_size - r + 1; requests that cannot share a batch are counted by kind.
+With one row per request and one bucket: the running batches and ⌈rows ahead / max_batch_size⌉ more.
+Requests of up to r rows can leave r - 1 places of a batch empty, so the divisor is then
+max_batch_size - r + 1. Requests that cannot share a batch are counted by bucket.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX = 6
 
 @dataclass
 class Promise:
-    """What an accepted request was promised."""
+    """The bound promised to an accepted request."""
 
     request: Request
     started_before: int
@@ -48,7 +48,7 @@ def promised(ahead: list[Request], request: Request) -> int:
     return total
 
 
-# A positive number is a request of as many rows, of one of two kinds; zero: a worker closes a batch.
+# A positive number is a request with that many rows, of one of two kinds; zero closes a batch.
 steps = st.lists(st.tuples(st.integers(0, MAX), st.booleans()), max_size=60)
 
 
@@ -105,7 +105,7 @@ def test_a_request_starts_after_the_batches_ahead(
 
 
 def test_a_busy_kind_does_not_starve_another(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
-    """However many come after it, a lone request of another kind leaves in its turn."""
+    """However many requests arrive after it, a lone request of another kind runs in its turn."""
     batcher = make(runner, 2, clock=clock)
     occupy(batcher, runner)
     batcher.submit_rows(np.zeros(2))
@@ -125,10 +125,12 @@ def test_a_busy_kind_does_not_starve_another(make: Make, runner: ScriptedRunner,
     devices=st.integers(1, 3),
     weights=st.sampled_from([(1,), (3, 1)]),
 )
-def test_with_several_devices_and_classes_the_backlog_leaves_in_as_many_batches(
+def test_with_several_devices_and_classes_the_backlog_needs_no_more_batches(
     costs: list[int], devices: int, weights: tuple[int, ...]
 ) -> None:
-    """Property 8: whoever takes them, all that wait leave in no more batches than promised."""
+    """Property 8: whichever device takes them, the queued requests run in no more batches than
+    promised.
+    """
     queue = RequestQueue(
         BatcherSettings(
             MAX,

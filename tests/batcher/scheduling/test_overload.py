@@ -1,4 +1,6 @@
-"""Properties 9 and 14 on the shipping queue in virtual time: overload costs no throughput, wall time means nothing."""
+"""Properties 9 and 14 of the product's queue in virtual time: overload costs no throughput, and wall
+time has no effect.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ TIMEOUT = 0.04
 
 
 def in_time(load: float, *, devices: int = 1, pipelined: bool = False, seconds: float = 1.5) -> float:
-    """Answers in time per second, at a share of what full batches could answer."""
+    """Return the answers in time per second, relative to the rate of full batches."""
     chance = random.Random(7)
     clock = VirtualClock()
     queue = RequestQueue(
@@ -76,7 +78,7 @@ def in_time(load: float, *, devices: int = 1, pipelined: bool = False, seconds: 
     ("devices", "pipelined"), [(1, False), (2, False), (1, True)], ids=["one", "two", "pipelined"]
 )
 def test_overload_costs_no_throughput(devices: int, pipelined: bool) -> None:
-    """Property 9: at twice what the devices can do, as many answers are in time as at any load."""
+    """Property 9: at twice the capacity, as many answers are in time as at any load."""
     rates = {load: in_time(load, devices=devices, pipelined=pipelined) for load in (0.7, 1.1, 2.0, 4.0)}
     assert rates[0.7] >= 0.97 * 0.7 * CAPACITY * devices, "below capacity nearly all are"
     assert rates[2.0] >= 0.97 * max(rates.values())
@@ -84,22 +86,22 @@ def test_overload_costs_no_throughput(devices: int, pipelined: bool) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_below_capacity_nobody_is_late(devices: int) -> None:
-    """Property 7: where everything fits the rate rule drops nobody."""
+def test_below_capacity_no_request_is_late(devices: int) -> None:
+    """Property 7: below capacity the rate rule drops no request."""
     load, seconds = 0.3, 2.0
     chance, sent, now = random.Random(7), 0, 0.0
     while now < seconds:
         now += chance.expovariate(load * CAPACITY * devices)
         sent += 1
     answered = in_time(load, devices=devices) * seconds
-    # What arrives at the very end is not answered any more.
+    # Requests that arrive at the very end are not answered any more.
     assert sent - answered <= 2 * TIMEOUT * load * CAPACITY * devices
 
 
 def test_the_wall_clock_means_nothing(
     make: Make, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Property 14: nobody asks for it, so it may jump."""
+    """Property 14: the wall clock is not used, so it may jump."""
 
     def asked() -> Any:
         raise AssertionError("the wall clock was asked")

@@ -1,4 +1,4 @@
-"""Priority classes seen from outside: who rides first, who makes room, and what is said of a wrong class."""
+"""Priority classes through the public API: order, displacement, and errors for a wrong class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.testing import ScriptedRunner
 
 
-def test_the_highest_class_rides_first_and_lower_ones_fill_the_room(
+def test_the_highest_class_runs_first_and_lower_ones_fill_the_batch(
     make: Make, runner: ScriptedRunner
 ) -> None:
     batcher = make(runner, 4, priority_weights=(1, 1, 1))
@@ -29,7 +29,7 @@ def test_the_highest_class_rides_first_and_lower_ones_fill_the_room(
 def test_a_class_that_was_alone_does_not_keep_credit_for_when_others_come(
     make: Make, runner: ScriptedRunner
 ) -> None:
-    """What occupies the device is of the lowest class, and took less than its share of a batch."""
+    """The device is busy with the lowest class, which has used less than its share of a batch."""
     batcher = make(runner, 8, priority_weights=(1, 1))
     occupy(batcher, runner)
     futures = [batcher.submit(2.0, priority=2) for _ in range(8)]
@@ -52,7 +52,7 @@ def test_while_all_are_backlogged_rows_are_shared_by_weight(make: Make, runner: 
 
 
 @pytest.mark.parametrize(("default", "ride"), [(0, [1, 1, 9, 9]), (1, [9, 9, 1, 1]), (2, [1, 1, 9, 9])])
-def test_who_names_no_class_is_in_the_default_one_which_is_the_lowest_if_not_given(
+def test_the_default_class_is_the_lowest(
     make: Make, runner: ScriptedRunner, default: int, ride: list[float]
 ) -> None:
     batcher = make(runner, 4, priority_weights=(1, 1), default_priority=default)
@@ -66,7 +66,7 @@ def test_who_names_no_class_is_in_the_default_one_which_is_the_lowest_if_not_giv
 
 
 def test_the_parts_of_a_split_request_are_of_its_class(make: Make, runner: ScriptedRunner) -> None:
-    """They would overtake everybody else's otherwise."""
+    """Otherwise they would overtake all other requests."""
     batcher = make(runner, 2, priority_weights=(1, 1))
     occupy(batcher, runner)
     large = batcher.submit_rows(np.full(6, 9.0), priority=2)
@@ -86,9 +86,7 @@ def test_a_class_that_does_not_exist_is_refused(make: Make, priority: int) -> No
     assert batcher.statistics().refused == 1
 
 
-def test_a_full_queue_drops_of_lower_classes_whom_it_would_serve_last(
-    make: Make, runner: ScriptedRunner
-) -> None:
+def test_a_full_queue_displaces_the_last_of_lower_classes(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 4, max_queue_size=4, priority_weights=(1, 1, 1))
     occupy(batcher, runner)
     middle = [batcher.submit(float(tag), priority=2) for tag in (21, 22)]
@@ -104,7 +102,7 @@ def test_a_full_queue_drops_of_lower_classes_whom_it_would_serve_last(
     assert [result(future) for future in [*middle, low[0], high]] == [42, 44, 62, 20]
 
 
-def test_nobody_is_dropped_for_his_own_or_a_lower_class_nor_in_vain(
+def test_only_lower_classes_are_displaced_and_only_if_that_makes_room(
     make: Make, runner: ScriptedRunner
 ) -> None:
     batcher = make(runner, 4, max_queue_size=4, priority_weights=(1, 1, 1))
@@ -121,7 +119,7 @@ def test_nobody_is_dropped_for_his_own_or_a_lower_class_nor_in_vain(
 
 
 def test_bytes_are_bounded_for_every_class(make: Make, runner: ScriptedRunner) -> None:
-    """What is held in memory is no matter of rank: rows that run cannot be dropped."""
+    """The bound on bytes does not depend on the class, because running rows cannot be dropped."""
     batcher = make(runner, 4, max_queue_bytes=24, priority_weights=(1, 1))
     occupy(batcher, runner)
     low = [batcher.submit(1.0, priority=2) for _ in range(2)]
@@ -130,9 +128,7 @@ def test_bytes_are_bounded_for_every_class(make: Make, runner: ScriptedRunner) -
     assert not any(future.done() for future in low)
 
 
-def test_a_split_request_that_is_dropped_in_part_ends_as_a_whole_and_once(
-    make: Make, runner: ScriptedRunner
-) -> None:
+def test_a_split_request_with_a_dropped_part_ends_once(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 2, max_queue_size=6, priority_weights=(1, 1))
     occupy(batcher, runner)
     _, recorder = enqueue_of_class(batcher, np.zeros(6), 2)
@@ -156,8 +152,8 @@ def enqueue_of_class(batcher: Batcher, x: Any, priority: int) -> tuple[Any, Reco
     return request, recorder
 
 
-def test_a_refused_request_leaves_nobody_dropped_for_it(make: Make, runner: ScriptedRunner) -> None:
-    """It is refused for its deadline, or its bytes: then nobody must have made room in vain."""
+def test_a_refused_request_displaces_no_other(make: Make, runner: ScriptedRunner) -> None:
+    """A request refused for its deadline or its bytes must not displace another."""
     batcher = make(runner, 4, max_queue_size=2, max_queue_bytes=40, priority_weights=(1, 1))
     occupy(batcher, runner)
     low = [batcher.submit(1.0, priority=2) for _ in range(2)]
@@ -171,7 +167,7 @@ def test_a_refused_request_leaves_nobody_dropped_for_it(make: Make, runner: Scri
 
 
 def test_an_answer_in_the_callback_form_is_of_its_class_alone(make: Make, runner: ScriptedRunner) -> None:
-    """Requests of different classes share batches: each still gets its own rows."""
+    """Requests of different classes share batches, and each gets its own rows."""
     batcher = make(runner, 4, priority_weights=(3, 1))
     occupy(batcher, runner)
     sent = [(tag, enqueue_of_class(batcher, np.full(1 + tag % 3, tag), 1 + tag % 2)[1]) for tag in range(12)]

@@ -45,7 +45,7 @@ def test_a_request_of_too_many_rows_is_refused_not_cut(make: Make) -> None:
         batcher.submit_rows(np.zeros(5))
 
 
-def test_requests_leave_in_order_with_ranks_and_deadlines(
+def test_requests_run_in_order_of_ranks_and_deadlines(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     batcher = make(runner, 4, merge=False, priority_weights=(1, 1), strict_priorities=True, clock=clock)
@@ -76,8 +76,10 @@ def test_the_time_until_the_queue_is_empty_is_that_of_its_requests() -> None:
     assert (len(work.batch), work.reason) == (1, CloseReason.FULL)
 
 
-def test_nobody_waits_for_callers_that_come_back() -> None:
-    """A pipelined device has its next batch prepared, though callers were just answered and not all are back."""
+def test_no_batch_waits_for_returning_callers() -> None:
+    """A pipelined device prepares its next batch, though callers were just answered and not all have
+    returned.
+    """
 
     class Expecting(ReturnModel):
         expected = True

@@ -1,4 +1,4 @@
-"""Threads that run short batches themselves, which they enqueued quietly."""
+"""Threads that enqueue quietly and run short batches inline."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tensorferry.batcher.request import BatchAssignment
 from tensorferry.batcher.testing import VirtualClock
 
 SHORT, LONG = 100e-6, 0.5
-# What the attending thread is ready to be kept for.
+# Longest batch, in seconds, that the submitting thread may run.
 MOST = 1e-3
 
 
 class Model:
-    """Doubles its input, does on the way what the test wants, and remembers on which threads."""
+    """Model that doubles its input, calls a hook of the test, and records its threads."""
 
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
         self.batches: list[list[float]] = []
-        # For the first batch, the second, and so on.
+        # Hooks of the first batch, the second, and so on.
         self.script: list[Callable[[], object]] = []
         self._running = 0
 
@@ -49,19 +49,19 @@ class Model:
 
 
 def await_worker(clock: VirtualClock) -> None:
-    """Until the worker waits for work."""
+    """Wait until the worker waits for work."""
     clock.await_sleepers(until=math.inf)
 
 
 def quietly(batcher: Batcher, x: Any, **options: Any) -> tuple[Request, Recorder, bool]:
-    """Enqueues the rows `x` quietly; whether `attend` must then be called."""
+    """Enqueue the rows `x` quietly; return whether an inline run must follow."""
     recorder = Recorder()
     request = request_of(x, recorder, one_row=False, **options)
     return request, recorder, batcher.enqueue_quietly(request)
 
 
 def elsewhere(action: Callable[[], object]) -> None:
-    """Does something on another thread, and waits for it."""
+    """Run a function on another thread, and wait for it."""
     thread = threading.Thread(target=action)
     thread.start()
     thread.join(PATIENCE)
@@ -69,7 +69,7 @@ def elsewhere(action: Callable[[], object]) -> None:
 
 
 def polls(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Is set when another thread than this has asked for work while the device was lent, and waits again."""
+    """Event that is set when another thread has asked for work during an inline run, and waits again."""
     asked, poll, here = threading.Event(), RequestQueue._poll_locked, threading.current_thread()
 
     def watched(queue: RequestQueue, device: Any) -> Any:
@@ -84,7 +84,7 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def short_batches(make: Make, model: Model, clock: VirtualClock) -> Batcher:
-    """A batcher of batches that are known to be short. Its worker waits."""
+    """A batcher whose batches are known to be short. Its worker waits."""
     made = make(model, 4, clock=clock)
     for rows in (1, 4):
         made.anchor(rows, SHORT)

@@ -1,8 +1,8 @@
-"""Threads whose interleaving is chosen: one runs at a time, and another may go on at every lock.
+"""Controlled interleaving of threads: one runs at a time, and at every lock another may continue.
 
-`Loom` stands in for `threading` and the clock. It moves time only when nobody can run; when then
-nobody waits for a time either, a wake-up was lost, and the run fails. Every choice comes from one
-seed, so a failing interleaving fails again.
+`Interleaver` replaces `threading` and the clock. Time moves only when no thread can run; if then no
+thread waits with a timeout either, a wake-up was lost, and the run fails. One seed decides every
+choice, so a failing interleaving can be repeated.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def modules_with_threading() -> list[ModuleType]:
 
 
 class Stopped(BaseException):
-    """Ends the threads of a run that has failed."""
+    """Ends the threads of a failed run."""
 
 
-class Strand:
-    """One of the threads: it runs while it holds the baton."""
+class ControlledThread:
+    """A controlled thread: it runs while it holds the permit."""
 
-    def __init__(self, loom: Loom, target: Callable[[], object], name: str) -> None:
-        self.loom = loom
+    def __init__(self, interleaver: Interleaver, target: Callable[[], object], name: str) -> None:
+        self.interleaver = interleaver
         self.name = name
-        self.baton = threading.Lock()
-        self.baton.acquire()
+        self.permit = threading.Lock()
+        self.permit.acquire()
         self.alive = False
         self.stopped = False
-        # What it waits for, and until when.
+        # Condition that it waits for, and its timeout.
         self.ready: Callable[[], bool] = lambda: True
         self.until = math.inf
         self._target = target
@@ -56,39 +56,39 @@ class Strand:
 
     def start(self) -> None:
         self.alive = True
-        self.loom.strands.append(self)
+        self.interleaver.threads.append(self)
         self._thread.start()
 
     def _run(self) -> None:
-        self.baton.acquire()
+        self.permit.acquire()
         try:
-            if self.loom.failure is None:
+            if self.interleaver.failure is None:
                 self._target()
         except Stopped:
             pass
         except BaseException as error:
-            self.loom.fail(error)
+            self.interleaver.fail(error)
         finally:
             self.alive = False
-            self.loom.hand_over()
+            self.interleaver.hand_over()
 
     def is_alive(self) -> bool:
         return self.alive
 
     def join(self, timeout: float | None = None) -> None:
-        until = math.inf if timeout is None else self.loom.now() + timeout
-        self.loom.wait(lambda: not self.alive, until)
+        until = math.inf if timeout is None else self.interleaver.now() + timeout
+        self.interleaver.wait(lambda: not self.alive, until)
 
 
 class Lock:
-    def __init__(self, loom: Loom) -> None:
-        self._loom = loom
+    def __init__(self, interleaver: Interleaver) -> None:
+        self._interleaver = interleaver
         self.held = False
 
     def __enter__(self) -> Lock:
-        self._loom.wait(lambda: True)
+        self._interleaver.wait(lambda: True)
         while self.held:
-            self._loom.wait(lambda: not self.held)
+            self._interleaver.wait(lambda: not self.held)
         self.held = True
         return self
 
@@ -97,8 +97,8 @@ class Lock:
 
 
 class Condition:
-    def __init__(self, loom: Loom, lock: Lock) -> None:
-        self._loom = loom
+    def __init__(self, interleaver: Interleaver, lock: Lock) -> None:
+        self._interleaver = interleaver
         self._lock = lock
         self._waiters: list[object] = []
 
@@ -106,11 +106,11 @@ class Condition:
         mine = object()
         self._waiters.append(mine)
         self._lock.held = False
-        self._loom.wait(lambda: mine not in self._waiters, until)
+        self._interleaver.wait(lambda: mine not in self._waiters, until)
         if mine in self._waiters:
             self._waiters.remove(mine)
         while self._lock.held:
-            self._loom.wait(lambda: not self._lock.held)
+            self._interleaver.wait(lambda: not self._lock.held)
         self._lock.held = True
 
     def notify(self, count: int = 1) -> None:
@@ -120,18 +120,18 @@ class Condition:
         self.notify(len(self._waiters))
 
 
-class Loom:
-    """Runs threads one at a time, in an order drawn from a seed. It is a clock, too."""
+class Interleaver:
+    """Runs threads one at a time, in an order drawn from a seed. Also the clock."""
 
-    def __init__(self, seed: int, at_rest: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, seed: int, before_time_moves: Callable[[], None] = lambda: None) -> None:
         self.time = 0.0
-        self.strands: list[Strand] = []
+        self.threads: list[ControlledThread] = []
         self.failure: BaseException | None = None
-        # Called when nobody can run, before time moves.
-        self.at_rest = at_rest
+        # Called when no thread can run, before time moves.
+        self.before_time_moves = before_time_moves
         self._resting = False
         self._random = random.Random(seed)
-        self._current: Strand | None = None
+        self._current: ControlledThread | None = None
         self._over = threading.Event()
 
     def now(self) -> float:
@@ -145,8 +145,8 @@ class Loom:
         self.wait(lambda: False, self.time + seconds)
 
     def run(self, main: Callable[[], object]) -> None:
-        """Runs `main` and every thread that it starts to their ends."""
-        Strand(self, main, "main").start()
+        """Run `main` and every thread that it starts to their ends."""
+        ControlledThread(self, main, "main").start()
         self.hand_over()
         assert self._over.wait(60), "the run did not end"
         if self.failure is not None:
@@ -156,7 +156,9 @@ class Loom:
         self.failure = self.failure or error
 
     def wait(self, ready: Callable[[], bool], until: float = math.inf) -> None:
-        """Lets others run, until this thread is ready, or it is so late, and its turn comes."""
+        """Let other threads run, until this thread is ready or its timeout has passed, and it is
+        chosen.
+        """
         if self._resting or self._over.is_set():
             return
         if self.failure is not None:
@@ -165,54 +167,54 @@ class Loom:
         assert mine is not None
         mine.ready, mine.until = ready, until
         self.hand_over()
-        mine.baton.acquire()
+        mine.permit.acquire()
         if self.failure is not None:
             self._stop()
 
     def _stop(self) -> None:
-        """Ends the current thread; one that will not end waits for good."""
+        """End the current thread; a thread that does not end waits for ever."""
         mine = self._current
         assert mine is not None
         if mine.stopped:
             mine.alive = False
             self.hand_over()
-            mine.baton.acquire()
+            mine.permit.acquire()
         mine.stopped = True
         raise Stopped
 
     def hand_over(self) -> None:
-        """Chooses who runs next."""
-        alive = [strand for strand in self.strands if strand.alive]
+        """Choose the next thread."""
+        alive = [thread for thread in self.threads if thread.alive]
         if not alive:
             self._over.set()
             return
         runnable = alive if self.failure else self._runnable(alive)
         self._current = self._random.choice(runnable or alive)
-        self._current.baton.release()
+        self._current.permit.release()
 
-    def _runnable(self, alive: list[Strand]) -> list[Strand]:
-        runnable = [strand for strand in alive if strand.ready() or strand.until <= self.time]
+    def _runnable(self, alive: list[ControlledThread]) -> list[ControlledThread]:
+        runnable = [thread for thread in alive if thread.ready() or thread.until <= self.time]
         if runnable:
             return runnable
         try:
             self._resting = True
-            self.at_rest()
+            self.before_time_moves()
         except AssertionError as error:
             self.fail(error)
         finally:
             self._resting = False
-        due = min(strand.until for strand in alive)
+        due = min(thread.until for thread in alive)
         if due == math.inf:
-            self.fail(AssertionError(f"nobody will ever run again: {[strand.name for strand in alive]}"))
+            self.fail(AssertionError(f"no thread can ever run again: {[thread.name for thread in alive]}"))
             return []
         self.time = due
-        return [strand for strand in alive if strand.until <= due]
+        return [thread for thread in alive if thread.until <= due]
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Gives the batcher's modules these locks and threads instead of the real ones."""
+        """Replace locks and threads of the batcher's modules."""
 
-        def thread(*, target: Callable[[], object], name: str, daemon: bool) -> Strand:
-            return Strand(self, target, name)
+        def thread(*, target: Callable[[], object], name: str, daemon: bool) -> ControlledThread:
+            return ControlledThread(self, target, name)
 
         fakes = SimpleNamespace(
             Lock=lambda: Lock(self),
@@ -226,5 +228,5 @@ class Loom:
 
     @property
     def clock(self) -> Any:
-        """As the batcher's clock."""
+        """Return the batcher's clock."""
         return SimpleNamespace(now=self.now, wait=self.wait_on)

@@ -1,4 +1,4 @@
-"""What the batcher's tests share: waits that fail instead of hanging, and recorded completions."""
+"""Common parts of the batcher's tests: waits that fail instead of hanging, and recorded completions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tensorferry.batcher import Batcher, BatcherStatistics, Outcome, Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.testing import ScriptedRunner
 
-# A bound for waits that end at once unless something is broken; never waited out by a passing test.
+# Bound for waits that end at once unless something is broken; a passing test never waits it out.
 PATIENCE = 30.0
 
-# The same examples in every run, however slow the machine.
+# The same examples in every run, without a time limit.
 reproducible = settings(derandomize=True, deadline=None, database=None)
 
 
@@ -32,11 +32,11 @@ def reach(event: threading.Event) -> None:
 
 
 def ignore(outcome: object) -> None:
-    """The completion of a request that nobody waits for."""
+    """Ignore the outcome."""
 
 
 class Recorder:
-    """A completion that remembers every call. Thread-safe."""
+    """Completion that records every call. Thread-safe."""
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
@@ -52,18 +52,18 @@ class Recorder:
 
     @property
     def only(self) -> Outcome:
-        """The one outcome; to be asked when nothing can complete any more."""
+        """The only outcome; read it when no further completion is possible."""
         assert len(self.outcomes) == 1, f"completed {len(self.outcomes)} times: {self.outcomes}"
         return self.outcomes[0]
 
     @property
     def kind(self) -> str:
-        """`answered`, or the name of the error's type, of the one outcome."""
+        """`answered`, or the name of the error's type, of the only outcome."""
         return "answered" if self.only.error is None else type(self.only.error).__name__
 
 
 def enqueue(batcher: Batcher, x: Any, **options: Any) -> tuple[Request, Recorder]:
-    """Enqueues the rows `x` in the callback form."""
+    """Enqueue the rows `x` with a callback."""
     recorder = Recorder()
     request = request_of(x, recorder, one_row=False, **options)
     batcher.enqueue(request)
@@ -71,7 +71,7 @@ def enqueue(batcher: Batcher, x: Any, **options: Any) -> tuple[Request, Recorder
 
 
 def occupy(batcher: Batcher, runner: ScriptedRunner) -> Future[Any]:
-    """Gives a gated batcher's worker a batch of its own, so that what comes next is queued."""
+    """Give the worker of a gated batcher a batch, so that later requests are queued."""
     before = len(runner.batches)
     future = batcher.submit(0.0)
     runner.await_batches(before + 1)
@@ -79,19 +79,19 @@ def occupy(batcher: Batcher, runner: ScriptedRunner) -> Future[Any]:
 
 
 def rows(runner: ScriptedRunner, start: int = 0) -> list[list[Any]]:
-    """The batches that a runner got, as lists, from the given one on."""
+    """Return the runner's batches as lists, from this one on."""
     return [batch.tolist() for batch in runner.batches[start:]]
 
 
 def fails_below_zero(x: Any) -> Any:
-    """A model that does not like negative numbers, and doubles the rest."""
+    """Model that raises for negative numbers, and doubles all others."""
     if (x < 0).any():
         raise ValueError(f"negative: {x[x < 0].tolist()}")
     return x * 2
 
 
 def figures_add_up(statistics: BatcherStatistics) -> None:
-    """What must hold of a batcher's figures when nothing is queued or running."""
+    """Check the sums that hold when nothing is queued or running."""
     s = statistics
     ends = {
         "answered": s.answered,

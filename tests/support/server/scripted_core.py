@@ -1,6 +1,6 @@
 """grpc's core as the lane sees it, scripted: calls whose events come in any order that core allows.
 
-Threads are a `Loom`'s: one runs at a time, and another may go on at every lock of the lane and at
+Threads are a `Interleaver`'s: one runs at a time, and another may go on at every lock of the lane and at
 every operation that it starts. What core would abort the process for fails the test here.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
-from support.batcher.interleave import Lock, Loom
+from support.batcher.interleave import Interleaver, Lock
 
 from tensorferry.server.status import Status
 from tensorferry.server.transport.lane import cygrpc, lane, stream
@@ -50,13 +50,13 @@ class Batch:
 class Core:
     """What becomes of calls; the events wait here for the polling thread, which takes them in any order."""
 
-    def __init__(self, loom: Loom, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.loom = loom
+    def __init__(self, interleaver: Interleaver, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.interleaver = interleaver
         self.random = random.Random(seed)
         self.events: list[tuple[Tag, Any]] = []
         self.calls: list[WireCall] = []
         for module in (lane, stream):
-            monkeypatch.setattr(module, "threading", SimpleNamespace(Lock=lambda: Lock(loom)))
+            monkeypatch.setattr(module, "threading", SimpleNamespace(Lock=lambda: Lock(interleaver)))
         queue = SimpleNamespace(next_wakeup=0.0, idle=True, configure=lambda *callbacks: None)
         server = SimpleNamespace(queue=queue, register=lambda method: None, request=lambda method, tag: None)
         monkeypatch.setattr(cygrpc, "Server", lambda public: server)
@@ -74,7 +74,7 @@ class Core:
 
     def pause(self) -> None:
         """Another thread may go on here."""
-        self.loom.wait(lambda: True)
+        self.interleaver.wait(lambda: True)
 
     def arrive(self, tag: Tag, metadata: tuple[tuple[str, str], ...] = ()) -> WireCall:
         """A call comes."""
@@ -90,7 +90,7 @@ class Core:
     def poll(self, lane: Lane, over: Callable[[], bool]) -> None:
         """Hands events out until everything is over and no event is left; calls wait for long at times."""
         while True:
-            self.loom.wait(lambda: bool(self.events) or lane._watch_cancel_at < math.inf or over())
+            self.interleaver.wait(lambda: bool(self.events) or lane._watch_cancel_at < math.inf or over())
             if lane._watch_cancel_at < math.inf and (not self.events or self.random.random() < 0.1):
                 lane._on_wakeup(lane._watch_cancel_at)
             elif self.events:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from support.batcher.interleave import Loom, Strand
+from support.batcher.interleave import ControlledThread, Interleaver
 from support.server.scripted_core import Core, WireCall
 from support.server.scripted_service import calls_of, failure, success
 
@@ -57,7 +57,7 @@ class Waiting(InferenceCall):
 
 
 class LoomedService(InferenceService):
-    """Completes requests at once, or on a strand's turn, or when they are withdrawn."""
+    """Completes requests at once, or on a thread's turn, or when they are withdrawn."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(ModelRegistry())
@@ -148,8 +148,8 @@ class World:
 
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random = random.Random(seed)
-        self.loom = Loom(seed)
-        self.core = Core(self.loom, seed, monkeypatch)
+        self.interleaver = Interleaver(seed)
+        self.core = Core(self.interleaver, seed, monkeypatch)
         self.service = LoomedService(self.core)
         self.asks = self.random.random() < 0.4
         self.lane = Lane(
@@ -168,21 +168,28 @@ class World:
 
     def run(self) -> None:
         """Everything from the first call to the last, and what must be true of it."""
-        self.loom.run(self.main)
+        self.interleaver.run(self.main)
         self.check()
 
     def main(self) -> None:
-        strands = [Strand(self.loom, self.poll, "poll"), Strand(self.loom, self.network, "network")]
-        strands += [Strand(self.loom, self.complete, f"completer {number}") for number in range(2)]
+        threads = [
+            ControlledThread(self.interleaver, self.poll, "poll"),
+            ControlledThread(self.interleaver, self.network, "network"),
+        ]
+        threads += [
+            ControlledThread(self.interleaver, self.complete, f"completer {number}") for number in range(2)
+        ]
         for number in range(self.random.randint(1, 3)):
             kind = self.random.choice(["unary", "request", "completion", "wrong"])
-            strands.append(Strand(self.loom, self._client(str(number), kind), f"client {number}"))
+            threads.append(
+                ControlledThread(self.interleaver, self._client(str(number), kind), f"client {number}")
+            )
             self.acting += 1
         if self.drains:
             self.acting += 1
-            strands.append(Strand(self.loom, self.drain, "drain"))
-        for strand in strands:
-            strand.start()
+            threads.append(ControlledThread(self.interleaver, self.drain, "drain"))
+        for thread in threads:
+            thread.start()
 
     def poll(self) -> None:
         self.core.poll(
@@ -197,14 +204,14 @@ class World:
             return [call for call in self.core.calls if call.sending and not call.over]
 
         while True:
-            self.loom.wait(lambda: self.polled or bool(sending()))
+            self.interleaver.wait(lambda: self.polled or bool(sending()))
             if not (calls := sending()):
                 return
             self.random.choice(calls).deliver()
 
     def complete(self) -> None:
         while True:
-            self.loom.wait(lambda: self.polled or bool(self.service.waiting))
+            self.interleaver.wait(lambda: self.polled or bool(self.service.waiting))
             if not self.service.waiting:
                 return
             self.service.turn()
@@ -229,7 +236,7 @@ class World:
                 self.service.stuck.add(name)
             self.clients.append(client)
             self._act(client)
-            self.loom.wait(lambda: client.call.over)
+            self.interleaver.wait(lambda: client.call.over)
             self.acting -= 1
 
         return run
