@@ -201,9 +201,9 @@ def test_a_concurrent_change_is_kept() -> None:
         """Makes another client's change while the first one is logged."""
 
         def emit(self, record: logging.LogRecord) -> None:
-            shown = output.shown
-            if shown.error:
-                assert output.replace(shown, dataclasses.replace(shown, error=False))
+            levels = output.levels
+            if levels.error:
+                assert output.replace(levels, dataclasses.replace(levels, error=False))
 
     handler = Between()
     logging.getLogger("tensorferry.server").addHandler(handler)

@@ -1,4 +1,4 @@
-"""Which traced requests are kept as examples of a latency."""
+"""Choice of traced requests as exemplars of a latency."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 @pytest.mark.parametrize("flags", ["01", "03", "ff"])
-def test_a_trace_that_is_kept(flags: str) -> None:
+def test_a_sampled_trace_is_an_exemplar(flags: str) -> None:
     assert sampled_trace(f"00-{TRACE}-{SPAN}-{flags}") == TRACE
 
 
-def test_a_later_version_may_have_more() -> None:
+def test_later_versions_may_append_fields() -> None:
     assert sampled_trace(f"01-{TRACE}-{SPAN}-01-what-ever") == TRACE
     assert sampled_trace(f"cc-{TRACE}-{SPAN}-01") == TRACE
 
@@ -38,7 +38,7 @@ def test_a_later_version_may_have_more() -> None:
         b"\xff" * 55,
     ],
 )
-def test_no_trace_or_one_that_is_not_kept(header: str | bytes) -> None:
+def test_invalid_or_unsampled_traces_are_ignored(header: str | bytes) -> None:
     assert sampled_trace(header) is None
 
 
@@ -46,8 +46,8 @@ def test_the_latest_of_each_interval_is_kept() -> None:
     exemplars = Exemplars()
     assert not any(exemplars.latest())
     for number, seconds in enumerate((0.002, 0.003, 0.0021, 70.0)):
-        exemplars.note(f"00-{number + 1:032x}-{SPAN}-01", seconds)
-    exemplars.note(f"00-{TRACE}-{SPAN}-00", 70.0)
+        exemplars.record(f"00-{number + 1:032x}-{SPAN}-01", seconds)
+    exemplars.record(f"00-{TRACE}-{SPAN}-00", 70.0)
     kept = {
         interval: (one.trace_id, one.seconds)
         for interval, one in enumerate(exemplars.latest())

@@ -1,4 +1,4 @@
-"""A model that takes long to load: lines that say what is being done, and none for one that is quick."""
+"""Progress lines while a model is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tensorferry.server.telemetry import load_progress
 from tensorferry.server.telemetry.load_progress import LoadProgress, set_load_stage
 
 
-def test_a_line_after_two_seconds_then_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_line_comes_after_two_seconds_and_the_interval_doubles(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     clock = VirtualClock()
     with LoadProgress("model m version 3", clock):
@@ -28,7 +30,7 @@ def test_a_line_after_two_seconds_then_less_and_less_often(caplog: pytest.LogCap
     ]
 
 
-def test_nothing_is_said_of_a_quick_one_nor_of_one_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_quick_or_failed_load_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = VirtualClock()
 
@@ -43,6 +45,6 @@ def test_nothing_is_said_of_a_quick_one_nor_of_one_that_fails(caplog: pytest.Log
     assert caplog.records == []
 
 
-def test_outside_of_a_load_nothing_is_kept() -> None:
+def test_outside_of_a_load_a_stage_has_no_effect() -> None:
     set_load_stage("nothing")
     assert load_progress._current.get() is None

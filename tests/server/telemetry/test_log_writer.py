@@ -1,9 +1,10 @@
-"""The writer of any log: items in order, bounded while they wait, and an end that does not wait for ever."""
+"""Background writer: order, limits, faults and a bounded stop."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from support.server.rig import PATIENCE
@@ -14,7 +15,7 @@ from tensorferry.server.telemetry.log_writer import BackgroundWriter
 
 
 class Disk:
-    """Where items go; `full` until it is set free."""
+    """Destination of the items; it blocks while `full`."""
 
     def __init__(self) -> None:
         self.writes: list[list[str]] = []
@@ -46,7 +47,8 @@ def open_writer(disk: Disk) -> Iterator[Open]:
     made: list[BackgroundWriter[str]] = []
 
     def opened(**options: object) -> BackgroundWriter[str]:
-        writer = BackgroundWriter("test-writer", disk.write, lambda fault: None, **{"most": 3, **options})  # type: ignore[arg-type]
+        settings: Any = {"max_items": 3, **options}
+        writer = BackgroundWriter("test-writer", disk.write, lambda fault: None, **settings)
         made.append(writer)
         writer.start()
         return writer
@@ -58,15 +60,15 @@ def open_writer(disk: Disk) -> Iterator[Open]:
 
 
 def stuck(disk: Disk, writer: BackgroundWriter[str]) -> None:
-    """The writer is writing one item, and does not come back."""
+    """Make the writer block while it writes one item."""
     disk.free.clear()
     disk.reached.clear()
     assert writer.put("first", 1)
     assert disk.reached.wait(PATIENCE)
 
 
-def test_all_is_written_in_order_before_the_end(disk: Disk, open_writer: Open) -> None:
-    writer = open_writer(most=1000)
+def test_items_are_written_in_order_before_the_end(disk: Disk, open_writer: Open) -> None:
+    writer = open_writer(max_items=1000)
     for number in range(500):
         assert writer.put(str(number))
     assert writer.stop(PATIENCE)
@@ -75,7 +77,7 @@ def test_all_is_written_in_order_before_the_end(disk: Disk, open_writer: Open) -
     assert writer.stop(PATIENCE)
 
 
-def test_items_beyond_the_bound_are_refused_while_it_is_stuck(disk: Disk, open_writer: Open) -> None:
+def test_items_beyond_the_limit_are_refused(disk: Disk, open_writer: Open) -> None:
     writer = open_writer()
     stuck(disk, writer)
     assert [writer.put(item) for item in "abcde"] == [True, True, True, False, False]
@@ -86,8 +88,8 @@ def test_items_beyond_the_bound_are_refused_while_it_is_stuck(disk: Disk, open_w
     assert writer.put("d")
 
 
-def test_bytes_are_bounded_too_but_one_item_always_has_room(disk: Disk, open_writer: Open) -> None:
-    writer = open_writer(most=100, most_bytes=10)
+def test_bytes_are_limited_but_one_item_is_always_accepted(disk: Disk, open_writer: Open) -> None:
+    writer = open_writer(max_items=100, max_bytes=10)
     stuck(disk, writer)
     assert [writer.put("x", 6), writer.put("x", 6), writer.put("x", 4)] == [True, False, True]
     disk.free.set()
@@ -97,13 +99,13 @@ def test_bytes_are_bounded_too_but_one_item_always_has_room(disk: Disk, open_wri
     assert not writer.put("x", 1)
 
 
-def test_the_end_does_not_wait_for_what_is_stuck(disk: Disk, open_writer: Open) -> None:
+def test_stop_does_not_wait_longer_than_the_timeout(disk: Disk, open_writer: Open) -> None:
     writer = open_writer()
     stuck(disk, writer)
     assert not writer.stop(0)
 
 
-def test_it_goes_on_after_a_fault_and_a_pause(disk: Disk, open_writer: Open) -> None:
+def test_the_thread_continues_after_a_fault_and_a_pause(disk: Disk, open_writer: Open) -> None:
     clock = VirtualClock()
     writer = open_writer(backoff=RestartBackoff(clock))
     disk.faults = [SystemExit("a fault")]
@@ -115,9 +117,7 @@ def test_it_goes_on_after_a_fault_and_a_pause(disk: Disk, open_writer: Open) -> 
     assert disk.writes == [["kept"]]
 
 
-def test_a_fault_that_stays_takes_a_pause_each_time_and_the_end_waits_for_none(
-    disk: Disk, open_writer: Open
-) -> None:
+def test_each_repeated_fault_causes_a_pause_and_stop_waits_for_none(disk: Disk, open_writer: Open) -> None:
     clock = VirtualClock()
     disk.faults = [SystemExit("a fault") for _ in range(9)]
     writer = open_writer(backoff=RestartBackoff(clock))
@@ -132,7 +132,7 @@ def test_a_fault_that_stays_takes_a_pause_each_time_and_the_end_waits_for_none(
 
 
 def test_a_destructor_may_log_while_its_thread_logs(disk: Disk, open_writer: Open) -> None:
-    """The collector may run anywhere, in `put` too."""
+    """The garbage collector may run in `put`."""
     writer = open_writer()
     with writer._changed:
         assert writer.put("nested")

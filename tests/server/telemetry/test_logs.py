@@ -1,4 +1,4 @@
-"""Log lines: one JSON object each, or text; on stderr."""
+"""Log lines on stderr, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from support.server import log_lines
 from support.server.rig import PATIENCE
 
 from tensorferry.server.telemetry import logs
-from tensorferry.server.telemetry.repeated_warnings import MOST_REPEATS
+from tensorferry.server.telemetry.repeated_warnings import MAX_REPEATS
 
 
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
-    """The root logger, put back afterwards."""
+    """Root logger, restored after the test."""
     logger = logging.getLogger()
     handlers, level = logger.handlers[:], logger.level
     yield logger
@@ -36,7 +36,7 @@ def record(message: str = "%s rows", *args: object, **fields: Any) -> logging.Lo
     return made
 
 
-def test_a_line_is_one_json_object() -> None:
+def test_a_json_line_is_one_object() -> None:
     made = record('3 %s\nin "quotes"', "rows")
     made.created, made.msecs = 1_700_000_000.0, 7.9
     line = logs.JsonFormatter().format(made)
@@ -49,7 +49,7 @@ def test_a_line_is_one_json_object() -> None:
     }
 
 
-def test_extra_fields_are_added_whatever_they_are() -> None:
+def test_extra_fields_of_any_type_are_added() -> None:
     line = json.loads(logs.JsonFormatter().format(record("m", model="digits", rows=3, error=OSError("gone"))))
     assert (line["model"], line["rows"], line["error"]) == ("digits", 3, "gone")
 
@@ -64,7 +64,9 @@ def test_an_exception_is_in_the_line() -> None:
     assert json.loads(line)["exception"].endswith("ValueError: why")
 
 
-def test_json_on_stderr_from_the_level_on(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_from_the_level_upwards_are_on_stderr(
+    root: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
     logs.configure("json", "warning")
     logging.getLogger("some").info("not this")
     logging.getLogger("some").warning("but %s", "this")
@@ -72,15 +74,13 @@ def test_json_on_stderr_from_the_level_on(root: logging.Logger, capfd: pytest.Ca
     assert json.loads(line)["message"] == "but this"
 
 
-def test_text_on_stderr(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
+def test_text_lines_are_on_stderr(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure("text", "info")
     logging.getLogger("some").info("this")
     assert log_lines.written(capfd).endswith("INFO    this\n")
 
 
-def test_a_message_in_text_is_one_line_whatever_is_in_it(
-    root: logging.Logger, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_message_stays_on_one_line(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure("text", "info")
     logging.getLogger("some").info("a\r\nb\x1b[2J\u2028 %s é", "c\nd")
     try:
@@ -93,13 +93,13 @@ def test_a_message_in_text_is_one_line_whatever_is_in_it(
     assert rest[1:] == ["Traceback (most recent call last):", *rest[2:-2], "ValueError: why", ""]
 
 
-def test_a_clients_own_words_are_quoted_and_short() -> None:
+def test_text_of_clients_is_quoted_and_shortened() -> None:
     assert logs.quote("a'b\n") == '"a\'b\\n"'
     assert logs.quote("ü" * 1000) == ascii("ü" * 128 + "...")
     assert logs.request_fields("", ("m", ""), None) == {"model": "m"}
 
 
-def test_configuring_again_does_not_double_the_lines(
+def test_configuring_twice_does_not_duplicate_lines(
     root: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
     logs.configure("text", "info")
@@ -109,10 +109,10 @@ def test_configuring_again_does_not_double_the_lines(
 
 
 @pytest.mark.parametrize("level", ["info", "debug"])
-def test_a_client_s_header_that_is_no_text_is_no_error(
+def test_grpcio_s_errors_about_client_headers_are_debug_lines(
     root: logging.Logger, capfd: pytest.CaptureFixture[str], level: str
 ) -> None:
-    """grpcio tells of each with a traceback, by the words that are here."""
+    """grpcio logs each of them with this message and a traceback."""
     logs.configure("json", level)
     try:
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
@@ -126,7 +126,7 @@ def test_a_client_s_header_that_is_no_text_is_no_error(
 
 
 class Pipe:
-    """A pipe in place of stderr, which is read when the test says so."""
+    """Pipe in place of stderr. The test decides when it is read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reading, self.writing = os.pipe()
@@ -150,7 +150,7 @@ def pipe(root: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe
     made.close()
 
 
-def test_nothing_waits_for_a_reader_and_what_is_lost_is_counted(pipe: Pipe) -> None:
+def test_logging_never_waits_for_the_reader_and_lost_lines_are_counted(pipe: Pipe) -> None:
     output = logs.configure("json", "info")
     for number in range(30_000):
         logging.getLogger("some").info("line %d %s", number, "x" * 1000)
@@ -168,10 +168,10 @@ def test_nothing_waits_for_a_reader_and_what_is_lost_is_counted(pipe: Pipe) -> N
     assert messages[-1] == "afterwards"
     assert told[-1].endswith("log lines are lost: stderr was not read fast enough")
     assert len(messages) - len(told) - 1 + sum(int(message.split()[0]) for message in told) == 30_000
-    assert sum(map(len, messages)) < 3 * logs._MOST_WAITING_BYTES
+    assert sum(map(len, messages)) < 3 * logs._MAX_LINES_BYTES
 
 
-def test_a_pipe_that_does_not_block_gets_whole_lines(pipe: Pipe) -> None:
+def test_a_non_blocking_pipe_gets_whole_lines(pipe: Pipe) -> None:
     os.set_blocking(pipe.writing, False)
     output = logs.configure("json", "info")
     logging.getLogger("some").info("x" * 500_000)
@@ -183,10 +183,10 @@ def test_a_pipe_that_does_not_block_gets_whole_lines(pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("mode", [os.O_RDONLY, os.O_WRONLY])
-def test_stderr_that_cannot_be_written_is_no_error(
+def test_an_unwritable_stderr_raises_nothing(
     root: logging.Logger, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
-    """Closed, as a daemon's may be, or full, as a disk."""
+    """It may be closed, or its disk full."""
     file = os.open("/dev/full", mode)
     monkeypatch.setattr(logs, "_STDERR", file)
     output = logs.configure("text", "info")
@@ -195,7 +195,7 @@ def test_stderr_that_cannot_be_written_is_no_error(
     os.close(file)
 
 
-def test_repeated_warnings_are_few_and_counted_at_the_end(
+def test_repeated_warnings_are_limited_and_counted_at_the_end(
     root: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = logs.configure("text", "info")
@@ -203,13 +203,13 @@ def test_repeated_warnings_are_few_and_counted_at_the_end(
         logging.getLogger("some").warning("model %s failed on request %s", "m", "r")
     assert output.flush(PATIENCE)
     *shown, last = capfd.readouterr().err.splitlines()
-    assert len(shown) == MOST_REPEATS
+    assert len(shown) == MAX_REPEATS
     assert last.endswith(
-        f"{2000 - MOST_REPEATS} warnings or errors that repeat others were left out of the log"
+        f"{2000 - MAX_REPEATS} warnings or errors that repeat others were left out of the log"
     )
 
 
-def test_the_end_of_the_process_writes_the_last_lines() -> None:
+def test_the_last_lines_are_written_at_the_end_of_the_process() -> None:
     script = (
         f"import sys; sys.path[:0] = {sys.path!r}\n"
         "import logging; from tensorferry.server.telemetry import logs\n"

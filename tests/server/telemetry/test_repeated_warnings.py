@@ -1,4 +1,4 @@
-"""Warnings that repeat: ten a minute for each model and kind, the rest counted."""
+"""Limit on repeated warnings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tensorferry.server.telemetry import logs, repeated_warnings
-from tensorferry.server.telemetry.repeated_warnings import MOST_REPEATS, PERIOD_SECONDS, RepeatLimit
+from tensorferry.server.telemetry.repeated_warnings import MAX_REPEATS, PERIOD_SECONDS, RepeatLimit
 
 
 class Clock:
@@ -37,50 +37,48 @@ def shown(limit: RepeatLimit, count: int, model: str = "m", **more: int) -> int:
     return sum(limit.filter(record(model, **more)) for _ in range(count))  # type: ignore[arg-type]
 
 
-def test_ten_a_minute_and_then_the_count_of_the_others(limit: RepeatLimit, clock: Clock) -> None:
-    assert shown(limit, 2000) == MOST_REPEATS
+def test_ten_lines_a_minute_pass_and_the_others_are_counted(limit: RepeatLimit, clock: Clock) -> None:
+    assert shown(limit, 2000) == MAX_REPEATS
     clock.now += PERIOD_SECONDS - 1
     assert shown(limit, 1) == 0
     clock.now += 1
     first, second = record(), record()
     assert limit.filter(first)
     assert limit.filter(second)
-    assert first.repeats_left_out == 2001 - MOST_REPEATS  # type: ignore[attr-defined]
+    assert first.repeats_left_out == 2001 - MAX_REPEATS  # type: ignore[attr-defined]
     assert not hasattr(second, "repeats_left_out")
 
 
-def test_another_model_another_kind_of_line_and_what_is_no_warning_are_not_limited(
+def test_other_models_other_templates_and_lower_levels_are_not_limited(
     limit: RepeatLimit,
 ) -> None:
-    assert shown(limit, 50) == MOST_REPEATS
-    assert shown(limit, 50, "n") == MOST_REPEATS
+    assert shown(limit, 50) == MAX_REPEATS
+    assert shown(limit, 50, "n") == MAX_REPEATS
     assert limit.filter(record(words="model %s is slow: %s"))
     assert shown(limit, 400, level=logging.INFO) == 400
 
 
-def test_what_was_left_out_is_told_once(limit: RepeatLimit, clock: Clock) -> None:
-    shown(limit, MOST_REPEATS + 5)
-    shown(limit, MOST_REPEATS + 2, "n")
+def test_left_out_lines_are_reported_once(limit: RepeatLimit, clock: Clock) -> None:
+    shown(limit, MAX_REPEATS + 5)
+    shown(limit, MAX_REPEATS + 2, "n")
     assert [limit.take_left_out(), limit.take_left_out()] == [7, 0]
 
 
-def test_subjects_that_clients_choose_take_bounded_memory(
-    limit: RepeatLimit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(repeated_warnings, "_MOST_KEYS", 100)
+def test_the_number_of_subjects_is_limited(limit: RepeatLimit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated_warnings, "_MAX_KEYS", 100)
     for number in range(1000):
         assert limit.filter(record(f"client {number}"))
     assert len(limit._periods) == 100
 
 
 @pytest.mark.parametrize("arguments", [(), (3,), ({"a": 1},)])
-def test_any_arguments(limit: RepeatLimit, arguments: tuple[object, ...]) -> None:
+def test_any_arguments_are_accepted(limit: RepeatLimit, arguments: tuple[object, ...]) -> None:
     words = "%s" if arguments else "words"
     made = logging.LogRecord("any", logging.ERROR, "", 1, words, arguments, None)
     assert limit.filter(made)
 
 
-def test_a_line_of_text_tells_the_count() -> None:
+def test_a_text_line_contains_the_count() -> None:
     made = record()
     made.repeats_left_out = 7
     assert (

@@ -1,4 +1,4 @@
-"""W3C Trace Context: what is well formed is understood, and everything else is as if it were not there."""
+"""W3C Trace Context: valid headers are parsed, others are ignored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 GOOD = f"00-{TRACE}-{SPAN}-01"
 
 
-def test_a_callers_span() -> None:
+def test_a_valid_header_is_parsed() -> None:
     metadata: list[tuple[str, str | bytes]] = [
         ("user-agent", "x"),
         ("traceparent", GOOD),
@@ -31,12 +31,12 @@ def test_a_callers_span() -> None:
         (f"00-{TRACE}-{SPAN}-00", False),
         (f"00-{TRACE}-{SPAN}-03", True),
         (f"00-{TRACE}-{SPAN}-fe", False),
-        # Versions that are yet to come.
+        # Future versions.
         (f"01-{TRACE}-{SPAN}-01", True),
         (f"cc-{TRACE}-{SPAN}-01-what the future holds", True),
     ],
 )
-def test_flags_and_later_versions(text: str, sampled: bool) -> None:
+def test_flags_and_later_versions_are_understood(text: str, sampled: bool) -> None:
     assert parse_trace_context([("traceparent", text)]) == TraceContext(TRACE, SPAN, sampled)
 
 
@@ -59,15 +59,15 @@ def test_flags_and_later_versions(text: str, sampled: bool) -> None:
         f"00-{TRACE[:-1]}٣-{SPAN}-01",
     ],
 )
-def test_what_is_malformed_is_nothing(text: str) -> None:
+def test_malformed_headers_are_ignored(text: str) -> None:
     assert parse_trace_context([("traceparent", text)]) is None
 
 
-def test_two_parents_are_none() -> None:
+def test_two_headers_are_ignored() -> None:
     assert parse_trace_context([("traceparent", GOOD), ("traceparent", GOOD)]) is None
 
 
-def test_state_of_several_headers_is_joined_and_what_is_too_long_dropped() -> None:
+def test_state_headers_are_joined_and_dropped_if_too_long() -> None:
     parent = ("traceparent", GOOD)
     both = [("tracestate", "a=1"), parent, ("tracestate", "b=2,c=3")]
     assert parse_trace_context(both) == TraceContext(TRACE, SPAN, True, "a=1,b=2,c=3")
@@ -77,7 +77,7 @@ def test_state_of_several_headers_is_joined_and_what_is_too_long_dropped() -> No
 
 @reproducible
 @given(st.one_of(st.text(), st.binary(), st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-.*")))
-def test_nothing_that_a_client_sends_raises_or_gets_into_the_log(value: str | bytes) -> None:
+def test_invalid_headers_raise_nothing_and_are_not_logged(value: str | bytes) -> None:
     metadata: list[tuple[str, str | bytes]] = [("traceparent", value), ("tracestate", str(value))]
     context = parse_trace_context(metadata)
     if context is not None:

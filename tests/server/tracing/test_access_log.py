@@ -1,4 +1,4 @@
-"""The access log: what a line says, and that it never waits, floods, or breaks."""
+"""Access log: content of lines, limits, and independence of requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INFO = BatchInfo(7, 3, 5, compute_time=0.5)
 
 
 class Lines(logging.Handler):
-    """Keeps the lines of the access log. Thread-safe."""
+    """Handler that collects the lines of the access log. Thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,14 +76,14 @@ def ended(
         (ModelFailedError(""), True, "failed", "INTERNAL"),
     ],
 )
-def test_what_became_of_a_request(
+def test_the_outcome_of_a_request_is_logged(
     error: BaseException | None, accepted: bool, outcome: str, code: str
 ) -> None:
     fields = access_log_fields(ended(error=error, accepted=accepted))
     assert (fields["outcome"], fields["code"]) == (outcome, code)
 
 
-def test_a_line_says_whose_request_it_was_and_where_it_rode() -> None:
+def test_a_line_names_client_request_and_batch() -> None:
     context = TraceContext("a" * 32, "b" * 16, True)
     trace = ended(context=context, caller=ClientIdentity("team", frozenset()))
     trace.rows, trace.sent_at = 2, 3.5
@@ -106,7 +106,9 @@ def test_a_line_says_whose_request_it_was_and_where_it_rode() -> None:
     }
 
 
-def test_so_many_lines_a_second_and_as_many_of_errors(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_per_second_are_limited_separately_for_errors(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = AccessLog(2)
     log.start()
     now = [100.0]
@@ -122,8 +124,10 @@ def test_so_many_lines_a_second_and_as_many_of_errors(lines: Lines, monkeypatch:
     assert [line.get("left_out") for line in found] == [None, None, None, 3]
 
 
-def test_nobody_waits_while_nobody_reads(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer is stuck: lines that are too many to wait are left out, and told of later."""
+def test_requests_do_not_wait_while_the_log_is_not_read(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer blocks: lines beyond the queue are left out, and a later line reports their number."""
     asked, go_on = threading.Event(), threading.Event()
 
     def stuck(record: logging.LogRecord) -> bool:
@@ -148,7 +152,7 @@ def test_nobody_waits_while_nobody_reads(lines: Lines, monkeypatch: pytest.Monke
     assert [vars(record).get("left_out") for record in lines.kept] == [None] * 5 + [6]
 
 
-def test_the_writer_goes_on_after_a_fault(lines: Lines, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_writer_continues_after_a_fault(lines: Lines, caplog: pytest.LogCaptureFixture) -> None:
     faults = iter([SystemExit("a fault")])
 
     def fails(record: logging.LogRecord) -> bool:
@@ -164,10 +168,10 @@ def test_the_writer_goes_on_after_a_fault(lines: Lines, caplog: pytest.LogCaptur
     ended(log, request_id="b")
     assert log.stop(PATIENCE)
     assert [vars(record)["request_id"] for record in lines.kept] == ["b"]
-    assert "the access log ended unexpectedly" in caplog.text
+    assert "the access log crashed" in caplog.text
 
 
-def test_text_is_one_line_whatever_a_client_says(lines: Lines) -> None:
+def test_text_of_a_client_stays_on_one_line(lines: Lines) -> None:
     log = AccessLog(9)
     log.start()
     trace = ended(log, request_id="a\r\n\x1b[31mERROR b=1 " + "x" * 1000)
@@ -183,7 +187,7 @@ def test_text_is_one_line_whatever_a_client_says(lines: Lines) -> None:
     assert len(line["request_id"]) == 128
 
 
-def test_no_lines_are_made_that_nobody_sees(lines: Lines) -> None:
+def test_lines_below_the_log_level_are_not_formatted(lines: Lines) -> None:
     log = AccessLog(9)
     assert log.sample(None, None) is log
     logging.getLogger("tensorferry.access").setLevel(logging.WARNING)

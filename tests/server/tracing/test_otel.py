@@ -1,4 +1,4 @@
-"""Spans of requests and batches: by either transport, whatever becomes of a request."""
+"""OpenTelemetry spans of requests and batches, for both transports and every outcome."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ STREAMED = "inference.GRPCInferenceService/ModelStreamInfer"
 
 
 @pytest.fixture
-def desk(served: ServedTransport, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TracedService]]:
-    # Each span asks two clocks one after the other, between which a busy machine may suspend the thread.
+def traced(
+    served: ServedTransport, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., TracedService]]:
+    # Each span reads two clocks one after the other, and a busy machine may suspend the thread in between.
     monkeypatch.setattr(otel, "time", SimpleNamespace(time=lambda: 2e9, monotonic=lambda: 1e6))
     made: list[TracedService] = []
 
@@ -38,10 +40,10 @@ def desk(served: ServedTransport, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
         each.close()
 
 
-def test_a_request_has_its_callers_span_for_parent_and_a_child_for_each_stage(
-    desk: Callable[..., TracedService],
+def test_a_request_s_span_has_the_callers_as_parent_and_a_child_for_each_stage(
+    traced: Callable[..., TracedService],
 ) -> None:
-    at = desk()
+    at = traced()
     at.runner.open()
     assert at.infer("one", rows=3).result(PATIENCE).id == "one"
     spans = at.spans(1, 1)
@@ -78,10 +80,10 @@ def test_a_request_has_its_callers_span_for_parent_and_a_child_for_each_stage(
     assert (span.instrumentation_scope.name, span.instrumentation_scope.version) == ("tensorferry", "1.2.3")
 
 
-def test_a_batch_links_to_all_who_rode_in_it_and_have_a_span_and_they_to_it(
-    desk: Callable[..., TracedService],
+def test_a_batch_and_its_sampled_requests_link_to_each_other(
+    traced: Callable[..., TracedService],
 ) -> None:
-    at = desk()
+    at = traced()
     calls = [at.infer("first")]
     at.runner.await_batches(1)
     calls += [at.infer("a"), at.infer("b", ""), at.infer("unsampled", UNSAMPLED)]
@@ -93,7 +95,7 @@ def test_a_batch_links_to_all_who_rode_in_it_and_have_a_span_and_they_to_it(
     riders = [spans.requests["a"], spans.requests["b"]]
     assert ids_of([link.context for link in batch.links]) == ids_of([rider.context for rider in riders])
     assert batch.context is not None
-    # All of them were known by the time that it was handed over.
+    # All links were there when the span was exported.
     assert at.exporter.links[batch.context.span_id] == 2
     assert of(batch)["tensorferry.batch.requests"] == of(batch)["tensorferry.batch.rows"] == 3
     assert of(batch)["tensorferry.batch.compute_seconds"] > 0
@@ -101,12 +103,12 @@ def test_a_batch_links_to_all_who_rode_in_it_and_have_a_span_and_they_to_it(
         (link,) = spans.stages(rider)["batch"].links
         assert link.context == batch.context
         assert of(spans.requests[rider])["tensorferry.queue.delay_seconds"] > 0
-    # Who has no caller with a span is the root of a trace.
+    # A request without a parent span is the root of a trace.
     assert riders[1].parent is None
 
 
-def test_the_links_of_a_batch_are_bounded(desk: Callable[..., TracedService]) -> None:
-    at = desk(max_links=2)
+def test_the_links_of_a_batch_are_bounded(traced: Callable[..., TracedService]) -> None:
+    at = traced(max_links=2)
     calls = [at.infer("first")]
     at.runner.await_batches(1)
     calls += [at.infer(str(number)) for number in range(4)]
@@ -118,8 +120,8 @@ def test_the_links_of_a_batch_are_bounded(desk: Callable[..., TracedService]) ->
     assert (len(batch.links), batch.dropped_links) == (2, 2)
 
 
-def test_a_request_that_is_cut_up_has_the_span_of_its_last_part(desk: Callable[..., TracedService]) -> None:
-    at = desk()
+def test_a_split_request_links_to_the_batch_of_its_last_part(traced: Callable[..., TracedService]) -> None:
+    at = traced()
     at.runner.open()
     assert at.infer("large", rows=6).result(PATIENCE).id == "large"
     spans = at.spans(1, 1)
@@ -128,8 +130,8 @@ def test_a_request_that_is_cut_up_has_the_span_of_its_last_part(desk: Callable[.
     assert [link.context] == [batch.context for batch in spans.batches.values()]
 
 
-def test_each_message_of_a_stream_has_a_span_of_its_own(desk: Callable[..., TracedService]) -> None:
-    at = desk()
+def test_each_message_of_a_stream_has_a_span(traced: Callable[..., TracedService]) -> None:
+    at = traced()
     at.runner.open()
     stream = at.served.stream(metadata=[("traceparent", SAMPLED)])
     for request_id in ("1", "2"):
@@ -150,8 +152,8 @@ def test_each_message_of_a_stream_has_a_span_of_its_own(desk: Callable[..., Trac
     assert of(spans.requests["3"])["error.type"] == "NOT_FOUND"
 
 
-def test_what_never_had_a_batch(desk: Callable[..., TracedService]) -> None:
-    at = desk()
+def test_a_request_without_a_batch_has_no_batch_span(traced: Callable[..., TracedService]) -> None:
+    at = traced()
     with pytest.raises(grpc.RpcError):
         at.served.unary("ModelInfer")(b"\xff", metadata=[("traceparent", SAMPLED)])
     with pytest.raises(grpc.RpcError):
@@ -163,16 +165,16 @@ def test_what_never_had_a_batch(desk: Callable[..., TracedService]) -> None:
     assert of(malformed)["rpc.grpc.status_code"] == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert of(unknown)["error.type"] == "NOT_FOUND"
     assert of(unknown)["tensorferry.model.name"] == "x" * 128
-    # By the conventions it is its caller's error, not the server's.
+    # By the conventions this is an error of the client.
     assert malformed.status.status_code is unknown.status.status_code is StatusCode.UNSET
     assert list(spans.stages("unknown")) == ["decode", "respond"]
 
 
-def test_a_model_that_raises_is_the_servers_error(desk: Callable[..., TracedService]) -> None:
+def test_an_error_of_the_model_is_an_error_of_the_server(traced: Callable[..., TracedService]) -> None:
     def fail(inputs: Any) -> Any:
         raise ModelFailedError("the model failed") from ValueError("what only the log is to know")
 
-    at = desk(fn=fail)
+    at = traced(fn=fail)
     at.runner.open()
     assert at.infer("bad").code() is grpc.StatusCode.INTERNAL
     spans = at.spans(1)
@@ -182,29 +184,29 @@ def test_a_model_that_raises_is_the_servers_error(desk: Callable[..., TracedServ
     assert list(spans.stages("bad")) == ["decode", "queue", "batch", "respond"]
 
 
-def test_an_error_that_nobody_foresaw_tells_no_more_than_the_client_hears(
-    desk: Callable[..., TracedService], caplog: pytest.LogCaptureFixture
+def test_an_unexpected_error_reveals_no_more_than_the_status(
+    traced: Callable[..., TracedService], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(inputs: Any) -> Any:
         raise RuntimeError("secret")
 
-    at = desk(fn=fail)
+    at = traced(fn=fail)
     at.runner.open()
     assert at.infer("bad").code() is grpc.StatusCode.INTERNAL
     span = at.spans(1).requests["bad"]
-    # A line that is kept keeps the call.
+    # A log record that is kept would keep the call alive.
     caplog.clear()
     assert "secret" not in str(span.status.description) + str(of(span))
     assert span.status.status_code is StatusCode.ERROR
 
 
-def test_cancelled_and_expired_while_queued(desk: Callable[..., TracedService]) -> None:
-    at = desk()
+def test_requests_cancelled_and_expired_in_the_queue_have_spans(traced: Callable[..., TracedService]) -> None:
+    at = traced()
     first = at.infer("first")
     at.runner.await_batches(1)
     gone = at.infer("gone")
     allowed = request({"x": fp32(1, 2)}, id="allowed")
-    # By the server's clock alone: whose client has a deadline of gRPC's leaves at about the same moment.
+    # The server's own clock decides here. With a gRPC deadline, the client would cancel at about the same time.
     allowed.parameters["timeout"].int64_param = 200_000
     late = at.served.stub.ModelInfer.future(allowed, timeout=PATIENCE)
     at.await_queued(2)
@@ -225,11 +227,9 @@ def test_cancelled_and_expired_while_queued(desk: Callable[..., TracedService]) 
     first.result(PATIENCE)
 
 
-def test_a_deadline_of_grpcs_has_expired_where_its_client_has_not_left(
-    desk: Callable[..., TracedService],
-) -> None:
-    """Core ends the call by a timer of its own, maybe before anybody here has looked at the time."""
-    at = desk()
+def test_a_grpc_deadline_is_recorded_as_expired(traced: Callable[..., TracedService]) -> None:
+    """gRPC core ends the call by its own timer, possibly before the server checks the deadline."""
+    at = traced()
     first = at.infer("first")
     at.runner.await_batches(1)
     message = raw_h2.message(request({"x": fp32(1, 2)}, id="late").SerializeToString())
@@ -242,8 +242,8 @@ def test_a_deadline_of_grpcs_has_expired_where_its_client_has_not_left(
     first.result(PATIENCE)
 
 
-def test_refused_and_shed_under_overload(desk: Callable[..., TracedService]) -> None:
-    at = desk(max_queue_size=1, priority_weights=(8, 1), default_priority=2)
+def test_requests_refused_and_shed_under_overload_have_spans(traced: Callable[..., TracedService]) -> None:
+    at = traced(max_queue_size=1, priority_weights=(8, 1), default_priority=2)
     first = at.infer("first")
     at.runner.await_batches(1)
     shed = at.infer("shed")
@@ -263,9 +263,9 @@ def test_refused_and_shed_under_overload(desk: Callable[..., TracedService]) -> 
         assert of(spans.requests[name])["error.type"] == "RESOURCE_EXHAUSTED"
 
 
-def test_a_stream_that_is_left_ends_the_spans_of_all_that_it_had(desk: Callable[..., TracedService]) -> None:
-    """One runs, one is queued, and one has its answer, which waits for its turn behind them."""
-    at = desk()
+def test_a_cancelled_stream_ends_the_spans_of_its_requests(traced: Callable[..., TracedService]) -> None:
+    """One request runs, one is queued, and one has a response that must wait for theirs."""
+    at = traced()
     stream = at.served.stream(metadata=[("traceparent", SAMPLED)])
     stream.send_bytes(request({"x": fp32(1, 2)}, id="running").SerializeToString())
     at.runner.await_batches(1)
@@ -290,8 +290,10 @@ def test_a_stream_that_is_left_ends_the_spans_of_all_that_it_had(desk: Callable[
 
 
 @pytest.mark.parametrize("order", ["request", "completion"])
-def test_a_stream_that_its_first_error_ends(desk: Callable[..., TracedService], order: str) -> None:
-    at = desk()
+def test_a_stream_that_ends_at_its_first_error_ends_all_spans(
+    traced: Callable[..., TracedService], order: str
+) -> None:
+    at = traced()
     ends = ("triton_grpc_error", "true")
     stream = at.served.stream(order, metadata=[("traceparent", SAMPLED), ends])
     stream.send_bytes(request({"x": fp32(1, 2)}, id="running").SerializeToString())
@@ -324,18 +326,18 @@ def test_a_stream_that_its_first_error_ends(desk: Callable[..., TracedService], 
         ("traceidratio", "1", {"child", "root", "not"}),
     ],
 )
-def test_who_is_sampled(
-    desk: Callable[..., TracedService], sampler: str, argument: str, sampled: set[str]
+def test_requests_are_sampled_by_the_configured_sampler(
+    traced: Callable[..., TracedService], sampler: str, argument: str, sampled: set[str]
 ) -> None:
-    at = desk({"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": argument})
+    at = traced({"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": argument})
     at.runner.open()
     for request_id, parent in (("child", SAMPLED), ("root", ""), ("not", UNSAMPLED)):
         assert at.infer(request_id, parent).result(PATIENCE).id == request_id
     assert set(at.spans(len(sampled), len(sampled)).requests) == sampled
 
 
-def test_state_of_the_callers_trace_goes_into_its_spans(desk: Callable[..., TracedService]) -> None:
-    at = desk()
+def test_spans_carry_the_callers_trace_state(traced: Callable[..., TracedService]) -> None:
+    at = traced()
     at.runner.open()
     at.served.stub.ModelInfer(
         request({"x": fp32(1, 2)}, id="1"), metadata=[("traceparent", SAMPLED), ("tracestate", "a=1,b=2")]
@@ -345,8 +347,8 @@ def test_state_of_the_callers_trace_goes_into_its_spans(desk: Callable[..., Trac
     assert dict(span.context.trace_state) == {"a": "1", "b": "2"}
 
 
-def test_nothing_of_a_request_is_kept_by_what_knows_its_batch(desk: Callable[..., TracedService]) -> None:
-    at = desk()
+def test_batch_spans_keep_no_reference_to_requests(traced: Callable[..., TracedService]) -> None:
+    at = traced()
     at.runner.open()
     for number in range(300):
         at.infer(str(number)).result(PATIENCE)
@@ -355,9 +357,9 @@ def test_nothing_of_a_request_is_kept_by_what_knows_its_batch(desk: Callable[...
     assert math.isfinite(sum(batch.info.compute_time for batch in at.source._batches.values()))
 
 
-def test_a_parse_needs_no_more_than_bytes(desk: Callable[..., TracedService]) -> None:
-    """A request that is as good as empty is a request, too."""
-    at = desk()
+def test_a_nearly_empty_request_has_a_span(traced: Callable[..., TracedService]) -> None:
+    """A nearly empty message is a request too."""
+    at = traced()
     with pytest.raises(grpc.RpcError):
         at.served.stub.ModelInfer(pb.ModelInferRequest())
     assert list(at.spans(1).stages("")) == ["decode", "respond"]

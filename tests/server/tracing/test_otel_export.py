@@ -1,4 +1,4 @@
-"""The standard variables, and the end: what is refused, what is switched off, and how long a stop waits."""
+"""OpenTelemetry's standard variables, and the wait at the stop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.fixture
 def made() -> Iterator[list[SpanExport]]:
-    """Exports that end with the test."""
+    """Exports, which are stopped after the test."""
     exports: list[SpanExport] = []
     yield exports
     for export in exports:
@@ -47,11 +47,11 @@ def export() -> SpanExport:
 
 
 def span_of(source: OpenTelemetrySource | None) -> None:
-    """Tells a span."""
+    """Emit a span."""
     assert source is not None
     sink = source.sample(None, None)
     assert sink is not None
-    source.tell("x", sink._context, None, 0.0, 1.0)
+    source.emit("x", sink._context, None, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def span_of(source: OpenTelemetrySource | None) -> None:
             "OTEL_TRACES_EXPORTER is 'zipkin'; it must be otlp, console or none",
         ),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/protobuf'; "),
-        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "sends by grpc only"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "supports only grpc"),
         ("OTEL_PROPAGATORS", "b3,baggage", "OTEL_PROPAGATORS is 'b3,baggage'; "),
-        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "the variables OTEL_* cannot be followed: "),
-        ("OTEL_EXPORTER_OTLP_COMPRESSION", "lzma", "the OTLP exporter cannot do what the variables "),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "a variable OTEL_* is invalid: "),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "lzma", "the OTLP exporter does not accept the variables "),
     ],
 )
-def test_a_variable_that_says_what_cannot_be_is_named(
+def test_an_invalid_variable_is_named(
     variables: pytest.MonkeyPatch, name: str, value: str, words: str
 ) -> None:
     variables.setenv(name, value)
@@ -85,15 +85,15 @@ def test_a_variable_that_says_what_cannot_be_is_named(
 
 
 @pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")])
-def test_the_variables_can_switch_it_off(variables: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_variables_can_disable_opentelemetry(variables: pytest.MonkeyPatch, name: str, value: str) -> None:
     variables.setenv(name, value)
     off = export()
     assert off.source is None
     assert off.stop(0)
 
 
-def test_what_the_process_is_called(variables: pytest.MonkeyPatch, made: list[SpanExport]) -> None:
-    variables.setattr(otel_export, "_exporter", lambda environment: Kept())
+def test_the_service_name_has_a_default(variables: pytest.MonkeyPatch, made: list[SpanExport]) -> None:
+    variables.setattr(otel_export, "_exporter", lambda environment: CollectingExporter())
     for given, name in (("", "tensorferry"), ("shop", "shop")):
         if given:
             variables.setenv("OTEL_SERVICE_NAME", given)
@@ -110,8 +110,8 @@ def test_spans_can_go_to_the_console(variables: pytest.MonkeyPatch, made: list[S
     assert isinstance(made[0]._exporter, ConsoleSpanExporter)
 
 
-class Kept(SpanExporter):
-    """Keeps spans; while it is `closed` it takes none and waits."""
+class CollectingExporter(SpanExporter):
+    """Exporter that collects spans, and blocks while it is `closed`."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
@@ -129,8 +129,8 @@ class Kept(SpanExporter):
         self.open.set()
 
 
-def test_a_stop_sends_what_is_left(variables: pytest.MonkeyPatch) -> None:
-    kept = Kept()
+def test_stop_sends_queued_spans(variables: pytest.MonkeyPatch) -> None:
+    kept = CollectingExporter()
     variables.setattr(otel_export, "_exporter", lambda environment: kept)
     exported = export()
     for _ in range(3):
@@ -139,8 +139,8 @@ def test_a_stop_sends_what_is_left(variables: pytest.MonkeyPatch) -> None:
     assert len(kept.spans) == 3
 
 
-def test_a_stop_does_not_wait_for_a_collector_that_hangs(variables: pytest.MonkeyPatch) -> None:
-    kept = Kept()
+def test_stop_does_not_wait_for_a_collector_that_hangs(variables: pytest.MonkeyPatch) -> None:
+    kept = CollectingExporter()
     kept.open.clear()
     variables.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
     variables.setattr(otel_export, "_exporter", lambda environment: kept)
@@ -150,7 +150,7 @@ def test_a_stop_does_not_wait_for_a_collector_that_hangs(variables: pytest.Monke
     assert not exported.stop(0.01)
 
 
-def test_without_the_extra_the_start_says_what_to_install(variables: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(variables: pytest.MonkeyPatch) -> None:
     for name in list(sys.modules):
         if name.startswith(("opentelemetry", "tensorferry.server.tracing.otel")):
             variables.delitem(sys.modules, name)
@@ -162,7 +162,7 @@ def test_without_the_extra_the_start_says_what_to_install(variables: pytest.Monk
         telemetry.start()
 
 
-def test_nothing_of_opentelemetry_is_there_when_it_is_off(variables: pytest.MonkeyPatch) -> None:
+def test_opentelemetry_is_not_imported_if_it_is_off(variables: pytest.MonkeyPatch) -> None:
     response_batcher = ResponseBatcher()
     telemetry = RequestTelemetry(ServerConfig(()), response_batcher)
     telemetry.start()
@@ -172,12 +172,12 @@ def test_nothing_of_opentelemetry_is_there_when_it_is_off(variables: pytest.Monk
 
 
 @pytest.mark.parametrize("name", ["traceidratio", "parentbased_traceidratio"])
-def test_a_ratio_takes_that_share_and_by_the_traces_id(name: str) -> None:
+def test_a_ratio_samples_that_share_by_trace_id(name: str) -> None:
     sample = sampler_of({"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": "0.25"})
     ids = [trace_id for _ in range(20_000) if (trace_id := sample(None)) is not None]
     assert 4_500 < len(ids) < 5_500
     assert len(set(ids)) == len(ids)
-    # As every SDK decides for the same trace.
+    # Every SDK decides the same for a trace.
     assert all(trace_id & (1 << 64) - 1 < 1 << 62 for trace_id in ids)
     if name == "traceidratio":
         low, high = "0" * 16 + "1" * 16, "f" * 32

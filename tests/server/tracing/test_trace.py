@@ -1,4 +1,4 @@
-"""What the service has traced: each sampled request once, whatever becomes of it."""
+"""Traces of the inference service: each sampled request once, for every outcome."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tensorferry.server.tracing.triton_file import TraceFile
 SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))
 
 
-class Kept(TraceFile):
-    """Keeps traces instead of writing them."""
+class CollectingTraceFile(TraceFile):
+    """Trace file that collects traces in memory."""
 
     def __init__(self) -> None:
         super().__init__(Path("traces.json"))
@@ -31,10 +31,10 @@ class Kept(TraceFile):
 
 
 class Desk:
-    """A service whose every request is traced, and what became of each."""
+    """Service that traces every request, and collects the replies."""
 
     def __init__(self) -> None:
-        self.file = Kept()
+        self.file = CollectingTraceFile()
         tracing = Tracer()
         self.tracing = TritonTracing(self.file, tracing)
         self.tracing.change("", {"timestamps": True, "rate": 1})
@@ -55,14 +55,14 @@ class Desk:
         return replies
 
     def traced(self) -> list[tuple[str, int, bool]]:
-        """Of each trace the request, the version, and whether it ran."""
+        """Return request, version, and whether the request ran, for each trace."""
         return [
             (trace["request_id"], trace["model_version"], len(trace["timestamps"]) == 9)
             for trace in self.file.kept
         ]
 
 
-def test_answered_refused_and_those_of_a_model_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_request_has_one_trace_even_if_its_model_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     first = desk.serve("1")
     assert response_of(desk.ask("answered").first()).id == "answered"
@@ -71,7 +71,7 @@ def test_answered_refused_and_those_of_a_model_that_is_replaced(monkeypatch: pyt
         response_of(desk.ask("too late", deadline=0.0).first())
     assert desk.traced()[1:] == [("too late", 1, False)]
     assert first.close()
-    # Found closed, looked up again, and served by what came meanwhile: one request, one trace.
+    # The batcher was closed, so the model is looked up again. It is still one request with one trace.
     enqueue = first.enqueue
     second: list[Batcher] = []
 
@@ -88,7 +88,7 @@ def test_answered_refused_and_those_of_a_model_that_is_replaced(monkeypatch: pyt
     assert second[0].close()
 
 
-def test_one_whose_model_is_unloaded_under_its_hands_is_answered_and_traced(
+def test_a_request_whose_model_is_unloaded_meanwhile_is_answered_and_traced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     desk = Desk()
@@ -106,7 +106,7 @@ def test_one_whose_model_is_unloaded_under_its_hands_is_answered_and_traced(
     assert desk.traced() == [("gone", 1, False)]
 
 
-def test_a_sink_that_raises_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_of_a_sink_does_not_affect_the_response(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         context = None
 

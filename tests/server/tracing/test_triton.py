@@ -1,4 +1,4 @@
-"""Which requests are traced: Triton's rules of a model's settings and the server's, of rate and count."""
+"""Sampling by Triton's rules: settings of models and of the server, rate and count."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tensorferry.server.tracing.triton import TraceOptions, TritonTraceRecord, T
 from tensorferry.server.tracing.triton_file import TraceFile
 
 
-class Kept(TraceFile):
-    """Keeps traces instead of writing them."""
+class CollectingTraceFile(TraceFile):
+    """Trace file that collects traces in memory."""
 
     def __init__(self) -> None:
         super().__init__(Path("traces.json"))
@@ -33,12 +33,12 @@ def model(name: str = "m", version: str = "1") -> Model:
 
 
 def sampled(tracing: TritonTracing, count: int, name: str = "m") -> list[int]:
-    """Of so many requests, counted from 1, those that are traced."""
+    """Return the numbers, from 1, of those requests that are traced."""
     return [at for at in range(1, count + 1) if tracing.sample(model(name)) is not None]
 
 
 def traced(record: TritonTraceRecord, of: Model, request_id: str) -> RequestTrace:
-    """A request that arrived at 1 and was queued at 1.5."""
+    """Return a trace of a request that arrived at 1 and was queued at 1.5."""
     trace = RequestTrace([record], request_id, 1.0)
     trace.enqueued(of)
     trace.queued = 1.5
@@ -47,10 +47,10 @@ def traced(record: TritonTraceRecord, of: Model, request_id: str) -> RequestTrac
 
 @pytest.fixture
 def tracing() -> TritonTracing:
-    return TritonTracing(Kept())
+    return TritonTracing(CollectingTraceFile())
 
 
-def test_nothing_is_traced_until_it_is_switched_on(tracing: TritonTracing) -> None:
+def test_tracing_is_off_by_default(tracing: TritonTracing) -> None:
     assert tracing.options("") == tracing.options("m") == TraceOptions(False, 1000, -1, 0)
     assert not tracing.active
     assert sampled(tracing, 3000) == []
@@ -59,23 +59,23 @@ def test_nothing_is_traced_until_it_is_switched_on(tracing: TritonTracing) -> No
     assert sampled(tracing, 3000) == [1000, 2000, 3000]
 
 
-def test_every_so_many_th_and_so_many_of_them(tracing: TritonTracing) -> None:
+def test_rate_and_count_limit_the_traced_requests(tracing: TritonTracing) -> None:
     tracing.change("", {"timestamps": True, "rate": 3, "count": 2})
     assert sampled(tracing, 5) == [3]
     assert tracing.options("").count == 1
     assert tracing.active
     assert sampled(tracing, 5) == [1]
-    # Nothing is left, and requests no more asked of it.
+    # The count is used up, and the source disabled.
     assert tracing.options("").count == 0
     assert not tracing.active
     assert sampled(tracing, 5) == []
-    # A change counts requests anew.
+    # A change restarts the count of requests.
     tracing.change("", {"count": 1})
     assert tracing.active
     assert sampled(tracing, 5) == [3]
 
 
-def test_a_models_own_values_and_the_servers_for_the_rest(tracing: TritonTracing) -> None:
+def test_a_model_s_options_override_the_server_s(tracing: TritonTracing) -> None:
     tracing.change("m", {"timestamps": True, "rate": 2})
     assert tracing.options("m") == TraceOptions(True, 2, -1, 0)
     assert tracing.options("other") == tracing.options("") == TraceOptions()
@@ -88,13 +88,13 @@ def test_a_models_own_values_and_the_servers_for_the_rest(tracing: TritonTracing
     tracing.change("m", {"timestamps": None})
     assert tracing.options("m") == TraceOptions(False, 5, -1, 7)
     assert not tracing.active
-    # It has nothing of its own any more, so it counts with the others.
+    # The model has no options of its own now, so it shares the server's count.
     tracing.change("", {"timestamps": True})
     assert sampled(tracing, 3) == []
     assert sampled(tracing, 3, "other") == [2]
 
 
-def test_a_model_can_be_off_while_others_are_traced(tracing: TritonTracing) -> None:
+def test_tracing_can_be_off_for_one_model(tracing: TritonTracing) -> None:
     tracing.change("", {"timestamps": True, "rate": 1})
     tracing.change("m", {"timestamps": False})
     assert sampled(tracing, 2) == []
@@ -102,7 +102,7 @@ def test_a_model_can_be_off_while_others_are_traced(tracing: TritonTracing) -> N
     assert tracing.active
 
 
-def test_what_is_cleared_of_the_servers_is_as_at_the_start(tracing: TritonTracing) -> None:
+def test_clearing_an_option_of_the_server_restores_its_default(tracing: TritonTracing) -> None:
     tracing.change("", {"timestamps": True, "rate": 1, "count": 9, "log_frequency": 3})
     tracing.change("", {"timestamps": None, "rate": None, "count": None})
     assert tracing.options("") == TraceOptions(log_frequency=3)
@@ -110,7 +110,7 @@ def test_what_is_cleared_of_the_servers_is_as_at_the_start(tracing: TritonTracin
 
 
 @pytest.mark.parametrize("name", ["", "m"])
-def test_what_cannot_be_traced_by_is_refused_and_nothing_changed(tracing: TritonTracing, name: str) -> None:
+def test_invalid_options_are_refused_without_a_change(tracing: TritonTracing, name: str) -> None:
     tracing.change("", {"timestamps": True, "rate": 4})
     tracing.change("m", {"count": 3})
     with pytest.raises(InvalidRequestError, match="invalid trace setting :sample rate must be non-zero"):
@@ -119,7 +119,7 @@ def test_what_cannot_be_traced_by_is_refused_and_nothing_changed(tracing: Triton
     assert tracing.options("m") == TraceOptions(True, 4, 3, 0)
 
 
-def test_the_servers_change_is_refused_where_it_is_wrong_for_a_model(tracing: TritonTracing) -> None:
+def test_a_change_of_the_server_that_is_invalid_for_a_model_is_refused(tracing: TritonTracing) -> None:
     tracing.change("", {"rate": 0})
     tracing.change("m", {"timestamps": True, "rate": 1})
     tracing.change("n", {"timestamps": False})
@@ -131,7 +131,7 @@ def test_the_servers_change_is_refused_where_it_is_wrong_for_a_model(tracing: Tr
     assert tracing.options("m") == TraceOptions(True, 1, -1, 0)
 
 
-def test_without_a_file_there_is_nothing_to_switch_on() -> None:
+def test_tracing_cannot_be_enabled_without_a_file() -> None:
     tracing = TritonTracing()
     tracing.change("", {"rate": 1})
     with pytest.raises(InvalidRequestError, match=r"trace file name is not given; .* by --trace-file"):
@@ -139,8 +139,8 @@ def test_without_a_file_there_is_nothing_to_switch_on() -> None:
     assert (tracing.options(""), tracing.active, tracing.file) == (TraceOptions(rate=1), False, "")
 
 
-def test_a_timeline_in_order() -> None:
-    file = Kept()
+def test_timestamps_are_in_order() -> None:
+    file = CollectingTraceFile()
     tracing = TritonTracing(file)
     tracing.change("", {"timestamps": True, "rate": 1})
     record = tracing.sample(model("digits", "3"))
@@ -165,8 +165,8 @@ def test_a_timeline_in_order() -> None:
     assert written == {"id": 1, "model_name": "digits", "model_version": 3, "request_id": "seven"}
 
 
-def test_what_never_ran_has_no_compute_times() -> None:
-    file = Kept()
+def test_a_request_that_did_not_run_has_no_compute_times() -> None:
+    file = CollectingTraceFile()
     tracing = TritonTracing(file)
     tracing.change("", {"timestamps": True, "rate": 1})
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_what_never_ran_has_no_compute_times() -> None:
     assert [record["id"] for _, record in file.kept] == [1, 2]
 
 
-def test_no_trace_is_lost_or_doubled_by_threads(tracing: TritonTracing) -> None:
+def test_concurrent_requests_are_counted_exactly_once(tracing: TritonTracing) -> None:
     tracing.change("", {"timestamps": True, "rate": 2, "count": 1000})
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.extend(sampled(tracing, 1000))) for _ in range(4)]
@@ -193,15 +193,15 @@ def test_no_trace_is_lost_or_doubled_by_threads(tracing: TritonTracing) -> None:
     assert not tracing.active
 
 
-def test_requests_are_asked_about_only_while_one_may_be_traced() -> None:
+def test_the_source_is_enabled_only_while_requests_can_be_traced() -> None:
     desk = Tracer()
-    tracing = TritonTracing(Kept(), desk)
+    tracing = TritonTracing(CollectingTraceFile(), desk)
     assert not desk.sources
     tracing.change("", {"timestamps": True, "rate": 1, "count": 1})
     assert list(desk.sources) == [tracing]
     tracing.change("", {"rate": 2})
     assert list(desk.sources) == [tracing]
-    # Settings are of models that there are: a request that names none is not counted.
+    # Settings apply only to known models: a request for an unknown one is not counted.
     assert desk.begin(None, "", 0.0) is None
     assert [desk.begin(model(), "", 0.0) is not None for _ in range(2)] == [False, True]
     assert not desk.sources

@@ -1,4 +1,4 @@
-"""Traces in files: whole JSON at any time, numbered where it is asked for, and never waited for."""
+"""Trace files: complete JSON at any time, numbered files, and no waiting."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def ids(path: Path) -> list[int]:
 
 
 def written(file: TraceFile, *items: tuple[TraceFileSeries, int]) -> None:
-    """Has these written at once, by the writer's own steps."""
+    """Write traces at once, without the writer's thread."""
     file._write([(sheet, {"id": number}) for sheet, number in items])
 
 
-def test_all_in_one_file_which_is_whole_after_each(file: TraceFile) -> None:
+def test_one_file_is_complete_json_after_each_trace(file: TraceFile) -> None:
     sheet, other = TraceFileSeries(None), TraceFileSeries(None)
     file.path.write_text("from another time")
     written(file, (sheet, 1))
@@ -46,7 +46,7 @@ def test_all_in_one_file_which_is_whole_after_each(file: TraceFile) -> None:
     assert ids(file.path) == [1, 2, 3]
 
 
-def test_so_many_to_a_numbered_file(file: TraceFile) -> None:
+def test_numbered_files_hold_the_configured_number_of_traces(file: TraceFile) -> None:
     pairs, rest = TraceFileSeries(2), TraceFileSeries(0)
     written(file, (pairs, 1), (pairs, 2), (pairs, 3))
     written(file, (rest, 4), (pairs, 5), (pairs, 6), (rest, 7))
@@ -58,7 +58,7 @@ def test_so_many_to_a_numbered_file(file: TraceFile) -> None:
     }
 
 
-def test_a_file_that_was_taken_away_is_begun_anew(file: TraceFile) -> None:
+def test_a_removed_file_is_started_again(file: TraceFile) -> None:
     sheet = TraceFileSeries(None)
     written(file, (sheet, 1))
     file.path.rename(file.path.with_name("away.json"))
@@ -67,7 +67,7 @@ def test_a_file_that_was_taken_away_is_begun_anew(file: TraceFile) -> None:
     assert ids(file.path.with_name("away.json")) == [1]
 
 
-def test_the_writer_writes_all_before_it_stops(file: TraceFile) -> None:
+def test_all_traces_are_written_before_stop_returns(file: TraceFile) -> None:
     file.start()
     sheet = TraceFileSeries(None)
     for number in range(500):
@@ -76,10 +76,10 @@ def test_the_writer_writes_all_before_it_stops(file: TraceFile) -> None:
     assert ids(file.path) == list(range(500))
 
 
-def test_what_waits_is_bounded_and_what_is_lost_is_said(
+def test_the_queue_is_limited_and_lost_traces_are_logged(
     file: TraceFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(triton_file, "_MOST_WAITING", 3)
+    monkeypatch.setattr(triton_file, "_MAX_QUEUED", 3)
     bounded = TraceFile(file.path)
     sheet = TraceFileSeries(None)
     for number in range(5):
@@ -88,13 +88,11 @@ def test_what_waits_is_bounded_and_what_is_lost_is_said(
     assert bounded.stop(PATIENCE)
     assert ids(file.path) == [0, 1, 2]
     assert [record.getMessage() for record in caplog.records] == [
-        "2 traces are lost: 3 others were waiting to be written"
+        "2 traces are lost: the queue of 3 traces was full"
     ]
 
 
-def test_a_disk_that_fails_is_logged_once_and_tried_again(
-    file: TraceFile, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_disk_is_logged_once_and_retried(file: TraceFile, caplog: pytest.LogCaptureFixture) -> None:
     sheet = TraceFileSeries(None)
     file.path.mkdir()
     for number in range(3):
@@ -104,7 +102,7 @@ def test_a_disk_that_fails_is_logged_once_and_tried_again(
     assert ids(file.path) == [3]
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert record.getMessage().startswith("traces are lost, and those that follow may be: ")
+    assert record.getMessage().startswith("traces cannot be written and are lost: ")
 
 
 @pytest.mark.parametrize("already", [0, 2])
@@ -127,7 +125,7 @@ def test_traces_are_written_again_once_the_disk_has_room(file: TraceFile, alread
     assert ids(file.path) == [*range(already), 20, 21]
 
 
-def test_a_file_that_was_truncated_is_begun_again(file: TraceFile) -> None:
+def test_a_truncated_file_is_started_again(file: TraceFile) -> None:
     sheet = TraceFileSeries(None)
     written(file, (sheet, 1))
     file.path.write_bytes(b"")
@@ -135,7 +133,7 @@ def test_a_file_that_was_truncated_is_begun_again(file: TraceFile) -> None:
     assert ids(file.path) == [2]
 
 
-def test_a_fault_that_stays_does_not_keep_the_writer_busy(
+def test_repeated_faults_cause_pauses(
     file: TraceFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(json, "dumps", fails := Mock(side_effect=MemoryError))
@@ -147,28 +145,30 @@ def test_a_fault_that_stays_does_not_keep_the_writer_busy(
         clock.await_sleepers(until=clock.now() + seconds)
         file.write(TraceFileSeries(None), {})
         assert fails.call_count == count
-        assert caplog.text.count("some are lost") == count
+        assert caplog.text.count("lost traces") == count
         clock.advance(seconds)
     clock.await_sleepers(until=clock.now() + 0.04)
-    assert file.stop(PATIENCE), "it waits for no pause"
+    assert file.stop(PATIENCE), "stop does not wait for the pause"
 
 
 @pytest.mark.parametrize("name", ["", "folder", "missing/traces.json", "file/traces.json"])
-def test_where_no_file_can_be_made_it_does_not_start(tmp_path: Path, name: str) -> None:
+def test_an_impossible_path_is_an_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartError, match=r"--trace-file is .*; it must name a file in a directory"):
+    with pytest.raises(
+        StartError, match=r"--trace-file is .*; it must name a file in an existing, writable directory"
+    ):
         TraceFile(tmp_path / name).start()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_an_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StartError, match="can be written to"):
         TraceFile(tmp_path / "traces.json").start()
 
 
-def test_one_that_was_never_started_stops(file: TraceFile) -> None:
+def test_stop_works_without_start(file: TraceFile) -> None:
     assert file.stop(PATIENCE)
     never: Any = TraceFile(file.path)
     assert never.stop(0)

@@ -108,7 +108,7 @@ class PendingInference(InferenceCall, InferenceReply):
         if exemplars is not None:
             for name, value in self.metadata:
                 if name == TRACEPARENT and outcome.batch is not None and outcome.error is None:
-                    exemplars.note(value, _latency(self.request, outcome.batch))
+                    exemplars.record(value, _latency(self.request, outcome.batch))
         complete = self._complete
         # The completion refers to the stream's entry, which refers to this object.
         del self._complete

@@ -49,7 +49,7 @@ class LogSettingsMethods:
 
     def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
         """Make the changes in the request, or none if one is wrong, and return all settings."""
-        levels = self._output.shown
+        levels = self._output.levels
         if request.settings:
             if not self._allowed:
                 raise UnsupportedError(_CHANGES_DISABLED)
@@ -59,7 +59,7 @@ class LogSettingsMethods:
                     levels = changed
                     break
                 # Another change was made meanwhile, so this one is applied to its result.
-                levels = self._output.shown
+                levels = self._output.levels
         response = pb.LogSettingsResponse()
         for name, value in _values(levels).items():
             setattr(response.settings[name], _SETTING_TYPES[name][0], value)

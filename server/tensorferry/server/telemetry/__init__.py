@@ -1,1 +1,1 @@
-"""Logs and trace context, usable by every other package."""
+"""Logs and trace context, for use by every other package."""

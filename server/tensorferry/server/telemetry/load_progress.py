@@ -1,4 +1,4 @@
-"""Log lines about a model that takes long to load: what is being done, and for how long."""
+"""Progress lines in the log while a model takes long to load."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _log = logging.getLogger("tensorferry.server")
 
 _FIRST_SECONDS, _LONGEST_SECONDS = 2.0, 30.0
 
-# Of the load that this thread is in.
+# Progress of the load that runs in this context.
 _current: ContextVar[LoadProgress | None] = ContextVar("load progress", default=None)
 
 
 def set_load_stage(stage: str) -> None:
-    """What the current load does from now on; without effect outside of one."""
+    """Set the stage of the current load. No effect outside of a load."""
     progress = _current.get()
     if progress is not None:
         progress.stage = stage
 
 
 class LoadProgress:
-    """Context of a load that logs a line after 2 s, then after twice as long each time, up to 30 s."""
+    """Context of a load. It logs a line after 2 s, then at intervals that double up to 30 s."""
 
     def __init__(self, what: str, clock: Clock | None = None) -> None:
         self.stage = "reading the file"
         self._what = what
         self._clock = clock or MonotonicClock()
         self._began = self._clock.now()
-        # Guards _over, and is notified when it is set. Nothing is logged while it is held.
-        self._ended = threading.Condition()
-        self._over = False
+        # Guards _ended, and is notified when it is set. Nothing is logged while it is held.
+        self._end = threading.Condition()
+        self._ended = False
         self._thread = threading.Thread(target=self._report, name="load-progress", daemon=True)
 
     def __enter__(self) -> Self:
@@ -47,22 +47,22 @@ class LoadProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _current.reset(self._token)
-        with self._ended:
-            self._over = True
-            self._ended.notify_all()
+        with self._end:
+            self._ended = True
+            self._end.notify_all()
         self._thread.join()
 
     def _report(self) -> None:
-        pause = _FIRST_SECONDS
-        due = self._began + pause
+        interval = _FIRST_SECONDS
+        due = self._began + interval
         while self._wait_until(due):
             _log.info("%s has been loading for %.0f s: %s", self._what, due - self._began, self.stage)
-            pause = min(2 * pause, _LONGEST_SECONDS)
-            due += pause
+            interval = min(2 * interval, _LONGEST_SECONDS)
+            due += interval
 
     def _wait_until(self, due: float) -> bool:
-        """Whether the load still goes on at that time."""
-        with self._ended:
-            while not self._over and self._clock.now() < due:
-                self._clock.wait(self._ended, due)
-            return not self._over
+        """Wait until the time `due`. Return False if the load has ended."""
+        with self._end:
+            while not self._ended and self._clock.now() < due:
+                self._clock.wait(self._end, due)
+            return not self._ended

@@ -1,4 +1,4 @@
-"""A bounded queue and the thread that writes what is in it, for logs that must never delay a request."""
+"""Background writer: a bounded queue and a thread, for logs that must never delay a request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class BackgroundWriter(Generic[T]):
-    """Hands items in order to `write`, many at a time, on a thread of its own. Thread-safe.
+    """Thread that passes queued items to `write` in order, many at a time. Thread-safe.
 
-    `put` never waits: it refuses an item while `most` items or `most_bytes` are waiting. An exception that `write`
-    raises goes to `failed`, and the items of that call are lost.
+    `put` never waits: it refuses an item while `max_items` or `max_bytes` are queued. An exception of `write` is passed
+    to `failed`, and the items of that call are lost.
     """
 
     def __init__(
@@ -26,50 +26,50 @@ class BackgroundWriter(Generic[T]):
         write: Callable[[Sequence[T]], None],
         failed: Callable[[BaseException], None],
         *,
-        most: int,
-        most_bytes: float = math.inf,
+        max_items: int,
+        max_bytes: float = math.inf,
         backoff: RestartBackoff | None = None,
     ) -> None:
         self._write = write
         self._failed = failed
-        self._most = most
-        self._most_bytes = most_bytes
+        self._max_items = max_items
+        self._max_bytes = max_bytes
         self._backoff = backoff or RestartBackoff()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         # Guards the fields below. Nothing is written or called while it is held. Notified when there are items, when
-        # all are written, and at the end. Reentrant, since a destructor may log while its thread is in here.
+        # all are written, and at the end. Reentrant, because a destructor may log while its thread holds the lock.
         self._changed = threading.Condition(threading.RLock())
-        self._waiting: deque[T] = deque()
+        self._queued: deque[T] = deque()
         self._bytes = 0
         self._writing = False
         self._stopping = False
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._thread.start()
 
     def put(self, item: T, size: int = 0) -> bool:
-        """Whether the item, of `size` bytes, will be written; false if too much is waiting, and after `stop`."""
+        """Queue an item of `size` bytes. Return False if the queue is full, or after `stop`."""
         with self._changed:
             if (
                 self._stopping
-                or len(self._waiting) >= self._most
-                or (self._waiting and self._bytes + size > self._most_bytes)
+                or len(self._queued) >= self._max_items
+                or (self._queued and self._bytes + size > self._max_bytes)
             ):
                 return False
-            self._waiting.append(item)
+            self._queued.append(item)
             self._bytes += size
             if not self._writing:
                 self._changed.notify_all()
         return True
 
     def flush(self, timeout: float) -> bool:
-        """Whether all items are written, after waiting for it for at most `timeout` seconds."""
+        """Wait at most `timeout` seconds for all items to be written. Return whether they are."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._writing, timeout)
+            return self._changed.wait_for(lambda: not self._queued and not self._writing, timeout)
 
     def stop(self, timeout: float) -> bool:
-        """Whether all items are written and the thread has ended, after at most `timeout` seconds. Idempotent."""
+        """Wait at most `timeout` seconds for all items to be written and the thread to end. Idempotent."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -86,10 +86,10 @@ class BackgroundWriter(Generic[T]):
             with self._changed:
                 self._writing = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self._stopping)
-                if not self._waiting:
+                self._changed.wait_for(lambda: self._queued or self._stopping)
+                if not self._queued:
                     return
                 self._writing = True
-                items, self._waiting = self._waiting, deque()
+                items, self._queued = self._queued, deque()
                 self._bytes = 0
             self._write(items)

@@ -1,6 +1,6 @@
-"""Log lines, as text for a person or as one JSON object each for a machine.
+"""Log lines on stderr, as text or as one JSON object each.
 
-No thread that logs waits for the reader of stderr: lines go through a bounded queue to a thread that writes them.
+Lines go through a bounded queue to a writer thread, so logging never waits for the reader of stderr.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from tensorferry.server.telemetry.trace_context import TraceContext
 
 _log = logging.getLogger("tensorferry.server")
 
-# Here grpcio tells, with a traceback, of every header that is no text: by which any client could fill the log.
+# Logger and message by which grpcio reports, with a traceback, each header that is not text. Any client could fill the
+# log with them.
 _GRPC = "grpc._cython.cygrpc"
-_NO_TEXT = "Invalid encoding on %s"
+_NOT_TEXT = "Invalid encoding on %s"
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, and what `extra` adds."""
+    """Formatter with one JSON object per line: time (UTC), level, logger, message and the `extra` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Return the record as one line."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
@@ -46,21 +47,21 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-# As much of what a client calls its request as a line quotes.
-_MOST_QUOTED = 128
+# Limit for text of clients in a line.
+_MAX_QUOTED = 128
 
 
 def quote(text: str) -> str:
-    """A client's own words, for a line: short, in quotes, and without anything that ends a line or moves a cursor."""
-    return ascii(text if len(text) <= _MOST_QUOTED else text[:_MOST_QUOTED] + "...")
+    """Quote and shorten text of a client for a log line, with control characters escaped."""
+    return ascii(text if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "...")
 
 
 def request_fields(request_id: str, model: tuple[str, str], context: TraceContext | None) -> dict[str, str]:
-    """What a line about a request has beside its message, in JSON: which it is, and the span it belongs to."""
+    """Return the JSON fields of a line about a request: its id, model and span."""
     fields = {
-        "request_id": request_id[:_MOST_QUOTED],
-        "model": model[0][:_MOST_QUOTED],
-        "model_version": model[1][:_MOST_QUOTED],
+        "request_id": request_id[:_MAX_QUOTED],
+        "model": model[0][:_MAX_QUOTED],
+        "model_version": model[1][:_MAX_QUOTED],
     }
     if context is not None:
         fields["trace_id"], fields["span_id"] = context.trace_id, context.span_id
@@ -69,9 +70,9 @@ def request_fields(request_id: str, model: tuple[str, str], context: TraceContex
 
 @dataclass(frozen=True, slots=True)
 class LogLevels:
-    """Which lines are written. Each severity is switched by itself, and `verbose_level` above 0 shows debug lines.
+    """Severities that are written; a `verbose_level` above 0 includes debug lines.
 
-    `iso_times` is about text: times are ISO 8601 in UTC rather than the local time of day. JSON has always the former.
+    With `iso_times`, text lines have ISO 8601 times in UTC instead of the local time of day. JSON lines always do.
     """
 
     info: bool = True
@@ -80,8 +81,8 @@ class LogLevels:
     verbose_level: int = 0
     iso_times: bool = False
 
-    def shows(self, level: int) -> bool:
-        """Whether a record of this level is written."""
+    def includes(self, level: int) -> bool:
+        """Return whether records of this level are written."""
         if level >= logging.ERROR:
             return self.error
         if level >= logging.WARNING:
@@ -90,88 +91,88 @@ class LogLevels:
 
     @property
     def least_level(self) -> int:
-        """The least level of which anything is written."""
+        """Lowest level that is written."""
         levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
-        return next((level for level in levels if self.shows(level)), logging.CRITICAL + 1)
+        return next((level for level in levels if self.includes(level)), logging.CRITICAL + 1)
 
 
-# Lines that wait for the reader of stderr; more are dropped and counted.
-_MOST_WAITING = 10_000
-_MOST_WAITING_BYTES = 4 << 20
-# How long the end of the process waits for that reader.
+# Limits for queued lines. Further lines are dropped and counted.
+_MAX_LINES = 10_000
+_MAX_LINES_BYTES = 4 << 20
+# Wait for the reader of stderr at the end of the process.
 _LAST_LINES_SECONDS = 1.0
 _STDERR = 2
 
 
 class LogOutput:
-    """The program's log lines on stderr, and which of them are written. Thread-safe.
+    """The program's log output on stderr. Thread-safe.
 
-    Lines are dropped, and counted in a later line, while more than 10,000 or 4 MiB of them wait to be written.
+    Lines beyond 10,000 or 4 MiB of queued lines are dropped. A later line reports their number.
     """
 
     def __init__(self, log_format: str, level: str) -> None:
         self.json = log_format == "json"
         least = getattr(logging, level.upper())
-        # Guards changes of _shown, with the handler and the level that follow it. Nothing is logged meanwhile.
+        # Guards writes of _levels, and the settings of the handler and root logger. Nothing is logged meanwhile.
         self._lock = threading.Lock()
-        self._shown = LogLevels(
+        self._levels = LogLevels(
             info=least <= logging.INFO,
             warning=least <= logging.WARNING,
             verbose_level=1 if least <= logging.DEBUG else 0,
             iso_times=self.json,
         )
-        self._repeats = RepeatLimit()
-        # Counts lines that were dropped. Guarded by _lost_lock, under which nothing is called.
+        self._repeat_limit = RepeatLimit()
+        # Guards _lost, the number of dropped lines. Nothing is called while it is held.
         self._lost_lock = threading.Lock()
         self._lost = 0
         self._writer: BackgroundWriter[bytes] = BackgroundWriter(
             "log-writer",
             self._write,
-            lambda fault: _log.error("the thread that writes the log failed; it goes on", exc_info=fault),
-            most=_MOST_WAITING,
-            most_bytes=_MOST_WAITING_BYTES,
+            lambda fault: _log.error("the log writer crashed (bug); restarting", exc_info=fault),
+            max_items=_MAX_LINES,
+            max_bytes=_MAX_LINES_BYTES,
         )
         self._writer.start()
         self._handler = _QueueHandler(self)
-        self._handler.addFilter(lambda record: self._shown.shows(record.levelno))
-        self._handler.addFilter(self._repeats)
+        self._handler.addFilter(lambda record: self._levels.includes(record.levelno))
+        self._handler.addFilter(self._repeat_limit)
         logging.basicConfig(handlers=[self._handler], force=True)
-        logging.getLogger(_GRPC).addFilter(_of_the_server)
-        self._follow_locked()
+        logging.getLogger(_GRPC).addFilter(_downgrade_client_faults)
+        self._apply_locked()
 
     @property
-    def shown(self) -> LogLevels:
-        """What is written now."""
-        return self._shown
+    def levels(self) -> LogLevels:
+        """Levels that are written now."""
+        return self._levels
 
-    def replace(self, shown: LogLevels, by: LogLevels) -> bool:
-        """Changes what is written; false, and nothing is changed, when it is not `shown` any more."""
+    def replace(self, expected: LogLevels, new: LogLevels) -> bool:
+        """Change the levels to `new`. Return False without a change if they are not `expected` any more."""
         with self._lock:
-            if self._shown != shown:
+            if self._levels != expected:
                 return False
-            self._shown = by
-            self._follow_locked()
+            self._levels = new
+            self._apply_locked()
         return True
 
     def put(self, line: str) -> None:
-        """Writes a line as it is, soon. Never waits."""
+        """Queue a line as it is. Never waits."""
         data = (line + "\n").encode(errors="backslashreplace")
         if not self._writer.put(data, len(data)):
             with self._lost_lock:
                 self._lost += 1
 
     def flush(self, timeout: float = _LAST_LINES_SECONDS) -> bool:
-        """Whether every line so far is written, after waiting for it for at most `timeout` seconds."""
-        if left_out := self._repeats.take_left_out():
+        """Wait at most `timeout` seconds for all lines to be written. Return whether they are."""
+        if left_out := self._repeat_limit.take_left_out():
             _log.warning("%d warnings or errors that repeat others were left out of the log", left_out)
         return self._writer.flush(timeout)
 
     def close(self) -> None:
-        """End the thread once what is waiting is written. Lines that follow are lost."""
+        """Stop the writer after the queued lines. Later lines are lost."""
         self._writer.stop(0)
 
     def _write(self, lines: Sequence[bytes]) -> None:
-        """On the writer's thread."""
+        """Write lines, and the number of dropped ones. Runs on the writer's thread."""
         _write_all(b"".join(lines))
         with self._lost_lock:
             lost, self._lost = self._lost, 0
@@ -179,11 +180,11 @@ class LogOutput:
             record = _log.makeRecord(_log.name, logging.WARNING, "", 0, _LOST, (lost,), None)
             _write_all(f"{self._handler.format(record)}\n".encode())
 
-    def _follow_locked(self) -> None:
-        shown = self._shown
-        self._handler.setFormatter(JsonFormatter() if self.json else _text_formatter(shown.iso_times))
-        # Lines that nobody sees are then not made.
-        logging.getLogger().setLevel(shown.least_level)
+    def _apply_locked(self) -> None:
+        levels = self._levels
+        self._handler.setFormatter(JsonFormatter() if self.json else _text_formatter(levels.iso_times))
+        # Loggers then skip lines that would not be written.
+        logging.getLogger().setLevel(levels.least_level)
 
 
 _LOST = "%d log lines are lost: stderr was not read fast enough"
@@ -204,33 +205,33 @@ class _QueueHandler(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait a moment for all lines to be written, as `logging.shutdown` asks at the end of the process."""
+        """Wait briefly for all lines to be written. `logging.shutdown` calls this at the end of the process."""
         self._output.flush()
 
     def close(self) -> None:
-        """Write no more than what is waiting."""
+        """Stop after the queued lines."""
         self._output.close()
         super().close()
 
 
 def _write_all(data: bytes) -> None:
-    """Write to stderr; lines are lost where that is closed, full, or was never open."""
+    """Write to stderr. Lines are lost if it is closed or full."""
     rest = memoryview(data)
     while rest:
         try:
             rest = rest[os.write(_STDERR, rest) :]
         except BlockingIOError:
-            # A pipe that another process has set to be non-blocking.
+            # Another process has made the pipe non-blocking.
             select.select([], [_STDERR], [])
         except OSError:
             return
 
 
 class _TextFormatter(logging.Formatter):
-    """One line for each message, whatever a client's words in it hold; a traceback has lines of its own."""
+    """Formatter that keeps each message on one line, whatever it quotes. A traceback has further lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name is logging's)
-        """The line, its control characters as escapes."""
+        """Return the line with control characters escaped."""
         line = super().formatMessage(record)
         if left_out := getattr(record, "repeats_left_out", 0):
             line += f" ({left_out} more like this were left out)"
@@ -241,9 +242,9 @@ def _visible(character: str) -> str:
     return character if character.isprintable() else ascii(character)[1:-1]
 
 
-def _of_the_server(record: logging.LogRecord) -> bool:
-    """Lets everything through, but a client's fault as what it is: nothing that anybody should be told of."""
-    if record.msg == _NO_TEXT:
+def _downgrade_client_faults(record: logging.LogRecord) -> bool:
+    """Make grpcio's records about clients' headers debug records. Others pass unchanged."""
+    if record.msg == _NOT_TEXT:
         record.levelno, record.levelname, record.exc_info = logging.DEBUG, "DEBUG", None
         return logging.getLogger().isEnabledFor(logging.DEBUG)
     return True
@@ -259,5 +260,5 @@ def _text_formatter(iso_times: bool) -> logging.Formatter:
 
 
 def configure(log_format: str, level: str) -> LogOutput:
-    """Sends the program's log lines to stderr. For the command line only, never for a library."""
+    """Send the program's log lines to stderr. Only for the command line, not for use as a library."""
     return LogOutput(log_format, level)

@@ -1,4 +1,4 @@
-"""A limit on warnings that repeat: a model that fails on each request must not fill the log."""
+"""Limit on repeated warnings, so that a model that fails on each request cannot fill the log."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TypeAlias
 
-# Of lines with the same words about the same subject.
-MOST_REPEATS = 10
+# Limit for equal lines in a period.
+MAX_REPEATS = 10
 PERIOD_SECONDS = 60.0
-# Subjects may be names that clients choose.
-_MOST_KEYS = 1000
+# Limit, because subjects may be names that clients choose.
+_MAX_KEYS = 1000
 
 _Key: TypeAlias = tuple[str, str, str]
 
@@ -26,21 +26,21 @@ class _Period:
 
 
 class RepeatLimit(logging.Filter):
-    """Filter that lets 10 equal warnings or errors a minute through, and counts the others. Thread-safe.
+    """Filter that passes 10 equal warnings or errors per minute and counts the others. Thread-safe.
 
-    Two are equal if they have the same logger, template and model, which is the first argument or a field. The
-    next that is let through has the count of the others as the field `repeats_left_out`.
+    Two records are equal if they have the same logger, template and model. The model is the first argument or a field.
+    The next record that passes has the count of the others as the field `repeats_left_out`.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
         self._clock = clock
-        # Guards _periods and what is in it. Nothing is logged while it is held.
+        # Guards _periods and its values. Nothing is logged while it is held.
         self._lock = threading.Lock()
         self._periods: dict[_Key, _Period] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written."""
+        """Return whether to write the record."""
         if record.levelno < logging.WARNING:
             return True
         key = _key(record)
@@ -48,7 +48,7 @@ class RepeatLimit(logging.Filter):
         with self._lock:
             period = self._period_locked(key, now)
             period.count += 1
-            if period.count > MOST_REPEATS:
+            if period.count > MAX_REPEATS:
                 period.left_out += 1
                 return False
             left_out, period.left_out = period.left_out, 0
@@ -57,7 +57,7 @@ class RepeatLimit(logging.Filter):
         return True
 
     def take_left_out(self) -> int:
-        """The number of records that were left out and not told of by a later record. They then count as told of."""
+        """Return and reset the number of dropped records that no later record has reported."""
         with self._lock:
             left_out = sum(period.left_out for period in self._periods.values())
             for period in self._periods.values():
@@ -67,8 +67,8 @@ class RepeatLimit(logging.Filter):
     def _period_locked(self, key: _Key, now: float) -> _Period:
         period = self._periods.get(key)
         if period is None:
-            if len(self._periods) >= _MOST_KEYS:
-                # The oldest is forgotten, and its count with it.
+            if len(self._periods) >= _MAX_KEYS:
+                # The oldest entry is dropped with its count.
                 del self._periods[next(iter(self._periods))]
             period = self._periods[key] = _Period(now)
         elif now - period.began >= PERIOD_SECONDS:

@@ -1,4 +1,4 @@
-"""Where a call stands in its caller's trace: W3C Trace Context, read from the call's metadata."""
+"""W3C Trace Context in the metadata of a call."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import NamedTuple
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 
-# Version, trace id, span id, flags; a version after 00 may have more behind them.
+# Version, trace id, span id, flags. Versions after 00 may append fields.
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 _SAMPLED = 1
 
-# As much as anybody must pass on; what is longer is dropped, as a whole.
-_MOST_STATE = 512
+# The specification requires only 512 characters to be passed on. A longer state is dropped.
+_MAX_STATE = 512
 
 
 class TraceContext(NamedTuple):
-    """A span somewhere else, by its ids in hexadecimal digits: nothing else of it can be in a log line.
+    """Span of another process. Its ids are hexadecimal digits, so they are safe in log lines.
 
-    `sampled` says that its caller records it. `state` is `tracestate`, which is the tracing systems' own.
+    `sampled` is true if the caller records the trace. `state` is the value of `tracestate`.
     """
 
     trace_id: str
@@ -31,21 +31,21 @@ class TraceContext(NamedTuple):
 
     @property
     def traceparent(self) -> str:
-        """The text that stands for it in metadata."""
+        """The value of the metadata `traceparent`."""
         return f"00-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
 
 
 def parse_trace_context(metadata: Iterable[tuple[str, str | bytes]]) -> TraceContext | None:
-    """What a call's metadata says of its caller's span; None where that is nothing, or malformed.
+    """Return the caller's span from a call's metadata; None if it is missing or malformed.
 
-    A client may send anything, so what is malformed is no error: the call is then as one without.
+    Malformed metadata is not an error, because clients may send anything.
     """
     parent: str | bytes | None = None
     state = ""
     for name, value in metadata:
         if name == TRACEPARENT:
             if parent is not None:
-                # Two cannot both be right.
+                # Two values are ambiguous.
                 return None
             parent = value
         elif name == TRACESTATE:
@@ -61,4 +61,4 @@ def _parsed(parent: str, state: str) -> TraceContext | None:
     if version == "ff" or (version == "00" and more) or trace_id == _NO_TRACE or span_id == _NO_SPAN:
         return None
     sampled = bool(int(flags, 16) & _SAMPLED)
-    return TraceContext(trace_id, span_id, sampled, state if len(state) <= _MOST_STATE else "")
+    return TraceContext(trace_id, span_id, sampled, state if len(state) <= _MAX_STATE else "")

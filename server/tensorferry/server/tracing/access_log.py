@@ -1,7 +1,7 @@
-"""The access log: a line for each request, as many a second as are allowed, written by a thread of its own.
+"""Access log: a line for each request, with a limit per second, written by a background thread.
 
-A line costs as much as a small request, and the reader of the log may stop reading. So lines are counted before they
-are made, and no request waits for one.
+A line costs as much as a small request, and the reader of the log may stop reading. So the limit is applied before a
+line is formatted, and no request waits for a line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tensorferry.server.tracing.trace import RequestTrace
 _log = logging.getLogger("tensorferry.access")
 _errors = logging.getLogger("tensorferry.server")
 
-# What became of a request that was accepted, by its error; what is not here failed.
+# Outcome of an accepted request by its error. Other errors count as failed.
 _OUTCOMES = {
     "Cancelled": "cancelled",
     "DeadlineExceeded": "expired",
@@ -32,80 +32,80 @@ _OUTCOMES = {
     "BatcherClosed": "abandoned",
 }
 
-# Lines that wait to be written, in seconds of all that are allowed.
-_WAITING_SECONDS = 2
+# Size of the queue, in seconds of the allowed number of lines.
+_QUEUE_SECONDS = 2
 
 
 class _RateLimit:
-    """So many lines in each second of the clock; how many were left out is for the next that is not."""
+    """Limit of lines per second of the clock, and a count of the lines that were left out."""
 
-    __slots__ = ("_count", "_left_out", "_most", "_second")
+    __slots__ = ("_count", "_left_out", "_max_lines", "_second")
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_lines: int) -> None:
+        self._max_lines = max_lines
         self._second = -1
         self._count = self._left_out = 0
 
     def take(self, now: float) -> int | None:
-        """How many lines were left out since the last that was not; None if this one is to be, too."""
+        """Permit a line and return the number left out since the last one; None if this one must be left out."""
         second = int(now)
         if second != self._second:
             self._second, self._count = second, 0
-        if self._count == self._most:
+        if self._count == self._max_lines:
             self._left_out += 1
             return None
         self._count += 1
         left_out, self._left_out = self._left_out, 0
         return left_out
 
-    def left_out(self, count: int) -> None:
-        """So many lines that were taken could not be written after all."""
+    def add_left_out(self, count: int) -> None:
+        """Count permitted lines that could not be queued."""
         self._left_out += count
 
 
 class AccessLog:
-    """Writes at most `most` lines a second about requests that were answered, and as many about others.
+    """Log with at most `max_lines` lines per second for answered requests, and as many for others. Thread-safe.
 
-    Implements `Source`, and `Sink` for all requests alike. Thread-safe.
+    Implements `TraceSource`, and `TraceSink` for all requests.
     """
 
-    # What is logged is no span.
+    # A log line is not a span.
     context = None
 
-    def __init__(self, most: int, backoff: RestartBackoff | None = None) -> None:
-        # Guards both. Nothing is called while it is held, but for the queue, which has room or refuses.
+    def __init__(self, max_lines: int, backoff: RestartBackoff | None = None) -> None:
+        # Guards both limits. Only the queue's `put` is called while it is held, which never waits.
         self._lock = threading.Lock()
-        self._answered, self._others = _RateLimit(most), _RateLimit(most)
+        self._answered, self._others = _RateLimit(max_lines), _RateLimit(max_lines)
         self._writer: BackgroundWriter[tuple[RequestTrace, int]] = BackgroundWriter(
-            "access-log", self._write, _failed, most=2 * most * _WAITING_SECONDS, backoff=backoff
+            "access-log", self._write, _failed, max_items=2 * max_lines * _QUEUE_SECONDS, backoff=backoff
         )
 
     def start(self) -> None:
-        """Starts the writer."""
+        """Start the writer."""
         self._writer.start()
 
     def stop(self, timeout: float) -> bool:
-        """Whether all lines are written, for which it waits at most so long. Idempotent."""
+        """Wait at most `timeout` seconds for all lines to be written. Return whether they are. Idempotent."""
         return self._writer.stop(timeout)
 
     def sample(self, model: Model | None, parent: TraceContext | None) -> AccessLog | None:
-        """Every request, since nobody knows yet what becomes of it; where lines of this level are written."""
+        """Return this sink for every request, because its outcome is unknown; None if the log is switched off."""
         return self if _log.isEnabledFor(logging.INFO) else None
 
     def completed(self, trace: RequestTrace) -> None:
-        """There is more to come."""
+        """Do nothing: the line is written when the request has ended."""
 
     def ended(self, trace: RequestTrace) -> None:
-        """Has a line written soon, if it is allowed. Never waits."""
+        """Queue a line if the limit permits it. Never waits."""
         with self._lock:
-            allowance = self._allowance(trace)
-            left_out = allowance.take(time.monotonic())
+            limit = self._limit_for(trace)
+            left_out = limit.take(time.monotonic())
             if left_out is None:
                 return
             if not self._writer.put((trace, left_out)):
-                allowance.left_out(left_out + 1)
+                limit.add_left_out(left_out + 1)
 
-    def _allowance(self, trace: RequestTrace) -> _RateLimit:
+    def _limit_for(self, trace: RequestTrace) -> _RateLimit:
         return self._answered if trace.status is None else self._others
 
     def _write(self, items: Sequence[tuple[RequestTrace, int]]) -> None:
@@ -117,11 +117,11 @@ class AccessLog:
 
 
 def _failed(fault: BaseException) -> None:
-    _errors.error("the thread of the access log ended unexpectedly; lines are lost", exc_info=fault)
+    _errors.error("the access log crashed (bug) and lost lines; restarting", exc_info=fault)
 
 
 def access_log_fields(trace: RequestTrace) -> dict[str, Any]:
-    """What a line tells of a request; what a client has chosen is cut to a bounded length."""
+    """Return the fields of a request's line. Text of clients is cut to a bounded length."""
     outcome = "answered"
     if trace.error is not None:
         outcome = _OUTCOMES.get(trace.error.__name__, "failed") if trace.accepted else "refused"
@@ -147,9 +147,9 @@ def access_log_fields(trace: RequestTrace) -> dict[str, Any]:
 
 def _text(fields: dict[str, Any]) -> str:
     return " ".join(
-        f"{name}={logs.quote(value) if name in _CHOSEN else value}" for name, value in fields.items()
+        f"{name}={logs.quote(value) if name in _QUOTED else value}" for name, value in fields.items()
     )
 
 
-# What clients, or who names them, have chosen.
-_CHOSEN = frozenset({"request_id", "model", "model_version", "caller"})
+# Fields with text of clients or operators, which are quoted.
+_QUOTED = frozenset({"request_id", "model", "model_version", "caller"})

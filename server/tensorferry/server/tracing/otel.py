@@ -1,12 +1,10 @@
-"""OpenTelemetry: requests and batches as spans.
+"""OpenTelemetry spans of requests and batches.
 
-A request has a span of kind server, with children for its stages: decode, queue, batch and respond. A batch has a
-span of its own, in a trace of its own, since it is nobody's child; it links to the spans of those of its requests that
-have one, as OpenTelemetry's messaging conventions have it for what is processed in batches, and the stage `batch` of
-each links back to it.
+A request has a span of kind server, with a child for each stage: decode, queue, batch and respond. A batch has a span
+in a trace of its own, because it has several parents. It links to the spans of its requests, as in OpenTelemetry's
+messaging conventions for batches, and the stage `batch` of each request links back.
 
-All of it is made at the end, from the times that the trace took: no span is alive while its request is, and a
-request without spans has nothing at all.
+Spans are created when a request ends, from the times in its trace, so an unsampled request costs nothing.
 """
 
 from __future__ import annotations
@@ -38,19 +36,19 @@ _log = logging.getLogger("tensorferry.server")
 
 _FLAGS = TraceFlags(TraceFlags.SAMPLED)
 
-# The codes that the conventions for RPC count as a server's errors; others are its callers', or no error at all.
+# Codes that the conventions for RPC count as errors of the server. Others are errors of clients, or none.
 _ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 
-# As much as a span quotes of a client's own words.
-_MOST_QUOTED = 128
+# Limit for text of clients in a span.
+_MAX_QUOTED = 128
 
-# Batches whose span's id is still known, to a request that was cut up and rode in several of them.
-_BATCHES_KNOWN = 256
+# Number of batches whose span ids are kept, for requests that were split over several batches.
+_MAX_BATCHES = 256
 
 
 @dataclass(slots=True)
 class _BatchSpan:
-    """A batch with a span: its ids, and the links to its requests' spans, the last of them where there are too many."""
+    """Span of a batch: its context, and links to its requests' spans (the latest, up to the SDK's limit)."""
 
     info: BatchInfo
     model: tuple[str, str]
@@ -59,10 +57,9 @@ class _BatchSpan:
 
 
 class OpenTelemetrySource:
-    """Samples requests, and gives their spans to a processor. Implements `Source` and `ResponseBurstHook`. Thread-safe.
+    """Sampling of requests, and export of their spans to a processor. Implements `TraceSource` and `ResponseBurstHook`. Thread-safe.
 
-    As `ResponseBurstHook` it stands in front of the transport's: that tells when all of a batch have had their answers, and
-    its span is complete.
+    It wraps the transport's `ResponseBurstHook`: a batch's span is complete once all its responses have been sent.
     """
 
     def __init__(
@@ -78,17 +75,17 @@ class OpenTelemetrySource:
         self._sampler = sampler
         self._resource = resource
         self._scope = InstrumentationScope("tensorferry", version)
-        self._most_links = limits.max_links
+        self._max_links = limits.max_links
         self._together = together
         self._new_id = random.Random(random.SystemRandom().getrandbits(64)).getrandbits
         # Guards _batches and the links of each. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._batches: OrderedDict[int, _BatchSpan] = OrderedDict()
-        # Of each thread, the batches whose answers it gives; only between `begin` and `end`.
+        # Per thread: the batches whose responses it sends, between `begin` and `end`.
         self._local = threading.local()
 
     def sample(self, model: Model | None, parent: TraceContext | None) -> RequestSpans | None:
-        """As `Source.sample`."""
+        """As `TraceSource.sample`."""
         trace_id = self._sampler(parent)
         return None if trace_id is None else RequestSpans(self, trace_id, self.new_span_id(), parent)
 
@@ -103,35 +100,35 @@ class OpenTelemetrySource:
         answered: list[_BatchSpan] = self._local.answered
         self._local.answered = None
         for batch in answered:
-            self._tell_batch(batch)
+            self._emit_batch(batch)
 
     def new_span_id(self) -> int:
-        """An id that is not 0, which is none."""
+        """Return a random span id. 0 is invalid."""
         return self._new_id(64) or 1
 
-    def joined(self, info: BatchInfo, trace: RequestTrace, span: SpanContext) -> SpanContext:
-        """A request with this span was answered from a batch, on this thread; the batch's span."""
+    def add_to_batch(self, info: BatchInfo, trace: RequestTrace, span: SpanContext) -> SpanContext:
+        """Link a request's span to its batch's span, and return the latter. Called by the thread that sends the response."""
         with self._lock:
             batch = self._batches.get(id(info))
             first = batch is None
             if batch is None:
                 context = SpanContext(self._new_id(128) or 1, self.new_span_id(), False, _FLAGS)
-                # It has `info`, so that no other can have its id meanwhile.
-                batch = _BatchSpan(info, trace.addressed, context, BoundedList(self._most_links))
+                # The entry keeps `info` alive, so that its id stays unique.
+                batch = _BatchSpan(info, trace.addressed, context, BoundedList(self._max_links))
                 self._batches[id(info)] = batch
-                if len(self._batches) > _BATCHES_KNOWN:
+                if len(self._batches) > _MAX_BATCHES:
                     self._batches.popitem(last=False)
             batch.links.append(Link(span))
         if first:
             answered: list[_BatchSpan] | None = getattr(self._local, "answered", None)
             if answered is None:
-                # It answers this one alone.
-                self._tell_batch(batch)
+                # This is not part of a burst of responses.
+                self._emit_batch(batch)
             else:
                 answered.append(batch)
         return batch.context
 
-    def tell(
+    def emit(
         self,
         name: str,
         context: SpanContext,
@@ -144,7 +141,7 @@ class OpenTelemetrySource:
         links: Sequence[Link] = (),
         status: Status | None = None,
     ) -> None:
-        """Hands a span to the processor; its times are on the clock of `time.monotonic`."""
+        """Pass a span to the processor. Times are of `time.monotonic`."""
         since_epoch = time.time() - time.monotonic()
         self._processor.on_end(
             ReadableSpan(
@@ -162,7 +159,7 @@ class OpenTelemetrySource:
             )
         )
 
-    def _tell_batch(self, batch: _BatchSpan) -> None:
+    def _emit_batch(self, batch: _BatchSpan) -> None:
         info = batch.info
         attributes: dict[str, str | int | float] = {
             "tensorferry.model.name": batch.model[0],
@@ -180,7 +177,7 @@ class OpenTelemetrySource:
         if info.padded_length is not None:
             attributes["tensorferry.batch.padded_length"] = info.padded_length
         began = info.ended - info.compute_time - info.input_time
-        self.tell(
+        self.emit(
             "batch", batch.context, None, began, info.ended + info.output_time, attributes, links=batch.links
         )
 
@@ -189,7 +186,7 @@ _UNSET = Status(StatusCode.UNSET)
 
 
 class RequestSpans:
-    """The spans of one request. Implements `Sink`."""
+    """Spans of one request. Implements `TraceSink`."""
 
     __slots__ = ("_batch", "_context", "_owner", "_parent", "context")
 
@@ -207,30 +204,30 @@ class RequestSpans:
         self.context: TraceContext | None = TraceContext(f"{trace_id:032x}", f"{span_id:016x}", True)
 
     def completed(self, trace: RequestTrace) -> None:
-        """Joins its batch's span."""
+        """Link the request to its batch's span."""
         if trace.batch is not None:
-            self._batch = self._owner.joined(trace.batch, trace, self._context)
+            self._batch = self._owner.add_to_batch(trace.batch, trace, self._context)
 
     def ended(self, trace: RequestTrace) -> None:
-        """Tells the request's span and those of its stages."""
+        """Emit the spans of the request and its stages."""
         done = trace.completed_at
         admitted = trace.queued if trace.queued == trace.queued else done
-        self._tell_stage("decode", trace.started, admitted)
+        self._emit_stage("decode", trace.started, admitted)
         if trace.queued == trace.queued:
             ran = trace.batch is not None or trace.queue_delay > 0
-            left = min(trace.queued + trace.queue_delay, done) if ran else done
-            self._tell_stage("queue", admitted, left)
+            dequeued = min(trace.queued + trace.queue_delay, done) if ran else done
+            self._emit_stage("queue", admitted, dequeued)
             if ran:
-                self._tell_stage("batch", left, done, () if self._batch is None else (Link(self._batch),))
+                self._emit_stage("batch", dequeued, done, () if self._batch is None else (Link(self._batch),))
         end = done
         if trace.sent_at == trace.sent_at:
             end = trace.sent_at
-            self._tell_stage("respond", done, end)
+            self._emit_stage("respond", done, end)
         method = "ModelStreamInfer" if trace.streamed else "ModelInfer"
         status: Status | None = None
         if trace.status is not None and trace.status.code.name in _ERRORS:
             status = Status(StatusCode.ERROR, trace.status.message)
-        self._owner.tell(
+        self._owner.emit(
             f"{SERVICE_NAME}/{method}",
             self._context,
             self._parent,
@@ -241,25 +238,25 @@ class RequestSpans:
             status=status,
         )
 
-    def _tell_stage(self, name: str, start: float, end: float, links: tuple[Link, ...] = ()) -> None:
+    def _emit_stage(self, name: str, start: float, end: float, links: tuple[Link, ...] = ()) -> None:
         own = self._context
         context = SpanContext(own.trace_id, self._owner.new_span_id(), False, _FLAGS, own.trace_state)
-        self._owner.tell(name, context, own, start, end, links=links)
+        self._owner.emit(name, context, own, start, end, links=links)
 
 
 def _attributes(trace: RequestTrace, method: str) -> dict[str, str | int | float]:
-    """By the conventions for RPC where these have a name; others are the server's own."""
+    """Return the attributes, named by the conventions for RPC or with the prefix `tensorferry`."""
     name, version = trace.addressed
     attributes: dict[str, str | int | float] = {
         "rpc.system": "grpc",
         "rpc.service": SERVICE_NAME,
         "rpc.method": method,
         "rpc.grpc.status_code": 0 if trace.status is None else trace.status.code.value[0],
-        "tensorferry.model.name": name[:_MOST_QUOTED],
-        "tensorferry.model.version": version[:_MOST_QUOTED],
+        "tensorferry.model.name": name[:_MAX_QUOTED],
+        "tensorferry.model.version": version[:_MAX_QUOTED],
     }
     if trace.request_id:
-        attributes["tensorferry.request.id"] = trace.request_id[:_MOST_QUOTED]
+        attributes["tensorferry.request.id"] = trace.request_id[:_MAX_QUOTED]
     if trace.rows:
         attributes["tensorferry.request.rows"] = trace.rows
     if trace.caller is not ANONYMOUS:

@@ -1,4 +1,4 @@
-"""Where OpenTelemetry's spans go: an exporter behind the SDK's queue, both as the standard variables say."""
+"""Export of OpenTelemetry spans through the SDK's queue, configured by the standard variables."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _DISABLED = "OTEL_SDK_DISABLED"
 _PROPAGATORS = "OTEL_PROPAGATORS"
 
-# As much longer as an export that is given up may take to notice.
-_NOTICE_SECONDS = 0.5
+# Time for an aborted export to end.
+_ABORT_SECONDS = 0.5
 
 
 class SpanExport:
-    """Spans and their way out. `source` is None where the variables switch all of it off."""
+    """Trace source for spans, and their exporter. `source` is None if the variables disable OpenTelemetry."""
 
     def __init__(self, environment: Mapping[str, str], version: str, together: ResponseBurstHook) -> None:
-        """StartError for variables that say what cannot be."""
+        """Create the exporter. StartError for invalid variables."""
         self.source: OpenTelemetrySource | None = None
         if environment.get(_DISABLED, "").strip().lower() == "true":
             _log.warning("--otel makes no spans: %s is true", _DISABLED)
@@ -41,8 +41,7 @@ class SpanExport:
         propagators = environment.get(_PROPAGATORS, "tracecontext")
         if "tracecontext" not in [name.strip() for name in propagators.lower().split(",")]:
             raise StartError(
-                f"{_PROPAGATORS} is {propagators!r}; this server reads the W3C trace context of calls: let tracecontext be "
-                "among them"
+                f"{_PROPAGATORS} is {propagators!r}; this server reads the W3C trace context of calls: add tracecontext"
             )
         exporter = _exporter(environment)
         if exporter is None:
@@ -53,25 +52,25 @@ class SpanExport:
             self._exporter = exporter
             self._processor = BatchSpanProcessor(exporter)
         except ValueError as error:
-            raise StartError(f"the variables OTEL_* cannot be followed: {error}") from None
+            raise StartError(f"a variable OTEL_* is invalid: {error}") from None
         self.source = OpenTelemetrySource(
             self._processor, sampler, _resource(version), limits, version, together
         )
 
     def stop(self, timeout: float) -> bool:
-        """Whether all spans were sent, for which it waits at most so long. Idempotent; no span may be told afterwards."""
+        """Wait at most `timeout` seconds for all spans to be sent. Return whether they were. Idempotent."""
         if self.source is None:
             return True
         until = time.monotonic() + timeout
-        # It waits for half a minute by itself.
+        # On a thread, because it may wait for half a minute.
         thread = threading.Thread(target=self._processor.shutdown, name="otel-shutdown", daemon=True)
         thread.start()
         thread.join(timeout)
         if not thread.is_alive():
             return time.monotonic() <= until
-        # Ends the pause before another try, and the connection.
+        # Ends the pause before a retry, and the connection.
         self._exporter.shutdown()
-        thread.join(_NOTICE_SECONDS)
+        thread.join(_ABORT_SECONDS)
         return False
 
 
@@ -87,24 +86,24 @@ def _exporter(environment: Mapping[str, str]) -> SpanExporter | None:
         protocol = environment.get(variable, "").strip().lower()
         if protocol not in ("", "grpc"):
             raise StartError(
-                f"{variable} is {protocol!r}; this server sends by grpc only: take it away, or say grpc"
+                f"{variable} is {protocol!r}; this server supports only grpc: remove the variable, or set it to grpc"
             )
-    # Here, since it takes a while to import.
+    # Imported only if needed, because it is slow to import.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     try:
         return OTLPSpanExporter()
     except Exception as error:
         raise StartError(
-            f"the OTLP exporter cannot do what the variables OTEL_EXPORTER_OTLP_* say: {error}"
+            f"the OTLP exporter does not accept the variables OTEL_EXPORTER_OTLP_*: {error}"
         ) from error
 
 
 def _resource(version: str) -> Resource:
-    """What the variables say of this process, and what it is called where they say nothing."""
+    """Return the resource from the variables, with a default service name."""
     found = Resource.create()
     named: Any = found.attributes.get(SERVICE_NAME, "")
-    ours = {SERVICE_VERSION: version}
+    release = {SERVICE_VERSION: version}
     if not named or str(named).startswith("unknown_service"):
-        return found.merge(Resource({SERVICE_NAME: "tensorferry", **ours}))
-    return Resource(ours).merge(found)
+        return found.merge(Resource({SERVICE_NAME: "tensorferry", **release}))
+    return Resource(release).merge(found)

@@ -1,7 +1,7 @@
-"""Which requests have OpenTelemetry spans: by the specification's samplers, decided before anything is made.
+"""OpenTelemetry's samplers, applied before anything else is created.
 
-The SDK's own samplers want a context, attributes and a name, which cost more to make than the rest of what a
-request pays that has no spans.
+The SDK's own samplers need a context, attributes and a name. Creating these would be the greatest part of an unsampled
+request's cost.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tensorferry.server.telemetry.trace_context import TraceContext
 SAMPLER = "OTEL_TRACES_SAMPLER"
 ARGUMENT = "OTEL_TRACES_SAMPLER_ARG"
 
-# The trace id of a request that has spans, given its caller's span; None for one that has none.
+# Function from the caller's span to the trace id of a sampled request; None if it is not sampled.
 Sampler: TypeAlias = Callable[[TraceContext | None], int | None]
 
-# By the last 64 bits of a trace's id, as the SDKs do: those of one trace then agree.
+# The decision depends on the last 64 bits of the trace id, as in the SDKs, so all services agree.
 _BITS = (1 << 64) - 1
 _PARENT_BASED = "parentbased_"
 _NAMES = ("always_on", "always_off", "traceidratio")
 
 
 def sampler_of(environment: Mapping[str, str]) -> Sampler:
-    """The sampler that the standard variables name; StartError for what is none."""
+    """Return the sampler that the standard variables name. StartError for an unknown one."""
     given = environment.get(SAMPLER, "").strip().lower() or f"{_PARENT_BASED}always_on"
     name = given.removeprefix(_PARENT_BASED)
     if name not in _NAMES:
@@ -51,7 +51,7 @@ def _ratio(environment: Mapping[str, str]) -> float:
 
 def _sampler(bound: int, *, by_parent: bool) -> Sampler:
     bits = random.SystemRandom().getrandbits(64)
-    # Ids need not be unpredictable; a system call for each would cost several times as much.
+    # Ids need not be unpredictable, and a system call for each id would cost several times as much.
     new_id = random.Random(bits).getrandbits
 
     def sample(parent: TraceContext | None) -> int | None:
@@ -60,7 +60,7 @@ def _sampler(bound: int, *, by_parent: bool) -> Sampler:
             sampled = parent.sampled if by_parent else trace_id & _BITS < bound
         else:
             trace_id = new_id(128)
-            # Zero is no id.
+            # Zero is not a valid id.
             sampled = trace_id & _BITS < bound and trace_id != 0
         return trace_id if sampled else None
 

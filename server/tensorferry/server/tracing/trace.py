@@ -1,4 +1,4 @@
-"""A request that is traced: its times, taken once for all who want them, and who these are."""
+"""Request traces: times and outcome of a request, recorded once for all trace sources."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ _NAN = math.nan
 
 
 class TraceSink(Protocol):
-    """What a source makes of one request. Each method is called once, in this order, perhaps on two threads.
+    """Receiver of one request's trace. Each method is called once, in this order, perhaps on different threads.
 
-    Neither may block: the request's answer, and those of its neighbours, wait for it.
+    Methods must not block, because the responses of the whole batch wait for them.
     """
 
     @property
     def context(self) -> TraceContext | None:
-        """The span that the sink makes of the request, if it makes one."""
+        """Span that the sink creates for the request, if any."""
 
     def completed(self, trace: RequestTrace) -> None:
-        """There is an answer, or an error, of which nobody has heard yet."""
+        """Receive the outcome, before the client gets it."""
 
     def ended(self, trace: RequestTrace) -> None:
-        """The transport has taken the response; or nobody waits for it any more."""
+        """Receive the end: the transport has accepted the response, or the client no longer waits for it."""
 
 
 class TraceSource(Protocol):
-    """Something that wants requests traced. Thread-safe."""
+    """Source of sinks, which decides the requests to trace. Thread-safe."""
 
     def sample(self, model: Model | None, parent: TraceContext | None) -> TraceSink | None:
-        """Whether a request, of this model as far as it is known, is one to trace: then its sink."""
+        """Return a sink for a request, or None if it is not traced. `model` is None if it is unknown."""
 
 
 class RequestTrace:
-    """A request on its way, in seconds on the clock of `time.monotonic`; NaN for what did not come about.
+    """Trace of a request. Times are seconds of `time.monotonic`, or NaN for steps that did not happen.
 
-    `started` is when its message was there, `queued` when its batcher got it, `completed_at` when there was an
-    outcome, `sent_at` when the transport had taken the response. `batch` and `queue_delay` are those of its outcome.
-    `accepted` says that its batcher took it, `streamed` that it came in a stream, and
-    `addressed` is the name and the version of its model, as far as they are known; `status` is None for an answer.
+    `started`: the message has arrived. `queued`: the batcher has received the request. `completed_at`: there is an
+    outcome. `sent_at`: the transport has accepted the response. `batch` and `queue_delay` belong to the outcome.
+    `accepted`: the batcher has accepted the request. `streamed`: it came in a stream. `addressed`: name and version of
+    its model, as far as known. `status` is None for a successful response.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class RequestTrace:
         self._sinks = sinks
         self.request_id = request_id
         self.started = started
-        # Of the span that stands for the request; else of its caller's.
+        # The request's span, or else the caller's.
         self.context = context
         self.caller = caller
         self.addressed = ("", "")
@@ -98,12 +98,12 @@ class RequestTrace:
         self.batch: BatchInfo | None = None
         self.error: type[BaseException] | None = None
         self.status: Status | None = None
-        # Guards the three below. Nothing is called while it is held.
+        # Guards _done, _abandoned and _ended. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._done = self._abandoned = self._ended = False
 
     def enqueued(self, model: Model) -> None:
-        """Its batcher gets it now; or another's, where that was replaced."""
+        """Record that a batcher receives the request. Called again if the model was replaced meanwhile."""
         self.addressed = model.name, model.version
         self.queued = time.monotonic()
 
@@ -121,11 +121,11 @@ class RequestTrace:
         self.completed_at = time.monotonic()
         self.batch = batch
         self.queue_delay = queue_delay
-        # Not itself: it may hold the request.
+        # Only the type, because the exception may reference the request.
         self.error = None if error is None else type(error)
         self.status = status
         for sink in self._sinks:
-            self._told(sink.completed)
+            self._notify(sink.completed)
         with self._lock:
             self._done = True
             abandoned = self._abandoned
@@ -142,11 +142,11 @@ class RequestTrace:
         self.streamed = True
 
     def sent(self) -> None:
-        """The transport has taken the response. Any number of calls, on any thread; the first counts."""
+        """Record that the transport has accepted the response. Only the first of several calls has an effect."""
         self._end(time.monotonic())
 
     def abandoned(self) -> None:
-        """Its stream is over, and does not send the response: once there is one, that is the end. As `sent`."""
+        """Record that the stream has ended without sending the response. The trace ends once it is completed."""
         self.streamed = True
         with self._lock:
             self._abandoned = True
@@ -161,27 +161,27 @@ class RequestTrace:
             self._ended = True
         self.sent_at = sent_at
         for sink in self._sinks:
-            self._told(sink.ended)
+            self._notify(sink.ended)
 
-    def _told(self, tell: Callable[[RequestTrace], None]) -> None:
+    def _notify(self, method: Callable[[RequestTrace], None]) -> None:
         try:
-            tell(self)
+            method(self)
         except Exception:
-            # The request, and its neighbours, still wait for their answers.
+            # The requests of the batch still need their responses.
             _log.exception("a request could not be traced; this is a bug in tensorferry.server")
 
 
 class Tracer:
-    """Who wants requests traced. Thread-safe."""
+    """Factory of request traces for the enabled sources. Thread-safe."""
 
     def __init__(self, sources: Sequence[TraceSource] = ()) -> None:
-        # Those who may want one now. All that a request pays for while there is none is a look at it.
+        # The enabled sources. Without any, a request pays only for reading this attribute.
         self.sources: Sequence[TraceSource] = tuple(sources)
-        # Held while `sources` is replaced. Nothing is called meanwhile.
+        # Guards writes of `sources`. Nothing is called while it is held.
         self._lock = threading.Lock()
 
     def switch(self, source: TraceSource, *, on: bool) -> None:
-        """From now on the source is asked, or is not."""
+        """Enable or disable a source."""
         with self._lock:
             others = tuple(other for other in self.sources if other is not source)
             self.sources = (*others, source) if on else others
@@ -194,7 +194,7 @@ class Tracer:
         metadata: Sequence[tuple[str, str | bytes]] = (),
         caller: ClientIdentity = ANONYMOUS,
     ) -> RequestTrace | None:
-        """The trace of a request that arrived at `started`; None if nobody wants one."""
+        """Return the trace of a request that arrived at `started`; None if no source traces it."""
         parent = parse_trace_context(metadata)
         sinks: list[TraceSink] | None = None
         for source in self.sources:

@@ -1,4 +1,4 @@
-"""Triton's traces: which requests have one, and what is told of them, by its rules and in its names."""
+"""Triton's request traces: sampling by its rules, and records with its field names."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tensorferry.server.tracing.triton_file import TraceFile, TraceFileSeries
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """With `timestamps` every `rate`-th request is traced, `count` more of them at most (-1: no limit).
+    """Trace settings: with `timestamps`, every `rate`-th request is traced, at most `count` more (-1: no limit).
 
-    `log_frequency` is how many go into a file with a number of its own, 0 for all in one.
+    `log_frequency` is the number of traces in each numbered file; 0 means one file for all.
     """
 
     timestamps: bool = False
@@ -27,57 +27,57 @@ class TraceOptions:
 
 
 class _Setting:
-    """Options in force, which of them were said here and not taken over, and what was sampled by them."""
+    """Options in force, the names of those that were set explicitly, and the state of sampling."""
 
-    __slots__ = ("_left", "_options", "_seen", "sheet", "specified")
+    __slots__ = ("_options", "_remaining", "_seen", "series", "specified")
 
     def __init__(self, options: TraceOptions, specified: frozenset[str]) -> None:
         self._options = options
-        self._left = options.count
+        self._remaining = options.count
         self._seen = 0
         self.specified = specified
         numbered = options.log_frequency > 0 or options.count >= 0
-        self.sheet = TraceFileSeries(options.log_frequency if numbered else None)
+        self.series = TraceFileSeries(options.log_frequency if numbered else None)
 
     @property
     def options(self) -> TraceOptions:
-        """The options, with what is left of the count."""
-        return replace(self._options, count=self._left)
+        """The options, with the remaining count."""
+        return replace(self._options, count=self._remaining)
 
     @property
     def active(self) -> bool:
-        """Whether a request may yet be traced."""
-        return self._options.timestamps and self._left != 0
+        """Whether requests can still be traced."""
+        return self._options.timestamps and self._remaining != 0
 
     def samples(self) -> bool:
-        """Whether the request that is there now is traced."""
+        """Count a request. Return whether to trace it."""
         if not self.active:
             return False
         self._seen += 1
         if self._seen % self._options.rate:
             return False
-        if self._left > 0:
-            self._left -= 1
+        if self._remaining > 0:
+            self._remaining -= 1
         return True
 
 
 class TritonTraceRecord:
-    """A request on its way into a file. Implements `Sink`."""
+    """Trace of a request for a trace file. Implements `TraceSink`."""
 
-    __slots__ = ("_file", "_number", "_sheet")
+    __slots__ = ("_file", "_number", "_series")
 
-    # What a file has is no span.
+    # A record in a file is not a span.
     context = None
 
-    def __init__(self, file: TraceFile, sheet: TraceFileSeries, number: int) -> None:
+    def __init__(self, file: TraceFile, series: TraceFileSeries, number: int) -> None:
         self._file = file
-        self._sheet = sheet
+        self._series = series
         self._number = number
 
     def completed(self, trace: RequestTrace) -> None:
-        """Hands over the request's timeline: whoever has the answer finds it traced."""
+        """Queue the request's timeline, so that it is written even if the client acts on the response at once."""
         times = [
-            # When the call began to wait for its message is not known: that it was there is all that is.
+            # The start of the wait for the message is unknown, so its arrival is used.
             ("GRPC_WAITREAD_START", trace.started),
             ("GRPC_WAITREAD_END", trace.started),
             ("REQUEST_START", trace.started),
@@ -101,44 +101,45 @@ class TritonTraceRecord:
             "request_id": trace.request_id,
             "timestamps": [{"name": name, "ns": round(seconds * 1e9)} for name, seconds in times],
         }
-        self._file.write(self._sheet, record)
+        self._file.write(self._series, record)
 
     def ended(self, trace: RequestTrace) -> None:
-        """Triton's traces know no such time."""
+        """Do nothing: Triton's traces have no such time."""
 
 
 class TritonTracing:
-    """The settings of the server and of models, and the sampling by them. Implements `Source`. Thread-safe.
+    """Trace settings of the server and of models, and sampling by them. Implements `TraceSource`. Thread-safe.
 
-    A model has its own value of what was set for it, and the server's of everything else; what is
-    cleared of the server's own is as at the start. Without a file nothing can be traced.
+    A model has its own value for each option that was set for it, and the server's value for others. Clearing an option
+    of the server restores its default. Without a file, tracing cannot be enabled.
     """
 
     def __init__(self, file: TraceFile | None = None, tracing: Tracer | None = None) -> None:
         self._file = file
         self._tracing = tracing or Tracer()
-        # Guards _server, _models, what each of these counts, _last and changes of active, of which `Tracer` is told.
+        # Guards _server, _models, their sampling state, _last, and writes of active. `Tracer.switch` is called while it
+        # is held.
         self._lock = threading.Lock()
         self._server = _Setting(TraceOptions(), frozenset())
         self._models: dict[str, _Setting] = {}
         self._last = 0
-        # Whether any request may be traced.
+        # Whether any request can be traced.
         self.active = False
 
     @property
     def file(self) -> str:
-        """Where traces are written; empty for nowhere."""
+        """Path of the trace file, or an empty string."""
         return "" if self._file is None else str(self._file.path)
 
     def options(self, model: str) -> TraceOptions:
-        """What is in force for a model, or "" for the server."""
+        """Return the options of a model, or of the server if `model` is empty."""
         with self._lock:
             return self._models.get(model, self._server).options
 
     def change(self, model: str, changes: Mapping[str, bool | int | None]) -> None:
-        """Sets options by their names, for a model or ("") the server; None clears one.
+        """Set options of a model, or of the server if `model` is empty. None clears an option.
 
-        InvalidRequestError, and nothing is changed, if the whole is not one to trace by.
+        InvalidRequestError, without any change, if the resulting options are invalid.
         """
         with self._lock:
             server, models = self._server, dict(self._models)
@@ -152,12 +153,12 @@ class TritonTracing:
                     name: self._changed(setting, server.options, {}) for name, setting in models.items()
                 }
             self._server, self._models = server, models
-            self._note_active_locked()
+            self._update_active_locked()
 
     def sample(self, model: Model | None, parent: TraceContext | None = None) -> TritonTraceRecord | None:
-        """What is kept of a request for this model; None if nothing is. A caller's own trace changes nothing."""
+        """Return the record of a request for this model, or None. The caller's own trace has no effect."""
         if model is None:
-            # Settings are of models that there are.
+            # Settings apply only to known models.
             return None
         with self._lock:
             setting = self._models.get(model.name, self._server)
@@ -166,18 +167,18 @@ class TritonTracing:
             self._last += 1
             number = self._last
             if not setting.active:
-                self._note_active_locked()
-        return TritonTraceRecord(self._file, setting.sheet, number)
+                self._update_active_locked()
+        return TritonTraceRecord(self._file, setting.series, number)
 
     def _changed(
-        self, setting: _Setting | None, otherwise: TraceOptions, changes: Mapping[str, bool | int | None]
+        self, setting: _Setting | None, defaults: TraceOptions, changes: Mapping[str, bool | int | None]
     ) -> _Setting:
         before = setting.specified if setting is not None else frozenset()
-        said = {name for name, value in changes.items() if value is not None}
-        specified = (before | said) - (changes.keys() - said)
-        current = setting.options if setting is not None else otherwise
+        given = {name for name, value in changes.items() if value is not None}
+        specified = (before | given) - (changes.keys() - given)
+        current = setting.options if setting is not None else defaults
         values = {name: changes.get(name, getattr(current, name)) for name in specified}
-        options = replace(otherwise, **values)
+        options = replace(defaults, **values)
         wrong = "sample rate must be non-zero" if options.rate == 0 else ""
         if self._file is None:
             wrong = wrong or "trace file name is not given; the server's operator does that, by --trace-file"
@@ -185,6 +186,6 @@ class TritonTracing:
             raise InvalidRequestError(f"Attempting to set invalid trace setting :{wrong}")
         return _Setting(options, frozenset(specified))
 
-    def _note_active_locked(self) -> None:
+    def _update_active_locked(self) -> None:
         self.active = any(setting.active for setting in (self._server, *self._models.values()))
         self._tracing.switch(self, on=self.active)

@@ -1,4 +1,4 @@
-"""Traces in files: JSON arrays in Triton's format, written by a thread of their own."""
+"""Trace files: JSON arrays in Triton's format, written by a background thread."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tensorferry.server.telemetry.log_writer import BackgroundWriter
 
 _log = logging.getLogger("tensorferry.server")
 
-# Traces that wait to be written; more are dropped rather than held, or waited for.
-_MOST_WAITING = 10_000
+# Limit of queued traces. Further traces are dropped.
+_MAX_QUEUED = 10_000
 _END = b"\n]"
 
 
 class TraceFileSeries:
-    """Where the traces of one setting go, in the writer's hands.
+    """Files for the traces of one setting. Used by the writer's thread only.
 
-    `traces` is how many have a numbered file together, 0 for any number; None is for the file itself.
+    `traces` is the number of traces per numbered file (0: no limit). With None, traces go to the unnumbered file.
     """
 
     __slots__ = ("path", "traces", "written")
@@ -40,84 +40,83 @@ _Item: TypeAlias = "tuple[TraceFileSeries, Mapping[str, Any]]"
 
 
 class TraceFile:
-    """Writes traces to `path`, and to numbered files beside it. `write` may be called by any thread.
+    """Trace file at `path`, and numbered files next to it. `write` is thread-safe.
 
-    A file is emptied when the first trace is written to it, and is a whole JSON array after each.
+    The first trace empties a file. After each write the file is a complete JSON array.
     """
 
     def __init__(self, path: Path, backoff: RestartBackoff | None = None) -> None:
         self.path = path
         self._writer: BackgroundWriter[_Item] = BackgroundWriter(
-            "trace-writer", self._write, _failed, most=_MOST_WAITING, backoff=backoff
+            "trace-writer", self._write, _failed, max_items=_MAX_QUEUED, backoff=backoff
         )
         # Guards _lost. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._lost = 0
-        # The rest is the writer's alone.
-        # By file, the bytes of the whole array that was last written to it.
+        # The fields below are used by the writer's thread only.
+        # Size in bytes of each file's array after the last write.
         self._sizes: dict[Path, int] = {}
         self._next_number = 0
         self._failing = False
 
     def start(self) -> None:
-        """Starts the writer. StartError where no file can be made."""
+        """Start the writer. StartError if no file can be created."""
         folder = self.path.parent
         if self.path.is_dir() or not (folder.is_dir() and os.access(folder, os.W_OK)):
             raise StartError(
-                f"--trace-file is {str(self.path)!r}; it must name a file in a directory that is there and can be "
-                "written to"
+                f"--trace-file is {str(self.path)!r}; it must name a file in an existing, writable directory"
             )
         self._writer.start()
 
-    def write(self, sheet: TraceFileSeries, trace: Mapping[str, Any]) -> None:
-        """Has a trace written soon; never waits. One that comes while too many wait is lost, which is logged."""
-        if not self._writer.put((sheet, trace)):
+    def write(self, series: TraceFileSeries, trace: Mapping[str, Any]) -> None:
+        """Queue a trace. Never waits: if the queue is full, the trace is lost and a later line reports it."""
+        if not self._writer.put((series, trace)):
             with self._lock:
                 self._lost += 1
 
     def stop(self, timeout: float) -> bool:
-        """Whether all is written, for which it waits at most so long. Idempotent; nothing may be written afterwards."""
+        """Wait at most `timeout` seconds for all traces to be written. Return whether they are. Idempotent."""
         return self._writer.stop(timeout)
 
     def _write(self, items: Sequence[_Item]) -> None:
         texts: dict[Path, list[str]] = {}
-        for sheet, trace in items:
-            texts.setdefault(self._path_for(sheet), []).append(json.dumps(trace))
+        for series, trace in items:
+            texts.setdefault(self._path_for(series), []).append(json.dumps(trace))
         with self._lock:
             lost, self._lost = self._lost, 0
         if lost:
-            _log.warning("%d traces are lost: %d others were waiting to be written", lost, _MOST_WAITING)
+            _log.warning("%d traces are lost: the queue of %d traces was full", lost, _MAX_QUEUED)
         try:
             for path, lines in texts.items():
                 self._append(path, ",\n".join(lines).encode())
             self._failing = False
         except OSError as error:
             if not self._failing:
-                _log.error("traces are lost, and those that follow may be: %s", error)
+                _log.error("traces cannot be written and are lost: %s", error)
             self._failing = True
 
-    def _path_for(self, sheet: TraceFileSeries) -> Path:
-        if sheet.traces is None:
+    def _path_for(self, series: TraceFileSeries) -> Path:
+        if series.traces is None:
             return self.path
-        if sheet.path is None or (sheet.traces and sheet.written == sheet.traces):
-            sheet.path = self.path.with_name(f"{self.path.name}.{self._next_number}")
-            sheet.written = 0
+        if series.path is None or (series.traces and series.written == series.traces):
+            series.path = self.path.with_name(f"{self.path.name}.{self._next_number}")
+            series.written = 0
             self._next_number += 1
-        sheet.written += 1
-        return sheet.path
+        series.written += 1
+        return series.path
 
     def _append(self, path: Path, lines: bytes) -> None:
-        """Add traces to the array in a file. OSError leaves the array as it was, or the file to be begun again."""
+        """Append traces to the array in a file. After an OSError the array is unchanged, or the file is started again."""
         size = self._sizes.pop(path, 0)
         if not size or not path.exists() or path.stat().st_size < size:
-            # Log rotation may move a file away or truncate it.
+            # The first write, or log rotation has moved or truncated the file.
             self._sizes[path] = path.write_bytes(b"[\n" + lines + _END)
             return
         with path.open("r+b", buffering=0) as file:
             try:
                 _write_at(file, size - len(_END), b",\n" + lines + _END)
             except OSError:
-                # The disk may be full: the array ends again where it ended, so that later traces can follow it.
+                # The disk may be full. The old end of the array is restored, so that later traces can be appended.
                 _write_at(file, size - len(_END), _END)
                 self._sizes[path] = size
                 raise
@@ -125,11 +124,11 @@ class TraceFile:
 
 
 def _failed(fault: BaseException) -> None:
-    _log.error("the thread that writes traces ended unexpectedly; some are lost", exc_info=fault)
+    _log.error("the trace writer crashed (bug) and lost traces; restarting", exc_info=fault)
 
 
 def _write_at(file: FileIO, position: int, data: bytes) -> None:
-    """Make `data` the end of an unbuffered file, from `position` on."""
+    """Replace the content of an unbuffered file from `position` on."""
     file.truncate(position)
     file.seek(position)
     rest = memoryview(data)

@@ -1,4 +1,4 @@
-"""What is told of single requests as the options say: built, started and stopped in one place."""
+"""Start and stop of the access log and of OpenTelemetry, by the server's options."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _log = logging.getLogger("tensorferry.server")
 
 
 class RequestTelemetry:
-    """`tracing` is what requests are traced by, `together` what batchers are to tell of the answers of a batch.
+    """Trace sources that the options enable. `tracing` creates the traces of requests.
 
-    The latter is the one given, and OpenTelemetry in front of it where there are to be spans.
+    `together` is the hook for batchers: the given one, wrapped by OpenTelemetry if spans are enabled.
     """
 
     def __init__(self, config: ServerConfig, together: ResponseBurstHook) -> None:
@@ -33,9 +33,9 @@ class RequestTelemetry:
         self._export: SpanExport | None = None
 
     def start(self) -> None:
-        """Before any model is loaded. StartError for what cannot be."""
+        """Start the sources, before any model is loaded. StartError for invalid options."""
         if self._otel:
-            self._export = _exported(self.together)
+            self._export = _open_export(self.together)
             if (source := self._export.source) is not None:
                 self.together = source
                 self.tracing.switch(source, on=True)
@@ -44,17 +44,19 @@ class RequestTelemetry:
             self.tracing.switch(self._access_log, on=True)
 
     def stop(self, timeout: float) -> None:
-        """Has the last of it written or sent, for which it waits at most so long for each. Idempotent."""
+        """Flush each source, for at most `timeout` seconds each. Idempotent."""
         if self._access_log is not None and not self._access_log.stop(timeout):
-            _log.warning("the last lines of the access log are not written: nobody reads them")
+            _log.warning("access log: the last lines are lost, because its output is not read")
         export, self._export = self._export, None
         if export is not None and not export.stop(timeout):
-            _log.warning("the last spans are not sent: the collector took longer than %g s", timeout)
+            _log.warning(
+                "OpenTelemetry: the last spans are lost, because the collector took longer than %g s", timeout
+            )
 
 
-def _exported(together: ResponseBurstHook) -> SpanExport:
+def _open_export(together: ResponseBurstHook) -> SpanExport:
     try:
-        # Here, since only those who ask for it have it, and it takes a while to import.
+        # Imported only if enabled: it is an optional extra and slow to import.
         from tensorferry.server.tracing.otel_export import SpanExport
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("opentelemetry"):
