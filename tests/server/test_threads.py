@@ -24,7 +24,6 @@ from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.monitoring import http_server
 from tensorferry.server.monitoring.http_server import MetricsServer
-from tensorferry.server.recovery import watchdog
 from tensorferry.server.recovery.watchdog import Watchdog, WatchedRun
 from tensorferry.server.threads import HandlerThreads, watch_threads
 from tensorferry.server.transport.lane import tcp_cork
@@ -203,7 +202,7 @@ def test_responses_are_sent_uncorked_if_no_file_can_be_opened(monkeypatch: pytes
 
 
 def test_the_metrics_server_recovers_if_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(http_server, "_ACCEPT_RETRY_SECONDS", 0.01)
     server = MetricsServer("127.0.0.1", 0, lambda accept: (b"page", accept))
     accepts, tries = socket.socket.accept, 0
 
@@ -228,7 +227,6 @@ def test_the_metrics_server_recovers_if_no_file_can_be_opened(monkeypatch: pytes
 def test_the_watchdog_survives_an_exception(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watchdog, "_AGAIN_SECONDS", 0.01)
     original, crashed = WatchedRun.check, threading.Event()
 
     def check(watched: WatchedRun, now: float) -> Any:

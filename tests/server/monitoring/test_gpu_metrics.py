@@ -1,4 +1,4 @@
-"""What is told of the GPUs, by a scripted NVML: of which ones, in which units, and of what is not known."""
+"""GPU readings with a scripted NVML: devices, units and missing readings."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SECOND = "0000:b3:00.0"
 
 
 def rig(*gpus: FakeGpu, places: tuple[str | None, ...] = (FIRST, SECOND)) -> tuple[FakeNvml, GpuReader]:
-    """NVML with these GPUs, and what asks it where CUDA's devices are at these places."""
+    """Return NVML with these GPUs, and a reader with CUDA devices at these bus ids."""
     nvml = FakeNvml(*gpus)
     nvml.nvmlInit()
     return nvml, GpuReader(nvml, lambda index: places[index])
 
 
-def test_a_gpus_figures() -> None:
+def test_readings_of_a_gpu() -> None:
     gpu = FakeGpu(FIRST, "GPU-a", busy=37, used=3 << 30, total=80 << 30, celsius=61, milliwatts=312_500)
     _, gpus = rig(gpu)
     gpus.statistics(["cuda:0"])
@@ -34,8 +34,8 @@ def test_a_gpus_figures() -> None:
     ]
 
 
-def test_cudas_numbers_are_not_nvmls() -> None:
-    """With CUDA_VISIBLE_DEVICES=1,0, say."""
+def test_devices_are_matched_by_bus_id() -> None:
+    """For example with CUDA_VISIBLE_DEVICES=1,0."""
     _, gpus = rig(FakeGpu(FIRST, "GPU-a", busy=1), FakeGpu(SECOND, "GPU-b", busy=2), places=(SECOND, FIRST))
     told = gpus.statistics(["cuda:0", "cuda:1"])
     assert [(gpu.device, gpu.uuid, gpu.utilization) for gpu in told] == [
@@ -44,27 +44,27 @@ def test_cudas_numbers_are_not_nvmls() -> None:
     ]
 
 
-def test_the_cpu_is_no_gpu() -> None:
+def test_the_cpu_has_no_readings() -> None:
     nvml, gpus = rig(FakeGpu(FIRST, "GPU-a"))
     assert gpus.statistics(["cpu"]) == []
     assert nvml.asked == []
 
 
-def test_parts_of_one_gpu_are_told_once() -> None:
+def test_partitions_of_one_gpu_are_reported_once() -> None:
     _, gpus = rig(FakeGpu(FIRST, "GPU-a"), places=(FIRST, FIRST))
     assert [gpu.device for gpu in gpus.statistics(["cuda:0", "cuda:1"])] == ["cuda:0"]
 
 
 @pytest.mark.parametrize("places", [(None,), (SECOND,)])
-def test_one_that_is_not_found_is_said_once(
+def test_an_unknown_device_is_logged_once(
     places: tuple[str | None, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     _, gpus = rig(FakeGpu(FIRST, "GPU-a"), places=places)
     assert [gpus.statistics(["cuda:0"]) for _ in range(3)] == [[], [], []]
-    assert caplog.text.count("NVML does not find cuda:0: there are no figures of it") == 1
+    assert caplog.text.count("NVML does not find cuda:0: it has no metrics") == 1
 
 
-def test_what_a_device_does_not_tell_is_none() -> None:
+def test_unsupported_readings_are_none() -> None:
     fields = {
         "utilization": ("utilization",),
         "memory": ("memory_used_bytes", "memory_total_bytes"),
@@ -81,7 +81,7 @@ def test_what_a_device_does_not_tell_is_none() -> None:
         assert gpus.statistics(["cuda:0"]) == [dataclasses.replace(whole, **without)]
 
 
-def test_one_that_falls_off_the_bus_tells_nothing_more_and_no_error_comes_of_it() -> None:
+def test_a_lost_gpu_has_no_readings_and_raises_nothing() -> None:
     gpu = FakeGpu(FIRST, "GPU-a")
     _, gpus = rig(gpu)
     gpus.statistics(["cuda:0"])
@@ -89,7 +89,7 @@ def test_one_that_falls_off_the_bus_tells_nothing_more_and_no_error_comes_of_it(
     assert gpus.statistics(["cuda:0"]) == [GpuStatistics("cuda:0", "GPU-a", *[None] * 7)]
 
 
-def test_nothing_is_told_after_the_end() -> None:
+def test_there_are_no_readings_after_close() -> None:
     nvml, gpus = rig(FakeGpu(FIRST, "GPU-a"))
     gpus.close()
     gpus.close()
@@ -97,7 +97,7 @@ def test_nothing_is_told_after_the_end() -> None:
     assert gpus.statistics(["cuda:0"]) == []
 
 
-def test_nvml_is_opened(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_nvml_is_initialised(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert isinstance(open_nvml(), GpuReader)
@@ -112,18 +112,18 @@ def test_nvml_is_opened(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
         (FakeNvml(starts=False), "NVML does not start (Driver/library version mismatch)"),
     ],
 )
-def test_without_nvml_one_line_says_so(
+def test_a_missing_nvml_is_logged_once(
     module: FakeNvml | None, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)
     assert open_nvml() is None
     assert [(record.levelno, record.message) for record in caplog.records] == [
-        (logging.WARNING, f"the metrics have no figures of the GPUs: {said}")
+        (logging.WARNING, f"no GPU metrics: {said}")
     ]
 
 
-def test_the_script_has_the_names_of_the_real_module() -> None:
-    """Where nvidia-ml-py is installed: every question is one of its functions, with as many arguments."""
+def test_the_stand_in_has_the_functions_of_the_real_module() -> None:
+    """If nvidia-ml-py is installed, every function exists there with as many arguments."""
     real = pytest.importorskip("pynvml")
     assert issubclass(real.NVMLError, Exception)
     assert real.NVML_TEMPERATURE_GPU == FakeNvml.NVML_TEMPERATURE_GPU

@@ -1,4 +1,4 @@
-"""Connections to the metrics port: bounded in all, for each address, and in the time of a request."""
+"""Limits of connections to the metrics port: in total, per address, and for the time of a request."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def is_open(end: socket.socket) -> bool:
         return True
 
 
-def test_the_oldest_of_an_address_makes_room(pairs: list[tuple[socket.socket, socket.socket]]) -> None:
-    connections = HttpConnections(most=6, most_per_address=2)
+def test_the_oldest_connection_of_the_same_address_is_closed(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    connections = HttpConnections(max_connections=6, max_per_address=2)
     for ours, _ in pairs[:3]:
         connections.admit(ours, "10.0.0.1")
     connections.admit(pairs[3][0], "10.0.0.2")
@@ -44,17 +46,17 @@ def test_the_oldest_of_an_address_makes_room(pairs: list[tuple[socket.socket, so
     assert len(connections) == 3
 
 
-def test_where_all_are_taken_the_address_that_has_most_makes_room(
+def test_at_the_total_limit_a_connection_of_the_busiest_address_is_closed(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
-    connections = HttpConnections(most=4, most_per_address=3)
+    connections = HttpConnections(max_connections=4, max_per_address=3)
     for (ours, _), address in zip(pairs, ["a", "b", "b", "b", "c"], strict=False):
         connections.admit(ours, address)
     assert [is_open(theirs) for _, theirs in pairs[:5]] == [True, False, True, True, True]
 
 
-def test_one_that_has_ended_counts_no_more(pairs: list[tuple[socket.socket, socket.socket]]) -> None:
-    connections = HttpConnections(most=2, most_per_address=2)
+def test_a_closed_connection_is_not_counted(pairs: list[tuple[socket.socket, socket.socket]]) -> None:
+    connections = HttpConnections(max_connections=2, max_per_address=2)
     for ours, _ in pairs:
         connections.admit(ours, "a")
         connections.ended(ours)
@@ -63,7 +65,7 @@ def test_one_that_has_ended_counts_no_more(pairs: list[tuple[socket.socket, sock
     assert all(is_open(theirs) for _, theirs in pairs)
 
 
-def test_a_request_that_comes_byte_by_byte_has_no_more_time(
+def test_a_slow_request_has_a_total_limit(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
     clock = VirtualClock()
@@ -80,9 +82,9 @@ def test_a_request_that_comes_byte_by_byte_has_no_more_time(
     assert read == [b"x"] * 3
 
 
-def test_slow_clients_do_not_shut_out_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_MOST_CONNECTIONS", 8)
-    monkeypatch.setattr(http_server, "_MOST_PER_ADDRESS", 4)
+def test_slow_clients_do_not_block_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(http_server, "_MAX_PER_ADDRESS", 4)
     server = MetricsServer("127.0.0.1", 0, lambda accept: (b"page\n", "text/plain"))
     parts = urlsplit(server.url)
     address = (parts.hostname, parts.port)
@@ -97,7 +99,7 @@ def test_slow_clients_do_not_shut_out_a_probe(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_threads_of_closed_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_MOST_PER_ADDRESS", 1)
+    monkeypatch.setattr(http_server, "_MAX_PER_ADDRESS", 1)
     server = MetricsServer("127.0.0.1", 0, lambda accept: (b"page\n", "text/plain"))
     parts = urlsplit(server.url)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The page of metrics: what it says, that all of it is documented, and how it is served."""
+"""Metrics page: values, documentation and HTTP."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def runner() -> ScriptedRunner:
 
 @pytest.fixture
 def registry(runner: ScriptedRunner) -> Iterator[ModelRegistry]:
-    """With the model m, of two priority classes, whose batches wait for the test."""
+    """Registry with the model m of two priority classes. The test releases its batches."""
     registry = ModelRegistry()
     batcher = Batcher(runner, 6, priority_weights=(4, 1), max_queue_size=8)
     registry.mark_ready(
@@ -65,7 +65,7 @@ SERVER = ServerStatistics(
 
 
 def page(registry: ModelRegistry, *gpus: FakeGpu, accept: str = "") -> str:
-    """With the figures of these GPUs, CUDA's devices from 0 on."""
+    """Return the page with readings of these GPUs, which are CUDA devices from 0 on."""
     reader = None
     if gpus:
         nvml = FakeNvml(*gpus)
@@ -75,7 +75,7 @@ def page(registry: ModelRegistry, *gpus: FakeGpu, accept: str = "") -> str:
     return text.decode()
 
 
-# Of which the registry's model runs on the second.
+# The registry's model runs on the second one.
 GPUS = (
     FakeGpu("0000:17:00.0", "GPU-a"),
     FakeGpu("0000:b3:00.0", "GPU-b", busy=40, used=7, total=9, celsius=61, milliwatts=312_500),
@@ -83,7 +83,7 @@ GPUS = (
 
 
 def samples(text: str) -> Samples:
-    """As they stand on the page: the parser would give Triton's counters a `_total`."""
+    """Return the samples as written. The parser would append `_total` to Triton's counters."""
     found = {}
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -102,7 +102,7 @@ def types(text: str) -> dict[str, str]:
 
 
 def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry) -> None:
-    """With its type, its labels, and every value that a label has."""
+    """Type, labels and the values of labels must be documented too."""
     rows = re.findall(r"^\| `(\w+)` \| (counter|gauge|histogram) \| (.*) \|$", DOCS.read_text(), re.MULTILINE)
     documented = {name: type for name, type, _ in rows}
     text = page(registry, *GPUS)
@@ -117,7 +117,7 @@ def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry)
                 continue
             if label != "le":
                 assert f"`{label}`" in about[name], name
-            # Those of requests without an answer are named once.
+            # Outcomes are documented once.
             where = about["tensorferry_requests_total"] if label == "outcome" else about.get(name, "")
             assert label in ("le", "priority", "release") or f"`{value}`" in where + about[name], (
                 name,
@@ -125,7 +125,7 @@ def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry)
             )
 
 
-def test_our_names_are_all_in_one_place(registry: ModelRegistry) -> None:
+def test_all_metrics_are_in_metric_names(registry: ModelRegistry) -> None:
     served = {name: type for name, type in types(page(registry, *GPUS)).items() if not name.startswith("nv_")}
     ours = [metric for group in (ModelMetric, ServerMetric, GpuMetric) for metric in group]
     assert {name for name in served if name.startswith("process_")} == set(PROCESS_METRICS)
@@ -134,7 +134,7 @@ def test_our_names_are_all_in_one_place(registry: ModelRegistry) -> None:
     }
 
 
-def test_prometheus_own_parser_reads_it(registry: ModelRegistry) -> None:
+def test_the_page_is_valid_for_prometheus_parser(registry: ModelRegistry) -> None:
     text = page(registry, *GPUS)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert len(families) == len(types(text))
@@ -148,14 +148,14 @@ def test_prometheus_own_parser_reads_it(registry: ModelRegistry) -> None:
                 assert (sample.labels["model"], sample.labels["version"]) == ("m", "3")
 
 
-def test_triton_names_types_and_labels(registry: ModelRegistry) -> None:
+def test_triton_metrics_have_triton_s_names_types_and_labels(registry: ModelRegistry) -> None:
     text = page(registry)
     assert 'nv_inference_request_failure{model="m",reason="REJECTED",version="3"} 0\n' in text
     assert 'nv_inference_exec_count{model="m",version="3"} 0\n' in text
     assert not any(name.endswith("_total") for name in types(text) if name.startswith("nv_"))
 
 
-def test_the_figures_of_what_waits_runs_and_ended(registry: ModelRegistry, runner: ScriptedRunner) -> None:
+def test_values_of_queued_running_and_ended_requests(registry: ModelRegistry, runner: ScriptedRunner) -> None:
     (model,) = registry.models()
     first = model.batcher.submit(1.0)
     runner.await_batches(1)
@@ -197,7 +197,7 @@ def test_the_figures_of_what_waits_runs_and_ended(registry: ModelRegistry, runne
     assert found["tensorferry_batches_left_total", (("reason", "full"),)] == 1
 
 
-def test_how_times_are_spread(registry: ModelRegistry, runner: ScriptedRunner) -> None:
+def test_histograms_of_times(registry: ModelRegistry, runner: ScriptedRunner) -> None:
     (model,) = registry.models()
     runner.open()
     for _ in range(3):
@@ -218,7 +218,7 @@ def test_how_times_are_spread(registry: ModelRegistry, runner: ScriptedRunner) -
         assert found[f"{metric}_bucket", (("le", "50.0"),)] == 3
 
 
-def test_the_server_itself(registry: ModelRegistry) -> None:
+def test_metrics_of_the_server(registry: ModelRegistry) -> None:
     found = samples(page(registry))
     assert found["tensorferry_server_info", (("release", "0.1.0"), ("transport", "lane"))] == 1
     assert found["tensorferry_open_streams", ()] == 2
@@ -228,7 +228,7 @@ def test_the_server_itself(registry: ModelRegistry) -> None:
     assert found["tensorferry_calls_refused_total", (("code", "INTERNAL"),)] == 0
 
 
-def test_which_models_are_ready_and_which_are_not_meant(registry: ModelRegistry) -> None:
+def test_readiness_of_models(registry: ModelRegistry) -> None:
     registry.mark_loading("late", "1")
     registry.mark_failed("broken", "2", "no such operator")
     text = page(registry)
@@ -239,11 +239,11 @@ def test_which_models_are_ready_and_which_are_not_meant(registry: ModelRegistry)
     assert 'tensorferry_model_ready{model="m",version="3"} 0.0\n' in page(registry)
     registry.mark_unloaded(model)
     assert 'model="m"' not in page(registry)
-    # The fixture closes its batcher.
+    # The fixture closes the model's batcher.
     registry.mark_ready(model)
 
 
-def test_instances_that_are_out(registry: ModelRegistry) -> None:
+def test_instances_that_are_down_are_counted(registry: ModelRegistry) -> None:
     (model,) = registry.models()
     model.health.mark_down(0, "the device failed")
     found = samples(page(registry))
@@ -252,7 +252,7 @@ def test_instances_that_are_out(registry: ModelRegistry) -> None:
     assert samples(page(registry))["tensorferry_instances_out", ()] == 0
 
 
-def test_what_befell_instances(registry: ModelRegistry) -> None:
+def test_events_of_instances_are_counted(registry: ModelRegistry) -> None:
     (model,) = registry.models()
     for count, event in enumerate(InstanceEvent):
         for _ in range(count):
@@ -265,7 +265,7 @@ def test_what_befell_instances(registry: ModelRegistry) -> None:
     } == {event.value: count for count, event in enumerate(InstanceEvent)}
 
 
-def test_the_figures_of_the_gpus_that_serve(registry: ModelRegistry) -> None:
+def test_metrics_of_gpus_in_use(registry: ModelRegistry) -> None:
     found = {
         (name, labels): value
         for (name, labels), value in samples(page(registry, *GPUS)).items()
@@ -294,18 +294,18 @@ def test_the_figures_of_the_gpus_that_serve(registry: ModelRegistry) -> None:
     assert found == expected
 
 
-def test_what_a_gpu_does_not_tell_is_left_out(registry: ModelRegistry) -> None:
+def test_unsupported_readings_are_left_out(registry: ModelRegistry) -> None:
     text = page(registry, GPUS[0], FakeGpu("0000:b3:00.0", "GPU-b", unsupported={"utilization", "energy"}))
     assert "nv_gpu_power_usage" in text
     assert not [name for name in types(text) if "utilization" in name or "energy" in name]
 
 
-def test_without_gpus_there_are_none_of_their_metrics(registry: ModelRegistry) -> None:
+def test_without_gpus_there_are_no_gpu_metrics(registry: ModelRegistry) -> None:
     assert "gpu" not in page(registry)
     assert "gpu" not in page(ModelRegistry(), *GPUS)
 
 
-def test_without_models_there_is_the_process() -> None:
+def test_without_models_there_are_process_metrics() -> None:
     found = samples(page(ModelRegistry()))
     assert found["process_resident_memory_bytes", ()] > 0
     assert found["tensorferry_server_ready", ()] == 1
@@ -336,7 +336,7 @@ IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
     "host",
     ["127.0.0.1", "localhost", pytest.param("::1", marks=IPV6), pytest.param("[::1]", marks=IPV6)],
 )
-def test_a_page_over_http(serve: Serve, host: str) -> None:
+def test_the_page_is_served_over_http(serve: Serve, host: str) -> None:
     pages = iter([b"one\n", b"two\n"])
     server = serve(lambda accept: (next(pages), f"of {accept!r}"), host)
     status, headers, body = ask(server.url)
@@ -344,14 +344,14 @@ def test_a_page_over_http(serve: Serve, host: str) -> None:
     assert ask(server.url, "/metrics?what=ever")[2] == b"two\n"
 
 
-def test_other_paths_and_methods(serve: Serve) -> None:
+def test_other_paths_and_methods_are_refused(serve: Serve) -> None:
     server = serve()
     assert ask(server.url, "/")[0] == 404
     assert ask(server.url, "/metrics/m")[0] == 404
     assert ask(server.url, method="POST")[0] == 405
 
 
-def test_a_page_that_fails_says_nothing_of_why(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_page_reveals_no_reason(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     def broken(accept: str) -> tuple[bytes, str]:
         raise RuntimeError("a secret")
 
@@ -367,7 +367,7 @@ def test_an_address_in_use_names_the_flags(serve: Serve) -> None:
         serve(port=port)
 
 
-def test_one_that_connects_and_says_nothing_keeps_nobody(serve: Serve) -> None:
+def test_a_silent_connection_does_not_block_others(serve: Serve) -> None:
     server = serve()
     parts = urlsplit(server.url)
     with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE):
@@ -378,7 +378,7 @@ def test_one_that_connects_and_says_nothing_keeps_nobody(serve: Serve) -> None:
     server.close()
 
 
-def test_one_that_leaves_amid_an_answer_is_no_traceback(
+def test_a_client_that_disconnects_causes_no_traceback(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ended = threading.Event()
@@ -398,7 +398,7 @@ def test_one_that_leaves_amid_an_answer_is_no_traceback(
     assert capfd.readouterr().err == ""
 
 
-def test_one_that_says_nothing_for_long_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_is_closed_after_a_while(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < _Handler.timeout <= 60
     monkeypatch.setattr(_Handler, "timeout", 0.01)
     parts = urlsplit(serve().url)

@@ -1,4 +1,4 @@
-"""Health, the status page, and what that reads: the routes beside /metrics."""
+"""Routes for health, the status page and its data."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.monitoring.http_server import HttpResponse, MetricsServer, Route
-from tensorferry.server.monitoring.status_page import policy_of, routes_of
+from tensorferry.server.monitoring.status_page import content_security_policy, routes_of
 from tensorferry.server.monitoring.status_report import StatusReport
 from tensorferry.server.recovery.instance_health import InstanceHealth
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "reference" / "status.md"
 
-# What a model's error, and a request's id, may contain.
+# Text that a model's error or a request's id may contain.
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m\r\nX-Injected: yes \ud800 ☃"
 
 
@@ -36,8 +36,8 @@ def runner() -> ScriptedRunner:
     return ScriptedRunner(gated=True)
 
 
-class Door:
-    """A server's routes, and what is behind them."""
+class ServedRoutes:
+    """Served routes, and the objects behind them."""
 
     def __init__(self, registry: ModelRegistry) -> None:
         self.registry = registry
@@ -64,15 +64,15 @@ def registry() -> ModelRegistry:
 
 
 @pytest.fixture
-def door(registry: ModelRegistry) -> Iterator[Door]:
-    door = Door(registry)
-    yield door
-    door.server.close()
+def served(registry: ModelRegistry) -> Iterator[ServedRoutes]:
+    served = ServedRoutes(registry)
+    yield served
+    served.server.close()
 
 
 @pytest.fixture
 def model(registry: ModelRegistry, runner: ScriptedRunner) -> Iterator[Model]:
-    """The model m, of two priority classes, whose batches wait for the test."""
+    """Model m of two priority classes. The test releases its batches."""
     batcher = Batcher(
         runner,
         6,
@@ -100,22 +100,22 @@ def model(registry: ModelRegistry, runner: ScriptedRunner) -> Iterator[Model]:
     assert batcher.close()
 
 
-def test_alive_as_long_as_it_answers(door: Door) -> None:
-    assert door.ask("/healthz")[::2] == (200, b"alive\n")
-    door.service.begin_drain()
-    assert door.ask("/healthz")[0] == 200
+def test_healthz_is_always_alive(served: ServedRoutes) -> None:
+    assert served.ask("/healthz")[::2] == (200, b"alive\n")
+    served.service.begin_drain()
+    assert served.ask("/healthz")[0] == 200
 
 
-def test_ready_as_health_and_server_ready_are(
-    door: Door, registry: ModelRegistry, runner: ScriptedRunner
+def test_readyz_agrees_with_server_ready_and_grpc_health(
+    served: ServedRoutes, registry: ModelRegistry, runner: ScriptedRunner
 ) -> None:
     def readiness() -> tuple[int, list[str]]:
-        status, headers, body = door.ask("/readyz")
+        status, headers, body = served.ask("/readyz")
         assert headers["Content-Type"] == "text/plain; charset=utf-8"
-        assert (status == 200) == door.service.ready
+        assert (status == 200) == served.service.ready
         return status, body.decode().splitlines()
 
-    assert readiness() == (503, ["not ready", "what is to be served is still being loaded"])
+    assert readiness() == (503, ["not ready", "models are still being loaded"])
     registry.mark_loading("m", "1")
     assert readiness()[1][2:] == ["model m version 1 is LOADING"]
     health = InstanceHealth("m", "1", changed=registry.health_changed)
@@ -136,21 +136,21 @@ def test_ready_as_health_and_server_ready_are(
         )
         health.mark_up(0)
         assert readiness()[0] == 200
-        door.service.begin_drain()
+        served.service.begin_drain()
         assert readiness()[:2] == (
             503,
             ["not ready", "the server is draining", "model other version 2 is UNAVAILABLE: its file is gone"],
         )
 
 
-def test_what_is_told_of_a_model(door: Door, model: Model, runner: ScriptedRunner) -> None:
+def test_status_of_a_model(served: ServedRoutes, model: Model, runner: ScriptedRunner) -> None:
     model.batcher.last_batches()
     first = model.batcher.submit(np.zeros(1), tag="first")
     runner.await_batches(1)
     waiting = [model.batcher.submit_rows(np.zeros((3, 1)), priority=1, tag="three") for _ in range(2)]
     with pytest.raises(QueueFull):
         model.batcher.submit_rows(np.zeros((3, 1)), priority=2)
-    (told,) = door.status()["models"]
+    (told,) = served.status()["models"]
     assert told["queue"] == {
         "requests": 2,
         "rows": 6,
@@ -163,7 +163,7 @@ def test_what_is_told_of_a_model(door: Door, model: Model, runner: ScriptedRunne
     runner.open()
     for future in (first, *waiting):
         future.result(PATIENCE)
-    (told,) = door.status()["models"]
+    (told,) = served.status()["models"]
     assert (told["name"], told["version"], told["state"], told["reason"]) == ("m", "3", "READY", "")
     assert told["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4], "axes": ["batch", 4]}]
     assert told["outputs"] == [{"name": "y", "datatype": "INT64", "shape": [-1], "axes": ["batch"]}]
@@ -216,25 +216,27 @@ def test_what_is_told_of_a_model(door: Door, model: Model, runner: ScriptedRunne
     assert moments == sorted(moments)
 
 
-def test_what_is_told_of_the_server(door: Door, model: Model) -> None:
-    status = door.status()
+def test_status_of_the_server(served: ServedRoutes, model: Model) -> None:
+    status = served.status()
     assert status["server"]["address"] == "127.0.0.1:1"
     assert (status["ready"], status["draining"], status["troubles"]) == (True, False, [])
-    door.service.begin_drain()
-    status = door.status()
+    served.service.begin_drain()
+    status = served.status()
     assert (status["ready"], status["draining"]) == (False, True)
     assert status["troubles"] == ["the server is draining"]
 
 
-def test_one_that_is_not_loaded_has_a_state_and_a_reason(door: Door, registry: ModelRegistry) -> None:
+def test_a_model_that_is_not_loaded_has_a_state_and_a_reason(
+    served: ServedRoutes, registry: ModelRegistry
+) -> None:
     registry.mark_failed("m", "1", "no such file")
-    assert door.status()["models"] == [
+    assert served.status()["models"] == [
         {"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": "no such file"}
     ]
 
 
 def test_every_field_is_documented_and_nothing_else_is(
-    door: Door, model: Model, runner: ScriptedRunner
+    served: ServedRoutes, model: Model, runner: ScriptedRunner
 ) -> None:
     runner.open()
     model.batcher.last_batches()
@@ -244,7 +246,7 @@ def test_every_field_is_documented_and_nothing_else_is(
         if isinstance(told, dict):
             for name, value in told.items():
                 yield name
-                # Their fields are sizes, reasons and the like: values rather than names.
+                # The keys are sizes or reasons, which are values and not names.
                 if name not in ("by_rows", "by_reason", "refusals"):
                     yield from fields(value)
         elif isinstance(told, list):
@@ -254,11 +256,11 @@ def test_every_field_is_documented_and_nothing_else_is(
     schema = DOCS.read_text().split("## The schema", 1)[1].split("\n## ", 1)[0]
     rows = re.findall(r"^\| `([^|]*)` \|", schema, re.MULTILINE)
     documented = {name for row in rows for name in re.findall(r"\w+", row)}
-    assert documented == set(fields(door.status()))
+    assert documented == set(fields(served.status()))
 
 
-def test_hostile_texts_stay_text(door: Door, registry: ModelRegistry) -> None:
-    """Names of models are safe by themselves; reasons, ids and axes can be anything."""
+def test_hostile_text_is_escaped(served: ServedRoutes, registry: ModelRegistry) -> None:
+    """Model names are restricted; reasons, ids and axis names can be any text."""
     hostile = HOSTILE.replace("\ud800", "")
     with Batcher(lambda x: x, 4) as batcher:
         batcher.last_batches()
@@ -266,23 +268,23 @@ def test_hostile_texts_stay_text(door: Door, registry: ModelRegistry) -> None:
         registry.mark_ready(Model("m", "1", signature(spec("<b>", "FP32", hostile)), 4, hostile, batcher))
         registry.mark_failed("n", "1", HOSTILE)
         registry.mark_complete()
-        status, headers, body = door.ask("/status.json")
+        status, headers, body = served.ask("/status.json")
         told = json.loads(body)
         assert status == 200
         assert body.isascii(), "so that no surrogate, control or line separator is in it as such"
         assert told["models"][0]["last_batches"][0]["riders"][0]["id"] == HOSTILE
         assert told["models"][1]["reason"] == HOSTILE
         assert headers["X-Content-Type-Options"] == "nosniff", "or it might be taken for a page"
-        status, headers, body = door.ask("/readyz")
+        status, headers, body = served.ask("/readyz")
         assert (status, "X-Injected" in headers) == (200, False)
         assert len(body.splitlines()) == 2
         assert headers["Content-Type"].startswith("text/plain")
-    status, headers, body = door.ask("/<script>alert(1)</script>")
+    status, headers, body = served.ask("/<script>alert(1)</script>")
     assert status == 404
     assert b"script" not in body
 
 
-def test_every_answer_has_the_headers_that_keep_it_safe(door: Door) -> None:
+def test_every_response_has_the_security_headers(served: ServedRoutes) -> None:
     for path, method in (
         ("/", "GET"),
         ("/", "HEAD"),
@@ -293,7 +295,7 @@ def test_every_answer_has_the_headers_that_keep_it_safe(door: Door) -> None:
         ("/nothing", "GET"),
         ("/", "BREW"),
     ):
-        _, headers, _ = door.ask(path, method)
+        _, headers, _ = served.ask(path, method)
         policy = headers["Content-Security-Policy"]
         assert policy.startswith("default-src 'none'"), (path, method)
         assert "frame-ancestors 'none'" in policy
@@ -304,19 +306,19 @@ def test_every_answer_has_the_headers_that_keep_it_safe(door: Door) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/healthz", "/readyz"])
-def test_methods(door: Door, registry: ModelRegistry, path: str) -> None:
+def test_only_get_and_head_are_allowed(served: ServedRoutes, registry: ModelRegistry, path: str) -> None:
     registry.mark_complete()
-    status, got, body = door.ask(path)
+    status, got, body = served.ask(path)
     assert status == 200
-    status, headed, nothing = door.ask(path, "HEAD")
+    status, headed, nothing = served.ask(path, "HEAD")
     assert (status, nothing) == (200, b"")
     assert headed["Content-Type"] == got["Content-Type"]
     if path != "/status.json":
         assert int(headed["Content-Length"]) == len(body)
     for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
-        status, headers, _ = door.ask(path, method)
+        status, headers, _ = served.ask(path, method)
         assert (status, headers["Allow"]) == (405, "GET, HEAD")
-    assert door.ask(path, "BREW")[0] == 501
+    assert served.ask(path, "BREW")[0] == 501
 
 
 @pytest.mark.parametrize(
@@ -334,14 +336,16 @@ def test_methods(door: Door, registry: ModelRegistry, path: str) -> None:
         ("", 403),
     ],
 )
-def test_a_name_of_elsewhere_that_leads_here_is_not_served(door: Door, host: str, status: int) -> None:
-    """DNS rebinding: else a web site could read, in the browser of a user of this machine, what is for it alone."""
+def test_a_foreign_host_name_is_refused_on_a_local_server(
+    served: ServedRoutes, host: str, status: int
+) -> None:
+    """DNS rebinding: otherwise a web site could read local data through a browser on this machine."""
     for path in ("/", "/status.json", "/metrics", "/healthz"):
-        assert door.ask(path, Host=host)[0] == status
+        assert served.ask(path, Host=host)[0] == status
 
 
-def test_who_serves_others_is_asked_by_any_name(door: Door) -> None:
-    server = MetricsServer("0.0.0.0", 0, lambda accept: (b"", "text/x"), routes_of(door.report))
+def test_a_public_server_accepts_any_host_name(served: ServedRoutes) -> None:
+    server = MetricsServer("0.0.0.0", 0, lambda accept: (b"", "text/x"), routes_of(served.report))
     try:
         connection = http.client.HTTPConnection("127.0.0.1", urlsplit(server.url).port, timeout=PATIENCE)
         connection.request("GET", "/status.json", headers={"Host": "gpu7.internal:8002"})
@@ -351,7 +355,7 @@ def test_who_serves_others_is_asked_by_any_name(door: Door) -> None:
         server.close()
 
 
-def test_a_report_that_fails_says_nothing_of_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_report_reveals_no_reason(caplog: pytest.LogCaptureFixture) -> None:
     def broken(accept: str) -> HttpResponse:
         raise RuntimeError("a secret")
 
@@ -369,13 +373,13 @@ def test_a_report_that_fails_says_nothing_of_why(caplog: pytest.LogCaptureFixtur
     assert "a secret" in caplog.text
 
 
-def test_the_page_needs_nothing_but_itself(door: Door) -> None:
-    status, headers, body = door.ask("/")
+def test_the_page_loads_no_external_resource(served: ServedRoutes) -> None:
+    status, headers, body = served.ask("/")
     page = body.decode()
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-    assert headers["Content-Security-Policy"] == policy_of(page)
-    assert re.findall(r"script-src ([^;]*)", policy_of(page))[0].count("'sha256-") == 1
-    # Namespaces are names, not places.
+    assert headers["Content-Security-Policy"] == content_security_policy(page)
+    assert re.findall(r"script-src ([^;]*)", content_security_policy(page))[0].count("'sha256-") == 1
+    # Namespaces are names, not addresses.
     elsewhere = re.sub(r"http://www\.w3\.org/2000/svg", "", page)
     assert "//" not in re.sub(r"^\s*//.*$", "", elsewhere, flags=re.MULTILINE)
     for markup in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", " style="):

@@ -1,1 +1,1 @@
-"""What operators see of a server: metrics, status page, health over HTTP."""
+"""Monitoring over HTTP: metrics, status page and health."""

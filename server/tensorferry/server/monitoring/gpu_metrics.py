@@ -1,6 +1,6 @@
-"""What the GPUs do that serve: use, memory, temperature and power, as NVIDIA's management library (NVML) tells.
+"""Readings of GPUs from NVIDIA's management library (NVML): utilization, memory, temperature and power.
 
-Nothing is asked while requests are served, but when somebody reads the figures.
+NVML is called only when metrics are read.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ _log = logging.getLogger("tensorferry.server")
 
 @dataclass(frozen=True, slots=True)
 class GpuStatistics:
-    """A GPU's figures at one moment; None for one that it does not tell.
+    """Readings of a GPU at one moment; None for a reading that is not available.
 
-    `device` is its name here, `cuda:N`, `uuid` the one that it has everywhere. `utilization` is the share of the
-    last sampling period (at most a second) in which a kernel ran. `energy_joules` counts from when the device was
-    first looked at.
+    `device` is `cuda:N`, `uuid` the global name. `utilization` is the share of the last sampling period (at most a
+    second) in which a kernel ran. `energy_joules` counts from the first reading.
     """
 
     device: str
@@ -37,7 +36,7 @@ class GpuStatistics:
 
 @dataclass(frozen=True, slots=True)
 class _FoundDevice:
-    """A device that was found: by what NVML knows it, and its energy then."""
+    """Device that NVML has found: its handle, and its energy counter at that time."""
 
     handle: Any
     uuid: str
@@ -45,94 +44,92 @@ class _FoundDevice:
 
 
 class GpuReader:
-    """Reads the figures of CUDA devices through NVML, once it is ready. Thread-safe.
+    """Reader of CUDA devices through NVML. Thread-safe.
 
-    `nvml` is the module pynvml, or what behaves like it.
+    `nvml` is the initialised module pynvml, or an equivalent.
     """
 
     def __init__(self, nvml: Any, bus_id: Callable[[int], str | None] = pci_bus_id) -> None:
         self._nvml = nvml
         self._bus_id = bus_id
-        # By device, None for one that NVML does not find. Written with setdefault alone: the first stays.
-        self._known: dict[str, _FoundDevice | None] = {}
+        # By device; None for one that NVML does not find. Written only with setdefault.
+        self._found: dict[str, _FoundDevice | None] = {}
 
     def statistics(self, devices: Iterable[str]) -> Sequence[GpuStatistics]:
-        """The figures of those of these devices that are GPUs, `cuda:N`, and that NVML finds."""
-        found = []
+        """Return the readings of those devices that are GPUs (`cuda:N`) and known to NVML."""
+        readings = []
         seen = set()
         for device in devices:
-            known = self._find(device) if device.startswith("cuda:") else None
-            # Parts of one GPU (MIG) are on the bus as one.
-            if known is not None and known.uuid not in seen:
-                seen.add(known.uuid)
-                found.append(self._of(device, known))
-        return found
+            device_found = self._find(device) if device.startswith("cuda:") else None
+            # Partitions of a GPU (MIG) share a bus id.
+            if device_found is not None and device_found.uuid not in seen:
+                seen.add(device_found.uuid)
+                readings.append(self._read(device, device_found))
+        return readings
 
     def close(self) -> None:
-        """Lets NVML go: from now on nothing is told."""
-        self._ask("nvmlShutdown")
+        """Shut NVML down. Later readings are None."""
+        self._query("nvmlShutdown")
 
     def _find(self, device: str) -> _FoundDevice | None:
-        if device not in self._known:
-            known = self._look_up(device)
-            if known is None:
-                _log.warning("NVML does not find %s: there are no figures of it", device)
-            self._known.setdefault(device, known)
-        return self._known[device]
+        if device not in self._found:
+            found = self._look_up(device)
+            if found is None:
+                _log.warning("NVML does not find %s: it has no metrics", device)
+            self._found.setdefault(device, found)
+        return self._found[device]
 
     def _look_up(self, device: str) -> _FoundDevice | None:
-        # NVML has numbers of its own, which do not follow CUDA_VISIBLE_DEVICES.
-        place = self._bus_id(int(device.partition(":")[2]))
-        if place is None:
+        # NVML has its own numbers, which ignore CUDA_VISIBLE_DEVICES.
+        bus_id = self._bus_id(int(device.partition(":")[2]))
+        if bus_id is None:
             return None
-        handle = self._ask("nvmlDeviceGetHandleByPciBusId", place.encode())
-        uuid = None if handle is None else self._ask("nvmlDeviceGetUUID", handle)
+        handle = self._query("nvmlDeviceGetHandleByPciBusId", bus_id.encode())
+        uuid = None if handle is None else self._query("nvmlDeviceGetUUID", handle)
         if uuid is None:
             return None
         uuid = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
-        return _FoundDevice(handle, uuid, self._ask("nvmlDeviceGetTotalEnergyConsumption", handle) or 0)
+        return _FoundDevice(handle, uuid, self._query("nvmlDeviceGetTotalEnergyConsumption", handle) or 0)
 
-    def _of(self, device: str, known: _FoundDevice) -> GpuStatistics:
-        handle = known.handle
-        rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
-        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
-        energy = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+    def _read(self, device: str, found: _FoundDevice) -> GpuStatistics:
+        handle = found.handle
+        rates = self._query("nvmlDeviceGetUtilizationRates", handle)
+        memory = self._query("nvmlDeviceGetMemoryInfo", handle)
+        energy = self._query("nvmlDeviceGetTotalEnergyConsumption", handle)
         return GpuStatistics(
             device=device,
-            uuid=known.uuid,
+            uuid=found.uuid,
             utilization=None if rates is None else rates.gpu / 100,
             memory_used_bytes=None if memory is None else memory.used,
             memory_total_bytes=None if memory is None else memory.total,
-            temperature_celsius=self._ask(
+            temperature_celsius=self._query(
                 "nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU
             ),
-            power_watts=_thousandth(self._ask("nvmlDeviceGetPowerUsage", handle)),
-            power_limit_watts=_thousandth(self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)),
-            energy_joules=_thousandth(None if energy is None else max(0, energy - known.millijoules)),
+            power_watts=_thousandth(self._query("nvmlDeviceGetPowerUsage", handle)),
+            power_limit_watts=_thousandth(self._query("nvmlDeviceGetEnforcedPowerLimit", handle)),
+            energy_joules=_thousandth(None if energy is None else max(0, energy - found.millijoules)),
         )
 
-    def _ask(self, question: str, *arguments: Any) -> Any:
-        """The answer; None where the device or the driver has none, as for a part of a GPU or one that fell off."""
+    def _query(self, function: str, *arguments: Any) -> Any:
+        """Call NVML. Return None if the reading is not available, for example for a partition or a lost GPU."""
         try:
-            return getattr(self._nvml, question)(*arguments)
+            return getattr(self._nvml, function)(*arguments)
         except self._nvml.NVMLError as error:
-            _log.debug("%s: %s", question, error)
+            _log.debug("%s: %s", function, error)
             return None
 
 
 def open_nvml() -> GpuReader | None:
-    """NVML, ready to be asked; None, with one line in the log, where it is missing."""
+    """Initialise NVML. Return None, with a warning, if it is missing."""
     try:
         import pynvml
     except ImportError:
-        _log.warning(
-            "the metrics have no figures of the GPUs: nvidia-ml-py is not installed (pip install 'tensorferry[gpu]' has it)"
-        )
+        _log.warning("no GPU metrics: nvidia-ml-py is not installed (pip install 'tensorferry[gpu]' has it)")
         return None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        _log.warning("the metrics have no figures of the GPUs: NVML does not start (%s)", error)
+        _log.warning("no GPU metrics: NVML does not start (%s)", error)
         return None
     return GpuReader(pynvml)
 

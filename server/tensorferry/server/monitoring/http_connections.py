@@ -1,4 +1,4 @@
-"""Bounds for HTTP connections: how many are open, from where, and how long a request may take to arrive."""
+"""Limits for HTTP connections: their number, per address, and the time for a request to arrive."""
 
 from __future__ import annotations
 
@@ -16,42 +16,41 @@ if TYPE_CHECKING:
 
 
 class HttpConnections:
-    """Open connections, oldest first; at most `most` in all, and `most_per_address` from one address.
+    """Open connections: at most `max_connections`, and at most `max_per_address` from one address. Thread-safe.
 
-    A connection beyond a bound is admitted, and the oldest one is closed for it: the oldest of the same address, or
-    else of the address that has most. So clients that keep connections open cannot shut out a probe.
-    Thread-safe.
+    A connection beyond a limit is admitted, and the oldest of the same address, or else of the address with most
+    connections, is closed. So clients that keep connections open cannot block a health probe.
     """
 
-    def __init__(self, most: int, most_per_address: int) -> None:
-        self._most = most
-        self._most_per_address = most_per_address
-        # Guards both. No connection is closed while it is held.
+    def __init__(self, max_connections: int, max_per_address: int) -> None:
+        self._max_connections = max_connections
+        self._max_per_address = max_per_address
+        # Guards _addresses (oldest first) and _per_address. No connection is closed while it is held.
         self._lock = threading.Lock()
         self._addresses: dict[socket.socket, str] = {}
         self._per_address: Counter[str] = Counter()
 
     def admit(self, connection: socket.socket, address: str) -> None:
-        """Count a new connection, and shut down the oldest where that is one too many."""
+        """Add a connection, and shut down an old one if there are too many."""
         with self._lock:
             crowded: str | None = None
-            if self._per_address[address] >= self._most_per_address:
+            if self._per_address[address] >= self._max_per_address:
                 crowded = address
-            elif len(self._addresses) >= self._most:
+            elif len(self._addresses) >= self._max_connections:
                 crowded = self._per_address.most_common(1)[0][0]
             evicted = None
             if crowded is not None:
-                evicted = next(one for one, its in self._addresses.items() if its == crowded)
+                evicted = next(old for old, origin in self._addresses.items() if origin == crowded)
                 self._forget_locked(evicted)
             self._addresses[connection] = address
             self._per_address[address] += 1
         if evicted is not None:
-            # Its thread then reads the end of the connection, and closes it.
+            # Its thread then reads the end of the stream and closes the socket.
             with suppress(OSError):
                 evicted.shutdown(socket.SHUT_RDWR)
 
     def ended(self, connection: socket.socket) -> None:
-        """A connection is closed. Idempotent."""
+        """Remove a closed connection. Idempotent."""
         with self._lock:
             self._forget_locked(connection)
 
@@ -68,9 +67,9 @@ class HttpConnections:
 
 
 class TimedReader(io.RawIOBase):
-    """What a connection sends within `seconds`, however slowly it comes; TimeoutError after that.
+    """Reader of a connection with a limit of `seconds` in total. TimeoutError after that.
 
-    A socket's own timeout begins again with every byte.
+    A socket's own timeout restarts with every byte.
     """
 
     def __init__(
@@ -81,13 +80,13 @@ class TimedReader(io.RawIOBase):
         self._until = now() + seconds
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Wait for bytes until the time is over."""
-        left = self._until - self._now()
-        if left <= 0:
+        """Read into a buffer, within the remaining time."""
+        remaining = self._until - self._now()
+        if remaining <= 0:
             raise TimeoutError("the request took too long to arrive")
-        self._connection.settimeout(left)
+        self._connection.settimeout(remaining)
         return self._connection.recv_into(buffer)

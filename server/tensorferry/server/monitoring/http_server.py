@@ -1,4 +1,4 @@
-"""What a server tells of itself over HTTP, on a port of its own: metrics, health, and pages for people."""
+"""HTTP server on a separate port for metrics, health and the status page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from tensorferry.batcher.supervision import supervise
+from tensorferry.batcher.supervision import RestartBackoff, supervise
 from tensorferry.server.errors import StartError
 from tensorferry.server.monitoring.http_connections import HttpConnections, TimedReader
 
@@ -25,18 +25,18 @@ _log = logging.getLogger("tensorferry.server")
 PATH = "/metrics"
 TEXT = "text/plain; charset=utf-8"
 
-# Of the header Accept: a page and its content type.
+# Function from the header Accept to a page and its content type.
 PageRenderer: TypeAlias = Callable[[str], tuple[bytes, str]]
 
-# Within so many seconds a request must have arrived, and its answer been taken.
+# Limit for a request to arrive, and for its response to be read.
 _REQUEST_SECONDS = 10.0
-# Each connection has a thread.
-_MOST_CONNECTIONS = 256
-_MOST_PER_ADDRESS = 64
-# After a failure, so many seconds until it goes on.
-_AGAIN_SECONDS = 0.1
+# Limits for connections, because each has a thread.
+_MAX_CONNECTIONS = 256
+_MAX_PER_ADDRESS = 64
+# Delay after a connection could not be accepted.
+_ACCEPT_RETRY_SECONDS = 0.1
 
-# Nothing that is sent may be shown as part of another site, nor run what it may contain.
+# Headers against embedding in other sites and against scripts in the content.
 _SAFETY: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -48,7 +48,7 @@ _SAFETY: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What is sent for a path; `headers` besides, or instead of, those that every answer has."""
+    """Response for a path. `headers` are added to, or replace, the headers of every response."""
 
     body: bytes
     content_type: str
@@ -58,81 +58,82 @@ class HttpResponse:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Makes the answer of each request from its header Accept."""
+    """Route: a function from the header Accept to the response."""
 
-    answer: Callable[[str], HttpResponse]
+    respond: Callable[[str], HttpResponse]
 
 
 class MetricsServer:
-    """Answers GET /metrics with a page, which is made anew each time, and GET of each of the `routes`, until `close`.
+    """HTTP server for /metrics, with a page that is rendered for each request, and for further `routes`.
 
-    Listens from the start; StartError when the address cannot be had. Thread-safe.
+    It listens from construction until `close`. StartError if the address cannot be used. Thread-safe.
     """
 
     def __init__(
         self, host: str, port: int, page: PageRenderer, routes: Mapping[str, Route] | None = None
     ) -> None:
         bare = host.strip("[]")
-        every = {PATH: Route(lambda accept: HttpResponse(*page(accept))), **(routes or {})}
+        all_routes = {PATH: Route(lambda accept: HttpResponse(*page(accept))), **(routes or {})}
         try:
             family = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0][0]
-            self._server = _Server((bare, port), family, every)
+            self._server = _Server((bare, port), family, all_routes)
         except OSError as error:
             raise StartError(
                 f"cannot serve metrics on {host} port {port}: {error}; "
                 "choose others by --metrics-host and --metrics-port (0 picks a free port)"
             ) from None
-        shown = f"[{bare}]" if ":" in bare else bare
-        self.url = f"http://{shown}:{self._server.server_address[1]}{PATH}"
+        displayed = f"[{bare}]" if ":" in bare else bare
+        self.url = f"http://{displayed}:{self._server.server_address[1]}{PATH}"
         self._thread = threading.Thread(target=self._server.run, name="metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it; answers that are being sent go on. Idempotent."""
+        """Stop listening. Responses that are being sent are completed. Idempotent."""
         self._server.end()
         self._thread.join()
 
 
 class _Server(ThreadingHTTPServer):
-    # A scrape that hangs must not keep the process.
+    # A hanging scrape must not keep the process alive.
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], family: socket.AddressFamily, routes: Mapping[str, Route]):
         self.address_family = family
         self.routes = routes
         self._ended = threading.Event()
-        self._connections = HttpConnections(_MOST_CONNECTIONS, _MOST_PER_ADDRESS)
+        self._backoff = RestartBackoff()
+        self._connections = HttpConnections(_MAX_CONNECTIONS, _MAX_PER_ADDRESS)
         super().__init__(address, _Handler)
-        # Whether nobody else can connect.
+        # Whether only this machine can connect.
         self.local = ipaddress.ip_address(str(self.server_address[0])).is_loopback
 
     def server_bind(self) -> None:
-        # That of HTTPServer asks name servers for the host's full name, which nobody wants to know.
+        # Not HTTPServer's method, which would query name servers for the unused host name.
         socketserver.TCPServer.server_bind(self)
 
     def run(self) -> None:
-        """Takes connections, one after the other, each into a thread of its own. Waits without polling."""
-        supervise(self._take_until_ended, self._begin_again)
+        """Accept connections until `end`, each with its own thread. Waits without polling."""
+        supervise(
+            self._accept_until_ended,
+            lambda fault: _log.error("the metrics server crashed (bug); restarting", exc_info=fault),
+            self._backoff,
+        )
         self.server_close()
 
-    def _take_until_ended(self) -> None:
+    def _accept_until_ended(self) -> None:
         while not self._ended.is_set():
             self.handle_request()
 
-    def _begin_again(self, fault: BaseException) -> None:
-        _log.error("the thread of the metrics ended unexpectedly; it is begun again", exc_info=fault)
-        self._ended.wait(_AGAIN_SECONDS)
-
     def get_request(self) -> tuple[socket.socket, Any]:
-        """The next connection. Where the process has no file left for it, it waits, rather than ask without end."""
+        """Accept a connection. If that fails, for example without a free file descriptor, wait before the next try."""
         try:
             return super().get_request()
         except OSError:
-            self._ended.wait(_AGAIN_SECONDS)
+            self._ended.wait(_ACCEPT_RETRY_SECONDS)
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give a connection a thread."""
+        """Start a thread for a connection."""
         self._connections.admit(request, client_address[0])
         try:
             super().process_request(request, client_address)
@@ -141,27 +142,28 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """On that thread: all of the connection."""
+        """Serve a connection on its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._connections.ended(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """That of the base class writes tracebacks to stderr, past the log, of whoever leaves amid an answer."""
+        """Log an exception. The base class would print a traceback to stderr when a client disconnects."""
         fault = sys.exception()
         if isinstance(fault, OSError):
-            _log.debug("metrics: %s has left: %s", client_address[0], fault)
+            _log.debug("metrics: %s has disconnected: %s", client_address[0], fault)
         else:
             _log.error("metrics: a connection from %s failed", client_address[0], exc_info=fault)
 
     def end(self) -> None:
         self._ended.set()
+        self._backoff.end()
         try:
-            # Wakes the thread that waits for a connection.
+            # Wakes the accepting thread.
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            # It was ended before.
+            # It has been closed already.
             pass
 
 
@@ -172,34 +174,34 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """Bound the time of the whole request."""
+        """Limit the time of the whole request."""
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(TimedReader(self.connection, self.timeout))
 
     def do_GET(self) -> None:
-        """What is at the path; 404 where nothing is."""
+        """Serve a route, or 404."""
         routes = self.server.routes
         route = routes.get(self.path.partition("?")[0])
         if route is None:
             self.send_error(404, explain=f"there are {', '.join(routes)}")
         elif self.server.local and not _is_local(self.headers.get("Host", "localhost")):
-            # DNS rebinding: a web site may have its name resolve to this machine, and a browser here would then let
-            # that site read the answer.
-            self.send_error(403, explain="ask for localhost or 127.0.0.1, or serve others by --metrics-host")
+            # DNS rebinding: a web site can make its name resolve to this machine, so that a browser here would let the
+            # site read the response.
+            self.send_error(403, explain="use localhost or 127.0.0.1 as host, or set --metrics-host")
         else:
             try:
-                answer = route.answer(", ".join(self.headers.get_all("Accept", [])))
+                response = route.respond(", ".join(self.headers.get_all("Accept", [])))
             except Exception:
-                _log.exception("%r could not be made; this is a bug in tensorferry", self.path)
-                self.send_error(500, explain="the server's log says why")
+                _log.exception("the page %r failed; this is a bug in tensorferry", self.path)
+                self.send_error(500, explain="see the server's log")
                 return
-            self._send(answer)
+            self._send(response)
 
     do_HEAD = do_GET  # noqa: N815 (the base class finds methods by these names)
 
     def do_POST(self) -> None:
-        """Nothing can be changed here."""
+        """Refuse other methods."""
         self._send(
             HttpResponse(
                 b"405 Method Not Allowed: there are GET and HEAD\n", TEXT, 405, {"Allow": "GET, HEAD"}
@@ -209,28 +211,28 @@ class _Handler(BaseHTTPRequestHandler):
     do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST  # noqa: N815
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Any error, the base class's too, as plain text."""
-        said = explain or message
-        text = f"{code} {HTTPStatus(code).phrase}{f': {said}' if said else ''}\n"
+        """Send any error, also of the base class, as plain text."""
+        detail = explain or message
+        text = f"{code} {HTTPStatus(code).phrase}{f': {detail}' if detail else ''}\n"
         self._send(HttpResponse(text.encode(errors="backslashreplace"), TEXT, code))
 
-    def _send(self, answer: HttpResponse) -> None:
+    def _send(self, response: HttpResponse) -> None:
         self.connection.settimeout(self.timeout)
-        self.send_response(answer.status)
-        headers = {"Content-Type": answer.content_type, "Content-Length": str(len(answer.body))}
-        for name, value in {**_SAFETY, **answer.headers, **headers}.items():
+        self.send_response(response.status)
+        headers = {"Content-Type": response.content_type, "Content-Length": str(len(response.body))}
+        for name, value in {**_SAFETY, **response.headers, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(answer.body)
+            self.wfile.write(response.body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """A line a scrape, for those who look."""
+        """Log each request at debug level."""
         _log.debug("metrics: %s %s", self.address_string(), format % args)
 
 
 def _is_local(host: str) -> bool:
-    """Whether a Host header names this machine as only itself does."""
+    """Return whether a Host header names the local machine."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

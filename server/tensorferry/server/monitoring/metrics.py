@@ -1,6 +1,6 @@
-"""What a monitoring system reads, made from statistics when it asks.
+"""Metrics page, generated from statistics when it is requested.
 
-Nothing is done for a metric while requests are served. Names and meanings are in `metric_names.py`.
+Serving a request updates no metric. Names and help texts are in `metric_names.py`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from tensorferry.server.monitoring.triton_metrics import Counted, triton_gpu_tex
 from tensorferry.server.recovery.instance_health import InstanceEvent
 from tensorferry.server.telemetry.exemplars import Exemplars
 
-# Of the text format that everything reads, for those who ask for no other.
+# Content type of the text format, which is the default.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _OPENMETRICS = "application/openmetrics-text"
 _END = b"# EOF\n"
 
 _REFUSALS = ("queue_full", "too_large", "deadline", "closed", "unavailable", "invalid")
 _UNANSWERED = ("failed", "cancelled", "expired", "shed", "abandoned")
-# Those that requests are answered with before a queue; any other is there once it happened.
+# Codes of requests that are refused before the queue. Other codes are listed once they occur.
 _CODES = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
@@ -58,7 +58,7 @@ _KINDS: Mapping[str, Callable[..., Any]] = {
     "gauge": GaugeMetricFamily,
     "histogram": HistogramMetricFamily,
 }
-# Of each GPU that serves: what of its statistics.
+# Attribute of GpuStatistics for each metric.
 _GPU_ATTRIBUTES: Mapping[GpuMetric, str] = {
     GpuMetric.UTILIZATION: "utilization",
     GpuMetric.MEMORY_USED: "memory_used_bytes",
@@ -69,7 +69,7 @@ _GPU_ATTRIBUTES: Mapping[GpuMetric, str] = {
     GpuMetric.ENERGY: "energy_joules",
 }
 
-# Values by the labels beside those of the group.
+# Values by the labels in addition to those of the group.
 _Values: TypeAlias = Mapping[tuple[str, ...], float]
 _N = TypeVar("_N", bound=MetricName)
 
@@ -93,9 +93,9 @@ class ServerStatistics:
 
 
 class Metrics:
-    """All metrics of a server.
+    """All metrics of a server. Thread-safe.
 
-    `gpus` gives what tells of its GPUs, if anything does, `server` what the server itself tells. Thread-safe.
+    `gpus` returns the reader of GPUs, if there is one, and `server` the statistics of the server.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class Metrics:
         self._registry = registry
         self._server = server
         self._gpus = gpus
-        # Of this process alone, not of those that some other code may register.
+        # Unregistered, so that collectors of other code have no effect.
         self._process = ProcessCollector(registry=None)
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
-        """What is there now, one moment's figures for each model, and its content type.
+        """Return the current page and its content type. All values of a model are from one moment.
 
-        In the format for which the header Accept asks: OpenMetrics, which alone has exemplars, or the text format.
+        The header Accept selects OpenMetrics, which includes exemplars, or the text format.
         """
         entries = self._registry.entries()
         models = [entry.model for entry in entries if entry.model is not None]
@@ -133,7 +133,7 @@ class Metrics:
                 ]
             )
         )
-        # Written by ourselves, since their names are not what the library would write.
+        # Written without the library, which would change the names.
         triton = (triton_text(counted, openmetrics) + triton_gpu_text(gpus, openmetrics)).encode()
         if openmetrics:
             return page.removesuffix(_END) + triton + _END, content_type
@@ -141,7 +141,7 @@ class Metrics:
 
 
 class _Collected:
-    """What was collected, in the form in which prometheus-client takes it."""
+    """Collected metrics in the form that prometheus-client expects."""
 
     def __init__(self, collected: Iterable[Metric]) -> None:
         self._collected = collected
@@ -151,18 +151,18 @@ class _Collected:
 
 
 def model_families(entries: Sequence[RegistryEntry], counted: Sequence[Counted]) -> Sequence[Metric]:
-    """Our own metrics of these models."""
-    every = _families(ModelMetric, MODEL_LABELS)
+    """Return the metrics of these models."""
+    found = _families(ModelMetric, MODEL_LABELS)
     for entry in entries:
         if not entry.is_unloaded:
             ready = entry.state is ModelState.READY
-            every[ModelMetric.READY].add_metric((entry.name, entry.version), float(ready))
+            found[ModelMetric.READY].add_metric((entry.name, entry.version), float(ready))
     for model, counts in counted:
         of = (model.name, model.version)
         for metric, values in _values(model, counts).items():
-            for further, value in values.items():
-                every[metric].add_metric((*of, *further), value)
-        every[ModelMetric.BATCH_ROWS].add_metric(
+            for labels, value in values.items():
+                found[metric].add_metric((*of, *labels), value)
+        found[ModelMetric.BATCH_ROWS].add_metric(
             of, _row_buckets(counts.batch_rows, model.max_batch_size), counts.rows
         )
         for metric, times, exemplars in (
@@ -170,35 +170,35 @@ def model_families(entries: Sequence[RegistryEntry], counted: Sequence[Counted])
             (ModelMetric.QUEUE_DELAY, counts.queue_delays, None),
             (ModelMetric.COMPUTE_TIME, counts.compute_times, None),
         ):
-            every[metric].add_metric(of, _time_buckets(times, exemplars), times.sum)
-    return list(every.values())
+            found[metric].add_metric(of, _time_buckets(times, exemplars), times.sum)
+    return list(found.values())
 
 
 def server_families(server: ServerStatistics) -> Sequence[Metric]:
-    """Our own metrics of the server as a whole."""
-    every = _families(ServerMetric, ())
-    every[ServerMetric.INFO].add_metric((server.release, server.transport), 1)
-    every[ServerMetric.READY].add_metric((), float(server.ready))
-    every[ServerMetric.OPEN_STREAMS].add_metric((), server.open_streams)
-    every[ServerMetric.UNSENT_BYTES].add_metric((), server.unsent_bytes)
-    every[ServerMetric.CALL_THREADS].add_metric((), server.call_threads)
+    """Return the metrics of the server as a whole."""
+    found = _families(ServerMetric, ())
+    found[ServerMetric.INFO].add_metric((server.release, server.transport), 1)
+    found[ServerMetric.READY].add_metric((), float(server.ready))
+    found[ServerMetric.OPEN_STREAMS].add_metric((), server.open_streams)
+    found[ServerMetric.UNSENT_BYTES].add_metric((), server.unsent_bytes)
+    found[ServerMetric.CALL_THREADS].add_metric((), server.call_threads)
     for code in dict.fromkeys((*_CODES, *server.refused)):
-        every[ServerMetric.CALLS_REFUSED].add_metric((code.name,), server.refused.get(code, 0))
-    return list(every.values())
+        found[ServerMetric.CALLS_REFUSED].add_metric((code.name,), server.refused.get(code, 0))
+    return list(found.values())
 
 
 def gpu_families(gpus: Sequence[GpuStatistics]) -> Sequence[Metric]:
-    """Our own metrics of the GPUs; none where there are no GPUs, and without those that none of them tells."""
-    every = _families(GpuMetric, GPU_LABELS)
+    """Return the metrics of the GPUs, without those that no GPU supports."""
+    found = _families(GpuMetric, GPU_LABELS)
     for metric, attribute in _GPU_ATTRIBUTES.items():
         for gpu in gpus:
             if (value := getattr(gpu, attribute)) is not None:
-                every[metric].add_metric((gpu.device, gpu.uuid), value)
-    return [family for family in every.values() if family.samples]
+                found[metric].add_metric((gpu.device, gpu.uuid), value)
+    return [family for family in found.values() if family.samples]
 
 
 def _families(group: type[_N], labels: tuple[str, ...]) -> dict[_N, Any]:
-    """An empty family for each metric of a group. Any: their `add_metric` differ."""
+    """Return an empty family for each metric of a group. The type is Any, because `add_metric` differs."""
     return {
         metric: _KINDS[metric.type](metric.family, metric.meaning, labels=(*labels, *metric.labels))
         for metric in group
@@ -206,7 +206,7 @@ def _families(group: type[_N], labels: tuple[str, ...]) -> dict[_N, Any]:
 
 
 def _values(model: Model, counts: BatcherStatistics) -> Mapping[ModelMetric, _Values]:
-    """The values of all but the histograms."""
+    """Return the values of all metrics except histograms."""
     times, sizes, batch_times = counts.answer_times, counts.sizes, counts.batch_times.values()
     health = model.health.statistics()
     return {
@@ -257,33 +257,33 @@ def _values(model: Model, counts: BatcherStatistics) -> Mapping[ModelMetric, _Va
 
 
 def _time_buckets(times: Histogram, exemplars: Exemplars | None) -> Sequence[Sequence[Any]]:
-    """How many times were at most each bound, with a traced request between it and the one before, if there is any."""
+    """Return cumulative counts for each bound, with an exemplar of the interval if there is one."""
     latest = exemplars.latest() if exemplars is not None else (None,) * len(times.counts)
     made: list[Sequence[Any]] = []
     count = 0
     for bound, more, exemplar in zip((*BOUNDS, math.inf), times.counts, latest, strict=True):
         count += more
-        shown = exemplar and ShownExemplar({"trace_id": exemplar.trace_id}, exemplar.seconds, exemplar.at)
-        made.append((_le(bound), count, shown))
+        written = exemplar and ShownExemplar({"trace_id": exemplar.trace_id}, exemplar.seconds, exemplar.at)
+        made.append((_le(bound), count, written))
     return made
 
 
-def _row_buckets(batch_rows: Mapping[int, int], most: int) -> Sequence[tuple[str, float]]:
-    """How many batches had at most so many rows, for each power of two up to the most, and that."""
+def _row_buckets(batch_rows: Mapping[int, int], max_rows: int) -> Sequence[tuple[str, float]]:
+    """Return cumulative counts of batches by rows, for powers of two up to `max_rows`."""
     return [
         (_le(bound), sum(batches for rows, batches in batch_rows.items() if rows <= bound))
-        for bound in _row_bounds(max(1, most))
+        for bound in _row_bounds(max(1, max_rows))
     ] + [("+Inf", sum(batch_rows.values()))]
 
 
 def _le(bound: float) -> str:
-    """A bound as OpenMetrics wants it: alike in both formats, since it is a part of the series' name."""
+    """Return a bound as OpenMetrics writes it, in both formats, because it is part of the series' name."""
     return "+Inf" if math.isinf(bound) else str(float(bound))
 
 
-def _row_bounds(most: int) -> Iterator[int]:
+def _row_bounds(max_rows: int) -> Iterator[int]:
     bound = 1
-    while bound < most:
+    while bound < max_rows:
         yield bound
         bound *= 2
-    yield most
+    yield max_rows

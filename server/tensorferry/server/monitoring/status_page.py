@@ -1,4 +1,4 @@
-"""Health, the status page, and what that reads, as routes of the metrics server."""
+"""Routes of the metrics server for health, the status page and its data."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 def routes_of(report: StatusReport) -> Mapping[str, Route]:
-    """`/`, `/status.json`, `/healthz` and `/readyz`."""
+    """Return the routes `/`, `/status.json`, `/healthz` and `/readyz`."""
     page = files("tensorferry.server.monitoring").joinpath("status.html").read_text(encoding="utf-8")
-    shown = HttpResponse(
-        page.encode(), "text/html; charset=utf-8", headers={"Content-Security-Policy": policy_of(page)}
+    html = HttpResponse(
+        page.encode(),
+        "text/html; charset=utf-8",
+        headers={"Content-Security-Policy": content_security_policy(page)},
     )
     return {
-        "/": Route(lambda accept: shown),
+        "/": Route(lambda accept: html),
         "/status.json": Route(partial(_status, report)),
         "/healthz": Route(lambda accept: HttpResponse(b"alive\n", TEXT)),
         "/readyz": Route(partial(_readiness, report)),
     }
 
 
-def policy_of(page: str) -> str:
-    """What a browser lets the page do: run its own script, have its own style, and ask this server."""
+def content_security_policy(page: str) -> str:
+    """Return a Content-Security-Policy that permits only the page's own script, style and server."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -48,7 +50,7 @@ def policy_of(page: str) -> str:
 
 
 def _hashes(element: re.Pattern[str], page: str) -> str:
-    """Of what is in these elements, as a policy names it; nothing else runs, whatever gets into the page."""
+    """Return the hashes of these elements for the policy, so that injected content does not run."""
     digests = [hashlib.sha256(text.encode()).digest() for text in element.findall(page)]
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
@@ -60,6 +62,6 @@ def _status(report: StatusReport, accept: str) -> HttpResponse:
 
 def _readiness(report: StatusReport, accept: str) -> HttpResponse:
     ready = report.ready()
-    lines = ["ready" if ready else "not ready", *report.troubles()]
+    lines = ["ready" if ready else "not ready", *report.problems()]
     text = "".join(f"{' '.join(line.split())}\n" for line in lines)
     return HttpResponse(text.encode(errors="backslashreplace"), TEXT, 200 if ready else 503)

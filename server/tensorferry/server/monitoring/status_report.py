@@ -1,4 +1,4 @@
-"""All that a server tells people of itself, as JSON: its models, what they have done, their last batches.
+"""Status of a server as JSON: its models, their counts and their latest batches.
 
 docs/reference/status.md has the schema.
 """
@@ -17,15 +17,15 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState, RegistryEntry
 from tensorferry.server.signature import TensorSpec
 
-# Grows when a field changes its meaning or goes; new ones may come at any time.
+# Incremented when a field changes its meaning or is removed. New fields may be added at any time.
 SCHEMA = 1
 
-# Of those that a batcher keeps. With all, a report of many models would be megabytes.
-_BATCHES = 32
+# Number of batches per model. With all that a batcher keeps, a report of many models would have megabytes.
+_MAX_BATCHES = 32
 
 
 class StatusReport:
-    """Reports on a server. Thread-safe."""
+    """Reporter of a server's status. Thread-safe."""
 
     def __init__(
         self,
@@ -40,22 +40,22 @@ class StatusReport:
         self._config = config
         self._address = address
         self._transport = transport
-        self._since = time.monotonic()
+        self._started_at = time.monotonic()
         self._release = version("tensorferry")
 
     def ready(self) -> bool:
-        """What ServerReady and gRPC's health say."""
+        """Return the value of ServerReady and of the gRPC health service."""
         return self._service.ready
 
-    def troubles(self) -> Sequence[str]:
-        """Why the server, or a part of it, takes no requests: a line for each reason."""
+    def problems(self) -> Sequence[str]:
+        """Return a line for each reason why the server, or a model, takes no requests."""
         lines = []
         if self._service.draining:
             lines.append("the server is draining")
         elif self._service.lame_duck:
             lines.append("the server is about to drain")
         if not self._registry.complete:
-            lines.append("what is to be served is still being loaded")
+            lines.append("models are still being loaded")
         for entry in self._registry.entries():
             if entry.state is not ModelState.READY:
                 why = f": {entry.reason}" if entry.reason else ""
@@ -63,7 +63,7 @@ class StatusReport:
         return lines
 
     def report(self) -> dict[str, Any]:
-        """What is true now."""
+        """Return the current status."""
         now = time.monotonic()
         return {
             "schema": SCHEMA,
@@ -71,18 +71,18 @@ class StatusReport:
                 "version": self._release,
                 "address": self._address(),
                 "transport": self._transport(),
-                "uptime_seconds": now - self._since,
+                "uptime_seconds": now - self._started_at,
             },
             "ready": self.ready(),
             "draining": self._service.draining,
-            "troubles": self.troubles(),
+            "troubles": self.problems(),
             "now_seconds": now,
             "bounds_seconds": list(BOUNDS),
-            "models": [self._of(entry) for entry in self._registry.entries()],
+            "models": [self._model(entry) for entry in self._registry.entries()],
         }
 
-    def _of(self, entry: RegistryEntry) -> dict[str, Any]:
-        told: dict[str, Any] = {
+    def _model(self, entry: RegistryEntry) -> dict[str, Any]:
+        status: dict[str, Any] = {
             "name": entry.name,
             "version": entry.version,
             "state": entry.state.value,
@@ -90,16 +90,16 @@ class StatusReport:
         }
         model = entry.model
         if model is not None:
-            told |= {
+            status |= {
                 "inputs": [_tensor(spec) for spec in model.signature.inputs],
                 "outputs": [_tensor(spec) for spec in model.signature.outputs],
                 "batching": model.batching,
                 "batching_verdict": model.batching_verdict,
                 "settings": self._settings(model),
                 **_counts(model.batcher.statistics()),
-                "last_batches": [_batch(record) for record in model.batcher.last_batches()[-_BATCHES:]],
+                "last_batches": [_batch(record) for record in model.batcher.last_batches()[-_MAX_BATCHES:]],
             }
-        return told
+        return status
 
     def _settings(self, model: Model) -> dict[str, Any]:
         settings, padding = model.batcher.settings, model.padding
@@ -132,7 +132,7 @@ class StatusReport:
 
 
 def _finite(seconds: float) -> float | None:
-    """JSON has no infinity: None, which is no limit."""
+    """Return None, which means no limit, for infinity, because JSON has no infinity."""
     return seconds if math.isfinite(seconds) else None
 
 

@@ -10,10 +10,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tensorferry.batcher.supervision import supervise
-
-# Delay before the watchdog restarts after an unexpected exception.
-_AGAIN_SECONDS = 0.1
+from tensorferry.batcher.supervision import RestartBackoff, supervise
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -112,6 +109,7 @@ class Watchdog:
         # Weak references, because instances are dropped with their models.
         self._watched: weakref.WeakSet[WatchedRun] = weakref.WeakSet()
         self._closed = False
+        self._backoff = RestartBackoff()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
@@ -125,16 +123,15 @@ class Watchdog:
         with self._lock:
             self._closed = True
             self._closing.notify()
+        self._backoff.end()
         self._thread.join()
 
     def _run(self) -> None:
-        supervise(self._check_until_closed, self._on_crash)
-
-    def _on_crash(self, fault: BaseException) -> None:
-        _log.error("the watchdog crashed (bug); restarting", exc_info=fault)
-        with self._lock:
-            if not self._closed:
-                self._closing.wait(_AGAIN_SECONDS)
+        supervise(
+            self._check_until_closed,
+            lambda fault: _log.error("the watchdog crashed (bug); restarting", exc_info=fault),
+            self._backoff,
+        )
 
     def _check_until_closed(self) -> None:
         while True:
