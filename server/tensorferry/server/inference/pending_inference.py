@@ -25,10 +25,19 @@ _log = logging.getLogger("tensorferry.server")
 class PendingInference(InferenceCall, InferenceReply):
     """A request of a client. One object is the call and the reply, because each request makes one.
 
-    `request` is the batcher's request, `outcome` is set before the completion is called.
+    `request` is the batcher's request. `outcome` is set before the completion is called, with this object.
     """
 
-    __slots__ = ("_complete", "_id_field", "_template", "metadata", "outcome", "request", "request_id")
+    __slots__ = (
+        "_complete",
+        "_id_field",
+        "_template",
+        "metadata",
+        "outcome",
+        "request",
+        "request_id",
+        "trace",
+    )
 
     def __init__(
         self,
@@ -36,13 +45,15 @@ class PendingInference(InferenceCall, InferenceReply):
         request_id: str,
         id_field: bytes,
         metadata: Metadata,
-        complete: Callable[[InferenceReply], None],
+        complete: Callable[[Any], None],
+        trace: RequestTrace | None = None,
     ) -> None:
         self._template = template
         self.request_id = request_id
         self._id_field = id_field
         self.metadata = metadata
         self._complete = complete
+        self.trace = trace
 
     def enqueue(
         self, tensors: tuple[Tensor, ...], deadline: float, needs_run: set[Batcher] | None, client: str
@@ -75,6 +86,12 @@ class PendingInference(InferenceCall, InferenceReply):
     def cancel(self) -> None:
         """See `InferenceCall`."""
         self._template.model.batcher.cancel(self.request)
+
+    def abandon(self) -> None:
+        """See `InferenceCall`."""
+        self.cancel()
+        if self.trace is not None:
+            self.trace.abandoned()
 
     @property
     def addressed(self) -> tuple[str, str]:
@@ -157,11 +174,12 @@ class SharedMemoryInference(PendingInference):
         request_id: str,
         id_field: bytes,
         metadata: Metadata,
-        complete: Callable[[InferenceReply], None],
+        complete: Callable[[Any], None],
+        trace: RequestTrace | None,
         lease: RegionLease,
         response_spec: ResponseSpec,
     ) -> None:
-        super().__init__(template, request_id, id_field, metadata, complete)
+        super().__init__(template, request_id, id_field, metadata, complete, trace)
         self._lease = lease
         self._response_spec = response_spec
 
@@ -174,64 +192,3 @@ class SharedMemoryInference(PendingInference):
                 outcome = outcome._replace(outputs=None, error=error)
         self._lease.release()
         super().completed(outcome)
-
-
-class TracedReply(InferenceReply):
-    """The reply to a traced request, around the reply itself."""
-
-    __slots__ = ("_reply", "metadata", "request_id", "trace")
-
-    trace: RequestTrace
-
-    def __init__(self, reply: InferenceReply, trace: RequestTrace) -> None:
-        self.request_id = reply.request_id
-        self.metadata = reply.metadata
-        self._reply = reply
-        self.trace = trace
-
-    @property
-    def addressed(self) -> tuple[str, str]:
-        """See `InferenceReply`."""
-        return self._reply.addressed
-
-    @property
-    def needs_run(self) -> Batcher | None:
-        """See `InferenceReply`."""
-        return self._reply.needs_run
-
-    @property
-    def nbytes(self) -> int:
-        """See `InferenceReply`."""
-        return self._reply.nbytes
-
-    def replace_with_error(self, error: Exception) -> None:
-        """See `InferenceReply`."""
-        self._reply.replace_with_error(error)
-
-    def pieces(self) -> Sequence[Piece]:
-        """See `InferenceReply`."""
-        return self._reply.pieces()
-
-    def stream_message(self) -> bytes:
-        """See `InferenceReply`."""
-        self.trace.mark_streamed()
-        return super().stream_message()
-
-
-class TracedCall(InferenceCall):
-    """The call of a traced request, around the call itself."""
-
-    __slots__ = ("_call", "_trace")
-
-    def __init__(self, call: InferenceCall, trace: RequestTrace) -> None:
-        self._call = call
-        self._trace = trace
-
-    def cancel(self) -> None:
-        """See `InferenceCall`."""
-        self._call.cancel()
-
-    def abandon(self) -> None:
-        """See `InferenceCall`."""
-        self._call.abandon()
-        self._trace.abandoned()

@@ -26,22 +26,32 @@ class InferenceCall:
         self.cancel()
 
 
-# The call of a request that was answered at once.
-FINISHED = InferenceCall()
+class FinishedCall(InferenceCall):
+    """The call of a request that was answered at once."""
+
+    __slots__ = ("_trace",)
+
+    def __init__(self, trace: RequestTrace | None) -> None:
+        self._trace = trace
+
+    def abandon(self) -> None:
+        """See `InferenceCall`."""
+        if self._trace is not None:
+            self._trace.abandoned()
 
 
 class InferenceReply(ABC):
     """The outcome of one ModelInfer. The transport builds the response when it sends it.
 
-    `request_id` and `metadata` are those of the request. Not thread-safe.
+    `request_id` and `metadata` are those of the request. The transport calls `trace.sent` once the response of a traced
+    request is sent. Not thread-safe.
     """
 
     __slots__ = ()
 
     request_id: str
     metadata: Metadata
-    # Set for a traced request. The transport calls `trace.sent` once the response is sent.
-    trace: RequestTrace | None = None
+    trace: RequestTrace | None
 
     @property
     @abstractmethod
@@ -72,6 +82,8 @@ class InferenceReply(ABC):
 
     def stream_message(self) -> bytes:
         """Return the serialised ModelStreamInferResponse, or raise the request's error."""
+        if self.trace is not None:
+            self.trace.mark_streamed()
         return b"".join(stream_response(self.pieces()))
 
     def log_fields(self) -> Mapping[str, str]:
@@ -82,7 +94,7 @@ class InferenceReply(ABC):
 class BuiltReply(InferenceReply):
     """A reply whose response the function `build` makes; the function may raise."""
 
-    __slots__ = ("_addressed", "_build", "metadata", "request_id")
+    __slots__ = ("_addressed", "_build", "metadata", "request_id", "trace")
 
     def __init__(
         self,
@@ -90,9 +102,11 @@ class BuiltReply(InferenceReply):
         build: Callable[[], Sequence[Piece]],
         addressed: tuple[str, str] = ("", ""),
         metadata: Metadata = (),
+        trace: RequestTrace | None = None,
     ) -> None:
         self.request_id = request_id
         self.metadata = metadata
+        self.trace = trace
         self._addressed = addressed
         self._build = build
 
@@ -111,10 +125,14 @@ class BuiltReply(InferenceReply):
 
 
 def error_reply(
-    request_id: str, error: BaseException, addressed: tuple[str, str], metadata: Metadata
+    request_id: str,
+    error: BaseException,
+    addressed: tuple[str, str],
+    metadata: Metadata,
+    trace: RequestTrace | None = None,
 ) -> InferenceReply:
     """Return the reply to a request that failed."""
-    return BuiltReply(request_id, _raising(error), addressed, metadata)
+    return BuiltReply(request_id, _raising(error), addressed, metadata, trace)
 
 
 def _raising(error: BaseException) -> Callable[[], Sequence[Piece]]:

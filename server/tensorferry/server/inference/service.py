@@ -19,8 +19,8 @@ from tensorferry.server.errors import (
 )
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.early_rejection import EarlyRejection
-from tensorferry.server.inference.pending_inference import PendingInference, TracedCall, TracedReply
-from tensorferry.server.inference.reply import FINISHED, InferenceCall, InferenceReply, error_reply
+from tensorferry.server.inference.pending_inference import PendingInference
+from tensorferry.server.inference.reply import FinishedCall, InferenceCall, InferenceReply, error_reply
 from tensorferry.server.inference.request_limits import DEFAULT_LIMITS
 from tensorferry.server.inference.request_templates import Match, RequestTemplateCache
 from tensorferry.server.inference.unmatched_request import UnmatchedRequest
@@ -166,9 +166,9 @@ class InferenceService:
                         metadata = _metadata_of(trace)
                 latest = min(deadline, now + template.timeout)
                 if unmatched is None:
-                    pending = PendingInference(template, request_id, id_field, metadata, completed)
+                    pending = PendingInference(template, request_id, id_field, metadata, completed, trace)
                 else:
-                    pending = unmatched.pending(match, metadata, completed)
+                    pending = unmatched.pending(match, metadata, completed, trace)
                 if unmatched is None or unmatched.empty_outputs is None:
                     pending.enqueue(tensors, latest, needs_run, caller.name)
                 else:
@@ -182,34 +182,25 @@ class InferenceService:
                 request_id, addressed = _identity_of(match, unmatched)
                 if not sampled and self._tracer.sources:
                     trace = self._tracer.begin(None, request_id, now, metadata, caller)
-                reply = error_reply(request_id, error, addressed, metadata)
-                return self._answer_error(error, reply, trace, complete)
-            return pending if trace is None else TracedCall(pending, trace)
+                complete(self._rejected(error, error_reply(request_id, error, addressed, metadata, trace)))
+                return FinishedCall(trace)
+            return pending
 
     def _check_accepting(self) -> None:
         if self._draining:
             raise NotReadyError(SHUTTING_DOWN)
 
-    def _answer_error(
-        self,
-        error: Exception,
-        reply: InferenceReply,
-        trace: RequestTrace | None,
-        complete: Callable[[InferenceReply], None],
-    ) -> InferenceCall:
-        """Answer a request that no batcher accepted."""
+    def _rejected(self, error: Exception, reply: InferenceReply) -> InferenceReply:
+        """Count and trace the error of a request that no batcher accepted."""
         if isinstance(error, (ServerError, BatcherError, TensorError)):
             # The traceback refers to the caller's frames; a reply that is never sent would keep its call alive.
             error.__traceback__ = error.__context__ = None
         if not isinstance(error, BatcherError):
             self.count_refused(code_of(error, triton=self._triton_status_codes))
-        if trace is None:
-            complete(reply)
-            return FINISHED
-        trace.set_model(reply.addressed)
-        trace.completed(None, 0.0, error, self._mapped_status(error))
-        complete(TracedReply(reply, trace))
-        return TracedCall(FINISHED, trace)
+        if reply.trace is not None:
+            reply.trace.set_model(reply.addressed)
+            reply.trace.completed(None, 0.0, error, self._mapped_status(error))
+        return reply
 
     def _traced(
         self, trace: RequestTrace, complete: Callable[[InferenceReply], None], model: Model
@@ -221,7 +212,7 @@ class InferenceService:
             outcome, error = pending.outcome, pending.outcome.error
             status = None if error is None else self._mapped_status(error)
             trace.completed(outcome.batch, outcome.queue_delay, error, status, rows=pending.request.rows)
-            complete(TracedReply(pending, trace))
+            complete(pending)
 
         return completed
 

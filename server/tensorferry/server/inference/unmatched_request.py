@@ -11,13 +11,13 @@ from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.codec import ResponseSpec, decode_request
 from tensorferry.server.inference.pending_inference import PendingInference, SharedMemoryInference
-from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.request_templates import Match, RequestTemplateCache, uncached_template
 from tensorferry.server.inference.response_size import check_response_size
 from tensorferry.server.inference.responses import id_field_of
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.shapes.no_rows import empty_outputs
 from tensorferry.server.shared_memory.regions import RegionLease, Regions
+from tensorferry.server.tracing.trace import RequestTrace
 from tensorferry.server.wire import structure
 from tensorferry.server.wire.receiving import parse
 
@@ -72,15 +72,19 @@ class UnmatchedRequest:
         return template, self.request_id, id_field_of(self.request_id), decoded.tensors
 
     def pending(
-        self, match: Match, metadata: Metadata, complete: Callable[[InferenceReply], None]
+        self,
+        match: Match,
+        metadata: Metadata,
+        complete: Callable[[Any], None],
+        trace: RequestTrace | None,
     ) -> PendingInference:
         """Return the request for the batcher. It releases the shared memory when it has an outcome."""
         template, request_id, id_field, _ = match
         if self._lease:
             return SharedMemoryInference(
-                template, request_id, id_field, metadata, complete, self._lease, self._response_spec
+                template, request_id, id_field, metadata, complete, trace, self._lease, self._response_spec
             )
-        return PendingInference(template, request_id, id_field, metadata, complete)
+        return PendingInference(template, request_id, id_field, metadata, complete, trace)
 
     def release(self) -> None:
         """Release the shared memory of a request that no batcher accepted. Idempotent."""
