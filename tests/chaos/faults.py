@@ -15,7 +15,7 @@ import grpc
 from chaos.content import request, write_model
 from chaos.proxy import FAIR, FaultProxy, Weather
 from chaos.servers import MOST_FILES, Busy, CallerProcesses, Server, exhaust_files
-from hostile.leaver import STEPS, Leaver, RefusedError
+from hostile.resetting_client import STEPS, ConnectionClosedError, ResettingClient
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -142,13 +142,13 @@ class Faults:
         """Clients reset their connections at every step of a call."""
         # Sender 0 has no ledger, so no answer is expected.
         message = request("affine", 0, 0, _RESET_ROWS).SerializeToString()
-        leaver = Leaver(self._steady.address, message)
+        client = ResettingClient(self._steady.address, message)
         for step in chance.sample(STEPS * _RESETS, len(STEPS) * _RESETS):
             if self._healed.is_set():
                 return
             try:
-                leaver.leave(step)
-            except (OSError, RefusedError):
+                client.reset_after(step)
+            except (OSError, ConnectionClosedError):
                 # The server has no file left for it, or is frozen.
                 continue
 

@@ -1,4 +1,4 @@
-"""Messages that are announced and never sent to their end: calls of a connection, and connections, bound what they hold."""
+"""Limits of calls and connections also limit the memory of messages that are never completed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FLAGS = (
     *("--max-calls-per-connection", str(CALLS), "--max-connections", str(CONNECTIONS)),
     *("--max-message-bytes", str(MESSAGE_BYTES)),
 )
-# All but its last byte is sent.
-HALF = framed(b"\0" * (MESSAGE_BYTES - 1), length=MESSAGE_BYTES)
+# Everything but the last byte of a message.
+INCOMPLETE = framed(b"\0" * (MESSAGE_BYTES - 1), length=MESSAGE_BYTES)
 REFUSED_STREAM = 7
 
 
@@ -43,14 +43,14 @@ def check_good(server: ServerProcess) -> None:
         assert (client.infer("m", {"x": rows})["y"] == rows).all()
 
 
-def half_send(connection: Connection) -> None:
-    """Sends all but the end of each message, as far as the server lets it."""
-    left = {call: len(HALF) for call, answer in connection.answers.items() if not answer.ended}
+def send_incomplete(connection: Connection) -> None:
+    """Send the incomplete message on each open call, within the server's flow control."""
+    left = {call: len(INCOMPLETE) for call, answer in connection.answers.items() if not answer.ended}
     while any(left.values()):
         for call in left:
             room = min(connection.h2.local_flow_control_window(call), left[call])
             if room > 0:
-                connection.send(call, HALF[-left[call] :][:room])
+                connection.send(call, INCOMPLETE[-left[call] :][:room])
                 left[call] -= room
         connection.flush()
         if any(left.values()):
@@ -59,14 +59,14 @@ def half_send(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "ModelMetadata"])
-def test_what_they_hold_is_bounded(server: ServerProcess, method: str) -> None:
+def test_the_memory_of_incomplete_messages_is_limited(server: ServerProcess, method: str) -> None:
     check_good(server)
     before = memory(server)
     with ExitStack() as stack:
         for _ in range(CONNECTIONS - 1):
             connection = stack.enter_context(Connection(server.address, PATIENCE))
             connection.ping()
-            # As a client that does not keep to what the server says.
+            # A client that ignores the server's limit of concurrent streams.
             connection.h2.remote_settings[h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS] = 1000
             connection.h2.remote_settings.acknowledge()
             for _ in range(4 * CALLS):
@@ -75,9 +75,9 @@ def test_what_they_hold_is_bounded(server: ServerProcess, method: str) -> None:
             connection.ping()
             resets = [answer.reset for answer in connection.answers.values()]
             assert resets == [None] * CALLS + [REFUSED_STREAM] * 3 * CALLS
-            half_send(connection)
+            send_incomplete(connection)
         most = (CONNECTIONS - 1) * CALLS * MESSAGE_BYTES
-        # Core's pieces of a message are not full, and malloc keeps some.
+        # The slices of gRPC's core are not full, and malloc keeps some memory.
         assert memory(server) - before < 1.5 * most
         check_good(server)
     check_good(server)

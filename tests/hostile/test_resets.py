@@ -1,4 +1,4 @@
-"""Connections that end by RST at any step of a call leave no file open and do not count for --max-connections."""
+"""A connection that is reset at any step of a call leaves no file open and does not count for --max-connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from hostile.leaver import STEPS, Leaver, RefusedError, Wrap, secured
+from hostile.resetting_client import STEPS, ConnectionClosedError, ResettingClient, Wrap, tls_wrapper
 from polling import until
 from support.processes.server import ServerProcess, running
 from support.server.certificates import Issued
@@ -22,18 +22,18 @@ from tensorferry.server.transport.core_leaks import leaks_files
 
 pytestmark = pytest.mark.skipif(
     leaks_files(grpc.__version__, os.environ.get("GRPC_EXPERIMENTS", "")),
-    reason="this grpcio keeps the files of connections that are reset, which the server warns of",
+    reason="this grpcio leaks the files of reset connections; the server logs a warning",
 )
 
 RESETS = 100
 MOST_CONNECTIONS = 40
-# Larger than the 64 KiB that a connection may send before its client makes more room.
+# Larger than the initial flow-control window of 64 KiB.
 LARGE = request({"x": np.zeros((1, 60_000), np.float32)}, model="m").SerializeToString()
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server, and how its clients come."""
+    """A server, and the TLS settings of its clients."""
 
     server: ServerProcess
     wrap: Wrap | None
@@ -61,7 +61,7 @@ def target(
         if mutual:
             context.load_cert_chain(*issued.client)
         flags += issued.flags if mutual else issued.flags[:4]
-        wrap = secured(context)
+        wrap = tls_wrapper(context)
         tls = Tls(issued.ca, *issued.client) if mutual else Tls(issued.ca)
     with running(*flags, transport=transport) as server:
         yield Target(server, wrap, tls)
@@ -70,29 +70,29 @@ def target(
 def test_connections_reset_at_every_step(target: Target) -> None:
     assert target.is_good()
     files = until(target.files, lambda now: now == target.files())
-    leaver = Leaver(target.server.address, LARGE, target.wrap)
+    client = ResettingClient(target.server.address, LARGE, target.wrap)
     for step in STEPS:
-        left = 0
-        while left < RESETS:
+        resets = 0
+        while resets < RESETS:
             try:
-                leaver.leave(step)
-            except RefusedError:
-                # The server has yet to learn that the last ones have left.
+                client.reset_after(step)
+            except ConnectionClosedError:
+                # The server still counts connections that are already reset.
                 continue
-            left += 1
+            resets += 1
         assert until(target.files, lambda now: now <= files) <= files, step
         assert target.is_good(), step
-    assert until(lambda: _holds_all_connections(leaver))
+    assert until(lambda: _accepts_all_connections(client))
     assert until(target.is_good)
 
 
-def _holds_all_connections(leaver: Leaver) -> bool:
-    """Whether as many connections as the server allows are served at once: none of those that left still counts."""
+def _accepts_all_connections(client: ResettingClient) -> bool:
+    """Return whether the server accepts its maximum of connections, so that no reset connection counts."""
     held = []
     try:
         for _ in range(MOST_CONNECTIONS):
-            held.append(leaver.open())
-    except RefusedError:
+            held.append(client.open())
+    except ConnectionClosedError:
         return False
     finally:
         for each in held:

@@ -1,4 +1,4 @@
-"""At SIGTERM every call ends with its answer or with UNAVAILABLE, whenever it came."""
+"""After SIGTERM every call ends with its response or with UNAVAILABLE."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from polling import PATIENCE, until
 from support.processes.server import ServerProcess
 from support.server.rig import request
 
-ROUNDS, CALLERS, AT_ONCE = 4, 6, 8
-LEAST_ANSWERS = 200
+ROUNDS, CALLERS, CONCURRENT_CALLS = 4, 6, 8
+MIN_RESPONSES = 200
 MESSAGE = request({"x": np.zeros((1, 3), np.float32)}, model="m").SerializeToString()
 OK = grpc.StatusCode.OK.name
 
 
 class Callers:
-    """Threads that each keep some calls in progress, over connections of their own, until the server has ended."""
+    """Threads with their own connections; each keeps some calls in progress until it is closed."""
 
     def __init__(self, address: str) -> None:
         self.ends: Counter[str] = Counter()
@@ -34,8 +34,8 @@ class Callers:
         for thread in self._threads:
             thread.start()
 
-    def await_answers(self) -> None:
-        until(lambda: self.ends[OK], lambda answered: answered >= LEAST_ANSWERS)
+    def await_responses(self) -> None:
+        until(lambda: self.ends[OK], lambda count: count >= MIN_RESPONSES)
 
     def close(self) -> None:
         self._over.set()
@@ -48,12 +48,12 @@ class Callers:
             unary: Any = channel.unary_unary(PREFIX + "ModelInfer")
             stream: Any = channel.stream_stream(PREFIX + "ModelStreamInfer")
             while not self._over.is_set():
-                calls = [unary.future(MESSAGE, timeout=PATIENCE) for _ in range(AT_ONCE)]
-                self._note(lambda: list(stream(iter([MESSAGE, MESSAGE]), timeout=PATIENCE)))
+                calls = [unary.future(MESSAGE, timeout=PATIENCE) for _ in range(CONCURRENT_CALLS)]
+                self._record(lambda: list(stream(iter([MESSAGE, MESSAGE]), timeout=PATIENCE)))
                 for call in calls:
-                    self._note(call.result)
+                    self._record(call.result)
 
-    def _note(self, end: Callable[[], object]) -> None:
+    def _record(self, end: Callable[[], object]) -> None:
         try:
             end()
             code = OK
@@ -69,7 +69,7 @@ def test_no_call_is_cancelled(transport: str, echo_model: Path) -> None:
         server = ServerProcess.start(f"m={echo_model}", transport=transport)
         callers = Callers(server.address)
         try:
-            callers.await_answers()
+            callers.await_responses()
         finally:
             code = server.stop()
             callers.close()

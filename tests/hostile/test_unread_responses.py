@@ -1,4 +1,4 @@
-"""Answers that are not read are bounded in bytes, and nobody else is refused for them."""
+"""Unread responses are limited in bytes, and other clients are not rejected because of them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tensorferry.client import InferenceClient
 from tensorferry.server.transport.channel_args import WINDOW_BYTES
 
 PATIENCE = 60.0
-# Of which a connection may hold 4 MiB, and a stream reads on below 1 MiB.
+# A connection can hold 4 MiB of the 16 MiB; a stream is read only below 1 MiB.
 FLAGS = ("--max-unsent-bytes", "16MiB", "--metrics-port", "0")
 COLUMNS = 400_000
-ROW_BYTES, MOST_OF_CONNECTION = 4 * COLUMNS, 4 << 20
+ROW_BYTES, MAX_CONNECTION_BYTES = 4 * COLUMNS, 4 << 20
 LARGE = framed(request({"x": np.zeros((1, COLUMNS), np.float32)}, model="m").SerializeToString())
-# Of 1.6 MB each, two fit into the 4 MiB of a connection.
+# Two responses of 1.6 MB fit into the 4 MiB of a connection.
 HELD = 2
 CALLS = 8
 
@@ -35,7 +35,7 @@ def server(transport: str, echo_model: Path) -> Iterator[ServerProcess]:
 
 
 def send(connection: Connection, call: int, message: bytes, *, last: bool) -> None:
-    """The whole message, as the server makes room for it."""
+    """Send the whole message, within the server's flow control."""
     at = 0
     while at < len(message):
         room = connection.h2.local_flow_control_window(call)
@@ -57,9 +57,9 @@ def is_good(server: ServerProcess) -> bool:
         return bool((answer["y"] == 1).all())
 
 
-def test_unary_answers(server: ServerProcess) -> None:
+def test_unread_unary_responses_are_limited(server: ServerProcess) -> None:
     for _ in range(2):
-        # Twice: what a connection held is given back when it has gone.
+        # Twice, because a closed connection must release its bytes.
         with Connection(server.address, PATIENCE, window=0) as connection:
             for _ in range(CALLS):
                 send(connection, connection.begin(headers_of()), LARGE, last=True)
@@ -70,7 +70,7 @@ def test_unary_answers(server: ServerProcess) -> None:
             assert {answer.grpc_status for answer in ended} == {RESOURCE_EXHAUSTED}
             assert all("to this connection wait to be read, of at most 4194304" in a.message for a in ended)
             assert len(ended) == CALLS - HELD
-            assert HELD * ROW_BYTES < unsent(server) < MOST_OF_CONNECTION
+            assert HELD * ROW_BYTES < unsent(server) < MAX_CONNECTION_BYTES
             late = connection.begin(headers_of())
             connection.flush()
             if server.ready["transport"] == "threaded":
@@ -82,25 +82,25 @@ def test_unary_answers(server: ServerProcess) -> None:
         assert until(lambda: unsent(server) == 0)
 
 
-def test_a_stream_is_not_read_any_further(server: ServerProcess) -> None:
-    """Of its requests one is in flight, or more before its first message is known, and others wait outside."""
+def test_a_stream_with_unread_responses_is_not_read_further(server: ServerProcess) -> None:
+    """Only a few of its requests are in flight; flow control holds back the others."""
     with Connection(server.address, PATIENCE, window=0) as connection:
         call = connection.begin(headers_of("ModelStreamInfer"))
-        taken = 0
+        sent = 0
         connection.flush()
         try:
-            # What is in flight, what waits beside it, and the window, again for what has been read of it.
-            while taken < 8 * len(LARGE) + 2 * WINDOW_BYTES:
-                room = min(connection.h2.local_flow_control_window(call), len(LARGE) - taken % len(LARGE))
+            # The bytes in flight, those of the next message, and twice the window, because part of it has been read.
+            while sent < 8 * len(LARGE) + 2 * WINDOW_BYTES:
+                room = min(connection.h2.local_flow_control_window(call), len(LARGE) - sent % len(LARGE))
                 if room:
-                    connection.send(call, LARGE[taken % len(LARGE) :][:room])
+                    connection.send(call, LARGE[sent % len(LARGE) :][:room])
                     connection.flush()
-                    taken += room
+                    sent += room
                 else:
                     connection.socket.settimeout(2.0)
                     connection.read()
         except TimeoutError:
             # The server makes no more room.
             pass
-        assert taken < 4 * len(LARGE) + 2 * WINDOW_BYTES
+        assert sent < 4 * len(LARGE) + 2 * WINDOW_BYTES
         assert until(lambda: is_good(server))

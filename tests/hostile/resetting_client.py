@@ -19,7 +19,7 @@ STEPS = (
     "headers",
     "half of the message",
     "message",
-    "half of the answer",
+    "half of the response",
     "trailers",
 )
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -29,26 +29,26 @@ _FRAME_BYTES = 16384
 _ACK = 1
 _WINDOW = 4
 
-# What a client meets when the server has closed its connection.
-_REFUSALS = (BrokenPipeError, ConnectionResetError, EOFError, ssl.SSLError)
+# Errors of a client whose connection the server has closed.
+_CLOSED = (BrokenPipeError, ConnectionResetError, EOFError, ssl.SSLError)
 
 Wrap = Callable[[socket.socket], socket.socket]
 
 
-class RefusedError(Exception):
-    """The server closed the connection before the step at which the client was to leave."""
+class ConnectionClosedError(Exception):
+    """The server closed the connection before the step of the reset."""
 
 
-def secured(context: ssl.SSLContext) -> Wrap:
-    """Wraps a connection in TLS, as a gRPC client does."""
+def tls_wrapper(context: ssl.SSLContext) -> Wrap:
+    """Return a function that wraps a connection in TLS, as a gRPC client does."""
     context.set_alpn_protocols(["h2"])
     return lambda bare: context.wrap_socket(bare, server_hostname="localhost")
 
 
-class Leaver:
-    """Begins calls with this message, and leaves each connection by RST at a step.
+class ResettingClient:
+    """Client that begins a call on each connection and resets the connection after a step.
 
-    The answer must be larger than the message's window (64 KiB) for the step "half of the answer".
+    The response must be larger than the window of 64 KiB for the step "half of the response".
     """
 
     def __init__(self, address: str, message: bytes, wrap: Wrap | None = None) -> None:
@@ -58,25 +58,25 @@ class Leaver:
         self._wrap = wrap
 
     def open(self) -> socket.socket:
-        """A connection for which the server has sent its SETTINGS. RefusedError if it closed it instead."""
+        """Return a connection with exchanged SETTINGS; ConnectionClosedError if the server closed it."""
         connection = self._connect()
         try:
-            self._go(connection, STEPS.index("acknowledgement"))
-        except _REFUSALS as error:
+            self._run_steps(connection, STEPS.index("acknowledgement"))
+        except _CLOSED as error:
             connection.close()
-            raise RefusedError from error
+            raise ConnectionClosedError from error
         return connection
 
-    def leave(self, step: str) -> None:
-        """Opens a connection and resets it after the step. RefusedError if the server closed it first."""
+    def reset_after(self, step: str) -> None:
+        """Open a connection and reset it after a step; ConnectionClosedError if the server closed it before."""
         if step == "connect":
             _reset(socket.create_connection(self._address, _PATIENCE))
             return
         connection = self._connect()
         try:
-            self._go(connection, STEPS.index(step))
-        except _REFUSALS as error:
-            raise RefusedError from error
+            self._run_steps(connection, STEPS.index(step))
+        except _CLOSED as error:
+            raise ConnectionClosedError from error
         finally:
             _reset(connection)
 
@@ -84,11 +84,11 @@ class Leaver:
         bare = socket.create_connection(self._address, _PATIENCE)
         try:
             return bare if self._wrap is None else self._wrap(bare)
-        except _REFUSALS as error:
+        except _CLOSED as error:
             bare.close()
-            raise RefusedError from error
+            raise ConnectionClosedError from error
 
-    def _go(self, connection: socket.socket, last: int) -> None:
+    def _run_steps(self, connection: socket.socket, last: int) -> None:
         connection.sendall(_PREFACE)
         steps: Sequence[Callable[[socket.socket], None]] = (
             self._send_settings,
@@ -127,7 +127,7 @@ class Leaver:
             connection.sendall(frame(DATA, end, 1, piece))
 
     def _read_half(self, connection: socket.socket) -> None:
-        # Of the connection's window, which is 64 KiB, nothing is given back: the server cannot send the rest.
+        # The window of 64 KiB is not enlarged, so the server cannot send the rest.
         while True:
             kind, flags, _ = _read_frame(connection)
             if kind == DATA or (kind == HEADERS and flags & END_STREAM):
@@ -142,7 +142,7 @@ class Leaver:
 
 
 def _reset(connection: socket.socket) -> None:
-    """Ends the connection by RST: SO_LINGER of no time discards what is unsent and unread."""
+    """Close the connection by RST: SO_LINGER with time 0 discards unsent and unread bytes."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
