@@ -71,14 +71,15 @@ def attended_seconds(requests: int, at_once: int) -> float:
     """Seconds per request on one thread that enqueues so many at once and runs their batch itself."""
     with Batcher(lambda x: x, 64) as batcher:
         for rows in (1, 64):
-            batcher.anchor(rows, 1e-5)
+            batcher.add_warmup_sample(rows, 1e-5)
         started = time.perf_counter()
         for _ in range(requests // at_once):
             for _ in range(at_once):
-                batcher.enqueue_quietly(
-                    Request(_TENSORS, _ignore, names=None, rows=1, nbytes=16, key=(4,), deadline=math.inf)
+                batcher.enqueue(
+                    Request(_TENSORS, _ignore, names=None, rows=1, nbytes=16, key=(4,), deadline=math.inf),
+                    notify=False,
                 )
-            batcher.attend(1.0)
+            batcher.run_inline(1.0)
         return (time.perf_counter() - started) / (requests // at_once * at_once)
 
 

@@ -1,7 +1,8 @@
-"""The batcher: what a caller sees of it."""
+"""The batcher: collects requests, runs them in batches, and completes each with its own result."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
@@ -10,117 +11,105 @@ from typing import Any
 import numpy.typing as npt
 
 from tensorferry.batcher.clock import Clock, MonotonicClock
-from tensorferry.batcher.errors import BatcherClosed, QueueFull, RunTimedOut
+from tensorferry.batcher.errors import (
+    BatcherClosed,
+    BatcherError,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    QueueFull,
+    RequestTooLarge,
+    RunTimedOut,
+)
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.execution.completion import ResponseBurstHook
-from tensorferry.batcher.execution.context import InstanceHealthCallback
+from tensorferry.batcher.execution.completion import (
+    RequestCompleter,
+    ResponseBurstHook,
+    already_completed,
+)
+from tensorferry.batcher.execution.context import ExecutionContext, InstanceHealthCallback
 from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
+from tensorferry.batcher.execution.instance import Instance
+from tensorferry.batcher.execution.splitting import split_request
+from tensorferry.batcher.execution.worker_pool import WorkerPool
 from tensorferry.batcher.padding import Padding
-from tensorferry.batcher.parts import put_together
-from tensorferry.batcher.request import Request
+from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.request import Outcome, Request, flatten
 from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePolicy, check_number
-from tensorferry.batcher.statistics.counters import BatcherStatistics
-from tensorferry.batcher.statistics.recent_batches import BatchRecord
+from tensorferry.batcher.statistics.counters import BatcherStatistics, Counters
+from tensorferry.batcher.statistics.recent_batches import BatchRecord, RecentBatches
 
-DEFAULT_MAX_QUEUE_SIZE = 4096
-DEFAULT_MAX_QUEUE_BYTES = 1 << 30
+_log = logging.getLogger("tensorferry.batcher")
 
 
 class Batcher:
-    """Collects requests, runs them together, and gives each its own result.
+    """Collects requests, runs them in batches, and gives each its own result. Every method is thread-safe.
 
         with Batcher(model_fn, max_batch_size=32) as batcher:
             future = batcher.submit(x)
             y = future.result()
 
-    What it does
-        `model_fn` takes one array, or a dict of arrays, with rows on axis 0, and returns an
-        array, a list, or a dict of these, with as many rows. Requests whose inputs agree in
-        names, dtypes and shapes behind axis 0 share a batch; others never do. With `padding`,
-        inputs that differ in length along one axis are padded to a common one, and share too.
+    Model function
+        `model_fn` takes one array, or a dict of arrays, with rows on axis 0, and returns an array, a list, or a dict of
+        these, with as many rows. Requests share a batch only if their inputs agree in names, dtypes, and shapes behind
+        axis 0. With `padding`, inputs that differ in length along one axis are padded to a common length.
 
-    When a batch leaves
-        As soon as a worker is free and a request waits; it then takes all that fits
-        `max_batch_size` rows: those with a deadline, the earliest first, then the others in
-        order of arrival. So a lone request never waits for company, and what arrives while a
-        batch runs is the next batch. A batch may wait a moment, for less than the time of a
-        batch of one, for callers that were just answered, if experience says that they come
-        back and that it pays. With `max_queue_delay` (seconds) a batch that is not full
-        leaves only when its oldest request has been here for that long. A request of more than
-        `max_batch_size` rows is cut into several batches and answered as one. With
-        `max_batch_size` 0 nothing is batched: each request runs alone, and its arrays need not
-        have rows at all.
+    When a batch starts
+        A batch starts as soon as a worker is free and a request waits. It takes all requests that fit `max_batch_size`
+        rows: those with a deadline first, the earliest deadline before the others, then the rest in order of arrival. So
+        a lone request does not wait, and what arrives while a batch runs is the next batch. A batch may wait for less
+        than the time of a batch of one for clients that were just answered, if they usually send the next request at
+        once and waiting pays. With `max_queue_delay` (seconds) a batch that is not full starts only when its oldest
+        request has waited that long. `preferred_batch_sizes` end that window early, as in Triton.
+
+        A request of more than `max_batch_size` rows is split into several batches and answered as one. With `merge` false
+        each request is a batch of its own, and larger ones are rejected (RequestTooLarge). With `max_batch_size` 0 each
+        request runs alone, and its arrays need not have rows.
 
     When the queue is full
-        `max_queue_size` rows wait, or accepted requests hold `max_queue_bytes`: `submit`
-        raises QueueFull at once. It never blocks.
+        `submit` raises QueueFull when `max_queue_size` rows wait, or accepted requests hold `max_queue_bytes`. It never
+        blocks. `clients` bounds what each client may have in here and send, see `ClientPolicy`.
 
     When the model fails
-        The batch is run again in halves, until the failing request is alone: it gets the
-        exception, its neighbours their results. A MemoryError (OutOfMemory is one) has the batch run
-        again in parts that fit, a large request's rows too, and for a while batches are smaller.
-        With InstanceFailed nobody is at fault: the requests are run once more, by another function
-        or by this one when it is brought back. See `errors` and `give_up`.
+        The batch runs again in halves until the failing request is alone. That request gets the exception, the others
+        their results. After a MemoryError (also OutOfMemory) the batch runs again in parts that fit, and later batches are
+        smaller for a while. After InstanceFailed the requests run once more, on another device or on this one when it
+        has recovered. See `errors` and `abort_hung_run`.
 
-    Deadlines and cancels
-        A request whose `timeout` passes, or whose future is cancelled, before its batch
-        leaves is never run; if its batch is running, its result is dropped. Its neighbours
-        notice nothing. Once it is known how long batches take, a request that could not make
-        its deadline even alone is refused, or dropped from the queue (DeadlineExceeded); and
-        when not all can make theirs, the fewest oldest are dropped (Shed) such that the
-        others keep up with the arrivals.
+    Deadlines and cancellation
+        A request whose `timeout` passes, or whose future is cancelled, before its batch starts is never run. If its
+        batch is running, its result is dropped. Once batch times are known, a request that could not meet its deadline
+        even alone is rejected, or dropped from the queue (DeadlineExceeded). If not all requests can meet theirs, the
+        fewest oldest are dropped (Shed) so that the others keep up with the arrivals.
 
-    As long as no request has a deadline, one of a single row starts after at most the batches now
-    running and ⌈rows ahead / max_batch_size⌉ further ones (after its window, if there is one).
-    Where requests have up to r rows, up to r - 1 places of a batch stay empty: divide by
-    max_batch_size - r + 1. Requests that may not share a batch are counted each kind by itself.
+    Latency bound
+        If no request has a deadline, a request of one row starts after at most the batches now running and ⌈rows ahead /
+        max_batch_size⌉ further ones, after its window if there is one. If requests have up to r rows, up to r - 1 places
+        of a batch stay empty: divide by max_batch_size - r + 1. This holds for each kind of request that may share a
+        batch.
 
     Priority classes
-        `priority_weights` gives classes, the highest first: when all have requests queued, rows
-        are shared in proportion to the weights (deficit round robin), and room that a batch has
-        left is filled from lower classes. When the queue is full, a request drops those of lower
-        classes that would ride last (Shed). `default_priority` is the class of requests that name
-        none; it is the lowest if not given. With `strict_priorities` each class rides before all
-        lower ones, whatever the weights, and these may starve.
-
-    Queue policies
-        `policies` gives each class, the highest first, a `QueuePolicy`: how long its requests may
-        be queued, whether they then fail or ride behind the others, and how many may be queued.
-
-    Requests that share no batch
-        With `merge` false each request is a batch of its own, of all its rows; one of more than
-        `max_batch_size` is refused (RequestTooLarge), not cut up.
-
-    Clients
-        `clients` bounds what each client may have in here, and how fast it may send (QueueFull beyond it), and
-        says whether they share the queue and the batches by weight: see `ClientPolicy`. Whose a request is
-        says `client`.
-
-    Preferred sizes
-        `preferred_batch_sizes` has the meaning that it has in Triton: a batch leaves before the end
-        of its window when it has one of these sizes, and has the largest of them that it can.
-        Rarely of use: a batch's time is seldom better at some sizes than at those between.
+        `priority_weights` gives the classes, the highest first. If all have requests queued, they share the rows by
+        weight (deficit round robin); what a class leaves is filled from lower ones. When the queue is full, a request
+        drops the last requests of lower classes (Shed). `default_priority` is the class of requests that name none; 0
+        means the lowest. With `strict_priorities` each class is served before all lower ones, which may starve.
+        `policies` gives each class a `QueuePolicy`: how long its requests may be queued, and how many.
 
     Several devices
-        `model_fn` may be a list of functions, one for each device: all take batches from the one
-        queue, each as soon as it is free. With `workers`, so many batches of one function run at
-        the same time; it must then be thread-safe. With `pipelined`, each device has two batches
-        in flight: the next is closed just in time to be joined while the device runs the last, and
-        requests are completed while it runs the next. A function is still called by one thread at
-        a time. Unless `steady`, by which a batch's time depends on its inputs' shapes alone, batches
-        run on worker threads only (see `attend`).
+        `model_fn` may be a list of functions, one for each device: each takes batches from the one queue as soon as it is
+        free. With `workers`, that many batches of one function run at the same time; it must then be thread-safe. With
+        `pipelined`, each device has two batches in flight: the next is joined just in time while the device runs the
+        last, and requests are completed while it runs the next. A function is still called by one thread at a time.
 
-    Answers
-        `together`, where it is given, is told when the answers of a batch of several begin and end:
-        a transport may then send them as one.
+    Inline runs
+        If `steady`, a batch's time depends on its inputs' shapes alone. Only then `run_inline` runs short batches on the
+        calling thread.
 
-    When a worker ends
-        What escapes from a worker's own code, be it SystemExit, ends no thread: the worker's batch is
-        queued once more, its device takes none for a tenth of a second (longer if that goes on), and
-        `health` is told, on the worker's thread: the function's number from 0, why it is out (None
-        when it is back), and whether it fell so often that only a restart of the process can help.
-
-    Every method may be called from any thread.
+    Callbacks
+        `response_hook` is called around the answers of a batch of several, so that a transport can send them as one.
+        `health` is called by a worker whose code crashed, and when its device works again: with the function's number
+        from 0, the reason (None when it works again), and whether only a restart of the process can help. The crashed
+        worker's batch is queued once more, and its device takes none for a tenth of a second, longer if this repeats.
     """
 
     def __init__(
@@ -135,65 +124,77 @@ class Batcher:
         strict_priorities: bool = False,
         policies: Sequence[QueuePolicy] = (),
         merge: bool = True,
-        max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE,
-        max_queue_bytes: int = DEFAULT_MAX_QUEUE_BYTES,
+        max_queue_size: int = 4096,
+        max_queue_bytes: int = 1 << 30,
         workers: int = 1,
         pipelined: bool = False,
         steady: bool = True,
         padding: Padding | None = None,
-        together: ResponseBurstHook | None = None,
+        response_hook: ResponseBurstHook | None = None,
         clients: ClientPolicy | None = None,
         name: str = "batcher",
         clock: Clock | None = None,
         health: InstanceHealthCallback = lambda instance, reason, hopeless: None,
     ) -> None:
-        functions = functions_of(model_fn, workers)
+        if padding is not None and max_batch_size == 0:
+            raise ValueError("max_batch_size is 0, so nothing shares a batch; leave out padding, or batch")
+        functions = _functions_of(model_fn, workers)
+        settings = self._settings = BatcherSettings(
+            max_batch_size=max_batch_size,
+            max_queue_delay=max_queue_delay,
+            preferred_batch_sizes=tuple(preferred_batch_sizes),
+            merge=merge,
+            priority_weights=tuple(priority_weights),
+            strict_priorities=strict_priorities,
+            default_priority=default_priority,
+            policies=tuple(policies),
+            max_queue_size=max_queue_size,
+            max_queue_bytes=max_queue_bytes,
+            devices=len(functions),
+            pipelined=pipelined,
+            steady=steady,
+            clients=clients,
+        )
         self._padding = padding
         self._batched = max_batch_size > 0
-        if padding is not None and not self._batched:
-            raise ValueError("max_batch_size is 0, so nothing shares a batch; leave out padding, or batch")
-        self._settings = BatcherSettings(
-            max_batch_size,
-            max_queue_delay,
-            tuple(preferred_batch_sizes),
-            merge,
-            tuple(priority_weights),
-            strict_priorities,
-            default_priority,
-            tuple(policies),
-            max_queue_size,
-            max_queue_bytes,
-            len(functions),
-            pipelined,
-            steady,
-            clients,
+        self._ranks_per_class = settings.ranks_per_class
+        self._name = name
+        self._clock = clock = clock or MonotonicClock()
+        self._warnings = tuple(settings.warnings())
+        for warning in self._warnings:
+            _log.warning("%s: %s", name, warning)
+        self._queue = queue = RequestQueue(settings, clock)
+        self._counters, self._recent = counters, recent = Counters(), RecentBatches(clock)
+        self._completer = completer = RequestCompleter(
+            counters, clock, name, queue.last_response, recent, response_hook
         )
-        self._clock = clock or MonotonicClock()
-        parts = put_together(self._settings, functions, self._clock, name, together=together, health=health)
-        self._queue, self._entry, self._completer = parts.queue, parts.entry, parts.completer
-        self._workers, self._counters, self._recent = parts.workers, parts.counters, parts.recent
-        self._warnings, self._name = parts.warnings, name
+        divisible = self._batched and merge
+        instances = [
+            Instance(index, function, batched=self._batched, pipelined=pipelined, divisible=divisible)
+            for index, function in enumerate(functions)
+        ]
+        context = ExecutionContext(queue, completer, counters, recent, clock, name, health)
+        self._workers = WorkerPool(instances, context)
 
     @property
     def settings(self) -> BatcherSettings:
-        """What it was told, by which it batches."""
+        """Return the settings in use."""
         return self._settings
 
     @property
     def priorities(self) -> int:
-        """How many priority classes there are."""
+        """Return the number of priority classes."""
         return len(self._settings.priority_weights)
 
     @property
     def policies(self) -> Sequence[QueuePolicy]:
-        """How each class waits; empty where requests may wait for ever."""
+        """Return the queue policy of each class; empty if there are none."""
         return self._settings.policies
 
-    def anchor(self, rows: int, seconds: float, key: Hashable = None) -> None:
-        """Tells what a warm-up run of so many rows took: predictions then hold from the first request.
+    def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
+        """Tell what a warm-up run of `rows` rows took, so that predictions hold from the first request.
 
-        `key` is that of the requests it holds for; None where every request of as many rows costs
-        the same, whatever its shape. Thread-safe.
+        `key` is that of the requests for which it holds; None if all requests of as many rows take the same time.
         """
         self._queue.add_warmup_sample(rows, seconds, key)
 
@@ -206,17 +207,16 @@ class Batcher:
         tag: object = None,
         client: str = "",
     ) -> Future[Any]:
-        """Enqueues one example, without the batch axis; the future gets its row of the result.
+        """Enqueue one example, without the batch axis; the future gets its row of the result.
 
-        `x` is an array, or a dict of arrays, of the shape that one row of the model's input
-        has; it is not copied before its batch leaves, so do not change it until the future is
-        done. `timeout` is in seconds from now, `priority` the class, 1 the highest, 0 the default;
-        `client` is whose it is, `tag` what `last_batches` calls the request.
-        Raises QueueFull, RequestTooLarge, DeadlineExceeded (the timeout is not positive, or too
-        short), BatcherClosed, InstanceFailed (no device works) or InvalidRequest at once; otherwise the
-        future gets the result, the model's exception, OutOfMemory, InstanceFailed, RunTimedOut,
-        DeadlineExceeded, Shed, or BatcherClosed when the batcher is closed without draining. Cancelling
-        the future withdraws the request. Thread-safe; never blocks.
+        `x` is an array, or a dict of arrays, of the shape of one row of the model's input. It is copied when its batch
+        starts, so do not change it until the future is done. `timeout` is in seconds from now; `priority` is the class, 1
+        the highest, 0 the default; `client` names the client, `tag` identifies the request in `last_batches`.
+
+        Raises QueueFull, RequestTooLarge, DeadlineExceeded (the timeout is not positive, or too short), BatcherClosed,
+        InstanceFailed (no device works) or InvalidRequest. The future gets the result, or the model's exception,
+        OutOfMemory, InstanceFailed, RunTimedOut, DeadlineExceeded, Shed, or BatcherClosed if the batcher is closed
+        without draining. Cancelling the future withdraws the request. Never blocks.
         """
         return self._submit(x, timeout, priority, tag, client, one_row=self._batched)
 
@@ -229,10 +229,7 @@ class Batcher:
         tag: object = None,
         client: str = "",
     ) -> Future[Any]:
-        """Enqueues several rows that belong together; the future gets as many rows of the result.
-
-        As `submit`, but that every array has the rows on axis 0.
-        """
+        """Enqueue several rows as one request, with the rows on axis 0 of each array. Otherwise like `submit`."""
         return self._submit(x, timeout, priority, tag, client, one_row=False)
 
     def _submit(
@@ -249,83 +246,165 @@ class Batcher:
         )
         request.priority, request.tag, request.client = priority, tag, client
         self.enqueue(request)
-        # Only now: a refused request and its future would keep each other, and the arrays, alive.
+        # Only now, because a rejected request and its future would keep each other, and the arrays, alive.
         propagate_cancel(future, lambda: self.cancel(request))
         return future
 
-    def enqueue(self, request: Request) -> None:
-        """Accepts a request built by the caller; its `complete` is called exactly once later.
+    def enqueue(self, request: Request, *, notify: bool = True) -> bool:
+        """Accept a request built by the caller. Its `complete` is called exactly once later, for servers without futures.
 
-        The form for servers: no future, no thread waits. Raises as `submit` does, and
-        `complete` is then never called. Thread-safe; never blocks.
+        Without `notify` no worker is woken. The return value then says whether the caller must call `run_inline` soon;
+        with `notify` it is false. So a thread that receives requests can first enqueue all that have arrived, and then
+        run short batches itself, which is cheaper than waking a worker.
+
+        Raises as `submit` does; `complete` is then never called. Never blocks.
         """
-        self._entry.accept(request, quietly=False)
+        priority = request.priority
+        if not priority:
+            priority = request.priority = self._settings.default_priority
+        elif not 0 < priority <= self.priorities:
+            raise self._rejected(
+                request,
+                InvalidRequest(
+                    f"priority is {priority}; it must be from 1, the highest, to {self.priorities}, or 0 for the default"
+                ),
+            )
+        request.rank = (priority - 1) * self._ranks_per_class
+        if self._batched and request.rows > self._settings.max_batch_size:
+            return self._enqueue_split(request, notify=notify)
+        try:
+            displaced, run_inline = self._queue.put((request,), notify=notify)
+        except BatcherError as error:
+            self._rejected(request, error)
+            raise
+        if displaced:
+            self._shed_displaced(displaced, request)
+        return run_inline
 
-    def enqueue_quietly(self, request: Request) -> bool:
-        """As `enqueue`, but wakes no worker: when true is returned, the caller must call `attend` soon.
+    def _enqueue_split(self, request: Request, *, notify: bool) -> bool:
+        """Enqueue a request of more rows than a batch has, in parts that complete it together."""
+        max_rows, complete = self._settings.max_batch_size, request.complete
+        try:
+            if not self._settings.merge:
+                raise RequestTooLarge(
+                    f"inference request batch-size must be <= {max_rows} for {self._name!r}: "
+                    f"the request has {request.rows} rows; send fewer at once"
+                )
+            # Before the split, because a client can claim many rows without sending many bytes.
+            self._queue.check_size(request.rows_counted, request.nbytes)
+            request.complete = self._complete_split(request)
+            request.split_parts = split_request(request, max_rows)
+            displaced, run_inline = self._queue.put(request.split_parts, notify=notify)
+        except BatcherError as error:
+            request.complete, request.split_parts = complete, ()
+            self._rejected(request, error)
+            raise
+        # The parts hold the tensors and complete the request. It must keep neither the tensors nor itself alive.
+        request.tensors, request.complete = (), already_completed
+        if displaced:
+            self._shed_displaced(displaced, request)
+        return run_inline
 
-        For a thread that takes requests in from elsewhere: it hands all that are there to the
-        batcher first, and then runs what is short itself, rather than wake a worker for it.
-        """
-        return self._entry.accept(request, quietly=True)
+    def _complete_split(self, whole: Request) -> Callable[[Outcome], None]:
+        """Return a callback that completes a split request, with its parts' joined outputs or the first error."""
+        complete = whole.complete
+
+        def complete_whole(outcome: Outcome) -> None:
+            self._completer.count_split(whole, outcome)
+            if outcome.error is not None:
+                self.cancel(whole)
+            complete(outcome)
+
+        return complete_whole
+
+    def _rejected(self, request: Request, error: BatcherError) -> BatcherError:
+        """Count a rejected request, and return its error."""
+        self._counters.refused(error, request.rows_counted)
+        return error
+
+    def _shed_displaced(self, displaced: Sequence[Request], request: Request) -> None:
+        """Fail the requests that were dropped from the queue to make room for a request."""
+        why = "requests of a higher class find room in the queue"
+        if displaced[0].rank == request.rank:
+            why = "clients that hold less than their share find room in the queue"
+        self._completer.shed(displaced, why, self._queue.drain_time())
 
     def answer_empty(self, request: Request, outputs: Any) -> None:
-        """Answers a request of no rows with these outputs, without running the model; it counts as any other.
+        """Answer a request of no rows with these outputs, without running the model; it is counted as any other.
 
-        `request.complete` is called before this returns. Raises BatcherClosed, InstanceFailed or
-        DeadlineExceeded as `enqueue` does, and `complete` is then never called. Thread-safe; never blocks.
+        `request.complete` is called before this returns. Raises BatcherClosed, InstanceFailed or DeadlineExceeded as
+        `enqueue` does; `complete` is then never called. Never blocks.
         """
-        self._entry.answer_empty(request, outputs)
+        if request.rows:
+            raise ValueError(
+                f"the request has {request.rows} rows; only one of none is answered without a run"
+            )
+        try:
+            self._queue.put_empty(request)
+        except BatcherError as error:
+            self._rejected(request, error)
+            raise
+        priority = request.priority or self._settings.default_priority
+        self._completer.answer_empty(request, Outcome(outputs, priority=priority))
 
-    def attend(self, most_seconds: float) -> float:
-        """Sees to it that batches leave whose requests were enqueued quietly.
+    def run_inline(self, max_seconds: float) -> float:
+        """Start the batches of requests that were enqueued without `notify`.
 
-        Those that should keep the device for at most `most_seconds` run on the calling thread, and
-        complete their requests there, where batches are `steady`; for others a worker is woken. Returns when to call again, on
-        the batcher's clock: inf, or until when to wait for callers that come back. Thread-safe.
+        If `steady`, a batch that should take at most `max_seconds` runs on the calling thread, which also completes its
+        requests. For others a worker is woken. Returns when to call this again, on the batcher's clock: a batch waits
+        until then for returning clients; inf if none does.
         """
-        return self._workers.inline_worker.attend(most_seconds)
-
-    def foreseen(self, deadline: float) -> QueueFull | None:
-        """Why a request with this deadline that is yet to be read would be turned away; None where that is not certain.
-
-        In an overload, for some milliseconds after another was: it is told the same, by the same object, and is counted as refused. Where there
-        are priority classes, or clients share, it depends on the request. Thread-safe.
-        """
-        return self._entry.foreseen(deadline)
+        return self._workers.inline_worker.run_inline(max_seconds)
 
     @property
-    def awaits_attendance(self) -> bool:
-        """Whether a batch is only waiting for `attend`, by which who enqueues quietly says that nothing more is there.
+    def wants_inline_run(self) -> bool:
+        """Return whether a batch waits only until `run_inline` is called.
 
-        It does not wait for long, nor in vain: after answers, whose recipients may be back.
+        After answers it waits a moment, because the thread that enqueues without `notify` may have received the next
+        requests already. By calling `run_inline` that thread says that it has no more.
         """
         return self._queue.waiting_for_input
 
-    def give_up(self, instance: int, error: RunTimedOut) -> None:
-        """Ends what a function, by its number from 0, runs now and does not return from.
+    def fast_reject(self, deadline: float) -> QueueFull | None:
+        """Return why a request with this deadline would be rejected, before it is read; None if that is uncertain.
 
-        Its requests get the error at once; those that wait for the same function, and where no other function works all
-        that is queued, get InstanceFailed. It takes no more batches until it returns, or the recovery that it is in
-        succeeds. Thread-safe; completions run on the calling thread.
+        In an overload the last rejection is repeated for some milliseconds, as the same object, and counted. Always None
+        if there are priority classes or clients share, because the outcome then depends on the request.
         """
-        self._workers.give_up(instance, error)
+        error = self._queue.fast_reject(deadline)
+        if error is not None:
+            self._counters.refused(error, 1)
+        return error
+
+    def abort_hung_run(self, instance: int, error: RunTimedOut) -> None:
+        """Abort what a function, by its number from 0, runs now and does not return from.
+
+        Its requests get the error at once. Requests that wait for the same function get InstanceFailed, and all queued
+        ones if no other function works. The function takes no more batches until it returns, or the recovery that it is
+        in succeeds. Completions run on the calling thread.
+        """
+        self._workers.abort_hung_run(instance, error)
 
     def cancel(self, request: Request) -> bool:
-        """Withdraws a request: it completes with Cancelled, or DeadlineExceeded if that has passed.
+        """Withdraw a request: it completes with Cancelled, or DeadlineExceeded if its deadline has passed.
 
-        True when this call ended it (or a part of it), False when it was done before.
-        Thread-safe; `request.complete` runs on the calling thread.
+        Returns whether this call ended it, or a part of it. `request.complete` runs on the calling thread.
         """
-        return self._entry.cancel(request)
+        ended = [part for part in flatten([request]) if self._queue.cancel(part)]
+        for part in ended:
+            if part.deadline <= self._clock.now():
+                self._completer.fail(
+                    part, DeadlineExceeded("the deadline passed before the answer was there")
+                )
+            else:
+                self._completer.fail(part, Cancelled("the caller left before the answer was there"))
+        return bool(ended)
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Accepts nothing new and waits until all that was accepted is done.
+        """Accept nothing new and wait until all accepted requests are done and their completions have returned.
 
-        True when it is, their completions included, and no batch runs; False when `timeout`
-        seconds passed before; the work goes on then. A completion on a worker's thread, or on one
-        that attends, would wait for itself: called there, it returns False at once. Thread-safe;
-        may be called again.
+        Returns false if `timeout` seconds passed before; the work goes on then. Called from a completion, it returns
+        false at once, because it would wait for itself. May be called again.
         """
         self._queue.close()
         if self._workers.owns_current_thread:
@@ -333,39 +412,36 @@ class Batcher:
         return self._queue.wait_drained(math.inf if timeout is None else self._clock.now() + timeout)
 
     def close(self, *, drain: bool = True, timeout: float | None = None) -> bool:
-        """Ends the batcher: accepts nothing new, finishes, and joins its workers.
+        """Accept nothing new, finish, and join the workers; return whether every worker has ended.
 
-        With `drain`, accepted requests are finished first, for at most `timeout` seconds;
-        those still queued then, or at once without `drain`, fail with BatcherClosed. Returns
-        whether every worker has ended; one that is inside `model_fn` ends when that returns.
-        Called from a completion on a worker's thread, or on one that attends, it waits for
-        nothing: the workers finish what is queued and end. Thread-safe; idempotent.
+        With `drain`, accepted requests are finished first, for at most `timeout` seconds. Requests still queued then, or
+        at once without `drain`, fail with BatcherClosed. A worker inside `model_fn` ends when that returns. Called from a
+        completion, it waits for nothing: the workers finish what is queued and end. Idempotent.
         """
-        on_duty = self._workers.owns_current_thread
+        own_thread = self._workers.owns_current_thread
         until = math.inf if timeout is None else self._clock.now() + timeout
         self._queue.close()
-        if drain and on_duty:
+        if drain and own_thread:
             return False
         if drain:
             self._queue.wait_drained(until)
         for request in self._queue.fail_all():
             self._completer.fail(request, BatcherClosed("the batcher was closed before the request ran"))
-        if not on_duty:
+        if not own_thread:
             self._workers.join(until)
         return self._workers.ended
 
     def statistics(self) -> BatcherStatistics:
-        """Counts since the start and sizes of this moment. Thread-safe."""
-        buckets, returners = self._queue.learning.statistics()
+        """Return counts since the start, and the current sizes."""
+        buckets, returns = self._queue.learning.statistics()
         return self._counters.statistics(
-            self._queue.accepted, self._queue.sizes(), buckets, returners, self._warnings
+            self._queue.accepted, self._queue.sizes(), buckets, returns, self._warnings
         )
 
     def last_batches(self) -> Sequence[BatchRecord]:
-        """How the last batches formed, at most 64, the oldest first; who has an answer finds its batch there.
+        """Return how the last batches formed, at most 64, the oldest first. A request's batch is there when it completes.
 
-        Who rode in them is noted only for those that run within 10 s after somebody asked: the first time nobody
-        is. Thread-safe.
+        Their requests are recorded only for the 10 s after a call of this, so the first call returns none.
         """
         return self._recent.snapshot()
 
@@ -380,10 +456,10 @@ class Batcher:
         return f"<Batcher {self._name}: {sizes.running} requests running, {sizes.queued} queued>"
 
 
-def functions_of(
+def _functions_of(
     model_fn: Callable[[Any], Any] | Sequence[Callable[[Any], Any]], workers: int
 ) -> Sequence[Callable[[Any], Any]]:
-    """Return a function for each device: those given, or the one as often as batches of it may run at the same time."""
+    """Return a function for each batch that may run at the same time: those given, or the one `workers` times."""
     check_number("workers", workers, 1)
     functions = list(model_fn) if isinstance(model_fn, Sequence) else [model_fn] * workers
     if not functions or (isinstance(model_fn, Sequence) and workers != 1):

@@ -88,7 +88,7 @@ class FailingScenario(Scenario):
         for _ in range(3):
             self.interleaver.sleep(self.random.choice([0.0, 0.01, 0.03]))
             if hasattr(self, "batcher"):
-                self.batcher.give_up(self.random.randrange(self.devices), RunTimedOut("it hangs"))
+                self.batcher.abort_hung_run(self.random.randrange(self.devices), RunTimedOut("it hangs"))
 
     def check_error(self, error: BaseException) -> None:
         if isinstance(error, InstanceFailed):

@@ -143,8 +143,8 @@ class Scenario:
             clock=self.interleaver.clock,
         )
         if self.anchored:
-            self.batcher.anchor(1, 0.012)
-            self.batcher.anchor(MOST, 0.015)
+            self.batcher.add_warmup_sample(1, 0.012)
+            self.batcher.add_warmup_sample(MOST, 0.015)
         callers = [
             self.start_thread(f"caller-{number}", partial(self.call, number))
             for number in range(self.callers)
@@ -198,8 +198,8 @@ class Scenario:
     def enqueue(self, number: int, request: Request) -> None:
         if number >= self.attending:
             self.batcher.enqueue(request)
-        elif self.batcher.enqueue_quietly(request):
-            while (again := self.batcher.attend(self.short)) < math.inf:
+        elif self.batcher.enqueue(request, notify=False):
+            while (again := self.batcher.run_inline(self.short)) < math.inf:
                 self.interleaver.sleep(again - self.interleaver.now())
 
     def complete(self, sent: Sent, outcome: Outcome) -> None:

@@ -34,7 +34,7 @@ def test_a_short_batch_runs_on_the_thread_that_attends(batcher: Batcher, model: 
     _, second, call = quietly(batcher, [2.0, 3.0])
     assert not call, "it was told already"
     assert not model.batches, "nobody was woken"
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert model.batches == [[1.0, 2.0, 3.0]]
     assert model.here
     assert first.only.outputs.tolist() == [2.0]
@@ -44,14 +44,14 @@ def test_a_short_batch_runs_on_the_thread_that_attends(batcher: Batcher, model: 
 
 def test_all_that_is_queued_leaves_batch_by_batch(batcher: Batcher, model: Model) -> None:
     recorders = [quietly(batcher, [float(number)])[1] for number in range(9)]
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert [len(batch) for batch in model.batches] == [4, 4, 1]
     assert model.here
     assert all(recorder.kind == "answered" for recorder in recorders)
 
 
 def test_nothing_to_do_is_done_at_once(batcher: Batcher, model: Model) -> None:
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert not model.batches
 
 
@@ -67,11 +67,11 @@ def test_a_worker_is_woken_for_what_may_be_long(
 ) -> None:
     batcher = make(model, 4, clock=clock)
     for rows, seconds in zip((1, 4), anchors, strict=False):
-        batcher.anchor(rows, seconds)
+        batcher.add_warmup_sample(rows, seconds)
     await_worker(clock)
     _, recorder, call = quietly(batcher, [1.0, 2.0, 3.0, 4.0])
     assert call
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     recorder.await_outcome()
     assert not model.here
 
@@ -81,10 +81,10 @@ def test_one_bucket_that_may_be_long_is_enough_to_wake_a_worker(
 ) -> None:
     """Which leaves first is decided when one leaves."""
     wide = request_of(np.ones((1, 2)), Recorder(), one_row=False)
-    batcher.anchor(4, LONG, wide.key)
+    batcher.add_warmup_sample(4, LONG, wide.key)
     _, recorder, _ = quietly(batcher, [1.0])
-    batcher.enqueue_quietly(wide)
-    assert batcher.attend(MOST) == math.inf
+    batcher.enqueue(wide, notify=False)
+    assert batcher.run_inline(MOST) == math.inf
     recorder.await_outcome()
     assert not model.here
 
@@ -105,11 +105,11 @@ def test_a_worker_is_woken_where_there_is_more_to_decide(
 
     batcher = make(model_fn, 4, clock=clock, **options)
     for rows in (1, 4):
-        batcher.anchor(rows, SHORT)
+        batcher.add_warmup_sample(rows, SHORT)
     clock.await_sleepers(1 if "max_queue_delay" in options else 2, until=math.inf)
     _, recorder, call = quietly(batcher, [1.0])
     assert call
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     if "max_queue_delay" in options:
         clock.await_sleepers(until=1.0)
         assert not recorder.outcomes, "a window is a window"
@@ -126,7 +126,7 @@ def test_while_the_worker_runs_a_batch_the_next_is_its_own(
     _, first = enqueue(batcher, [1.0])
     _, second, call = quietly(batcher, [2.0])
     if call:
-        assert batcher.attend(MOST) == math.inf
+        assert batcher.run_inline(MOST) == math.inf
     go.set()
     first.await_outcome()
     second.await_outcome()
@@ -151,18 +151,18 @@ def test_after_a_batch_that_took_very_long_workers_run_all_for_a_second(
     def serve() -> bool:
         """Serves a request; whether on this thread."""
         for rows in (1, 4):
-            batcher.anchor(rows, 0.0)
+            batcher.add_warmup_sample(rows, 0.0)
         await_worker(clock)
         model.threads.clear()
         _, recorder, _ = quietly(batcher, [2.0])
-        assert batcher.attend(10.0) == math.inf
+        assert batcher.run_inline(10.0) == math.inf
         assert recorder.await_outcome().error is None
         return model.here
 
     model.script = [{"the run": long, "a run that fails": fail}.get(what, lambda: None)]
     complete = take_long if what == "an answer" else Recorder()
-    batcher.enqueue_quietly(request_of([1.0], complete, one_row=False))
-    batcher.attend(MOST)
+    batcher.enqueue(request_of([1.0], complete, one_row=False), notify=False)
+    batcher.run_inline(MOST)
     assert model.here
     assert not serve()
     clock.advance(0.8)
@@ -183,7 +183,7 @@ def test_a_batch_that_took_long_and_failed_is_run_again_by_a_worker(
 
     model.script = [fail]
     recorders = [quietly(batcher, [value])[1] for value in (1.0, -2.0, 3.0)]
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert [recorder.await_outcome().error is None for recorder in recorders] == [True, False, True]
     first, *others = model.threads
     assert first is threading.current_thread() not in others
@@ -200,22 +200,22 @@ def test_after_a_run_that_hung_workers_run_all_for_good(
     def hang() -> None:
         error = RunTimedOut("it took too long")
         if ended == "not at all":
-            batcher.give_up(0, error)
+            batcher.abort_hung_run(0, error)
             return
         model._running -= 1
         raise error
 
     model.script = [hang]
     _, recorder, _ = quietly(batcher, [1.0])
-    batcher.attend(MOST)
+    batcher.run_inline(MOST)
     assert isinstance(recorder.await_outcome().error, RunTimedOut)
     clock.advance(3600.0)
     for rows in (1, 4):
-        batcher.anchor(rows, 0.0)
+        batcher.add_warmup_sample(rows, 0.0)
     await_worker(clock)
     model.threads.clear()
     _, recorder, _ = quietly(batcher, [2.0])
-    assert batcher.attend(10.0) == math.inf
+    assert batcher.run_inline(10.0) == math.inf
     recorder.await_outcome()
     assert not model.here
 
@@ -244,15 +244,15 @@ def test_the_wait_for_returners_is_returned_and_kept(
     make: Make, model: Model, clock: VirtualClock, batcher: Batcher
 ) -> None:
     quietly(batcher, [1.0])
-    assert batcher.attend(MOST) == math.inf, "nobody was answered lately"
+    assert batcher.run_inline(MOST) == math.inf, "nobody was answered lately"
     _, recorder, call = quietly(batcher, [2.0])
     assert call
-    assert batcher.attend(MOST) == 11.0
+    assert batcher.run_inline(MOST) == 11.0
     clock.advance(0.5)
-    assert batcher.attend(MOST) == 11.0
+    assert batcher.run_inline(MOST) == 11.0
     assert not recorder.outcomes
     clock.advance(0.5)
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert recorder.only.outputs.tolist() == [4.0]
     assert model.here
 
@@ -260,11 +260,11 @@ def test_the_wait_for_returners_is_returned_and_kept(
 @pytest.mark.usefixtures("loyal")
 def test_the_wait_is_over_when_all_are_back(batcher: Batcher, model: Model, clock: VirtualClock) -> None:
     quietly(batcher, [1.0])
-    batcher.attend(MOST)
+    batcher.run_inline(MOST)
     quietly(batcher, [2.0])
-    assert batcher.attend(MOST) == 11.0
+    assert batcher.run_inline(MOST) == 11.0
     assert quietly(batcher, [3.0])[2], "there is nothing to wait for any more"
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert model.batches == [[1.0], [2.0, 3.0]]
     assert model.here
 
@@ -274,24 +274,24 @@ def test_a_wait_for_returners_that_others_end_is_over(
     batcher: Batcher, model: Model, clock: VirtualClock
 ) -> None:
     quietly(batcher, [1.0])
-    batcher.attend(MOST)
+    batcher.run_inline(MOST)
     _, first, _ = quietly(batcher, [2.0])
-    assert batcher.attend(MOST) == 11.0
+    assert batcher.run_inline(MOST) == 11.0
     _, second = enqueue(batcher, [3.0])
     first.await_outcome()
     second.await_outcome()
     assert model.batches == [[1.0], [2.0, 3.0]]
     assert model.threads[1] is not threading.current_thread(), "the worker heard of it"
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
 
 
 def test_a_failing_request_harms_no_neighbour(batcher: Batcher, model: Model) -> None:
     recorders = [quietly(batcher, [value])[1] for value in (1.0, -2.0, 3.0)]
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert [recorder.kind for recorder in recorders] == ["answered", "ValueError", "answered"]
     assert model.here
     _, after, _ = quietly(batcher, [4.0])
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert after.kind == "answered"
     statistics = batcher.statistics()
     assert (statistics.batches, sum(statistics.close_reasons.values())) == (3, 2)
@@ -301,16 +301,16 @@ def test_a_completion_that_raises_harms_nobody(batcher: Batcher) -> None:
     def complete(outcome: Outcome) -> None:
         raise SystemExit
 
-    batcher.enqueue_quietly(request_of([1.0], complete, one_row=False))
+    batcher.enqueue(request_of([1.0], complete, one_row=False), notify=False)
     _, neighbour, _ = quietly(batcher, [2.0])
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert neighbour.kind == "answered"
 
 
 def test_who_cancels_before_is_never_run(batcher: Batcher, model: Model) -> None:
     request, recorder, _ = quietly(batcher, [1.0])
     assert batcher.cancel(request)
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert recorder.kind == "Cancelled"
     assert not model.batches
 
@@ -322,13 +322,13 @@ def test_who_expired_in_the_queue_is_told_by_the_thread_that_attends(
     request = request_of(
         [1.0], lambda _: told.append(threading.current_thread()), one_row=False, deadline=clock.now() + 0.5
     )
-    batcher.enqueue_quietly(request)
+    batcher.enqueue(request, notify=False)
     clock.advance(1.0)
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert told == [threading.current_thread()]
     assert not model.batches
     _, recorder, _ = quietly(batcher, [2.0])
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert recorder.kind == "answered"
 
 
@@ -336,13 +336,13 @@ def test_a_closed_batcher_takes_nothing_quietly(batcher: Batcher) -> None:
     assert batcher.close()
     with pytest.raises(BatcherError, match="closed"):
         quietly(batcher, [1.0])
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
 
 
 def test_a_request_of_many_rows_is_cut_and_answered_as_one(batcher: Batcher, model: Model) -> None:
     _, recorder, call = quietly(batcher, np.arange(10.0))
     assert call
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert recorder.only.outputs.tolist() == [2.0 * value for value in range(10)]
     assert [len(batch) for batch in model.batches] == [4, 4, 2]
     assert model.here
@@ -352,6 +352,6 @@ def test_futures_still_work_beside(batcher: Batcher) -> None:
     future = batcher.submit(1.0)
     _, recorder, call = quietly(batcher, [2.0])
     if call:
-        batcher.attend(MOST)
+        batcher.run_inline(MOST)
     assert result(future) == 2.0
     recorder.await_outcome()

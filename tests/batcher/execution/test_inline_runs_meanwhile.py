@@ -38,7 +38,7 @@ def test_what_others_bring_meanwhile_is_served_after_it(
 
     model.script = [another]
     _, recorder, _ = quietly(batcher, [1.0])
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert model.batches == [[1.0], [2.0]]
     assert model.here
     assert (recorder.kind, others[0].kind) == ("answered", "answered")
@@ -49,10 +49,10 @@ def test_what_others_bring_meanwhile_is_the_workers_if_it_may_be_long(
 ) -> None:
     others: list[Recorder] = []
     wide = np.ones((1, 2))
-    batcher.anchor(1, LONG, request_of(wide, Recorder(), one_row=False).key)
+    batcher.add_warmup_sample(1, LONG, request_of(wide, Recorder(), one_row=False).key)
     model.script = [lambda: elsewhere(lambda: others.append(enqueue(batcher, wide)[1]))]
     quietly(batcher, [1.0])
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     others[0].await_outcome()
     assert [thread is threading.current_thread() for thread in model.threads] == [True, False]
 
@@ -62,12 +62,12 @@ def test_who_attends_meanwhile_leaves_it_to_the_first(batcher: Batcher, model: M
 
     def another() -> None:
         others.append(quietly(batcher, [2.0])[1])
-        assert batcher.attend(MOST) == math.inf
+        assert batcher.run_inline(MOST) == math.inf
         assert not others[0].outcomes
 
     model.script = [lambda: elsewhere(another)]
     quietly(batcher, [1.0])
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert model.batches == [[1.0], [2.0]]
     assert model.here
     assert others[0].kind == "answered"
@@ -78,12 +78,12 @@ def test_a_completion_may_enqueue_and_attend(batcher: Batcher, model: Model) -> 
     again = Recorder()
 
     def complete(outcome: Outcome) -> None:
-        batcher.enqueue_quietly(request_of([2.0], again, one_row=False))
-        assert batcher.attend(MOST) == math.inf
+        batcher.enqueue(request_of([2.0], again, one_row=False), notify=False)
+        assert batcher.run_inline(MOST) == math.inf
         assert not again.outcomes
 
-    batcher.enqueue_quietly(request_of([1.0], complete, one_row=False))
-    assert batcher.attend(MOST) == math.inf
+    batcher.enqueue(request_of([1.0], complete, one_row=False), notify=False)
+    assert batcher.run_inline(MOST) == math.inf
     assert again.only.outputs.tolist() == [4.0]
 
 
@@ -91,7 +91,7 @@ def test_who_cancels_while_it_runs_has_cancelled(batcher: Batcher, model: Model)
     request, recorder, _ = quietly(batcher, [1.0])
     _, neighbour, _ = quietly(batcher, [2.0])
     model.script = [lambda: elsewhere(lambda: batcher.cancel(request))]
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert (recorder.kind, neighbour.kind) == ("Cancelled", "answered")
     assert neighbour.only.outputs.tolist() == [4.0]
 
@@ -99,7 +99,7 @@ def test_who_cancels_while_it_runs_has_cancelled(batcher: Batcher, model: Model)
 def test_an_answer_after_the_deadline_is_none(batcher: Batcher, model: Model, clock: VirtualClock) -> None:
     model.script = [lambda: clock.advance(1.0)]
     _, recorder, _ = quietly(batcher, [1.0], deadline=clock.now() + 0.5)
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert recorder.kind == "DeadlineExceeded"
 
 
@@ -117,7 +117,7 @@ def test_who_expires_while_another_batch_runs_is_told_at_once(
 
     model.script = [expire]
     quietly(batcher, [1.0])
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     assert late[0].kind == "DeadlineExceeded"
     assert model.batches == [[1.0]]
 
@@ -135,7 +135,7 @@ def test_drain_waits_for_a_batch_that_runs_elsewhere(
 
     model.script = [during]
     _, recorder, _ = quietly(batcher, [1.0])
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     drain.join(PATIENCE)
     assert drained == [True]
     assert recorder.kind == "answered"
@@ -158,7 +158,7 @@ def test_a_close_meanwhile_ends_the_worker_after_it(
 
     model.script = [during]
     _, recorder, _ = quietly(batcher, [1.0])
-    assert batcher.attend(MOST) == math.inf
+    assert batcher.run_inline(MOST) == math.inf
     close.join(PATIENCE)
     assert closed == [True]
     assert recorder.kind == "answered"
@@ -168,7 +168,9 @@ def test_a_close_meanwhile_ends_the_worker_after_it(
 @pytest.mark.parametrize("end", ["drain", "close"])
 def test_a_completion_that_ends_the_batcher_does_not_wait_for_itself(batcher: Batcher, end: str) -> None:
     ended: list[bool] = []
-    batcher.enqueue_quietly(request_of([1.0], lambda _: ended.append(getattr(batcher, end)()), one_row=False))
-    assert batcher.attend(MOST) == math.inf
+    batcher.enqueue(
+        request_of([1.0], lambda _: ended.append(getattr(batcher, end)()), one_row=False), notify=False
+    )
+    assert batcher.run_inline(MOST) == math.inf
     assert ended == [False]
     assert batcher.close(), "from elsewhere it waits"

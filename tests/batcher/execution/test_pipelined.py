@@ -38,7 +38,7 @@ def batcher(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> Batcher:
     """Knows that batches take ten seconds, and runs one."""
     batcher = make(runner, 4, pipelined=True, clock=clock)
     for count in (1, 4):
-        batcher.anchor(count, SECONDS)
+        batcher.add_warmup_sample(count, SECONDS)
     enqueue(batcher, [0.0])
     runner.await_batches(1)
     clock.await_sleepers(1)

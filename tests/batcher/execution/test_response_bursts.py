@@ -45,7 +45,7 @@ class Noting(Recorder):
 
 def test_the_answers_of_a_batch_of_several_are_between(make: Make, runner: ScriptedRunner) -> None:
     journal = Journal()
-    batcher = make(runner, 4, together=journal)
+    batcher = make(runner, 4, response_hook=journal)
     first = occupy(batcher, runner)
     requests = [enqueue(batcher, [float(x)])[0] for x in range(3)]
     recorders = [Noting(journal) for _ in requests]
@@ -63,7 +63,7 @@ def test_the_answers_of_a_batch_of_several_are_between(make: Make, runner: Scrip
 
 def test_a_completion_that_raises_does_not_hold_the_others_back(make: Make, runner: ScriptedRunner) -> None:
     journal = Journal()
-    batcher = make(runner, 4, together=journal)
+    batcher = make(runner, 4, response_hook=journal)
     occupy(batcher, runner)
 
     def raises(outcome: Outcome) -> None:
@@ -84,7 +84,7 @@ def test_a_bug_in_the_middle_leaves_nobody_behind(
 ) -> None:
     """What was given before it leaves, and those after it, who fail, are not taken for a part of the batch."""
     journal = Journal()
-    batcher = make(runner, 4, together=journal)
+    batcher = make(runner, 4, response_hook=journal)
     occupy(batcher, runner)
     requests = [enqueue(batcher, [float(x)])[0] for x in range(3)]
     recorders = [Noting(journal) for _ in requests]
@@ -116,7 +116,7 @@ def test_the_parts_of_a_batch_that_failed_are_each_a_batch(make: Make) -> None:
             raise ValueError("minus one")
         return np.asarray(x)
 
-    batcher = make(fails_on_minus_one, 4, together=journal)
+    batcher = make(fails_on_minus_one, 4, response_hook=journal)
     ahead = batcher.submit(0.0)
     recorders = []
     for x in (1.0, 2.0, 3.0, -1.0):

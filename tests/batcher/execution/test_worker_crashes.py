@@ -104,8 +104,8 @@ def test_wherever_a_worker_falls_each_request_ends_once_and_it_goes_on(
     health = HealthBook()
     batcher = make(runner, 4, pipelined=pipelined, health=health)
     # Known, or some steps are left out.
-    batcher.anchor(1, 0.001)
-    batcher.anchor(4, 0.001)
+    batcher.add_warmup_sample(1, 0.001)
+    batcher.add_warmup_sample(4, 0.001)
     first = occupy(batcher, runner)
     sent = [enqueue(batcher, [float(tag)])[1] for tag in range(1, 7)]
     fell = fails_once(monkeypatch, owner, name, kind())
@@ -275,21 +275,21 @@ def test_an_exception_that_somebody_injects(make: Make, runner: ScriptedRunner) 
 def test_a_fall_of_who_attends_leaves_it_to_a_worker(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that polls runs short batches itself; it has other things to do than to fall."""
     batcher = make(lambda x: x * 2, 4)
-    batcher.anchor(1, 1e-5)
-    batcher.anchor(4, 1e-5)
+    batcher.add_warmup_sample(1, 1e-5)
+    batcher.add_warmup_sample(4, 1e-5)
     for owner, name in ((BatchExecutor, "run"), (BatchSelector, "credits"), (Devices, "dispatched")):
         with monkeypatch.context() as patch:
             fell = fails_once(patch, owner, name, SystemExit(), on=threading.current_thread().name)
             recorders = [Recorder() for _ in range(3)]
             for tag, recorder in enumerate(recorders):
-                batcher.enqueue_quietly(request_of([float(tag)], recorder, one_row=False))
+                batcher.enqueue(request_of([float(tag)], recorder, one_row=False), notify=False)
             while not fell.is_set():
                 try:
-                    assert batcher.attend(1.0) == math.inf
+                    assert batcher.run_inline(1.0) == math.inf
                 except SystemExit:
                     break
                 # The worker was not back to wait for it.
-                batcher.enqueue_quietly(request_of([0.0], Recorder(), one_row=False))
+                batcher.enqueue(request_of([0.0], Recorder(), one_row=False), notify=False)
             for tag, recorder in enumerate(recorders):
                 assert recorder.await_outcome().outputs.tolist() == [2.0 * tag]
 

@@ -336,7 +336,7 @@ def test_a_run_that_does_not_return_is_given_up(make: Make, pipelined: bool) -> 
     batcher = make(runner, 1, pipelined=pipelined)
     sent = [enqueue(batcher, [float(tag)])[1] for tag in range(3)]
     runner.await_batches(1)
-    batcher.give_up(0, RunTimedOut("it hangs"))
+    batcher.abort_hung_run(0, RunTimedOut("it hangs"))
     kinds = [recorder.await_outcome() and recorder.kind for recorder in sent]
     assert kinds == ["RunTimedOut", "InstanceFailed", "InstanceFailed"]
     with pytest.raises(InstanceFailed, match="it hangs"):
@@ -358,7 +358,7 @@ def test_a_run_that_is_given_up_when_it_is_over_changes_nothing(make: Make) -> N
     runner = ScriptedRunner()
     batcher = make(runner)
     assert result(batcher.submit(1.0)) == 2
-    batcher.give_up(0, RunTimedOut("it hangs"))
+    batcher.abort_hung_run(0, RunTimedOut("it hangs"))
     assert result(batcher.submit(1.0)) == 2
 
 
@@ -369,7 +369,7 @@ def test_the_other_device_serves_beside_a_hanging_one(make: Make) -> None:
     hangs.await_batches(1)
     works.await_batches(1)
     _, queued = enqueue(batcher, [2.0])
-    batcher.give_up(0, RunTimedOut("it hangs"))
+    batcher.abort_hung_run(0, RunTimedOut("it hangs"))
     works.open()
     assert queued.await_outcome().error is None
     for recorder in both:
@@ -382,7 +382,7 @@ def test_the_other_device_serves_beside_a_hanging_one(make: Make) -> None:
 
 def test_a_recovery_that_does_not_return_is_given_up(make: Make) -> None:
     batcher, device, recorders, _ = broken_with(make, 2)
-    batcher.give_up(0, RunTimedOut("the recovery hangs"))
+    batcher.abort_hung_run(0, RunTimedOut("the recovery hangs"))
     assert [recorder.await_outcome() and recorder.kind for recorder in recorders] == ["InstanceFailed"] * 2
     with pytest.raises(InstanceFailed):
         batcher.submit(1.0)
@@ -416,12 +416,12 @@ def test_the_submitting_thread_recovers_no_device(make: Make) -> None:
     device = Device()
     batcher = make(device, 4)
     for count in (1, 4):
-        batcher.anchor(count, 1e-6)
+        batcher.add_warmup_sample(count, 1e-6)
     recorder = Recorder()
     device.broken = True
     mine = request_of([1.0], recorder, one_row=False)
-    if batcher.enqueue_quietly(mine):
-        batcher.attend(1.0)
+    if batcher.enqueue(mine, notify=False):
+        batcher.run_inline(1.0)
     reach(device.tried)
     assert not recorder.outcomes
     device.may_return.set()

@@ -169,9 +169,9 @@ def test_a_warm_up_run_that_makes_no_sense_is_refused_at_once(make: Make, rows: 
     """At once, not at the first request of each kind."""
     batcher = make(lambda x: x)
     with pytest.raises(ValueError, match="rows must be at least 1"):
-        batcher.anchor(rows, 1.0)
+        batcher.add_warmup_sample(rows, 1.0)
     with pytest.raises(ValueError, match="seconds at least 0 and finite"):
-        batcher.anchor(1, math.nan)
+        batcher.add_warmup_sample(1, math.nan)
     assert result(batcher.submit(1.0)) == 1
 
 

@@ -26,7 +26,7 @@ def make_batcher(
 ) -> Batcher:
     batcher = make(runner, 4, clock=clock)
     for rows in (1, 4):
-        batcher.anchor(rows, seconds)
+        batcher.add_warmup_sample(rows, seconds)
     clock.await_sleepers(until=math.inf)
     return batcher
 
@@ -40,17 +40,17 @@ def batcher(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> Batcher:
 def quietly(batcher: Batcher, x: float, deadline: float = math.inf) -> Recorder:
     recorder = Recorder()
     request: Request = request_of([x], recorder, one_row=False, deadline=deadline)
-    batcher.enqueue_quietly(request)
+    batcher.enqueue(request, notify=False)
     return recorder
 
 
 def run_one(batcher: Batcher, runner: ScriptedRunner) -> None:
     """Run a batch of one; meanwhile another request arrives, and the thread reports it."""
     quietly(batcher, 1.0)
-    batcher.attend(SHORT)
+    batcher.run_inline(SHORT)
     runner.await_batches(1)
     quietly(batcher, 2.0)
-    batcher.attend(SHORT)
+    batcher.run_inline(SHORT)
 
 
 def answer(runner: ScriptedRunner, clock: VirtualClock, seconds: float = SECONDS) -> None:
@@ -75,14 +75,14 @@ def test_requests_that_have_arrived_join_the_batch(
     batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     run_one(batcher, runner)
-    assert not batcher.awaits_attendance, "the device is busy"
+    assert not batcher.wants_inline_run, "the device is busy"
     answer(runner, clock)
     await_wait(clock)
-    assert batcher.awaits_attendance
+    assert batcher.wants_inline_run
     quietly(batcher, 3.0)
-    batcher.attend(SHORT)
+    batcher.run_inline(SHORT)
     assert batches(runner, 2) == [[1.0], [2.0, 3.0]]
-    assert not batcher.awaits_attendance
+    assert not batcher.wants_inline_run
 
 
 def test_a_request_without_an_inline_run_is_run_by_a_worker(
@@ -93,7 +93,7 @@ def test_a_request_without_an_inline_run_is_run_by_a_worker(
     await_wait(clock)
     clock.advance(MOST_WAIT)
     assert batches(runner, 2) == [[1.0], [2.0]]
-    assert not batcher.awaits_attendance
+    assert not batcher.wants_inline_run
 
 
 def test_it_waits_once(batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock) -> None:
@@ -101,7 +101,7 @@ def test_it_waits_once(batcher: Batcher, runner: ScriptedRunner, clock: VirtualC
     answer(runner, clock)
     await_wait(clock)
     clock.advance(MOST_WAIT / 2)
-    batcher.attend(SHORT)
+    batcher.run_inline(SHORT)
     assert batches(runner, 2) == [[1.0], [2.0]]
 
 
@@ -121,7 +121,7 @@ def test_a_batch_that_becomes_full_closes_once_that_is_reported(
     await_wait(clock)
     for x in (3.0, 4.0, 5.0, 6.0):
         quietly(batcher, x)
-    batcher.attend(SHORT)
+    batcher.run_inline(SHORT)
     assert batches(runner, 2) == [[1.0], [2.0, 3.0, 4.0, 5.0]]
 
 
@@ -145,11 +145,11 @@ def test_and_ends_the_wait_of_others(batcher: Batcher, runner: ScriptedRunner, c
 def test_an_idle_device_starts_at_once(batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock) -> None:
     runner.open()
     quietly(batcher, 1.0)
-    batcher.attend(SHORT)
+    batcher.run_inline(SHORT)
     assert batches(runner, 1) == [[1.0]]
     clock.await_sleepers(until=math.inf)
     quietly(batcher, 2.0)
-    batcher.attend(SHORT)
+    batcher.run_inline(SHORT)
     assert batches(runner, 2) == [[1.0], [2.0]]
 
 
@@ -193,9 +193,9 @@ def test_a_drain_does_not_wait(batcher: Batcher, runner: ScriptedRunner, clock: 
 def test_an_unsteady_model_runs_on_its_worker(make: Make, clock: VirtualClock) -> None:
     runner = ScriptedRunner()
     batcher = make(runner, 4, clock=clock, steady=False)
-    batcher.anchor(1, 1e-6)
-    batcher.anchor(4, 1e-6)
+    batcher.add_warmup_sample(1, 1e-6)
+    batcher.add_warmup_sample(4, 1e-6)
     clock.await_sleepers(until=math.inf)
     recorder = quietly(batcher, 1.0)
-    assert batcher.attend(1.0) == math.inf
+    assert batcher.run_inline(1.0) == math.inf
     assert recorder.await_outcome().outputs.tolist() == [2.0]

@@ -31,7 +31,7 @@ def batcher(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> Batcher:
     """A batcher with known batch times, whose worker is busy with a first batch."""
     batcher = make(runner, 4, clock=clock)
     for rows in (1, 4):
-        batcher.anchor(rows, ALONE + PER_ROW * rows)
+        batcher.add_warmup_sample(rows, ALONE + PER_ROW * rows)
     result_of_first = occupy(batcher, runner)
     runner.release()
     result(result_of_first)
@@ -91,7 +91,7 @@ def test_under_overload_the_fewest_oldest_are_shed_with_a_hint(make: Make, clock
     runner = ScriptedRunner(model_fn, gated=True)
     busy = make(runner, 4, clock=clock)
     for rows in (1, 4):
-        busy.anchor(rows, ALONE + PER_ROW * rows)
+        busy.add_warmup_sample(rows, ALONE + PER_ROW * rows)
     occupy(busy, runner)
     futures.append(busy.submit(0.0, timeout=2.3))
     runner.open()
@@ -145,7 +145,7 @@ def test_a_request_without_deadline_is_not_starved_by_those_with_one(
 ) -> None:
     batcher = make(runner, 2, clock=clock)
     for rows in (1, 2):
-        batcher.anchor(rows, ALONE + PER_ROW * rows)
+        batcher.add_warmup_sample(rows, ALONE + PER_ROW * rows)
     occupy(batcher, runner)
     without_deadline = batcher.submit(-1.0)
     with_deadline = [batcher.submit(float(i), timeout=1000.0 + i) for i in range(100)]

@@ -115,7 +115,7 @@ def test_the_retry_hint_is_the_time_that_the_queue_takes(make: Make, clock: Virt
     runner = ScriptedRunner(model_fn, gated=True)
     batcher = make(runner, 2, max_queue_size=5, clock=clock)
     for rows in (1, 2):
-        batcher.anchor(rows, 2.0)
+        batcher.add_warmup_sample(rows, 2.0)
     first = occupy(batcher, runner)
     runner.release()
     assert result(first) == 0

@@ -68,7 +68,7 @@ def test_requests_with_optional_inputs_run_alone_if_batching_was_only_tested(tmp
             data = request({"x": X, "scale": np.array(3, np.float32)}).SerializeToString()
             service.submit(data, math.inf, each, needs_run=needs_run)  # type: ignore[arg-type]
         # Runs all batches now that all requests are queued.
-        model.batcher.attend(math.inf)
+        model.batcher.run_inline(math.inf)
         for each in replies:
             np.testing.assert_array_equal(
                 np.frombuffer(response_of(each.first()).raw_output_contents[0], "<f4"), np.full(6, 3)
@@ -93,7 +93,7 @@ def test_requests_with_an_optional_input_of_variable_shape_run_alone(tmp_path: P
     for each in replies:
         data = request({"x": X, "state": 2 * X}).SerializeToString()
         service.submit(data, math.inf, each, needs_run=needs_run)  # type: ignore[arg-type]
-    model.batcher.attend(math.inf)
+    model.batcher.run_inline(math.inf)
     for each in replies:
         (raw,) = response_of(each.first()).raw_output_contents
         np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), np.full(6, 3))

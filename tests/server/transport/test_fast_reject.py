@@ -30,7 +30,7 @@ class Model:
         self.batcher = self
         self.asked: list[float] = []
 
-    def foreseen(self, deadline: float) -> QueueFull | None:
+    def fast_reject(self, deadline: float) -> QueueFull | None:
         self.asked.append(deadline)
         return FULL if deadline < 10 else None
 
@@ -154,7 +154,7 @@ def test_the_thread_rests_only_where_no_other_model_serves(
 ) -> None:
     """A call of another's may be answered in a moment, and would be late by the rest."""
     assert served.lane is not None
-    batcher = None if others else SimpleNamespace(foreseen=lambda deadline: None)
+    batcher = None if others else SimpleNamespace(fast_reject=lambda deadline: None)
     monkeypatch.setattr(served.service.early_rejection, "only_batcher", lambda: batcher)
     rests: list[float] = []
     monkeypatch.setattr(served.lane.response_batcher, "pause", rests.append)

@@ -57,7 +57,7 @@ def quietly(batcher: Batcher, x: Any, **options: Any) -> tuple[Request, Recorder
     """Enqueue the rows `x` quietly; return whether an inline run must follow."""
     recorder = Recorder()
     request = request_of(x, recorder, one_row=False, **options)
-    return request, recorder, batcher.enqueue_quietly(request)
+    return request, recorder, batcher.enqueue(request, notify=False)
 
 
 def elsewhere(action: Callable[[], object]) -> None:
@@ -87,6 +87,6 @@ def short_batches(make: Make, model: Model, clock: VirtualClock) -> Batcher:
     """A batcher whose batches are known to be short. Its worker waits."""
     made = make(model, 4, clock=clock)
     for rows in (1, 4):
-        made.anchor(rows, SHORT)
+        made.add_warmup_sample(rows, SHORT)
     await_worker(clock)
     return made

@@ -65,7 +65,7 @@ class TracedService:
             response_batcher,
         )
         self.runner = ScriptedRunner(fn or (lambda inputs: {"y": inputs["x"] * 2}), gated=True)
-        self.batcher = Batcher(self.runner, 4, together=self.source, **options)
+        self.batcher = Batcher(self.runner, 4, response_hook=self.source, **options)
         served.registry.mark_ready(Model("m", "1", SIGNATURE, 4, "", self.batcher))
         served.serve_by(InferenceService(served.registry, tracing=Tracer([self.source])))
 

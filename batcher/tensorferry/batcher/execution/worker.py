@@ -37,7 +37,7 @@ class Worker:
         self._clock = context.clock
         self._name = context.name
         self._health = context.health
-        # Identifiers of other threads that run batches here, see `attend`. Each set operation is atomic.
+        # Identifiers of other threads that run batches here, see `run_inline`. Each set operation is atomic.
         self._inline_threads: set[int] = set()
         # Recent crashes of this worker, and the time of the last one.
         self._crashes = 0
@@ -87,13 +87,13 @@ class Worker:
         except BaseException:
             _log.exception("%s: the health callback of an instance raised; it is ignored", self._name)
 
-    def attend(self, most_seconds: float) -> float:
-        """Execute, on the calling thread, batches that may start now and should take at most `most_seconds`.
+    def run_inline(self, max_seconds: float) -> float:
+        """Execute, on the calling thread, batches that may start now and should take at most `max_seconds`.
 
         Return the time at which to call again, as `RequestQueue.take_inline` does.
         """
         try:
-            work = self._queue.take_inline(most_seconds)
+            work = self._queue.take_inline(max_seconds)
         except BaseException:
             self._inline_run_crashed()
             raise
@@ -107,7 +107,7 @@ class Worker:
             while not isinstance(work, float):
                 if not self._execute(work):
                     return math.inf
-                work = self._queue.take_inline(most_seconds)
+                work = self._queue.take_inline(max_seconds)
             return work
         except BaseException:
             self._inline_run_crashed()
@@ -124,7 +124,7 @@ class Worker:
 
     @property
     def runs_inline(self) -> bool:
-        """Whether the calling thread is inside `attend` and executes a batch."""
+        """Whether the calling thread is inside `run_inline` and executes a batch."""
         return threading.get_ident() in self._inline_threads
 
     def _execute(self, work: BatchAssignment) -> bool:

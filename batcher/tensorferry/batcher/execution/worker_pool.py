@@ -58,8 +58,8 @@ class WorkerPool:
         """Whether no thread is left."""
         return not any(thread.is_alive() for thread in self._threads)
 
-    def give_up(self, index: int, error: RunTimedOut) -> None:
-        """Fail the batch that an instance runs and does not return from; see `Batcher.give_up`."""
+    def abort_hung_run(self, index: int, error: RunTimedOut) -> None:
+        """Fail the batch that an instance runs and does not return from; see `Batcher.abort_hung_run`."""
         instance = self._instances[index]
         instance.abort()
         failed = InstanceFailed(str(error))

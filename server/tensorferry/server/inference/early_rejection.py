@@ -29,7 +29,7 @@ class EarlyRejection:
         batcher = self.only_batcher()
         if batcher is None or self._tracer.sources:
             return None
-        return batcher.foreseen(deadline)
+        return batcher.fast_reject(deadline)
 
     def only_batcher(self) -> Batcher | None:
         """Return the batcher of the only model; None if there are several models, or none."""

@@ -65,7 +65,7 @@ class PendingInference(InferenceCall, InferenceReply):
         try:
             if needs_run is None:
                 batcher.enqueue(self.request)
-            elif batcher.enqueue_quietly(self.request):
+            elif batcher.enqueue(self.request, notify=False):
                 needs_run.add(batcher)
         except BaseException:
             # The two refer to each other and would keep each other, and the call, alive.
@@ -102,7 +102,7 @@ class PendingInference(InferenceCall, InferenceReply):
     def needs_run(self) -> Batcher | None:
         """See `InferenceReply`."""
         batcher = self._template.model.batcher
-        return batcher if batcher.awaits_attendance else None
+        return batcher if batcher.wants_inline_run else None
 
     def completed(self, outcome: Outcome) -> None:
         """Take the outcome and call the completion. The batcher calls this once."""

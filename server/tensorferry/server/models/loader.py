@@ -214,7 +214,7 @@ def _batcher(
         # The host has hands free while a GPU computes; on the CPU both would share the cores.
         pipelined=on_gpus,
         steady=not on_gpus and has_steady_run_time(source.path),
-        together=together,
+        response_hook=together,
         clients=client_policy(config),
         name=source.name,
         health=health,
@@ -243,10 +243,10 @@ def _anchor(batcher: Batcher, loaded: _Loaded, prepared: Prepared) -> None:
             inputs = random_inputs(signature, 1, size, sizes=sizes)
             key = tuple(inputs[spec.name].shape[1:] for spec in signature.inputs)
             for rows, seconds in run.items():
-                batcher.anchor(rows, seconds, key)
+                batcher.add_warmup_sample(rows, seconds, key)
     elif not varies(signature):
         for rows, seconds in first[-1].items():
-            batcher.anchor(rows, seconds)
+            batcher.add_warmup_sample(rows, seconds)
 
 
 def _giving_up(batcher: weakref.ref[Batcher], instance: int) -> Callable[[RunTimedOut], None]:
@@ -254,7 +254,7 @@ def _giving_up(batcher: weakref.ref[Batcher], instance: int) -> Callable[[RunTim
 
     def give_up(error: RunTimedOut) -> None:
         if (found := batcher()) is not None:
-            found.give_up(instance, error)
+            found.abort_hung_run(instance, error)
 
     return give_up
 

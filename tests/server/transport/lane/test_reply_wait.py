@@ -26,8 +26,8 @@ def runner(served: ServedTransport, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr("tensorferry.batcher.queue.wakeup._INPUT_WAIT_SHARE", NEVER)
     runner = ScriptedRunner(lambda inputs: {"x": inputs["x"]}, gated=True)
     batcher = Batcher(runner, 4)
-    batcher.anchor(1, SECONDS)
-    batcher.anchor(4, SECONDS)
+    batcher.add_warmup_sample(1, SECONDS)
+    batcher.add_warmup_sample(4, SECONDS)
     served.be_real()
     served.registry.mark_ready(Model("m", "1", signature(spec("x", "FP32", "b", 1)), 4, "", batcher))
     yield runner

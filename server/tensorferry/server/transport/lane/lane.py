@@ -290,7 +290,7 @@ class Lane:
                 self._unattended.add(batcher)
         while self._unattended:
             batcher = self._unattended.pop()
-            again = batcher.attend(_INLINE_RUN_SECONDS)
+            again = batcher.run_inline(_INLINE_RUN_SECONDS)
             if again < math.inf:
                 self._next_run[batcher] = time.time() + again - time.monotonic()
         if now >= self._watch_cancel_at or now + _MAX_WAIT_SECONDS < self._watch_cancel_at < math.inf:
