@@ -24,7 +24,9 @@ from tensorferry.protos.inference_pb2_grpc import GRPCInferenceServiceStub
 
 WORDS = np.ones((1, 3), np.int64)
 NO_WORDS = np.zeros((1, 0), np.int64)
-MESSAGE = r"axis 1 of input 'ids' \(shape \[1, 0\]\) has length zero, which model 'gru' is not known to bear"
+MESSAGE = (
+    r"axis 1 of input 'ids' \(shape \[1, 0\]\) has length zero, which model 'gru' is not known to support"
+)
 
 
 @pytest.fixture(scope="module", params=["prove", "trust", "unbatched"])

@@ -79,7 +79,7 @@ class PendingInference(InferenceCall, InferenceReply):
         try:
             template.model.batcher.answer_empty(self.request, outputs)
         except BaseException:
-            # As above.
+            # As in `enqueue`.
             del self.request
             raise
 

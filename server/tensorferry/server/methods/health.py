@@ -120,8 +120,8 @@ class HealthService:
         if status is None:
             context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"no health is known of {quote(request.service)}; a model has its own once the server knows of it, "
-                "'' stands for the server",
+                f"{quote(request.service)} has no health status; a model has one once the server knows it, '' is the "
+                "server",
             )
         return health_pb2.HealthCheckResponse(status=status)
 

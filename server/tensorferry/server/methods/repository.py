@@ -106,7 +106,7 @@ class RepositoryMethods:
                 )
             else:
                 raise InvalidRequestError(
-                    f"unrecognized load parameter {truncate(name)!r}; there are 'config' and 'file:VERSION/NAME'"
+                    f"unrecognized load parameter {truncate(name)!r}; known are 'config' and 'file:VERSION/NAME'"
                 )
         if files and config is None:
             raise InvalidRequestError(
@@ -123,7 +123,7 @@ class RepositoryMethods:
             # `unload_dependents` has no effect, because no model depends on another.
             if name != _UNLOAD_DEPENDENTS or parameter.WhichOneof("parameter_choice") != "bool_param":
                 raise InvalidRequestError(
-                    f"unrecognized unload parameter {truncate(name)!r}, or not of its type; there is {_UNLOAD_DEPENDENTS!r}, a "
+                    f"unrecognized unload parameter {truncate(name)!r}, or not of its type; known is {_UNLOAD_DEPENDENTS!r}, a "
                     "bool_param"
                 )
         self._control.unload(request.model_name)

@@ -25,7 +25,7 @@ class SharedMemoryMethods:
 
     @property
     def names(self) -> Sequence[str]:
-        """The extensions of which regions can be registered."""
+        """The extensions for which regions can be registered."""
         system = ("system_shared_memory",) if self._regions.allowed else ()
         return (*system, "cuda_shared_memory") if self._regions.has_cuda else system
 

@@ -42,14 +42,14 @@ class EmptyAxes:
         ]
         if not empty:
             return
-        reason = self.verdicts.get(frozenset((name, axis) for name, axis, _ in empty), "this was not tried")
+        reason = self.verdicts.get(frozenset((name, axis) for name, axis, _ in empty), "this was not tested")
         if not reason:
             return
         found = " and ".join(
             f"axis {axis} of input {name!r} (shape {list(shape)})" for name, axis, shape in empty
         )
         raise InvalidRequestError(
-            f"{found} has length zero, which model {model!r} is not known to bear ({reason}): send at least one "
+            f"{found} has length zero, which model {model!r} is not known to support ({reason}): send at least one "
             "element along each axis"
         )
 
