@@ -29,7 +29,7 @@ from tensorferry.server.methods.repository import RepositoryMethods
 from tensorferry.server.model_config.pbtxt import config_text, parse_config, read_config
 from tensorferry.server.models import loader, preparation
 from tensorferry.server.models.labels import read_labels
-from tensorferry.server.models.preparation import Prepared
+from tensorferry.server.models.preparation import PreparedModel
 from tensorferry.server.models.registry import Model, ModelState
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import RepositoryController
@@ -119,7 +119,7 @@ class _WithoutRuntime:
     def prepare(self, source: ModelSource, options: ServerConfig = _OPTIONS) -> Model:
         """Run `load_model` on a configuration, up to a running batcher."""
         with ExitStack() as scratch:
-            prepared: Prepared = preparation.prepare(source, options, "cpu", scratch)
+            prepared: PreparedModel = preparation.prepare(source, options, "cpu", scratch)
         signature, settings = prepared.io_mapping.signature, prepared.settings
         warmup_samples(prepared.config, signature, source.directory)
         labels = read_labels(prepared.config, source.directory)
@@ -361,7 +361,7 @@ class RepositoryTarget(MethodsTarget):
         return (RepositoryMethods(registry, self._control),)
 
     def _load(self, source: ModelSource) -> Model:
-        if source.files is None or source.path.is_file():
+        if source.keep_alive is None or source.path.is_file():
             return self._without.prepare(source)
         raise StartError(f"{source.path} was not sent")
 

@@ -146,4 +146,4 @@ def test_a_process_prints_only_the_configuration_on_stdout(tmp_path: Path) -> No
     )
     assert parse_config(done.stdout, "stdout").name == "m"
     (line,) = done.stderr.splitlines()
-    assert line.endswith("has response_cache.enable: no answer is kept: each request is computed")
+    assert line.endswith("has response_cache.enable: it has no effect: this server has no response cache")

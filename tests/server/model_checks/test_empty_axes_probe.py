@@ -1,4 +1,4 @@
-"""Which axes may have length zero is found out in a child process, which ONNX Runtime may end, and is kept."""
+"""The probe finds in a child process which axes may have length zero, and caches the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 
-CRASHES = "with it ONNX Runtime ends its process"
+CRASHES = "with it ONNX Runtime crashes"
 FAILS = "with it the model fails"
 
 
@@ -49,7 +49,7 @@ def verdicts(given: ProbedModel) -> Mapping[Any, str]:
 
 
 def hanging(path: Path) -> Path:
-    """x FP32 [batch, n] → y FP32 [batch, n], after 2**62 turns of a loop if n is 0."""
+    """x FP32 [batch, n] → y FP32 [batch, n], after 2**62 iterations of a loop if n is 0."""
     body = helper.make_graph(
         [node("Identity", "go_on", "go_on_out"), node("Identity", "state", "state_out")],
         "body",
@@ -73,10 +73,10 @@ def hanging(path: Path) -> Path:
     )
 
 
-def test_a_model_that_ends_the_process(tmp_path: Path) -> None:
+def test_a_crash_of_the_child_is_a_verdict(tmp_path: Path) -> None:
     given = subject(recurrent.gru(tmp_path / "gru.onnx"))
     assert verdicts(given) == {frozenset({("ids", 1)}): CRASHES}
-    # Axis 0 counts only where it is no batch axis.
+    # Axis 0 is probed only if it is not the batch axis.
     assert verdicts(replace(given, max_batch_size=0)) == {
         frozenset({("ids", 0)}): CRASHES,
         frozenset({("ids", 1)}): CRASHES,
@@ -84,8 +84,8 @@ def test_a_model_that_ends_the_process(tmp_path: Path) -> None:
     }
 
 
-def test_axes_of_one_name_and_combinations(tmp_path: Path) -> None:
-    """Of three symbols, one of which two inputs share, each combination is tried."""
+def test_axes_with_one_name_are_probed_together_and_in_all_combinations(tmp_path: Path) -> None:
+    """The inputs have three symbols, and share one of them."""
     x, mask = value("x", dims=["batch", "n", "k"]), value("mask", dims=["batch", "n", None])
     path = small.identity(tmp_path / "m.onnx", x, mask)
     n, k, rest = {("x", 1), ("mask", 1)}, {("x", 2)}, {("mask", 2)}
@@ -93,7 +93,7 @@ def test_axes_of_one_name_and_combinations(tmp_path: Path) -> None:
     assert verdicts(subject(path)) == {frozenset(axes): "" for axes in expected}
 
 
-def test_a_model_that_fails(tmp_path: Path) -> None:
+def test_a_failing_run_is_a_verdict(tmp_path: Path) -> None:
     path = save(
         tmp_path / "first.onnx",
         [node("Gather", "x zero", "y", axis=1)],
@@ -104,37 +104,37 @@ def test_a_model_that_fails(tmp_path: Path) -> None:
     assert verdicts(subject(path)) == {frozenset({("x", 1)}): FAILS}
 
 
-def test_a_model_that_hangs(tmp_path: Path) -> None:
+def test_a_hanging_run_is_a_verdict(tmp_path: Path) -> None:
     given = subject(hanging(tmp_path / "m.onnx"), run_seconds=1)
     assert verdicts(given) == {frozenset({("x", 1)}): "with it the model does not end"}
 
 
-def test_leaving_ends_the_child(tmp_path: Path) -> None:
-    """Else this would take as long as one run may."""
+def test_leaving_the_block_kills_the_child(tmp_path: Path) -> None:
+    """Otherwise the test would take as long as the limit of one run."""
     with pytest.raises(KeyError), EmptyAxesProbe(subject(hanging(tmp_path / "m.onnx"), run_seconds=10**6)):
         raise KeyError
 
 
-def test_nothing_to_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_child_is_started_without_axes_to_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", no_child)
     fixed = small.twice(tmp_path / "fixed.onnx")
     assert verdicts(subject(fixed)) == {}
-    # Nothing is known of one that does not run at all.
-    assert verdicts(subject(small.echo(tmp_path / "echo.onnx"), size=None)) == {}
+    # A model that does not run at all is not probed.
+    assert verdicts(subject(small.echo(tmp_path / "echo.onnx"), working_size=None)) == {}
 
 
-def test_what_was_found_is_kept(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_cached_per_file(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = subject(recurrent.gru(tmp_path / "gru.onnx"))
     found = verdicts(given)
     assert len(list(cache.iterdir())) == 1
     monkeypatch.setattr(subprocess, "Popen", no_child)
     assert verdicts(given) == found == {frozenset({("ids", 1)}): CRASHES}
-    # Another model at the same place is tried anew.
+    # Another model with the same path is probed again.
     given.path.write_bytes(given.path.read_bytes() + b"\x12\x01m")
     assert verdicts(given) == {}
 
 
-def test_what_is_kept_and_no_finding_is_passed_over(tmp_path: Path, cache: Path) -> None:
+def test_an_invalid_cache_entry_is_ignored(tmp_path: Path, cache: Path) -> None:
     given = subject(small.echo(tmp_path / "echo.onnx"))
     found = verdicts(given)
     (kept,) = cache.iterdir()
@@ -143,31 +143,29 @@ def test_what_is_kept_and_no_finding_is_passed_over(tmp_path: Path, cache: Path)
         assert verdicts(given) == found == {frozenset({("x", 1)}): ""}
 
 
-def test_a_directory_that_cannot_be_written_is_no_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_cache_directory_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert verdicts(subject(small.echo(tmp_path / "echo.onnx"))) == {frozenset({("x", 1)}): ""}
 
 
-def test_a_child_that_cannot_load_the_model_says_nothing(
+def test_a_child_that_cannot_load_the_model_gives_no_verdict(
     tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = subject(small.echo(tmp_path / "echo.onnx"))
     assert verdicts(replace(given, path=tmp_path / "gone.onnx")) == {
-        frozenset({("x", 1)}): "this could not be tried"
+        frozenset({("x", 1)}): "this could not be tested"
     }
-    assert "could not load it on the CPU" in caplog.text
+    assert "does not load on the CPU" in caplog.text
     assert not cache.exists()
 
 
-def test_a_death_of_another_cause_is_not_kept(
+def test_a_child_killed_by_another_signal_is_not_cached(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = subject(recurrent.gru(tmp_path / "gru.onnx"))
     monkeypatch.setattr(empty_axes_probe, "_CRASHES", ())
-    assert verdicts(given) == {frozenset({("ids", 1)}): "this could not be tried"}
+    assert verdicts(given) == {frozenset({("ids", 1)}): "this could not be tested"}
     assert not cache.exists()
 
 
@@ -182,21 +180,21 @@ def test_the_digest_covers_external_data(tmp_path: Path) -> None:
     assert digest_of(path, "") != before
 
 
-def test_a_file_that_is_the_same_is_not_read_again(tmp_path: Path) -> None:
+def test_an_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
     path = small.echo(tmp_path / "m.onnx")
     before, status = digest_of(path, ""), path.stat()
     content = path.read_bytes()
     with path.open("r+b") as file:
         file.write(bytes(len(content)))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    # Nothing shows that it is another: so it was not read.
+    # The status did not change, so the file was not read.
     assert digest_of(path, "") == before
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     assert digest_of(path, "") != before
 
 
-def test_bytes_that_look_like_a_reference_are_passed_over(tmp_path: Path) -> None:
-    """Of weights, say: what they would name is no file, or has a name that no file can have."""
+def test_bytes_that_look_like_a_reference_are_ignored(tmp_path: Path) -> None:
+    """Such bytes occur in weights. They name a missing file or have an impossible name."""
     path = small.echo(tmp_path / "m.onnx")
     reference = b"\x0a\x08location\x12"
     for name in (b"gone", b"\0", b"x" * 300, b"\xff\xfe"):

@@ -1,4 +1,4 @@
-"""Which instances a configuration asks for, on which devices, and what a machine cannot do."""
+"""Instance groups give the number of instances and their devices, and must fit the machine."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def devices(text: str | None, machine: AvailableDevices) -> list[str]:
         ("instance_group { passive: true } instance_group { kind: KIND_CPU }", ["cpu"], ["cpu"]),
     ],
 )
-def test_where_instances_run(groups: str | None, on_cpu: list[str], on_gpus: list[str]) -> None:
+def test_the_devices_of_instances(groups: str | None, on_cpu: list[str], on_gpus: list[str]) -> None:
     assert devices(groups, CPU) == on_cpu
     assert devices(groups, GPU) == on_gpus
 
 
-def test_gpus_are_those_that_may_be_used() -> None:
+def test_only_available_gpus_are_used() -> None:
     group = "instance_group { kind: KIND_GPU %s }"
     assert devices(group % "", GPU) == ["cuda:0", "cuda:1"]
     assert devices(group % "gpus: 1 count: 2", GPU) == ["cuda:1", "cuda:1"]
     assert devices(group % "", ONE) == ["cuda:1"]
 
 
-def test_one_on_each_of_several() -> None:
+def test_the_default_is_one_instance_on_each_gpu() -> None:
     assert devices(None, SEVERAL) == devices("instance_group { }", SEVERAL) == ["cuda:2", "cuda:0"]
     assert devices("instance_group { kind: KIND_GPU gpus: 0 }", SEVERAL) == ["cuda:0"]
     assert devices("instance_group { kind: KIND_CPU }", SEVERAL) == ["cpu"]
@@ -60,7 +60,7 @@ def test_one_on_each_of_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "machine", "said"),
+    ("groups", "machine", "message"),
     [
         (
             "instance_group { kind: KIND_GPU }",
@@ -92,19 +92,19 @@ def test_one_on_each_of_several() -> None:
         (
             "instance_group { count: 65 }",
             CPU,
-            "asks for 65 instances, each with weights of its own; at most 64",
+            "asks for 65 instances, each with its own copy of the weights; the limit is 64",
         ),
         (
             "instance_group { count: 2147483647 }",
             CPU,
-            "asks for 2147483647 instances, each with weights of its own; at most 64",
+            "asks for 2147483647 instances, each with its own copy of the weights; the limit is 64",
         ),
     ],
 )
-def test_what_cannot_be(groups: str, machine: AvailableDevices, said: str) -> None:
+def test_impossible_groups_are_refused(groups: str, machine: AvailableDevices, message: str) -> None:
     with pytest.raises(StartError) as caught:
         devices(groups, machine)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_cannot_be(groups: str, machine: AvailableDevices, said: str) -> No
         ),
     ],
 )
-def test_the_completed_groups_say_what_is_used(
+def test_completed_groups_describe_what_is_used(
     given: str | None, machine: AvailableDevices, completed: str
 ) -> None:
     config = parse_config(f"instance_group {given}", "test") if given else None

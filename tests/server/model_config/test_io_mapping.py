@@ -1,4 +1,4 @@
-"""A configuration's inputs and outputs against the ONNX file's: what fits, what is said when it does not."""
+"""The inputs and outputs of a configuration must fit those of the ONNX file."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def io_mapping(text: str, onnx: Signature = BATCHED, most: int = 8) -> IoMapping
     return io_mapping_of(config, onnx)
 
 
-def test_the_clients_see_what_the_configuration_says_in_its_order() -> None:
+def test_clients_see_the_tensors_of_the_configuration_in_its_order() -> None:
     found = io_mapping(T + X.replace("-1", "7") + Y)
     assert str(found.signature) == "(t: BYTES[-1, 1], x: FP32[-1, 3, 7]) -> (y: FP32[-1, 6])"
     assert found.inputs == {"t": Reshape((1,), (), True)}
     assert found.outputs == {}
 
 
-def test_what_varies_keeps_its_name_by_which_it_may_be_padded() -> None:
+def test_dynamic_dimensions_keep_their_names() -> None:
     assert io_mapping(X + T + Y).signature.inputs[0].dims == ("batch", 3, "n")
     reshaped = 'input { name: "x" data_type: TYPE_FP32 dims: [ 1, 3, -1 ] reshape { shape: [ 3, -1 ] } }'
     assert io_mapping(reshaped + T + Y).signature.inputs[0].dims == ("batch", 1, 3, "")
 
 
-def test_only_the_outputs_that_are_listed_are_served() -> None:
+def test_only_listed_outputs_are_served() -> None:
     onnx = signature(spec("x", "FP32", "b"), outputs=(spec("y", "FP32", "b"), spec("z", "FP32", "b")))
     tensor = '{ name: "%s" data_type: TYPE_FP32 dims: 1 reshape { } }'
     assert [
@@ -54,7 +54,7 @@ def test_only_the_outputs_that_are_listed_are_served() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (X + Y, "configuration expects 1 inputs, model provides 2: x, t"),
         (
@@ -106,13 +106,13 @@ def test_only_the_outputs_that_are_listed_are_served() -> None:
         (X.replace("}", "format: FORMAT_NCHW }") + T + Y, "model input NHWC/NCHW require 3 dims for m"),
     ],
 )
-def test_what_does_not_fit_is_told_with_both_sides(text: str, said: str) -> None:
+def test_an_error_names_both_sides(text: str, message: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
         io_mapping(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_size_of_0_that_the_file_itself_has_is_right() -> None:
+def test_a_dimension_of_0_is_allowed_if_the_file_has_it() -> None:
     onnx = signature(
         spec("x", "FP32", "batch", 0),
         spec("c", "INT32", "batch", 3),
@@ -127,7 +127,7 @@ def test_a_size_of_0_that_the_file_itself_has_is_right() -> None:
         io_mapping(text % 0, onnx)
 
 
-def test_without_a_batch_axis_there_is_no_max_batch_size() -> None:
+def test_max_batch_size_requires_a_batch_axis() -> None:
     text = (
         'input { name: "x" data_type: TYPE_FP32 dims: 3 } input { name: "c" data_type: TYPE_INT32 dims: 1 }'
         + Y
@@ -146,36 +146,36 @@ UNBATCHED = (
 )
 
 
-def test_unbatched_dims_are_complete_and_a_scalar_is_one() -> None:
+def test_unbatched_dims_are_complete_and_a_scalar_has_dims_1() -> None:
     found = io_mapping(UNBATCHED % ("2, 3", "1", "-1, 3"), FIXED, most=0)
     assert str(found.signature) == "(x: FP32[2, 3], c: INT32[1]) -> (y: FP32[-1, 3])"
     assert found.inputs == {"c": Reshape((1,), (), False)}
 
 
 @pytest.mark.parametrize(
-    ("dims", "said"),
+    ("dims", "message"),
     [
         (("3", "1", "-1, 3"), "specifies 1 dimensions (shape [3])"),
         (("2, 3", "2", "-1, 3"), "scalar tensor 'c', should only provide 1 in the model configuration"),
         (("2, 3", "1", "2, 3"), "tensor 'y': the model expects 2 dimensions (shape [-1, 3])"),
     ],
 )
-def test_unbatched_dims_that_do_not_fit(dims: tuple[str, ...], said: str) -> None:
+def test_unbatched_dims_must_fit(dims: tuple[str, ...], message: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
         io_mapping(UNBATCHED % dims, FIXED, most=0)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_an_unbatched_tensor_cannot_be_reshaped_to_nothing() -> None:
+def test_an_unbatched_tensor_cannot_be_reshaped_to_a_scalar() -> None:
     text = UNBATCHED % ("2, 3", "1", "-1, 3")
     with pytest.raises(ModelConfigError, match="cannot have empty reshape for non-batching model"):
         io_mapping(text.replace("[ 1 ]", "[ 1 ] reshape { }"), FIXED, most=0)
 
 
-# Running.
+# Running the model.
 
 
-def test_tensors_are_reshaped_on_their_way_in_and_out() -> None:
+def test_inputs_and_outputs_are_reshaped() -> None:
     found = IoMapping(
         BATCHED,
         {"x": Reshape((2, 3), (6,), True), "s": Reshape((1,), (), False)},
@@ -194,20 +194,20 @@ def test_tensors_are_reshaped_on_their_way_in_and_out() -> None:
     assert np.array_equal(outputs["y"].ravel(), fp32(60))
 
 
-def test_without_reshapes_nothing_stands_between() -> None:
+def test_without_reshapes_the_runner_is_the_model_itself() -> None:
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         return {}
 
     assert IoMapping(BATCHED).runner(run) is run
 
 
-def test_an_output_that_does_not_fit_its_reshape_fails_with_both_sides() -> None:
+def test_an_output_that_does_not_fit_its_reshape_is_an_error_with_both_shapes() -> None:
     found = IoMapping(BATCHED, {}, {"y": Reshape((2, 3), (6,), True)})
     with pytest.raises(ModelFailedError, match=r"'y' has shape \[4, 5\].*from \[6\] to \[2, 3\]"):
         found.runner(lambda inputs: {"y": fp32(4, 5)})({})
 
 
-def test_an_output_whose_shape_the_file_does_not_know_stays_as_it_is() -> None:
+def test_an_output_of_unknown_shape_is_not_reshaped() -> None:
     found = IoMapping(FIXED, {}, {"y": Reshape((1,), (), False)})
     run: Any = found.runner(lambda inputs: {"y": inputs["x"]})
     assert run({"x": fp32()})["y"].shape == (1,)
@@ -219,10 +219,10 @@ dims = st.lists(st.sampled_from([-1, 1, 2, 3]), max_size=5)
 
 @reproducible
 @given(dims, st.lists(st.integers(1, 4), min_size=5, max_size=5), st.booleans(), st.data())
-def test_a_reshape_and_back_is_the_same(
+def test_reshaping_there_and_back_changes_nothing(
     wire: list[int], sizes: list[int], batched: bool, data: st.DataObject
 ) -> None:
-    """Any split of each run of fixed dimensions, with 1s strewn in."""
+    """Each run of fixed dimensions is split in any way, with dimensions of 1 inserted."""
     model: list[int] = []
     run: list[int] = []
     for dim in [*wire, -1]:

@@ -1,4 +1,4 @@
-"""config.pbtxt: read with errors that say where, and completed with what is really used."""
+"""config.pbtxt is read with errors that give the position, and completed with what is really used."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from support.server.rig import signature, spec
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import instance_groups
 from tensorferry.server.model_config.io_mapping import io_mapping_of
 from tensorferry.server.model_config.pbtxt import (
     BatchingDecision,
-    complete,
+    complete_config,
     config_text,
     parse_config,
     read_config,
@@ -40,15 +40,14 @@ def completed(
     **options: Any,
 ) -> ModelConfig:
     given = parse_config(text, "test") if text is not None else None
-    return complete(
-        given,
+    directory = Path("m") if scalars_as_one else None
+    return complete_config(
+        given or ModelConfig(),
+        ModelSource("m", Path("m", "1", "model.onnx"), directory=directory),
         onnx,
         BatchingDecision(most, merges, ""),
         instance_groups(given, "m", AvailableDevices()),
         ServerConfig((), **options),
-        name="m",
-        filename="model.onnx",
-        scalars_as_one=scalars_as_one,
     )
 
 
@@ -64,7 +63,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "reason"),
+    ("text", "position", "reason"),
     [
         ("max_batch_size: 8\nbatch: 4\n", "line 2, column 1", 'no field named "batch"'),
         ('\n\ninput { name: "x" data_type: TYPE_FLOAT }', "line 3", "no value named TYPE_FLOAT"),
@@ -75,22 +74,22 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("max_batch_size: 99999999999", "line 1", "99999999999"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_file_line_and_field(
-    text: str, place: str, reason: str, tmp_path: Path
+def test_a_syntax_error_is_reported_with_file_line_and_field(
+    text: str, position: str, reason: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "config.pbtxt"
     path.write_text(text)
     with pytest.raises(ModelConfigError) as caught:
         read_config(path)
-    said = str(caught.value)
-    assert said.startswith(f"{path}: {place}")
-    assert reason in said
-    # The place is told once.
-    assert said.count(" : ") == 0
+    message = str(caught.value)
+    assert message.startswith(f"{path}: {position}")
+    assert reason in message
+    # The position is given once.
+    assert message.count(" : ") == 0
 
 
 @pytest.mark.parametrize("content", [None, b"name: \xff"])
-def test_a_file_that_is_not_there_or_no_text_is_named(content: bytes | None, tmp_path: Path) -> None:
+def test_a_missing_or_binary_file_is_named(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "config.pbtxt"
     if content is not None:
         path.write_bytes(content)
@@ -98,7 +97,7 @@ def test_a_file_that_is_not_there_or_no_text_is_named(content: bytes | None, tmp
         read_config(path)
 
 
-# Completing.
+# Completion.
 
 
 def test_without_a_file_everything_is_filled_in() -> None:
@@ -118,7 +117,7 @@ def test_without_a_file_everything_is_filled_in() -> None:
     )
 
 
-def test_a_model_that_is_no_part_of_a_repository_keeps_its_scalars() -> None:
+def test_a_model_outside_a_repository_keeps_its_scalars() -> None:
     config = completed(None, scalars_as_one=False)
     assert (list(config.input[1].dims), config.input[1].HasField("reshape")) == ([], False)
 
@@ -132,7 +131,7 @@ def test_an_unbatched_model_has_complete_dims_and_no_scheduler() -> None:
     assert config.WhichOneof("scheduling_choice") is None
 
 
-def test_the_options_say_how_where_batching_is_switched_on_by_us() -> None:
+def test_generated_batching_follows_the_server_options() -> None:
     config = completed(
         "max_batch_size: 8",
         max_queue_delay=0.0025,
@@ -150,13 +149,13 @@ def test_the_options_say_how_where_batching_is_switched_on_by_us() -> None:
     )
 
 
-def test_what_the_file_says_of_batching_holds_whatever_the_options() -> None:
+def test_dynamic_batching_of_the_file_precedes_the_server_options() -> None:
     given = "dynamic_batching { preferred_batch_size: [ 2, 4 ] default_queue_policy { max_queue_size: 3 } }"
     config = completed(given, max_queue_delay=1.0, priority_weights=(8, 1))
     assert config.dynamic_batching == parse_config(given, "test").dynamic_batching
 
 
-def test_requests_that_share_no_batch_keep_what_the_file_says_of_their_queue() -> None:
+def test_requests_that_share_no_batch_keep_the_queue_settings_of_the_file() -> None:
     batching = "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 9 %s }"
     assert not completed(batching % "", merges=False).HasField("dynamic_batching")
     policy = "default_queue_policy { max_queue_size: 3 }"
@@ -177,7 +176,7 @@ def test_requests_that_share_no_batch_keep_what_the_file_says_of_their_queue() -
         'instance_group { name: "here" count: 3 kind: KIND_CPU }',
     ],
 )
-def test_what_is_given_stays(text: str) -> None:
+def test_given_fields_are_kept(text: str) -> None:
     given, config = parse_config(text, "test"), completed(text)
     for field, value in given.ListFields():
         assert getattr(config, field.name) == value
@@ -186,20 +185,18 @@ def test_what_is_given_stays(text: str) -> None:
 def test_the_given_configuration_is_not_changed() -> None:
     given = parse_config("max_batch_size: 8 instance_group { count: 1 } dynamic_batching { }", "test")
     before = given.SerializeToString(deterministic=True)
-    complete(
+    complete_config(
         given,
+        ModelSource("m", Path("model.onnx")),
         ONNX,
         BatchingDecision(8, True, ""),
         instance_groups(given, "m", AvailableDevices()),
         ServerConfig(()),
-        name="m",
-        filename="model.onnx",
-        scalars_as_one=True,
     )
     assert given.SerializeToString(deterministic=True) == before
 
 
-def test_another_name_is_refused() -> None:
+def test_a_different_name_is_refused() -> None:
     with pytest.raises(ModelConfigError, match="has the name 'other'; it must be 'm', or none"):
         completed('name: "other"')
 
@@ -215,10 +212,10 @@ def test_another_name_is_refused() -> None:
         ("instance_group { count: 2 kind: KIND_AUTO gpus: 1 }", 8, True),
     ],
 )
-def test_what_is_completed_is_complete(
+def test_a_completed_configuration_is_complete(
     text: str | None, most: int, merges: bool, scalars_as_one: bool
 ) -> None:
-    """Written to a file, it means the same."""
+    """Completing it again changes nothing."""
     once = completed(text, most=most, merges=merges, scalars_as_one=scalars_as_one)
     again = completed(config_text(once), most=most, merges=merges, scalars_as_one=not scalars_as_one)
     assert again == once

@@ -1,4 +1,4 @@
-"""A completed configuration → the settings by which a model is scheduled and run."""
+"""The settings of a model follow from its completed configuration."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ from tensorferry.server.runtime.ort_options import OrtOptions
 
 
 def settings(
-    text: str, *, most: int = 8, merges: bool = True, own: bool = False, **options: Any
+    text: str, *, most: int = 8, merges: bool = True, generated: bool = False, **options: Any
 ) -> ModelSettings:
     config = parse_config(text, "test")
     config.name, config.max_batch_size = "m", most
     groups = instance_groups(config, "m", AvailableDevices())
     return settings_of(
-        config, BatchingDecision(most, merges, ""), groups, ServerConfig((), **options), OrtOptions(), own=own
+        config,
+        BatchingDecision(most, merges, ""),
+        groups,
+        ServerConfig((), **options),
+        OrtOptions(),
+        generated=generated,
     )
 
 
@@ -84,22 +89,22 @@ PLAIN = ModelSettings(
         ),
     ],
 )
-def test_what_the_file_says_of_batching(batching: str, changed: dict[str, Any]) -> None:
+def test_dynamic_batching_of_the_file_is_used(batching: str, changed: dict[str, Any]) -> None:
     expected = {name: getattr(PLAIN, name) for name in ModelSettings.__slots__} | changed
     assert settings(f"dynamic_batching {{ {batching} }}") == ModelSettings(**expected)
 
 
-def test_what_was_made_from_the_options_is_shared_by_weight() -> None:
+def test_generated_priority_classes_share_by_weight() -> None:
     found = settings(
         "dynamic_batching { priority_levels: 2 default_priority_level: 2 max_queue_delay_microseconds: 100 }",
-        own=True,
+        generated=True,
         priority_weights=(8, 1),
     )
     assert (found.priority_weights, found.strict_priorities, found.default_priority) == ((8, 1), False, 0)
     assert found.max_queue_delay == 1e-4
 
 
-def test_without_sharing_batches_there_are_no_windows() -> None:
+def test_requests_that_share_no_batch_have_no_queue_delay() -> None:
     found = settings("dynamic_batching { default_queue_policy { max_queue_size: 3 } }", merges=False)
     assert (found.merges, found.max_queue_delay, found.preferred_batch_sizes) == (False, 0.0, ())
     assert found.policies == (QueuePolicy(math.inf, max_requests=3),)
@@ -113,7 +118,7 @@ DELAYING = "timeout_action: DELAY default_timeout_microseconds: 5"
 
 
 @pytest.mark.parametrize(
-    ("batching", "said"),
+    ("batching", "message"),
     [
         ("preferred_batch_size: 0", "dynamic batching preferred size must be positive for m, got 0"),
         (
@@ -143,12 +148,12 @@ DELAYING = "timeout_action: DELAY default_timeout_microseconds: 5"
         ),
     ],
 )
-def test_what_is_not_allowed(batching: str, said: str) -> None:
-    with pytest.raises(ModelConfigError, match=said):
+def test_invalid_settings_are_refused(batching: str, message: str) -> None:
+    with pytest.raises(ModelConfigError, match=message):
         settings(f"dynamic_batching {{ {batching} }}")
 
 
 @pytest.mark.parametrize("level", [1, 7, (1 << 64) - 1])
-def test_a_default_level_says_nothing_without_levels(level: int) -> None:
+def test_a_default_level_is_ignored_without_levels(level: int) -> None:
     made = settings(f"dynamic_batching {{ default_priority_level: {level} }}")
     assert (made.priority_weights, made.default_priority) == ((1,), 0)

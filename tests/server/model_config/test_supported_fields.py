@@ -1,4 +1,4 @@
-"""Every field of a configuration is used, passed on, warned of or refused; none is ignored in silence."""
+"""Every field of a configuration is used, passed on, warned about or refused; none is ignored silently."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "reference" / "model_confi
 
 
 def fields(descriptor: Any, prefix: str = "") -> Iterator[str]:
-    """Every field of a configuration, but not below those that have a rule themselves."""
+    """Yield every field of a configuration, but not the fields inside one with a rule."""
     for field in descriptor.fields:
         path = prefix + field.name
         if path in RULES or field.message_type is None:
@@ -36,13 +36,13 @@ def test_every_field_has_a_rule_and_every_rule_a_field() -> None:
     assert sorted(fields(ModelConfig.DESCRIPTOR)) == sorted(RULES)
 
 
-def test_the_documentation_says_what_becomes_of_each() -> None:
+def test_the_documentation_has_the_treatment_of_every_field() -> None:
     table = DOCS.read_text().partition("## Every field")[2]
     documented = dict(re.findall(r"^\| `([\w.]+)` \| ([\w ]+) \|", table, re.MULTILINE))
     assert documented == {path: rule.treatment.value for path, rule in RULES.items()}
 
 
-# A configuration that sets each field that is warned of, and one that is not used.
+# A configuration for each field with a warning, and for each refused field.
 WARNED = {
     "runtime": 'runtime: "libtriton_onnxruntime.so"',
     "optimization.cuda.graph_spec.graph_lower_bound": "optimization { cuda { graph_spec { graph_lower_bound { } } } }",
@@ -85,38 +85,38 @@ def test_the_tables_are_complete() -> None:
 
 
 @pytest.mark.parametrize("path", WARNED)
-def test_what_changes_no_answer_is_warned_of_by_name(path: str) -> None:
+def test_a_field_without_effect_on_answers_gives_a_warning(path: str) -> None:
     (warning,) = check_fields(parse_config(WARNED[path], "test"), "m")
-    assert warning == f"the configuration of model 'm' has {path}: {RULES[path].said}"
-    assert RULES[path].said
+    assert warning == f"the configuration of model 'm' has {path}: {RULES[path].message}"
+    assert RULES[path].message
 
 
 @pytest.mark.parametrize("path", REFUSED)
-def test_what_would_change_answers_is_refused_by_name(path: str) -> None:
+def test_a_field_that_would_change_answers_is_refused(path: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
         check_fields(parse_config(REFUSED[path], "test"), "m")
-    assert str(caught.value) == f"the configuration of model 'm' has {path}: {RULES[path].said}"
+    assert str(caught.value) == f"the configuration of model 'm' has {path}: {RULES[path].message}"
 
 
 @pytest.mark.parametrize(
     "text", ["model_transaction_policy { }", "response_cache { }", "model_operations { }"]
 )
-def test_a_field_with_nothing_in_it_is_not_set(text: str) -> None:
+def test_an_empty_field_is_not_set(text: str) -> None:
     assert check_fields(parse_config(text, "test"), "m") == []
 
 
-def test_what_says_nothing_new_is_not_warned_of() -> None:
+def test_a_default_value_gives_no_warning() -> None:
     text = "optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: true } }"
     assert check_fields(parse_config(text, "test"), "m") == []
 
 
-def test_what_several_groups_have_is_warned_of_once() -> None:
+def test_a_warning_for_several_groups_is_given_once() -> None:
     text = 'instance_group { host_policy: "a" } instance_group { host_policy: "b" }'
     assert len(check_fields(parse_config(text, "test"), "m")) == 1
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             'platform: "tensorrt_plan"',
@@ -126,25 +126,25 @@ def test_what_several_groups_have_is_warned_of_once() -> None:
         ('platform: "ensemble"', "unexpected platform type 'ensemble'"),
     ],
 )
-def test_other_backends_are_refused(text: str, said: str) -> None:
-    with pytest.raises(ModelConfigError, match=said):
+def test_other_backends_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ModelConfigError, match=message):
         check_fields(parse_config(text, "test"), "m")
 
 
 @pytest.mark.parametrize(
     "text", ["", 'platform: "onnxruntime_onnx"', 'backend: "onnxruntime" platform: "onnxruntime_onnx"']
 )
-def test_ours_is_not(text: str) -> None:
+def test_the_backend_of_this_server_is_accepted(text: str) -> None:
     assert check_fields(parse_config(text, "test"), "m") == []
 
 
-def test_fields_are_found_in_each_of_several() -> None:
+def test_fields_of_every_repeated_message_are_found() -> None:
     config = parse_config('input { name: "a" dims: 1 } input { name: "b" }', "test")
     assert [path for path, _ in fields_that_are_set(config)] == ["input.name", "input.dims", "input.name"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("instance_group { kind: 99 gpus: 0 }", "has instance_group.kind: 99; it must be one of KIND_AUTO, "),
         (
@@ -158,7 +158,7 @@ def test_fields_are_found_in_each_of_several() -> None:
         ),
     ],
 )
-def test_a_number_that_no_value_has(text: str, said: str) -> None:
-    """protobuf takes any, in text and in the JSON that clients send."""
-    with pytest.raises(ModelConfigError, match=said):
+def test_an_undefined_enum_value_is_refused(text: str, message: str) -> None:
+    """protobuf accepts any number, in text and in the JSON that clients send."""
+    with pytest.raises(ModelConfigError, match=message):
         check_fields(parse_config(text, "test"), "m")

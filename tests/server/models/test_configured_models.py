@@ -1,4 +1,4 @@
-"""Models with a config.pbtxt, loaded: what is decided, what is said of it, and what runs."""
+"""Loading models with a config.pbtxt: batching, shapes, instances, warm-up samples, warnings and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ XY = X + 'output { name: "y" data_type: TYPE_FP32 dims: 3 }'
 
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Load]:
-    """Loads a model of a repository, with this configuration if there is one; its batcher ends after the test."""
+    """Load a model of a repository, with a configuration if given. Its batcher is closed after the test."""
     loaded: list[Model] = []
 
     def make(
@@ -58,7 +58,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-# How it is batched.
+# Batching.
 
 
 @pytest.mark.parametrize(
@@ -143,15 +143,13 @@ def test_how_a_model_is_batched(
     assert model.batching.startswith(words)
 
 
-def test_trust_has_them_share_batches_all_the_same(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_trust_lets_requests_share_batches_anyway(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     model = load("max_batch_size: 8 dynamic_batching { }", small.centred, batching="trust")
     assert model.batching == "batches of up to 8 rows (trusted)"
     assert warnings(caplog) == ["model m is batched unchecked (--batching trust)"]
 
 
-def test_that_batching_is_off_is_said_with_what_turns_it_on(
-    load: Load, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_says_how_to_turn_batching_on(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     load("max_batch_size: 8 " + XY)
     assert (
@@ -160,14 +158,16 @@ def test_that_batching_is_off_is_said_with_what_turns_it_on(
     )
 
 
-def test_what_the_proof_stops_is_said(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_model_gives_a_warning(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     load("max_batch_size: 8 dynamic_batching { }", small.centred)
     (warning,) = warnings(caplog)
     assert warning.startswith("model m: each request runs alone: ReduceMean mean reduces over the batch axis")
     assert warning.endswith("(--batching trust lets requests share batches anyway)")
 
 
-def test_what_cannot_be_proved_is_trusted_and_said(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_inconclusive_check_trusts_the_configuration_with_a_warning(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
     load("max_batch_size: 8 dynamic_batching { }", graphs.hashed_elevens)
     assert (
         "model m is batched unchecked, because its configuration has dynamic_batching: it does not run on random"
@@ -177,7 +177,7 @@ def test_what_cannot_be_proved_is_trusted_and_said(load: Load, caplog: pytest.Lo
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Session, list[float]]]:
-    """Each run of a session: which one, and the first numbers of its rows. It blocks while `gate` is closed."""
+    """The session and the first number of each row of every run. Runs block while `gate` is closed."""
     seen: list[tuple[Session, list[float]]] = []
     run = Session.run
 
@@ -211,7 +211,7 @@ def test_a_model_without_a_batch_axis_cannot_have_a_max_batch_size(load: Load) -
         load("max_batch_size: 4", lambda path: small.twice(path, dims=(1, 3)))
 
 
-# What clients see.
+# Signatures that clients see.
 
 
 def test_reshape_and_fixed_dims(load: Load) -> None:
@@ -287,7 +287,7 @@ def test_every_instance_is_warm(load: Load, runs: list[tuple[Session, list[float
 
 
 @pytest.mark.parametrize(("device", "why"), [("cpu", "--device is cpu"), ("auto", "")])
-def test_a_gpu_that_is_not_there_is_an_error(load: Load, device: str, why: str) -> None:
+def test_a_missing_gpu_is_an_error(load: Load, device: str, why: str) -> None:
     if device == "auto":
         from tensorferry.server.runtime.devices import choose_device
 
@@ -306,13 +306,13 @@ def test_a_gpu_that_is_not_there_is_an_error(load: Load, device: str, why: str) 
         "priority: PRIORITY_MAX",
     ],
 )
-def test_options_of_other_devices_are_warned_of(
+def test_options_of_unused_devices_give_a_warning(
     asked: str, load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     load(f"optimization {{ {asked} }}")
     assert warnings(caplog) == [
-        "the configuration of model 'm' has options of the GPU's execution providers, CUDA graphs or a priority: they "
-        "change nothing of its instances on the CPU"
+        "the configuration of model 'm' has options of the GPU's execution providers, CUDA graphs or a priority; they "
+        "have no effect on its instances on the CPU"
     ]
 
 
@@ -321,7 +321,7 @@ def test_options_of_other_devices_are_warned_of(
 SAMPLE = 'model_warmup { name: "w" batch_size: %d count: 2 inputs { key: "x" value { data_type: TYPE_FP32 dims: 3 %s } } }'
 
 
-def test_samples_are_run_as_often_as_they_say_on_each_instance(
+def test_each_instance_runs_a_sample_as_often_as_its_count(
     load: Load, runs: list[tuple[Session, list[float]]], tmp_path: Path
 ) -> None:
     home = tmp_path / "m" / "warmup"
@@ -334,30 +334,32 @@ def test_samples_are_run_as_often_as_they_say_on_each_instance(
     assert len(set(map(id, of_the_sample))) == 2
 
 
-def test_a_sample_that_fails_keeps_the_model_from_being_loaded(load: Load) -> None:
+def test_a_model_with_a_failing_sample_is_not_loaded(load: Load) -> None:
     sample = SAMPLE.replace("FP32", "INT64").replace('"x"', '"index"').replace("dims: 3", "dims: 1")
     with pytest.raises(StartError, match="model 'm': failed to run warmup sample 'w': the model failed"):
         load("max_batch_size: 4 " + sample % (3, "zero_data: true"), lambda path: small.lookup(path, size=0))
 
 
-def test_a_sample_of_no_rows_is_said_to_be_left_out(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sample_without_rows_gives_a_warning(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     load(SAMPLE % (0, "zero_data: true"))
     assert "the warm-up sample 'w' of model 'm' has batch_size 0 and is left out" in caplog.text
 
 
-# What is refused or warned of.
+# Warnings and errors.
 
 
-def test_what_is_not_done_is_said(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_fields_and_unknown_parameters_give_warnings(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
     load('response_cache { enable: true } parameters { key: "FORCE" value { string_value: "1" } }')
     assert warnings(caplog) == [
-        "the configuration of model 'm' has response_cache.enable: no answer is kept: each request is computed",
-        "the configuration of model 'm' has the parameter 'FORCE': nothing reads it",
+        "the configuration of model 'm' has response_cache.enable: it has no effect: this server has no response cache",
+        "the configuration of model 'm' has the parameter 'FORCE', which is unknown and ignored",
     ]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("sequence_batching { max_sequence_idle_microseconds: 1 }", "has sequence_batching"),
         ('backend: "python"', "unexpected backend type 'python'"),
@@ -368,12 +370,12 @@ def test_what_is_not_done_is_said(load: Load, caplog: pytest.LogCaptureFixture) 
         ("optimization { graph { level: 9 } }", "model 'm': optimization.graph.level is 9"),
     ],
 )
-def test_what_is_refused(text: str, said: str, load: Load) -> None:
-    with pytest.raises(StartError, match=said):
+def test_invalid_configurations_are_refused(text: str, message: str, load: Load) -> None:
+    with pytest.raises(StartError, match=message):
         load(text)
 
 
-def test_the_given_configuration_stays_as_it_was(load: Load, tmp_path: Path) -> None:
+def test_the_given_configuration_is_not_changed(load: Load, tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     path = small.twice(tmp_path / "m" / "1" / "model.onnx")
     given = ModelConfig()
@@ -390,7 +392,7 @@ def test_the_given_configuration_stays_as_it_was(load: Load, tmp_path: Path) -> 
         ("proved", {"batching": "trust"}, "refused"),
     ],
 )
-def test_its_own_parameter_stands_above_the_option(
+def test_the_batching_parameter_of_a_model_precedes_the_option(
     policy: str, options: dict[str, str], verdict: str, load: Load
 ) -> None:
     text = f'parameters {{ key: "batching" value {{ string_value: "{policy}" }} }}'
@@ -400,18 +402,18 @@ def test_its_own_parameter_stands_above_the_option(
     assert model.config.parameters["batching"].string_value == policy
 
 
-def test_what_is_only_tested_is_not_merged_where_only_what_is_proved_is(load: Load) -> None:
+def test_a_tested_model_is_not_batched_if_only_proved_models_are(load: Load) -> None:
     text = "max_batch_size: 8 dynamic_batching { }"
     model = load(text, graphs.hashed)
     assert (model.batching_verdict, model.config.HasField("dynamic_batching")) == ("tested", True)
     model = load(text, graphs.hashed, batching="proved")
     assert (model.batching_verdict, model.config.HasField("dynamic_batching")) == ("refused", False)
     assert "it is only tested" in model.batching
-    # That the file has dynamic_batching is not enough, either.
+    # dynamic_batching in the file does not change this.
     assert load(text, graphs.hashed_elevens, batching="proved").batching_verdict == "refused"
 
 
-def test_a_parameter_that_is_none_of_them_is_refused(load: Load) -> None:
+def test_an_invalid_batching_parameter_is_refused(load: Load) -> None:
     with pytest.raises(
         StartError, match="parameter batching is 'maybe'; expected values for batching are proved, tested"
     ):

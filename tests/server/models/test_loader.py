@@ -1,4 +1,4 @@
-"""Loading decides how a model is batched, warms it up, and says all of it."""
+"""Loading decides how a model is batched, warms it up, and logs both."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tensorferry.server.runtime.session import Session
 
 @pytest.fixture
 def load(load: Load) -> Load:
-    """The model is called otherwise than its file."""
+    """Load a model whose name differs from that of its file."""
     return partial(load, name="named")
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of each run of a session."""
+    """The number of rows of each run of a session."""
     seen: list[int] = []
     run = Session.run
 
@@ -59,20 +59,20 @@ def test_a_proved_model_is_batched(load: Load) -> None:
     assert future.result(30)["y"].tolist() == (fp32(2, 3) * 2).tolist()
 
 
-def test_the_window_is_named(load: Load) -> None:
+def test_the_description_names_the_queue_delay(load: Load) -> None:
     assert (
         load(small.twice, max_queue_delay=0.0025).batching
         == "batches of up to 32 rows after at most 2.5 ms (proved)"
     )
 
 
-def test_batching_may_be_off(load: Load, runs: list[int]) -> None:
+def test_max_batch_size_0_turns_batching_off(load: Load, runs: list[int]) -> None:
     model = load(small.twice, max_batch_size=0)
     assert (model.max_batch_size, model.batching) == (0, "unbatched (--max-batch-size 0)")
     assert set(runs) == {1}
 
 
-def test_without_a_batch_axis_a_model_is_unbatched_and_the_log_says_why(
+def test_a_model_without_a_batch_axis_is_unbatched_and_the_log_says_why(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = load(fixed)
@@ -93,23 +93,23 @@ def test_a_model_that_mixes_rows_is_unbatched_and_the_log_says_why_and_what_to_d
     assert warning.getMessage().endswith("(--batching trust batches it anyway)")
 
 
-def test_trust_batches_it_all_the_same(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_trust_batches_it_anyway(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     model = load(small.softmax_over_rows, batching="trust", max_batch_size=4)
     assert (model.max_batch_size, model.batching) == (4, "batches of up to 4 rows (trusted)")
     assert "model named is batched unchecked (--batching trust)" in caplog.text
 
 
-def test_trust_does_not_make_a_batch_axis(load: Load) -> None:
+def test_trust_does_not_batch_a_model_without_a_batch_axis(load: Load) -> None:
     assert load(fixed, batching="trust").max_batch_size == 0
 
 
-def test_trust_in_a_model_that_takes_one_row_alone_ends_the_warm_up_not_the_server(
+def test_a_trusted_model_that_accepts_only_one_row_stops_the_warm_up_but_is_served(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = load(small.one_row_only, batching="trust", max_batch_size=4)
     assert model.max_batch_size == 4
-    assert "warm-up ended at a batch of 2 rows" in caplog.text
-    # Its batches fail and are run again in halves, down to single requests.
+    assert "warm-up stopped at a batch of 2 rows" in caplog.text
+    # Failed batches are split in halves and run again, down to single requests.
     futures = [model.batcher.submit({"x": np.full(3, tag, np.float32)}) for tag in range(8)]
     assert [future.result(30)["y"].tolist() for future in futures] == [[tag] * 3 for tag in range(8)]
 
@@ -118,7 +118,7 @@ def test_trust_in_a_model_that_takes_one_row_alone_ends_the_warm_up_not_the_serv
     ("most", "warmed"),
     [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8]), (33, [1, 2, 4, 8, 16, 32, 33]), (0, [1])],
 )
-def test_each_power_of_two_and_the_most_are_warmed_up(
+def test_each_power_of_two_and_the_maximum_are_warmed_up(
     most: int,
     warmed: list[int],
     load: Load,
@@ -126,16 +126,16 @@ def test_each_power_of_two_and_the_most_are_warmed_up(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And no more, where they take the same."""
+    """No other sizes are run if all take the same time."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(session_factory, "_timed", lambda run, inputs: len(run(inputs)) * 1e-3)
     load(small.twice, max_batch_size=most)
-    # Each size once for itself, and twice to be timed.
+    # Each size runs once untimed and twice timed.
     assert runs[-3 * len(warmed) :] == [rows for rows in warmed for _ in range(3)]
     assert f"warmed at batches of {', '.join(map(str, warmed))}" in caplog.text
 
 
-def test_where_steps_end_is_found_out_before_the_first_request(
+def test_steps_of_the_run_time_are_found_before_the_first_request(
     load: Load, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stairs(run: Callable[[Mapping[str, Array]], object], inputs: Mapping[str, Array]) -> float:
@@ -152,7 +152,7 @@ def test_where_steps_end_is_found_out_before_the_first_request(
     assert bucket.device.piecewise
 
 
-def test_a_model_that_runs_on_no_random_input_is_served_cold_and_unbatched(
+def test_a_model_that_rejects_random_input_is_served_unbatched_without_warm_up(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -162,7 +162,7 @@ def test_a_model_that_runs_on_no_random_input_is_served_cold_and_unbatched(
     assert model.batcher.submit_rows({"x": fp32(1, 22)}).result(30)["y"].shape == (1, 2, 11)
 
 
-def test_one_whose_graph_keeps_rows_apart_is_served_cold_and_batched(
+def test_a_proved_model_that_rejects_random_input_is_served_batched_without_warm_up(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -188,7 +188,7 @@ def test_a_missing_file_is_named(load: Load, tmp_path: Path) -> None:
         load(lambda path: path)
 
 
-def test_what_the_warm_up_took_is_predicted_from_the_first_request_on(load: Load) -> None:
+def test_the_run_times_of_the_warm_up_are_predicted_for_the_first_request(load: Load) -> None:
     model = load(small.twice, max_batch_size=4)
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     model.batcher.enqueue(request_of({"x": np.ones((1, 3), np.float32)}, outcomes.put, one_row=False))
@@ -197,22 +197,25 @@ def test_what_the_warm_up_took_is_predicted_from_the_first_request_on(load: Load
     assert outcome.batch.predicted > 0
 
 
-def test_warns_of_limits_that_no_full_batch_gets_past(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_limits_that_no_full_batch_fits_give_warnings(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     model = load(small.twice, max_batch_size=8, max_queue_size=5, max_queue_bytes=50, slo=1e-9)
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert any("no batch can have more than 5 rows" in text for text in said)
-    assert any("so a batch of 8 rows never fits --max-queue-bytes, 50: raise that" in text for text in said)
-    assert any("--slo-ms is 1e-06: batches will have at most 0 rows" in text for text in said)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert any("no batch can have more than 5 rows" in text for text in warnings)
+    assert any(
+        "so a batch of 8 rows never fits --max-queue-bytes, which is 50: raise it" in text
+        for text in warnings
+    )
+    assert any("--slo-ms is 1e-06: batches will have at most 0 rows" in text for text in warnings)
     assert any("no batch can have more than 5 rows" in text for text in model.batcher.statistics().warnings)
 
 
-def test_does_not_warn_of_limits_that_leave_room(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_limits_that_a_full_batch_fits_give_no_warning(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     load(small.twice, max_batch_size=8, slo=60.0)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_model_that_is_closed_keeps_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its threads and its memory would else stay until the collector of cycles comes by, which may be never."""
+def test_a_closed_model_keeps_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its threads and memory would stay until the cycle collector runs, which may be never."""
     sessions: list[weakref.ref[Session]] = []
     make = Session.__init__
 

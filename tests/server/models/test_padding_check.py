@@ -1,4 +1,4 @@
-"""What the options and the ONNX file say of padding, and the proof that it changes no answer."""
+"""Padding follows from the options and the ONNX file, and is used only if it changes no answer."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.errors import InvalidRequestError, StartError
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.padding_check import declared_padding, padding_dependence
+from tensorferry.server.models.padding_check import padding_dependence, parse_padding
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.signature import Signature
 
-LADDER = PadLengths("sequence", (4, 8))
-MASKED = {"pad_lengths": LADDER, "pad_values": (("ids", "0"), ("mask", "0"))}
+LENGTHS = PadLengths("sequence", (4, 8))
+MASKED = {"pad_lengths": LENGTHS, "pad_values": (("ids", "0"), ("mask", "0"))}
 
 TEXT = signature(
     spec("ids", "INT64", "batch", "sequence"),
@@ -35,8 +35,8 @@ TEXT = signature(
 )
 
 
-def test_tensors_carry_the_axis_where_they_have_its_name() -> None:
-    padding = declared_padding(TEXT, LADDER, {"ids": "-5", "mask": "false", "of another model": "7"})
+def test_the_padded_axis_is_found_by_its_name() -> None:
+    padding = parse_padding(TEXT, LENGTHS, {"ids": "-5", "mask": "false", "of another model": "7"})
     assert padding == Padding(
         (4, 8), {"ids": PadInput(1, -5), "mask": PadInput(1, False)}, outputs={"tokens": 2}
     )
@@ -59,12 +59,12 @@ def test_tensors_carry_the_axis_where_they_have_its_name() -> None:
         ("BYTES", "", ""),
     ],
 )
-def test_pad_values_are_of_the_inputs_datatype(datatype: str, text: str, value: Any) -> None:
+def test_pad_values_have_the_datatype_of_the_input(datatype: str, text: str, value: Any) -> None:
     made = signature(spec("x", datatype, "batch", "sequence"))
-    padding = declared_padding(made, LADDER, {"x": text})
+    padding = parse_padding(made, LENGTHS, {"x": text})
     assert isinstance(padding.inputs, Mapping)
     assert padding.inputs["x"] == (1, value)
-    # And it is one that the batcher can write.
+    # The batcher can write the value.
     assert padding.plan(("x",), [(DATATYPES[datatype].storage, (1, 3))]) is not None
 
 
@@ -83,9 +83,9 @@ def test_pad_values_are_of_the_inputs_datatype(datatype: str, text: str, value: 
         ("BF16", "zero"),
     ],
 )
-def test_pad_values_that_the_datatype_lacks(datatype: str, text: str) -> None:
+def test_pad_values_outside_the_datatype_are_refused(datatype: str, text: str) -> None:
     with pytest.raises(StartError) as caught:
-        declared_padding(signature(spec("x", datatype, "batch", "sequence")), LADDER, {"x": text})
+        parse_padding(signature(spec("x", datatype, "batch", "sequence")), LENGTHS, {"x": text})
     expected = f"--pad-values gives {text!r} for the input 'x'; it must be a value of {datatype}"
     assert str(caught.value) == expected
 
@@ -97,9 +97,9 @@ def test_pad_values_that_the_datatype_lacks(datatype: str, text: str) -> None:
             signature(spec("x", "FP32", "sequence", "time"), spec("y", "FP32", "batch", 3, "")),
             {"x": "0"},
             "--pad-lengths names the axis 'sequence', but no input has it behind the batch axis; "
-            "the inputs' axes that vary and have a name are: time",
+            "the named dynamic axes of the inputs are: time",
         ),
-        (signature(spec("x", "FP32", "batch", 3)), {}, "have a name are: none"),
+        (signature(spec("x", "FP32", "batch", 3)), {}, "axes of the inputs are: none"),
         (
             TEXT,
             {"ids": "0"},
@@ -126,22 +126,24 @@ def test_pad_values_that_the_datatype_lacks(datatype: str, text: str) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_the_model_is_named(made: Signature, values: dict[str, str], message: str) -> None:
+def test_padding_that_does_not_fit_the_model_is_refused(
+    made: Signature, values: dict[str, str], message: str
+) -> None:
     with pytest.raises(StartError) as caught:
-        declared_padding(made, LADDER, values)
+        parse_padding(made, LENGTHS, values)
     assert message in str(caught.value)
 
 
-def test_the_server_does_not_start_and_names_the_file(load: Load) -> None:
+def test_an_error_of_the_padding_options_names_the_file(load: Load) -> None:
     with pytest.raises(StartError, match=r"m\.onnx: --pad-lengths names the axis 'sequence'"):
-        load(small.twice, pad_lengths=LADDER)
+        load(small.twice, pad_lengths=LENGTHS)
 
 
-# The proof.
+# The check.
 
 
 @pytest.mark.parametrize("build", [small.masked_mean, small.attention])
-def test_a_model_that_masks_padding_out_is_padded(
+def test_a_model_that_masks_padding_is_padded(
     build: Callable[[Path], Path], load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = load(build, max_batch_size=4, **MASKED)
@@ -163,7 +165,7 @@ def test_each_length_is_warmed_up(load: Load, monkeypatch: pytest.MonkeyPatch) -
     assert list(dict.fromkeys(shapes)) == [(1, 4), (2, 4), (1, 8), (2, 8)]
 
 
-def test_what_each_length_costs_is_known_before_its_first_request(load: Load) -> None:
+def test_the_run_time_of_each_length_is_known_before_its_first_request(load: Load) -> None:
     model = load(small.masked_mean, max_batch_size=4, **MASKED)
     buckets = model.batcher.statistics().buckets
     assert set(buckets) == {((4,), (4,)), ((8,), (8,))}
@@ -214,30 +216,32 @@ def test_what_each_length_costs_is_known_before_its_first_request(load: Load) ->
         "too long for the model",
     ],
 )
-def test_a_model_that_padding_changes_is_served_unpadded_and_the_log_says_why(
+def test_a_model_whose_answers_change_with_padding_is_served_unpadded_and_the_log_says_why(
     build: Callable[[Path], Path],
     values: Any,
     reason: str,
     load: Load,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = load(build, pad_lengths=LADDER, pad_values=values)
+    model = load(build, pad_lengths=LENGTHS, pad_values=values)
     assert (model.padding, model.max_batch_size) == (None, 32)
     assert model.batching == "batches of up to 32 rows (proved)"
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert warning.startswith(f"model m is not padded, each length has batches of its own: {reason}")
+    assert warning.startswith(
+        f"model m is not padded, requests of each length have their own batches: {reason}"
+    )
     assert warning.endswith("(--batching trust pads it anyway)")
 
 
-def test_trust_pads_it_all_the_same(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    model = load(small.plain_mean, batching="trust", pad_lengths=LADDER, pad_values=(("x", "0"),))
+def test_trust_pads_it_anyway(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    model = load(small.plain_mean, batching="trust", pad_lengths=LENGTHS, pad_values=(("x", "0"),))
     assert model.padding is not None
     assert model.batching == "batches of up to 32 rows (trusted), padded along 'sequence' to 4, 8"
-    assert "model m is padded without proof (--batching trust)" in caplog.text
+    assert "model m is padded unchecked (--batching trust)" in caplog.text
 
 
 def mixing(path: Path) -> Path:
-    """y = x less its mean over the rows."""
+    """y = x minus its mean over the rows."""
     return small.save(
         path,
         [small.node("ReduceMean", "x", "mean", axes=[0], keepdims=1), small.node("Sub", "x mean", "y")],
@@ -247,12 +251,12 @@ def mixing(path: Path) -> Path:
 
 
 def test_a_model_that_is_not_batched_is_not_padded(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    model = load(mixing, pad_lengths=LADDER, pad_values=(("x", "0"),))
+    model = load(mixing, pad_lengths=LENGTHS, pad_values=(("x", "0"),))
     assert (model.padding, model.max_batch_size) == (None, 0)
-    assert "model m is not padded: it is served unbatched, so nothing shares a batch" in caplog.text
+    assert "model m is not padded: it is served unbatched, so requests share no batch" in caplog.text
 
 
-# From here on a Python function stands for the model: x [batch, sequence] → y [batch, sequence].
+# In the following tests a Python function replaces the model: x [batch, sequence] → y [batch, sequence].
 def reason(
     model: Callable[[Array], Array], lengths: tuple[int, ...], datatype: str = "FP32", pad: Any = 0
 ) -> str:
@@ -268,7 +272,7 @@ def reason(
 
 @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name != "BYTES"])
 @pytest.mark.parametrize("lengths", [(1,), (2,), (1, 2), (3, 4, 40)])
-def test_every_datatype_and_ladder_passes(datatype: str, lengths: tuple[int, ...]) -> None:
+def test_every_datatype_and_set_of_lengths_passes(datatype: str, lengths: tuple[int, ...]) -> None:
     assert reason(lambda x: x, lengths, datatype) == ""
 
 
@@ -283,13 +287,13 @@ def test_differences_of_single_lengths_are_found() -> None:
     assert "padded to 32" in reason(lambda x: x + (x.shape[1] > 20) * (x[:, -1:] == 0), (8, 32))
 
 
-def test_what_only_happens_beside_others_is_found() -> None:
+def test_a_difference_only_beside_other_rows_is_found() -> None:
     found = reason(lambda x: x + ((x == 0).any() if len(x) > 1 else 0), (8,))
     assert "changes when it is padded to 8 beside others: by " in found
 
 
-def test_what_only_happens_to_negative_rows_is_found() -> None:
-    """A maximum that counts padding of 0: one of four positions or more is above 0 in most random rows."""
+def test_a_difference_only_in_negative_rows_is_found() -> None:
+    """A maximum that counts padding of 0: in most random rows, one of four or more positions is above 0."""
 
     def model(x: Array) -> Array:
         return np.asarray(np.where(x.max(1, keepdims=True) > 0, x, x + (x == 0).any(1, keepdims=True)))
@@ -297,14 +301,14 @@ def test_what_only_happens_to_negative_rows_is_found() -> None:
     assert "of a row of length" in reason(model, (64,))
 
 
-def test_what_only_happens_to_loud_rows_is_found() -> None:
+def test_a_difference_only_in_rows_with_large_values_is_found() -> None:
     def model(x: Array) -> Array:
         return x * (2 if np.abs(x).max() > 20 and (x == 0).any() else 1)
 
     assert "of a row of length" in reason(model, (8,))
 
 
-def test_values_that_the_model_is_not_made_for_are_left_out() -> None:
+def test_values_that_the_model_rejects_are_left_out() -> None:
     def model(x: Array) -> Array:
         if np.abs(x).max() > 20 or (x < 0).all():
             raise ValueError("not in its domain")
@@ -313,7 +317,7 @@ def test_values_that_the_model_is_not_made_for_are_left_out() -> None:
     assert reason(model, (64,)) == ""
 
 
-def test_a_row_is_never_all_padding() -> None:
+def test_a_random_row_is_never_all_padding() -> None:
     seen: list[bool] = []
 
     def model(x: Array) -> Array:
@@ -359,8 +363,8 @@ def test_an_answer_has_the_length_of_its_request(
         assert (statistics.positions, statistics.padding_waste) == (0, 0)
 
 
-def test_inputs_of_different_lengths_are_not_padded_to_agree(load: Load) -> None:
-    """Padded they would look alike, and an answer be made of what alone is an error."""
+def test_inputs_of_different_lengths_in_one_request_are_an_error_despite_padding(load: Load) -> None:
+    """Padding would give them the same length and hide the error."""
     registry = ModelRegistry()
     registry.mark_ready(load(small.masked_mean, **MASKED))
     message = request({"ids": np.ones((1, 3), np.int64), "mask": np.ones((1, 2), np.int64)})
@@ -368,7 +372,7 @@ def test_inputs_of_different_lengths_are_not_padded_to_agree(load: Load) -> None
         infer(InferenceService(registry), message)
 
 
-def test_a_request_counts_for_the_bytes_that_it_takes_padded(load: Load) -> None:
+def test_the_queue_counts_the_padded_bytes_of_a_request(load: Load) -> None:
     registry = ModelRegistry()
     registry.mark_ready(load(small.masked_mean, max_queue_bytes=150, **MASKED))
     message = request({"ids": np.ones((1, 4), np.int64), "mask": np.ones((1, 4), np.int64)})

@@ -1,4 +1,4 @@
-"""Why a model does not serve: callers without the role `control` see no paths of the server."""
+"""Callers without the role `control` see reasons without paths of the server."""
 
 from __future__ import annotations
 
@@ -30,19 +30,17 @@ from tensorferry.server.models.public_reasons import without_paths
         ("", ""),
     ],
 )
-def test_paths_below_the_roots_become_relative_and_others_go(reason: str, shown: str) -> None:
+def test_paths_below_the_roots_become_relative_and_others_are_hidden(reason: str, shown: str) -> None:
     assert without_paths(reason, [Path("/srv/models"), Path("/srv/my models")]) == shown
 
 
-def test_relative_roots_are_known_by_their_absolute_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absolute_paths_of_relative_roots_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert without_paths(f"{tmp_path}/models/m/1 is gone", [Path("models")]) == "m/1 is gone"
 
 
-def test_what_each_role_is_told(start: Make, tokens: Path, tmp_path: Path) -> None:
-    """Of a model that cannot be loaded, and of one whose configuration cannot be read."""
+def test_each_role_sees_its_reasons(start: Make, tokens: Path, tmp_path: Path) -> None:
+    """One model cannot be loaded, and the configuration of another cannot be read."""
     root = tmp_path / "of the server" / "models"
     broken = root / "broken" / "1" / "model.onnx"
     broken.parent.mkdir(parents=True)

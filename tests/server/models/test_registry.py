@@ -1,4 +1,4 @@
-"""The registry: which version serves a name, and what is said when none does."""
+"""The registry returns the version that serves a name, or an error if none does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def model(name: str, version: str = "1", max_batch_size: int = 8) -> Model:
     )
 
 
-def test_the_latest_version_serves_when_none_is_named() -> None:
+def test_the_latest_version_is_the_default() -> None:
     registry = ModelRegistry()
     for version in ("9", "10", "2"):
         registry.mark_ready(model("m", version))
@@ -26,7 +26,7 @@ def test_the_latest_version_serves_when_none_is_named() -> None:
     assert registry.get("m", "9").version == "9"
 
 
-def test_a_server_without_a_model_is_ready_only_where_one_may_be_loaded() -> None:
+def test_a_server_without_models_is_ready_only_if_models_can_be_loaded() -> None:
     for may_be_empty in (True, False):
         registry = ModelRegistry(may_be_empty=may_be_empty)
         assert not registry.serving
@@ -42,7 +42,7 @@ def test_a_server_without_a_model_is_ready_only_where_one_may_be_loaded() -> Non
     assert not registry.serving
 
 
-def test_unknown_models_are_told_what_there_is() -> None:
+def test_the_error_of_an_unknown_model_lists_the_models() -> None:
     registry = ModelRegistry()
     with pytest.raises(NotFoundError, match=r"unknown model: 'm' is not found; the server has: none$"):
         registry.get("m")
@@ -53,7 +53,7 @@ def test_unknown_models_are_told_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("version", ["0", "2", "01", "999999999999999999999", "٣"])
-def test_unknown_versions_are_told_what_there_is(version: str) -> None:
+def test_the_error_of_an_unknown_version_lists_the_versions(version: str) -> None:
     registry = ModelRegistry()
     registry.mark_ready(model("m"))
     with pytest.raises(
@@ -64,7 +64,7 @@ def test_unknown_versions_are_told_what_there_is(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["one", "-1", "1.0", "+1", " 1", "1 ", "0x1", "²"])
 @pytest.mark.parametrize("name", ["m", "no such model"])
-def test_versions_that_are_no_numbers(name: str, version: str) -> None:
+def test_versions_must_be_numbers(name: str, version: str) -> None:
     registry = ModelRegistry()
     registry.mark_ready(model("m"))
     with pytest.raises(InvalidRequestError, match="model version from specified version string") as caught:
@@ -72,7 +72,7 @@ def test_versions_that_are_no_numbers(name: str, version: str) -> None:
     assert repr(version) in str(caught.value)
 
 
-def test_only_a_ready_version_takes_requests() -> None:
+def test_only_a_ready_version_accepts_requests() -> None:
     registry = ModelRegistry()
     registry.mark_loading("m", "1")
     with pytest.raises(NotReadyError, match="model 'm' version 1 is not at ready state: it is LOADING"):
@@ -85,7 +85,7 @@ def test_only_a_ready_version_takes_requests() -> None:
         registry.get("m", "1")
 
 
-def test_the_highest_that_is_ready_is_the_latest() -> None:
+def test_the_highest_ready_version_is_the_latest() -> None:
     registry = ModelRegistry()
     registry.mark_ready(model("m", "1"))
     registry.mark_ready(model("m", "2"))
@@ -102,7 +102,7 @@ def test_the_highest_that_is_ready_is_the_latest() -> None:
     assert not registry.serves("other")
 
 
-def test_what_serves_goes_on_while_another_of_its_version_is_loaded_or_fails() -> None:
+def test_a_model_serves_while_its_replacement_is_loaded_or_fails() -> None:
     registry = ModelRegistry()
     old, new = model("m"), model("m")
     assert registry.mark_ready(old) is None
@@ -121,7 +121,7 @@ def test_what_serves_goes_on_while_another_of_its_version_is_loaded_or_fails() -
     assert (entry.state, entry.model, entry.reason) == (ModelState.UNAVAILABLE, None, "why")
 
 
-def test_entries_are_in_order_and_models_are_those_that_are_loaded() -> None:
+def test_entries_are_sorted_and_models_are_the_loaded_ones() -> None:
     registry = ModelRegistry()
     for version in ("10", "9"):
         registry.mark_ready(model("b", version))

@@ -1,4 +1,4 @@
-"""What a directory in Triton's layout says: which models, which versions, and whether anything has changed."""
+"""A repository in Triton's layout has models and versions, and detects changes of their files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fingerprints(root: Path) -> list[object]:
     return [version.fingerprint for version in Repository([root]).versions("m")]
 
 
-def test_every_directory_is_a_model_unless_it_cannot_be_named(tmp_path: Path) -> None:
+def test_every_directory_with_a_valid_name_is_a_model(tmp_path: Path) -> None:
     for name in ("b", "a.b-c_1", "ä", ".git", "lost+found"):
         (tmp_path / name).mkdir()
     (tmp_path / "README").write_text("not a model")
@@ -42,28 +42,28 @@ def test_every_directory_is_a_model_unless_it_cannot_be_named(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         (
             ("digits.onnx", "other.onnx"),
-            "the model repository {} has no model: it has files such as digits.onnx, which belongs at "
-            "{}/digits/1/model.onnx, or on the command line: tensorferry serve {}/digits.onnx",
+            "the model repository {} has no model: it has files such as digits.onnx; move it to "
+            "{}/digits/1/model.onnx, or serve it directly: tensorferry serve {}/digits.onnx",
         ),
         (
             ("1/model.onnx", "2/model.onnx"),
-            "the model repository {} is the directory of one model: give the directory that it is in, "
+            "the model repository {} is the directory of one model: give its parent directory, "
             "--model-repository {parent}",
         ),
-        (("config.pbtxt",), "the model repository {} is the directory of one model: give the directory"),
-        ((), "the model repository {} has no model: no file in it is at NAME/VERSION/model.onnx"),
+        (("config.pbtxt",), "the model repository {} is the directory of one model: give its parent"),
+        ((), "the model repository {} has no model: it has no file NAME/VERSION/model.onnx"),
         (
             ("etc/hosts", "var/log/x"),
-            "the model repository {} has no model: no file in it is at NAME/VERSION",
+            "the model repository {} has no model: it has no file NAME/VERSION",
         ),
     ],
 )
-def test_a_directory_that_is_no_repository_has_no_models_and_says_why(
-    tmp_path: Path, files: tuple[str, ...], said: str
+def test_a_directory_that_is_not_a_repository_has_no_models_and_a_reason(
+    tmp_path: Path, files: tuple[str, ...], message: str
 ) -> None:
     root, full = tmp_path / "root", tmp_path / "full"
     for file in files:
@@ -75,10 +75,10 @@ def test_a_directory_that_is_no_repository_has_no_models_and_says_why(
     repository = Repository([root, full])
     assert repository.names() == ["m"]
     (reason,) = repository.empty_roots()
-    assert reason.startswith(said.replace("{parent}", str(tmp_path)).replace("{}", str(root)))
+    assert reason.startswith(message.replace("{parent}", str(tmp_path)).replace("{}", str(root)))
 
 
-def test_several_repositories_are_one(tmp_path: Path) -> None:
+def test_several_repositories_are_combined(tmp_path: Path) -> None:
     roots = [tmp_path / "one", tmp_path / "two"]
     for root, name in zip(roots, ("b", "a"), strict=True):
         root.mkdir()
@@ -95,18 +95,18 @@ def test_several_repositories_are_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("root", ["missing", "file"])
-def test_a_repository_that_cannot_be_read(tmp_path: Path, root: str) -> None:
+def test_an_unreadable_repository_is_an_error(tmp_path: Path, root: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RepositoryError, match=r"cannot be read: .*; it must be a directory of models"):
         Repository([tmp_path / root]).names()
 
 
-def test_what_is_not_there_has_no_versions(tmp_path: Path) -> None:
+def test_a_missing_model_has_no_versions(tmp_path: Path) -> None:
     assert Repository([tmp_path]).versions("m") == ()
     assert Repository([tmp_path]).versions("../m") == ()
 
 
-def test_a_source_has_all_that_loading_needs(tmp_path: Path) -> None:
+def test_the_source_of_a_version(tmp_path: Path) -> None:
     home = add(tmp_path, "m", "7", config="max_batch_size: 4")
     (version,) = Repository([tmp_path]).versions("m")
     source = version.source
@@ -140,7 +140,9 @@ def test_the_version_policy(tmp_path: Path, policy: str | None, expected: list[s
     ("versions", "policy"),
     [((), None), (("0", "01"), None), (("1", "2"), "version_policy { specific { versions: 3 } }")],
 )
-def test_no_version_serves(tmp_path: Path, versions: tuple[str, ...], policy: str | None) -> None:
+def test_a_policy_that_selects_no_version_is_an_error(
+    tmp_path: Path, versions: tuple[str, ...], policy: str | None
+) -> None:
     add(tmp_path, "m", *versions, config=policy)
     with pytest.raises(
         RepositoryError, match="at least one version must be available under the version policy"
@@ -148,13 +150,13 @@ def test_no_version_serves(tmp_path: Path, versions: tuple[str, ...], policy: st
         numbers(tmp_path)
 
 
-def test_a_given_config_takes_the_place_of_the_file(tmp_path: Path) -> None:
+def test_a_given_config_replaces_the_file(tmp_path: Path) -> None:
     add(tmp_path, "m", "1", "2", config="this is not read")
     given = text_format.Parse("version_policy { all { } }", ModelConfig())
     assert numbers(tmp_path, config=given) == ["1", "2"]
 
 
-def test_another_name_in_the_config(tmp_path: Path) -> None:
+def test_a_different_name_in_the_config_is_an_error(tmp_path: Path) -> None:
     home = add(tmp_path, "m", "1", config="name: 'other'")
     with pytest.raises(
         RepositoryError, match="has the name 'other'; it must be that of its directory, 'm'"
@@ -163,14 +165,14 @@ def test_another_name_in_the_config(tmp_path: Path) -> None:
     assert str(home / "config.pbtxt") in str(caught.value)
 
 
-def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_config_is_named(tmp_path: Path) -> None:
     home = add(tmp_path, "m", "1", config="max_batch_size: many")
     with pytest.raises(StartError) as caught:
         numbers(tmp_path)
     assert str(home / "config.pbtxt") in str(caught.value)
 
 
-def test_another_file_name_and_a_directory_with_the_file(tmp_path: Path) -> None:
+def test_default_model_filename_may_be_a_file_or_a_directory(tmp_path: Path) -> None:
     home = add(tmp_path, "m", "1", config="default_model_filename: 'other.onnx'", file="other.onnx")
     assert Repository([tmp_path]).versions("m")[0].source.path == home / "1" / "other.onnx"
     home = add(tmp_path, "large")
@@ -181,20 +183,20 @@ def test_another_file_name_and_a_directory_with_the_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("file", ["../../secret.onnx", "/secret.onnx", "deep/../../../secret.onnx", ".."])
-def test_a_file_name_that_leads_elsewhere(tmp_path: Path, file: str) -> None:
-    """A client that may load models may send a configuration, too."""
+def test_a_file_name_outside_the_version_is_refused(tmp_path: Path, file: str) -> None:
+    """Clients that may load models can send a configuration."""
     add(tmp_path, "m", "1")
     with pytest.raises(RepositoryError, match=r"default_model_filename is '.*'; it must be a file"):
         numbers(tmp_path, config=ModelConfig(default_model_filename=file))
 
 
-def test_nothing_has_changed(tmp_path: Path) -> None:
+def test_unchanged_files_have_the_same_fingerprint(tmp_path: Path) -> None:
     add(tmp_path, "m", "1", "2", config="version_policy { all { } }")
     assert fingerprints(tmp_path) == fingerprints(tmp_path)
 
 
 @pytest.mark.parametrize("path", ["2/model.onnx", "2/weights.bin", "2/deep/weights.bin"])
-def test_a_version_has_changed(tmp_path: Path, path: str) -> None:
+def test_a_changed_version_has_another_fingerprint(tmp_path: Path, path: str) -> None:
     home = add(tmp_path, "m", "1", "2", config="version_policy { all { } }")
     before = fingerprints(tmp_path)
     (home / path).parent.mkdir(exist_ok=True)
@@ -203,7 +205,7 @@ def test_a_version_has_changed(tmp_path: Path, path: str) -> None:
     assert [old == new for old, new in zip(before, after, strict=True)] == [True, False]
 
 
-def test_a_file_of_the_same_size_has_changed(tmp_path: Path) -> None:
+def test_a_changed_file_of_the_same_size_is_detected(tmp_path: Path) -> None:
     home = add(tmp_path, "m", "1")
     before = fingerprints(tmp_path)
     status = (home / "1" / "model.onnx").stat()
@@ -214,7 +216,7 @@ def test_a_file_of_the_same_size_has_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["config.pbtxt", "labels.txt", "warmup/x.raw"])
-def test_what_all_versions_share_has_changed(tmp_path: Path, path: str) -> None:
+def test_a_change_of_shared_files_changes_all_versions(tmp_path: Path, path: str) -> None:
     home = add(tmp_path, "m", "1", "2", config="version_policy { all { } }")
     before = fingerprints(tmp_path)
     (home / path).parent.mkdir(exist_ok=True)
@@ -223,7 +225,7 @@ def test_what_all_versions_share_has_changed(tmp_path: Path, path: str) -> None:
     assert not any(old == new for old, new in zip(before, after, strict=True))
 
 
-def test_a_directory_that_leads_to_itself(tmp_path: Path) -> None:
+def test_a_link_to_a_parent_directory_is_not_followed(tmp_path: Path) -> None:
     home = add(tmp_path, "m", "1")
     (home / "1" / "again").symlink_to(home)
     assert fingerprints(tmp_path) == fingerprints(tmp_path)

@@ -1,4 +1,4 @@
-"""What is loaded when: at the start, and as clients ask. What serves goes on until its successor does."""
+"""Models are loaded at the start and as clients request. A version serves until its replacement is ready."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tensorferry.server.models.registry import ModelRegistry, ModelState
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 
 
-def test_at_the_start_all_or_those_that_are_named(repository: ScriptedRepository) -> None:
+def test_only_requested_models_are_loaded_at_the_start(repository: ScriptedRepository) -> None:
     for name in ("a", "b", "c"):
         repository.write(name, "1")
     repository.start("a", "c")
@@ -31,14 +31,14 @@ def test_at_the_start_all_or_those_that_are_named(repository: ScriptedRepository
     assert repository.control.models_without_versions() == {"b": ""}
 
 
-def test_all(repository: ScriptedRepository) -> None:
+def test_all_models_can_be_loaded_at_the_start(repository: ScriptedRepository) -> None:
     repository.write("a", "1")
     repository.write("b", "3")
     repository.start("*", mode="none")
     assert repository.states() == [("a", "1", READY), ("b", "3", READY)]
 
 
-def test_one_that_is_broken_ends_the_start_or_not(repository: ScriptedRepository) -> None:
+def test_a_broken_model_fails_the_start_only_if_strict(repository: ScriptedRepository) -> None:
     repository.write("a", "1", "broken")
     repository.write("b", "1")
     with pytest.raises(
@@ -51,14 +51,14 @@ def test_one_that_is_broken_ends_the_start_or_not(repository: ScriptedRepository
     assert "is broken" in repository.registry.entries()[0].reason
 
 
-def test_one_that_is_not_there_ends_the_start(repository: ScriptedRepository) -> None:
+def test_a_missing_model_fails_the_start(repository: ScriptedRepository) -> None:
     with pytest.raises(
         StartError, match="--load-model: failed to load 'm', failed to poll from model repository"
     ):
         repository.start("m", strict=False)
 
 
-def test_a_name_is_given_once(repository: ScriptedRepository) -> None:
+def test_a_name_may_be_used_only_once(repository: ScriptedRepository) -> None:
     repository.write("m", "1")
     with pytest.raises(
         StartError, match="'m' is named on the command line and is in the model repository too"
@@ -68,7 +68,7 @@ def test_a_name_is_given_once(repository: ScriptedRepository) -> None:
         )
 
 
-def test_load_what_is_new_and_nothing_twice(repository: ScriptedRepository) -> None:
+def test_only_new_versions_are_loaded(repository: ScriptedRepository) -> None:
     control = repository.start()
     with pytest.raises(NotFoundError, match="failed to load 'm', failed to poll from model repository"):
         control.load("m")
@@ -94,12 +94,12 @@ def test_the_log_names_the_version_that_serves_and_what_it_replaces(
     repository.write("m", "2")
     control.load("m")
     assert [record.getMessage() for record in caplog.records if "in place of" in record.getMessage()] == [
-        "model m version 1 serves now, in place of itself as it was",
+        "model m version 1 serves now, in place of its previous files",
         "model m version 2 serves now, in place of version 1",
     ]
 
 
-def test_an_empty_repository_says_so_at_the_start(
+def test_an_empty_repository_is_logged_at_the_start(
     repository: ScriptedRepository, caplog: pytest.LogCaptureFixture
 ) -> None:
     repository.start("*", mode="none")
@@ -107,7 +107,7 @@ def test_an_empty_repository_says_so_at_the_start(
     assert f"the model repository {repository.root} has no model" in record.getMessage()
 
 
-def test_a_broken_new_version_leaves_the_old_one_serving(repository: ScriptedRepository) -> None:
+def test_the_old_version_serves_while_the_new_one_is_broken(repository: ScriptedRepository) -> None:
     repository.write("m", "1")
     control = repository.start("m")
     repository.write("m", "2", "broken")
@@ -128,7 +128,7 @@ def test_a_broken_new_version_leaves_the_old_one_serving(repository: ScriptedRep
         repository.serving(version="1")
 
 
-def test_what_is_broken_is_tried_again_when_asked_for(repository: ScriptedRepository) -> None:
+def test_a_broken_version_is_tried_again_on_request(repository: ScriptedRepository) -> None:
     repository.write("m", "1", "broken")
     control = repository.start()
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_what_is_broken_is_tried_again_when_asked_for(repository: ScriptedReposi
     assert repository.loads == ["m/1: broken"] * 2
 
 
-def test_a_model_whose_configuration_cannot_be_read_has_a_reason_and_no_version(
+def test_a_model_with_an_unreadable_configuration_has_a_reason_and_no_version(
     repository: ScriptedRepository,
 ) -> None:
     repository.write("m", "1")
@@ -152,7 +152,7 @@ def test_a_model_whose_configuration_cannot_be_read_has_a_reason_and_no_version(
     config.unlink()
     control.load("m")
     assert list(control.models_without_versions()) == ["never"]
-    # While a version serves, the model is no worse than it was.
+    # While a version serves, the model is not listed.
     config.write_text("batch: 1")
     with pytest.raises(LoadFailedError):
         control.load("m")
@@ -176,7 +176,7 @@ def test_a_bug_while_loading_leaves_no_version_loading(repository: ScriptedRepos
     assert repository.serving() == "mended"
 
 
-def test_a_config_that_is_given_and_files(repository: ScriptedRepository) -> None:
+def test_an_uploaded_configuration_and_files_replace_those_of_the_repository(repository: ScriptedRepository) -> None:
     repository.write("m", "1")
     repository.write("m", "2", "two")
     control = repository.start("m")
@@ -194,14 +194,14 @@ def test_a_config_that_is_given_and_files(repository: ScriptedRepository) -> Non
     repository.await_state(("m", "1", UNAVAILABLE), ("m", "2", READY), ("m", "3", UNAVAILABLE))
 
 
-def test_files_that_cannot_be_kept(repository: ScriptedRepository) -> None:
+def test_uploaded_files_that_cannot_be_stored_are_refused(repository: ScriptedRepository) -> None:
     control = repository.start()
     for files in ({"1/a": b"", "1/a/b": b""}, {f"1/{'a' * 300}": b""}):
         with pytest.raises(LoadFailedError, match=r"'sent': the uploaded files cannot be stored \("):
             control.load("sent", ModelConfig(), files)
 
 
-def test_a_repository_that_cannot_be_read(repository: ScriptedRepository) -> None:
+def test_an_unreadable_repository_is_an_error(repository: ScriptedRepository) -> None:
     control = repository.start()
     repository.root.rename(repository.root.with_name("elsewhere"))
     with pytest.raises(NotReadyError, match="cannot be read"):
@@ -210,7 +210,7 @@ def test_a_repository_that_cannot_be_read(repository: ScriptedRepository) -> Non
         control.unload("m")
 
 
-def test_models_named_by_their_files_are_not_controlled(repository: ScriptedRepository) -> None:
+def test_models_named_on_the_command_line_are_not_controlled(repository: ScriptedRepository) -> None:
     repository.write("m", "1")
     path = repository.root / "m" / "1" / "model.onnx"
     control = repository.start(named=(ModelSource("named", path),))
@@ -231,7 +231,7 @@ def test_control_is_off_by_default(repository: ScriptedRepository, mode: str) ->
             action("m")
 
 
-def test_nothing_is_loaded_once_the_server_shuts_down(repository: ScriptedRepository) -> None:
+def test_no_model_is_loaded_during_shutdown(repository: ScriptedRepository) -> None:
     repository.write("m", "1")
     control = repository.start("m")
     assert control.close(PATIENCE)
@@ -239,7 +239,7 @@ def test_nothing_is_loaded_once_the_server_shuts_down(repository: ScriptedReposi
         control.load("m")
 
 
-def test_who_waits_when_the_server_shuts_down_hears_of_it(repository: ScriptedRepository) -> None:
+def test_a_waiting_caller_gets_an_error_at_shutdown(repository: ScriptedRepository) -> None:
     repository.write("m", "1")
     control = repository.start()
     repository.hold = threading.Event()

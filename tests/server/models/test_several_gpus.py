@@ -1,7 +1,7 @@
-"""Several GPUs: a model has an instance on each, all fed from one queue. The devices are scripted ones.
+"""With several GPUs, a model has an instance on each, and all take batches from one queue.
 
-A driver that counts two devices, and sessions that compute on the CPU when the test lets the device that
-they are said to be on; all else is the real loading and a real batcher.
+The driver is a stand-in with two devices. Sessions compute on the CPU, when the test lets their device run. Loading and
+the batcher are real.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tensorferry.server import app as app_module
 from tensorferry.server.app import App
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.errors import StartError
-from tensorferry.server.models import loader
+from tensorferry.server.models import padding_check
 from tensorferry.server.models.padding_check import padding_dependence
 from tensorferry.server.models.registry import Model
 from tensorferry.server.monitoring.gpu_metrics import GpuReader
@@ -35,9 +35,9 @@ from tensorferry.server.runtime.session import Session
 
 
 class Devices:
-    """Devices that run freely until they are `held`; then each run waits until its device is let go.
+    """Devices that run freely until `hold` is called; then each run waits until its device is released.
 
-    `seconds` are what a run takes on a device, on a clock that stands still but for runs.
+    `seconds` is the time of a run on each device, on a clock that advances only with runs.
     """
 
     def __init__(self) -> None:
@@ -46,10 +46,10 @@ class Devices:
         self.runs: dict[str, int] = dict.fromkeys(self.gates, 0)
         self.seconds: dict[str, float] = dict.fromkeys(self.gates, 0.0)
         self.now = 0.0
-        # What batches of several rows are off by, relative to their outputs.
+        # The relative error of batches of several rows.
         self.rounding = 0.0
         self.made: list[tuple[str, OrtOptions]] = []
-        self.let_go()
+        self.release()
 
     def hold(self) -> None:
         for name, gate in self.gates.items():
@@ -57,7 +57,7 @@ class Devices:
             self.entered[name].clear()
             self.runs[name] = 0
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         for gate in self.gates.values():
             gate.set()
 
@@ -87,7 +87,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
     monkeypatch.setattr(devices, "cuda_device_count", lambda: 2)
     yield rig
-    rig.let_go()
+    rig.release()
 
 
 @pytest.fixture
@@ -100,10 +100,10 @@ def load(scripted: Devices, load: Load) -> Iterator[Load]:
         return load(build, config, device=device, **options)
 
     yield on
-    scripted.let_go()
+    scripted.release()
 
 
-def test_the_slow_one_keeps_what_it_took_and_the_fast_one_does_the_rest(
+def test_a_slow_device_keeps_its_batches_and_a_fast_one_takes_the_others(
     load: Load, scripted: Devices
 ) -> None:
     model = load("cuda:0,1", max_batch_size=1)
@@ -111,7 +111,7 @@ def test_the_slow_one_keeps_what_it_took_and_the_fast_one_does_the_rest(
     scripted.hold()
     x = np.arange(40 * 3, dtype=np.float32).reshape(40, 3)
     futures = [model.batcher.submit({"x": row}) for row in x[:8]]
-    # Each has at most two batches on their way, so with eight both have begun.
+    # Each device has at most two batches in flight, so with eight batches both have started.
     assert all(entered.wait(PATIENCE) for entered in scripted.entered.values())
     scripted.gates["cuda:1"].set()
     futures += [model.batcher.submit({"x": row}) for row in x[8:]]
@@ -125,7 +125,7 @@ def test_the_slow_one_keeps_what_it_took_and_the_fast_one_does_the_rest(
     waiting = [future for future in futures if not future.done()]
     assert 1 <= len(waiting) <= 2
 
-    scripted.let_go()
+    scripted.release()
     for row, future in zip(x, futures, strict=True):
         assert future.result(PATIENCE)["y"].tolist() == (2 * row).tolist()
     assert scripted.runs["cuda:0"] >= 1
@@ -143,7 +143,7 @@ def test_the_slow_one_keeps_what_it_took_and_the_fast_one_does_the_rest(
         ("cuda:0,1", "instance_group { kind: KIND_GPU gpus: 1 }", ["cuda:1"]),
     ],
 )
-def test_where_the_sessions_are(
+def test_the_devices_of_sessions(
     device: str, config: str | None, made: list[str], load: Load, scripted: Devices
 ) -> None:
     model = load(device, config)
@@ -151,14 +151,14 @@ def test_where_the_sessions_are(
     assert model.devices == tuple(made)
 
 
-def test_options_of_the_gpus_reach_every_session(load: Load, scripted: Devices) -> None:
+def test_gpu_options_are_used_for_every_session(load: Load, scripted: Devices) -> None:
     load("cuda:0,1", cuda_memory_bytes=1 << 30, cudnn_search="heuristic", tf32=False)
     wanted = {"gpu_mem_limit": str(1 << 30), "cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}
     assert [dict(settings.cuda) for _, settings in scripted.made] == [wanted, wanted]
 
 
 @pytest.mark.parametrize(("tf32", "how"), [(True, "(proved)"), (False, "depends on other rows")])
-def test_the_proof_knows_how_precise_the_device_is(
+def test_the_batching_check_uses_the_precision_of_the_device(
     tf32: bool, how: str, load: Load, scripted: Devices
 ) -> None:
     scripted.rounding = 2e-3
@@ -166,17 +166,17 @@ def test_the_proof_knows_how_precise_the_device_is(
 
 
 @pytest.mark.parametrize(("tf32", "padded"), [(True, True), (False, False)])
-def test_the_proof_of_padding_knows_it_too(
+def test_the_padding_check_uses_the_precision_of_the_device(
     tf32: bool, padded: bool, load: Load, scripted: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a model that is proved batchable before the device begins to round."""
+    """The device starts to round after the batching check."""
     real = padding_dependence
 
     def rounding(*arguments: Any) -> str:
         scripted.rounding = 2e-3
         return real(*arguments)
 
-    monkeypatch.setattr(loader, "padding_dependence", rounding)
+    monkeypatch.setattr(padding_check, "padding_dependence", rounding)
     lengths = PadLengths("sequence", (4, 8))
     values = (("ids", "0"), ("mask", "0"))
     model = load("cuda:0", build=small.masked_mean, tf32=tf32, pad_lengths=lengths, pad_values=values)
@@ -184,7 +184,7 @@ def test_the_proof_of_padding_knows_it_too(
 
 
 @pytest.mark.parametrize("device", ["cuda:0,2", "cuda:2,0"])
-def test_one_that_there_is_not(device: str, load: Load) -> None:
+def test_a_missing_device_is_an_error(device: str, load: Load) -> None:
     with pytest.raises(StartError, match=f"--device is '{device}', but there is no CUDA device 2"):
         load(device)
 
@@ -209,7 +209,7 @@ def page(app: App) -> str:
     return text
 
 
-def test_a_server_tells_of_the_gpus_that_serve(
+def test_a_server_reports_the_gpus_that_serve(
     serve: Callable[..., App], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml = FakeNvml(FakeGpu("b", "GPU-b", busy=25), FakeGpu("a", "GPU-a", busy=50))
@@ -224,7 +224,7 @@ def test_a_server_tells_of_the_gpus_that_serve(
     assert nvml.ready == 0
 
 
-def test_a_server_without_nvml_says_so_once_and_serves(
+def test_a_server_without_nvml_logs_it_once_and_serves(
     serve: Callable[..., App], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
@@ -233,7 +233,7 @@ def test_a_server_without_nvml_says_so_once_and_serves(
     assert caplog.text.count("nvidia-ml-py is not installed") == 1
 
 
-def test_a_server_on_the_cpu_asks_for_no_nvml_and_says_which_options_change_nothing(
+def test_a_server_on_the_cpu_does_not_open_nvml_and_names_options_without_effect(
     serve: Callable[..., App], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(devices, "cuda_device_count", lambda: 0)

@@ -1,4 +1,4 @@
-"""Models that are replaced and unloaded answer what they have accepted, and leave nothing behind."""
+"""Replaced and unloaded models answer the requests that they have accepted, and release their memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensorferry.server.models.registry import ModelState
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 
 
-def test_the_old_serves_until_the_new_does_and_answers_what_it_has(repository: ScriptedRepository) -> None:
+def test_the_old_version_serves_until_the_new_one_does_and_answers_its_requests(repository: ScriptedRepository) -> None:
     repository.write("m", "1", "slow")
     control = repository.start("m")
     old = repository.registry.get("m")
@@ -37,7 +37,7 @@ def test_the_old_serves_until_the_new_does_and_answers_what_it_has(repository: S
     assert [running.result(PATIENCE), queued.result(PATIENCE)] == [2, 4]
 
 
-def test_unload(repository: ScriptedRepository) -> None:
+def test_a_model_is_unloaded_after_its_requests(repository: ScriptedRepository) -> None:
     repository.write("m", "1", "slow")
     control = repository.start("m")
     model = repository.registry.get("m")
@@ -55,7 +55,7 @@ def test_unload(repository: ScriptedRepository) -> None:
     assert repository.serving() == "slow"
 
 
-def test_nothing_keeps_what_was_unloaded(repository: ScriptedRepository) -> None:
+def test_no_reference_to_an_unloaded_model_is_left(repository: ScriptedRepository) -> None:
     repository.write("m", "1")
     control = repository.start("m")
     left = weakref.ref(repository.registry.get("m").batcher)
@@ -66,13 +66,13 @@ def test_nothing_keeps_what_was_unloaded(repository: ScriptedRepository) -> None
     assert left() is None
 
 
-def test_unload_what_is_not_there(repository: ScriptedRepository) -> None:
+def test_unloading_an_unknown_model_is_an_error(repository: ScriptedRepository) -> None:
     control = repository.start()
     with pytest.raises(NotFoundError, match="failed to unload 'm'"):
         control.unload("m")
 
 
-def test_drain_waits_for_those_on_their_way_out(repository: ScriptedRepository) -> None:
+def test_drain_waits_for_models_that_are_being_unloaded(repository: ScriptedRepository) -> None:
     repository.write("m", "1", "slow")
     control = repository.start("m")
     model = repository.registry.get("m")

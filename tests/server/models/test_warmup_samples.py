@@ -1,4 +1,4 @@
-"""The warm-up samples of a configuration: what they hold, and what does not fit the model."""
+"""Warm-up samples of a configuration have the described inputs, and must fit the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def samples(
     return warmup_samples(config, model, directory)
 
 
-def test_zeros_and_empty_strings() -> None:
+def test_zero_data_has_zeros_and_empty_strings() -> None:
     ((sample,), warnings) = samples(
         f'model_warmup {{ name: "w" batch_size: 4 count: 2 {x("zero_data: true")} {S} }}'
     )
@@ -41,13 +41,13 @@ def test_zeros_and_empty_strings() -> None:
     assert sample.inputs["s"].tolist() == [["", "", ""]] * 4
 
 
-def test_whatever_the_value_the_kind_counts_and_no_count_is_once() -> None:
+def test_the_kind_of_data_counts_whatever_its_value_and_the_default_count_is_1() -> None:
     ((sample,), _) = samples(f"model_warmup {{ batch_size: 1 {x('zero_data: false')} {S} }}")
     assert (sample.name, sample.count) == ("number 1", 1)
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "FP64", "BF16", "INT8", "INT64", "UINT8", "BOOL"])
-def test_random_values_are_of_the_datatype_and_each_row_has_the_same(datatype: str) -> None:
+def test_random_data_has_the_datatype_and_equal_rows(datatype: str) -> None:
     model = signature(spec("x", datatype, "batch", 50))
     text = f"model_warmup {{ batch_size: 2 {x('random_data: true', '50', 'TYPE_' + datatype)} }}"
     ((sample,), _) = samples(text, model)
@@ -62,11 +62,11 @@ def test_without_a_batch_axis_dims_are_complete() -> None:
     assert sample.inputs["x"].shape == (1, 2)
 
 
-def test_a_sample_of_no_rows_is_left_out_and_named() -> None:
+def test_a_sample_without_rows_is_left_out_with_a_warning() -> None:
     found, warnings = samples('model_warmup { name: "none" }')
     assert found == []
     assert warnings == [
-        "the warm-up sample 'none' of model 'm' has batch_size 0 and is left out, as Triton does: give it at least 1"
+        "the warm-up sample 'none' of model 'm' has batch_size 0 and is left out, as in Triton: set it to at least 1"
     ]
 
 
@@ -89,7 +89,7 @@ def file(name: str) -> str:
     return f'input_data_file: "{name}"'
 
 
-def test_files_hold_one_row_which_is_repeated(directory: Path) -> None:
+def test_a_file_has_one_row_which_is_repeated(directory: Path) -> None:
     s = S.replace("zero_data: true", file("s"))
     text = f"model_warmup {{ batch_size: 3 {x(file('x'))} {s} }}"
     ((sample,), _) = samples(text, directory=directory)
@@ -98,9 +98,9 @@ def test_files_hold_one_row_which_is_repeated(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "said"),
+    ("inputs", "message"),
     [
-        (S, r"it has the inputs \['s'\]; the model takes \['s', 'x'\]"),
+        (S, r"it has the inputs \['s'\]; the model has \['s', 'x'\]"),
         (
             x("zero_data: true", datatype="TYPE_FP16") + S,
             "'x' has data_type TYPE_FP16; the model takes TYPE_FP32",
@@ -116,7 +116,7 @@ def test_files_hold_one_row_which_is_repeated(directory: Path) -> None:
         (x("zero_data: true", "1, 2") + S, r"'x' has dims \[1, 2\]; the model takes \[2\]"),
         (
             x("zero_data: true") + S.replace("dims: 3", "dims: 0"),
-            r"'s' has dims \[0\]; give them at least one element along axes that vary",
+            r"'s' has dims \[0\]; dynamic axes must have at least one element",
         ),
         (x("") + S, "expects input 'x' to have input_data_type set"),
         (
@@ -131,37 +131,39 @@ def test_files_hold_one_row_which_is_repeated(directory: Path) -> None:
         (x("zero_data: true") + S.replace("zero_data: true", file("latin")), "from the file 'latin': "),
     ],
 )
-def test_what_does_not_fit_is_named(inputs: str, said: str, directory: Path) -> None:
-    with pytest.raises(ModelConfigError, match=said) as caught:
+def test_a_sample_that_does_not_fit_is_named(inputs: str, message: str, directory: Path) -> None:
+    with pytest.raises(ModelConfigError, match=message) as caught:
         samples(f'model_warmup {{ name: "w" batch_size: 1 {inputs} }}', directory=directory)
     assert str(caught.value).startswith("model_warmup 'w' of model 'm': ")
 
 
-def test_more_rows_than_a_batch_has() -> None:
+def test_a_sample_has_at_most_the_rows_of_a_batch() -> None:
     text = f"model_warmup {{ batch_size: 9 {x('zero_data: true')} {S} }}"
     with pytest.raises(ModelConfigError, match="batch_size is 9; it must be at most 8"):
         samples(text)
     with pytest.raises(
-        ModelConfigError, match="batch_size is 9; it must be at most 1, for max_batch_size is 0"
+        ModelConfigError, match="batch_size is 9; it must be at most 1, because max_batch_size is 0"
     ):
         samples(text, ALONE, 0)
 
 
-def test_without_a_directory_there_are_no_files() -> None:
-    with pytest.raises(ModelConfigError, match="comes from the file 'x', but the model has no directory"):
+def test_files_require_a_model_directory() -> None:
+    with pytest.raises(
+        ModelConfigError, match="comes from the file 'x', but the model has no directory with such files"
+    ):
         samples(f"model_warmup {{ batch_size: 1 {x(file('x'))} {S} }}")
 
 
 def test_runs_are_bounded_over_all_samples() -> None:
     one = f"batch_size: 1 {x('zero_data: true')} {S}"
     text = f"model_warmup {{ count: 600 {one} }} model_warmup {{ count: 401 {one} }}"
-    with pytest.raises(ModelConfigError, match=r"asks for 1001 runs; at most 1000 .*lower 'count'"):
+    with pytest.raises(ModelConfigError, match=r"asks for 1001 runs; the limit is 1000 .*lower 'count'"):
         samples(text)
     with pytest.raises(ModelConfigError, match="asks for 2147483647 runs"):
         samples(f"model_warmup {{ count: 2147483647 {one} }}")
 
 
-def test_a_sample_larger_than_the_memory_is_refused_before_it_is_made() -> None:
+def test_a_sample_larger_than_the_memory_is_refused_before_it_is_allocated() -> None:
     text = f"model_warmup {{ batch_size: 8 {x('zero_data: true')} {S.replace('dims: 3', 'dims: 4611686018427387904')} }}"
     with pytest.raises(
         ModelConfigError, match=r"input 's' with dims .* GiB of memory are available; lower them"

@@ -25,7 +25,7 @@ class ModelSource:
     """A model version to serve: its name and its ONNX file.
 
     `config` is the content of the model's config.pbtxt, None if there is none. `directory` is the model's directory in
-    its repository, None for a model that was named by its file. `files` keeps temporary files alive as long as the
+    its repository, None for a model that was named by its file. `keep_alive` keeps temporary files as long as the
     source, because a model whose device fails is loaded again.
     """
 
@@ -34,7 +34,7 @@ class ModelSource:
     version: str = "1"
     config: ModelConfig | None = None
     directory: Path | None = None
-    files: object = field(default=None, compare=False, repr=False)
+    keep_alive: object = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

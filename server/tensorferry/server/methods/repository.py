@@ -75,7 +75,7 @@ class RepositoryMethods:
                 index(
                     name=name,
                     state=ModelState.UNAVAILABLE.value if reason else "",
-                    reason=reason if show_paths else self._control.public(reason),
+                    reason=reason if show_paths else self._control.public_reason(reason),
                 )
                 for name, reason in self._control.models_without_versions().items()
             ]

@@ -1,4 +1,4 @@
-"""The process that runs a model with axes of length zero. ONNX Runtime may end it, or keep it: then it is killed."""
+"""Child process that runs a model with axes of length zero. ONNX Runtime may crash it; if it hangs, it is killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tensorferry.server.runtime.ort_options import OrtOptions
 
-# For the load of the model.
+# Time limit for loading the model.
 LOAD_SECONDS = 120
 
 LOADED, ANSWERED, FAILED = "loaded", "answered", "failed"
@@ -20,7 +20,7 @@ LOADED, ANSWERED, FAILED = "loaded", "answered", "failed"
 
 @dataclass(frozen=True, slots=True)
 class ProbeRun:
-    """A run with inputs of these shapes: with random values, or with zeros."""
+    """A run with inputs of these shapes, with random values or with zeros."""
 
     shapes: Mapping[str, tuple[int, ...]]
     zeros: bool
@@ -28,17 +28,17 @@ class ProbeRun:
 
 @dataclass(frozen=True, slots=True)
 class ProbeRuns:
-    """What the process reads from its standard input; one run may take `run_seconds`."""
+    """What the process reads from its standard input. `run_seconds` limits one run."""
 
     path: Path
-    settings: OrtOptions
+    ort_options: OrtOptions
     run_seconds: int
-    attempts: tuple[ProbeRun, ...]
+    runs: tuple[ProbeRun, ...]
 
 
 def _main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # By its default action the signal ends the process even while native code runs.
+    # The default action of the signal ends the process even while native code runs.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LOAD_SECONDS)
     import numpy as np
@@ -46,16 +46,16 @@ def _main() -> None:
     from tensorferry.server.runtime.sampling import random_array
     from tensorferry.server.runtime.session import Session
 
-    told: ProbeRuns = pickle.load(sys.stdin.buffer)
-    session = Session(told.path, "cpu", told.settings)
+    request: ProbeRuns = pickle.load(sys.stdin.buffer)
+    session = Session(request.path, "cpu", request.ort_options)
     print(LOADED, flush=True)
-    for attempt in told.attempts:
-        signal.alarm(told.run_seconds)
+    for run in request.runs:
+        signal.alarm(request.run_seconds)
         generator = np.random.default_rng(0)
         inputs = {}
         for spec in session.signature.inputs:
-            array = random_array(spec.datatype, attempt.shapes[spec.name], generator)
-            if attempt.zeros and spec.datatype.size:
+            array = random_array(spec.datatype, run.shapes[spec.name], generator)
+            if run.zeros and spec.datatype.size:
                 array = np.zeros_like(array)
             inputs[spec.name] = array
         try:

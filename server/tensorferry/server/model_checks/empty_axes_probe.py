@@ -1,4 +1,7 @@
-"""Finds out at load which axes of a model's inputs may have length zero, in a process that may die of it."""
+"""Probe that finds, while a model is loaded, which axes of its inputs may have length zero.
+
+The model runs in a child process, because ONNX Runtime may crash.
+"""
 
 from __future__ import annotations
 
@@ -32,59 +35,59 @@ from tensorferry.server.shapes.empty_axes import AxisSet, EmptyAxes, axis_sets_t
 
 _log = logging.getLogger("tensorferry.server")
 
-# How long one run may take.
+# Time limit of one run.
 _RUN_SECONDS = 20
-# Grows when what is tried, or how it is kept, changes.
+# To be increased when the runs or the format of the cache change.
 _VERSION = 1
-# More are not started for one model: what is left then is not known to be safe.
+# Most child processes for one model. Axes that are left then are not known to be safe.
 _MOST_CHILDREN = 8
-# Deaths that the model is the cause of. By others (SIGKILL, SIGTERM) nothing is learned.
+# Signals that the model causes. Others, such as SIGKILL and SIGTERM, say nothing about the model.
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGALRM)
 
-_CRASHED = "with it ONNX Runtime ends its process"
+_CRASHED = "with it ONNX Runtime crashes"
 _HUNG = "with it the model does not end"
 _FAILED = "with it the model fails"
-_UNKNOWN = "this could not be tried"
+_UNKNOWN = "this could not be tested"
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedModel:
-    """The model to try: its file, what is run (`path` may be `source`, converted), and how clients see it.
+    """The model to probe.
 
-    `size` is a length of open axes with which it runs; None where none is known, and nothing can then be tried.
-    One run may take `run_seconds`.
+    `source` is its file, `path` the file to run, which may be converted. `working_size` is a length of dynamic axes with
+    which the model runs; None if none is known, and then nothing is probed. `run_seconds` limits one run.
     """
 
     name: str
     source: Path
     path: Path
-    settings: OrtOptions
+    ort_options: OrtOptions
     io_mapping: IoMapping
     max_batch_size: int
-    size: int | None
+    working_size: int | None
     run_seconds: int = _RUN_SECONDS
 
 
 class EmptyAxesProbe:
-    """Tries a model on a thread of its own, while it is loaded; `result` waits for that.
+    """Probes a model on its own thread while the model is loaded. `result` waits for the end.
 
-    Leaving the `with` block ends the child process, if it still runs.
+    Leaving the `with` block kills a child process that still runs.
     """
 
-    def __init__(self, subject: ProbedModel) -> None:
-        self._subject = subject
+    def __init__(self, model: ProbedModel) -> None:
+        self._model = model
         self._result = EmptyAxes()
-        # Guards _child and _closed, so that no child is started once the block was left. Nothing waits meanwhile.
+        # Guards _child and _closed, so that no child starts after the block was left. No waiting while it is held.
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> EmptyAxesProbe:
-        axes = axis_sets_to_test(self._subject.io_mapping.signature, batched=self._subject.max_batch_size > 0)
-        if axes and self._subject.size is not None:
+        axes = axis_sets_to_test(self._model.io_mapping.signature, batched=self._model.max_batch_size > 0)
+        if axes and self._model.working_size is not None:
             self._thread = threading.Thread(
-                target=self._run, args=(axes,), name=f"tensorferry-empty-axes-{self._subject.name}"
+                target=self._run, args=(axes,), name=f"tensorferry-empty-axes-{self._model.name}"
             )
             self._thread.start()
         return self
@@ -101,52 +104,52 @@ class EmptyAxesProbe:
             self._thread.join()
 
     def result(self) -> EmptyAxes:
-        """What was found out; waits for it."""
+        """Wait for the probe and return its result."""
         if self._thread is not None:
             self._thread.join()
         for axes, reason in self._result.verdicts.items():
             if reason in (_CRASHED, _HUNG):
                 _log.info(
                     "model %s: requests with no element along %s are refused: %s",
-                    self._subject.name,
-                    _words(axes),
+                    self._model.name,
+                    _describe(axes),
                     reason,
                 )
         return self._result
 
     def _run(self, axes: Sequence[AxisSet]) -> None:
         try:
-            self._result = self._found(axes)
+            self._result = self._probe(axes)
         except Exception as error:
             _log.warning(
-                "model %s: it could not be tried with axes of length zero, so requests with them are refused: %r",
-                self._subject.name,
+                "model %s: axes of length zero could not be tested, so requests with them are refused: %r",
+                self._model.name,
                 error,
             )
 
-    def _found(self, axes: Sequence[AxisSet]) -> EmptyAxes:
-        subject, cache = self._subject, ProbeCache("empty-axes")
-        attempts = {each: _attempts(subject, each) for each in axes}
-        about = repr((_VERSION, onnxruntime.__version__, subject.settings, list(attempts.values())))
-        digest = digest_of(subject.source, about)
-        kept = _read(cache.find(digest), axes)
-        if kept is not None:
-            return kept
-        verdicts, certain = self._tried(attempts)
-        if certain:
-            cache.keep(digest, [[sorted(each), reason] for each, reason in verdicts.items()])
+    def _probe(self, axes: Sequence[AxisSet]) -> EmptyAxes:
+        model, cache = self._model, ProbeCache("empty-axes")
+        runs = {each: _probe_runs(model, each) for each in axes}
+        conditions = repr((_VERSION, onnxruntime.__version__, model.ort_options, list(runs.values())))
+        digest = digest_of(model.source, conditions)
+        cached = _decode(cache.get(digest), axes)
+        if cached is not None:
+            return cached
+        verdicts, reproducible = self._verdicts(runs)
+        if reproducible:
+            cache.put(digest, [[sorted(each), reason] for each, reason in verdicts.items()])
         return EmptyAxes(verdicts)
 
-    def _tried(self, attempts: Mapping[AxisSet, Sequence[ProbeRun]]) -> tuple[dict[AxisSet, str], bool]:
-        """The verdicts, and whether another load would find the same."""
-        verdicts = dict.fromkeys(attempts, _UNKNOWN)
-        left = [(axes, attempt) for axes, some in attempts.items() for attempt in some]
+    def _verdicts(self, runs: Mapping[AxisSet, Sequence[ProbeRun]]) -> tuple[dict[AxisSet, str], bool]:
+        """Return the verdicts, and whether another load would give the same."""
+        verdicts = dict.fromkeys(runs, _UNKNOWN)
+        left = [(axes, run) for axes, some in runs.items() for run in some]
         for _ in range(_MOST_CHILDREN):
-            done, died_by = self._child_runs([attempt for _, attempt in left])
+            done, died_by = self._run_child([run for _, run in left])
             if done is None:
                 return verdicts, False
-            for (axes, _), said in zip(left, done, strict=False):
-                if said == ANSWERED:
+            for (axes, _), outcome in zip(left, done, strict=False):
+                if outcome == ANSWERED:
                     verdicts[axes] = ""
                 elif verdicts[axes]:
                     verdicts[axes] = _FAILED
@@ -157,20 +160,20 @@ class EmptyAxesProbe:
                 verdicts.update({axes: _UNKNOWN for axes, _ in left[len(done) :]})
                 return verdicts, False
             reason = _HUNG if died_by == signal.SIGALRM else _CRASHED
-            verdicts.update({axes: reason for axes in attempts if fatal <= axes})
-            left = [(axes, attempt) for axes, attempt in left[len(done) + 1 :] if not fatal <= axes]
+            verdicts.update({axes: reason for axes in runs if fatal <= axes})
+            left = [(axes, run) for axes, run in left[len(done) + 1 :] if not fatal <= axes]
             if not left:
                 return verdicts, True
         verdicts.update({axes: _UNKNOWN for axes, _ in left})
         return verdicts, True
 
-    def _child_runs(self, attempts: Sequence[ProbeRun]) -> tuple[list[str] | None, int]:
-        """What a child said of each attempt until its end, and the signal that ended it (0: none).
+    def _run_child(self, runs: Sequence[ProbeRun]) -> tuple[list[str] | None, int]:
+        """Return a child's outcome of each run until its end, and the signal that ended it (0: none).
 
-        None instead where it could not even load the model.
+        The outcomes are None if the child could not load the model.
         """
-        subject = self._subject
-        told = pickle.dumps(ProbeRuns(subject.path, subject.settings, subject.run_seconds, tuple(attempts)))
+        model = self._model
+        stdin = pickle.dumps(ProbeRuns(model.path, model.ort_options, model.run_seconds, tuple(runs)))
         with self._lock:
             if self._closed:
                 return None, 0
@@ -179,38 +182,38 @@ class EmptyAxesProbe:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                # Ctrl-C at a terminal is not for the child.
+                # Ctrl-C at a terminal must not reach the child.
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         with child:
             try:
-                output, _ = child.communicate(told, LOAD_SECONDS + subject.run_seconds * len(attempts))
+                output, _ = child.communicate(stdin, LOAD_SECONDS + model.run_seconds * len(runs))
             finally:
                 child.kill()
-        loaded, *said = output.decode().split() or [""]
+        loaded, *outcomes = output.decode().split() or [""]
         with self._lock:
             closed = self._closed
         if loaded != LOADED and not closed:
             _log.warning(
-                "model %s: the process that tries it with axes of length zero could not load it on the CPU, so requests "
+                "model %s: axes of length zero could not be tested, because the model does not load on the CPU; requests "
                 "with them are refused",
-                subject.name,
+                model.name,
             )
         if loaded != LOADED:
             return None, 0
-        return said, max(0, -child.returncode)
+        return outcomes, max(0, -child.returncode)
 
 
-def _attempts(subject: ProbedModel, axes: AxisSet) -> list[ProbeRun]:
-    """Runs with no element along these axes: of one row, of some and of a full batch, with other values."""
-    most = subject.max_batch_size
-    found = []
+def _probe_runs(model: ProbedModel, axes: AxisSet) -> list[ProbeRun]:
+    """Return runs with length zero along these axes: with one row, some rows and a full batch, and two kinds of values."""
+    most = model.max_batch_size
+    runs = []
     for rows in sorted({1, min(3, most), most}) if most else [1]:
         if not rows:
             continue
         shapes = {}
-        for spec in subject.io_mapping.signature.inputs:
+        for spec in model.io_mapping.signature.inputs:
             shape = [
                 0
                 if (spec.name, axis) in axes
@@ -218,28 +221,28 @@ def _attempts(subject: ProbedModel, axes: AxisSet) -> list[ProbeRun]:
                 if isinstance(dim, int)
                 else rows
                 if axis == 0
-                else subject.size or 1
+                else model.working_size or 1
                 for axis, dim in enumerate(spec.dims)
             ]
-            # Strides of zero: of a large input no memory is made.
+            # Strides of zero, so that a large input needs no memory.
             given: Any = np.broadcast_to(np.uint8(0), tuple(shape))
-            if spec.name in subject.io_mapping.inputs:
-                given = subject.io_mapping.inputs[spec.name].to_model(given)
+            if spec.name in model.io_mapping.inputs:
+                given = model.io_mapping.inputs[spec.name].to_model(given)
             shapes[spec.name] = given.shape
-        found += [ProbeRun(shapes, zeros) for zeros in (False, True)]
-    return found
+        runs += [ProbeRun(shapes, zeros) for zeros in (False, True)]
+    return runs
 
 
-def _read(kept: Any, axes: Sequence[AxisSet]) -> EmptyAxes | None:
-    """A finding as it was kept; None where it is not one of these axes."""
+def _decode(cached: Any, axes: Sequence[AxisSet]) -> EmptyAxes | None:
+    """Return a cached result; None if it is not a result for these axes."""
     try:
         verdicts = {
-            frozenset((str(name), int(axis)) for name, axis in each): str(reason) for each, reason in kept
+            frozenset((str(name), int(axis)) for name, axis in each): str(reason) for each, reason in cached
         }
     except (TypeError, ValueError):
         return None
     return EmptyAxes(verdicts) if verdicts.keys() == set(axes) else None
 
 
-def _words(axes: AxisSet) -> str:
+def _describe(axes: AxisSet) -> str:
     return " and ".join(f"axis {axis} of {name!r}" for name, axis in sorted(axes))

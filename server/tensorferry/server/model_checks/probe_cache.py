@@ -1,4 +1,4 @@
-"""What was found out about a model file, kept in the user's cache directory between loads."""
+"""Cache of probe results about model files, in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _log = logging.getLogger("tensorferry.server")
 
 _T = TypeVar("_T")
 
-# Where a tensor of an ONNX file names the file that has its elements: key "location" of a StringStringEntryProto.
+# The name of the external data file of a tensor in an ONNX file: key "location" of a StringStringEntryProto.
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]*[\x00-\x7f])")
 
 
 def cache_directory() -> Path | None:
-    """`$XDG_CACHE_HOME/tensorferry`, by default `~/.cache/tensorferry`; None where there is no home."""
+    """Return `$XDG_CACHE_HOME/tensorferry`, by default `~/.cache/tensorferry`; None if there is no home directory."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(given):
         return Path(given) / "tensorferry"
@@ -34,18 +34,18 @@ def cache_directory() -> Path | None:
         return None
 
 
-def digest_of(path: Path, about: str) -> str:
-    """A digest of a model's file, the files that have its weights, and what else the finding depends on."""
-    digest = hashlib.sha256(about.encode())
-    for each in (path, *_unless_changed(_external_data, path)):
-        # Bytes of weights that look like a reference to a file seldom name one.
+def digest_of(path: Path, conditions: str) -> str:
+    """Return a digest of a model's file, its external data files, and the conditions of the result."""
+    digest = hashlib.sha256(conditions.encode())
+    for each in (path, *_cached_by_status(_external_data, path)):
+        # Weights may contain bytes that look like a reference to a file, but rarely name an existing one.
         if os.path.isfile(each):
-            digest.update(_unless_changed(_digest, each))
+            digest.update(_cached_by_status(_digest, each))
     return digest.hexdigest()
 
 
-def _unless_changed(function: Callable[[Path, int, int, int], _T], path: Path) -> _T:
-    """What the function says of a file, which it reads once for as long as the file is the same."""
+def _cached_by_status(function: Callable[[Path, int, int, int], _T], path: Path) -> _T:
+    """Call a cached function with a file and its status, so that it reads an unchanged file once."""
     status = path.stat()
     return function(path, status.st_ino, status.st_mtime_ns, status.st_size)
 
@@ -58,7 +58,7 @@ def _digest(path: Path, _inode: int, _modified: int, _size: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _external_data(path: Path, _inode: int, _modified: int, size: int) -> list[Path]:
-    """The files that a model may refer to."""
+    """Return the files to which a model may refer."""
     if not size:
         return []
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -76,14 +76,14 @@ def _locations(data: mmap.mmap) -> Iterator[Path]:
 
 
 class ProbeCache:
-    """Findings of one kind, each in a file named by its digest. A directory that cannot be used is no cache."""
+    """Results of one kind, each in a file named by its digest. An unusable directory disables the cache."""
 
     def __init__(self, kind: str) -> None:
         directory = cache_directory()
         self._directory = None if directory is None else directory / kind
 
-    def find(self, digest: str) -> Any:
-        """The finding, as `keep` got it; None where there is none."""
+    def get(self, digest: str) -> Any:
+        """Return the result that `put` stored; None if there is none."""
         if self._directory is None:
             return None
         try:
@@ -91,8 +91,8 @@ class ProbeCache:
         except (OSError, ValueError):
             return None
 
-    def keep(self, digest: str, finding: Any) -> None:
-        """Writes a finding; a reader sees all of it or nothing."""
+    def put(self, digest: str, result: Any) -> None:
+        """Store a result atomically."""
         if self._directory is None:
             return
         try:
@@ -100,10 +100,10 @@ class ProbeCache:
             handle, name = tempfile.mkstemp(dir=self._directory, suffix=".part")
             try:
                 with os.fdopen(handle, "w") as file:
-                    json.dump(finding, file)
+                    json.dump(result, file)
                 os.replace(name, self._directory / f"{digest}.json")
             except BaseException:
                 os.unlink(name)
                 raise
         except OSError as error:
-            _log.debug("%s keeps nothing of what is found out about models: %s", self._directory, error)
+            _log.debug("probe results cannot be stored in %s: %s", self._directory, error)

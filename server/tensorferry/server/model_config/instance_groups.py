@@ -1,4 +1,4 @@
-"""Instances: how many of a model there are, and on which devices they run."""
+"""Instance groups: how many instances a model has, and on which devices."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tensorferry.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from tensorferry.server.errors import StartError
 from tensorferry.server.runtime.devices import AvailableDevices, gpu_indices
 
-# Each holds the model's weights of its own.
+# Limited because each instance has its own copy of the weights.
 _MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """One group: the device of each of its instances, and how the completed configuration describes it."""
+    """The device of each instance of a group, and the group in the completed configuration."""
 
     devices: tuple[str, ...]
     message: ModelInstanceGroup
@@ -24,9 +24,9 @@ class InstanceGroup:
 def instance_groups(
     given: ModelConfig | None, name: str, machine: AvailableDevices
 ) -> Sequence[InstanceGroup]:
-    """The groups that a configuration asks for; without any, one instance on each of the server's devices.
+    """Return the groups of a configuration; without any, one instance on each of the server's devices.
 
-    StartError when a group cannot run on this machine.
+    StartError if a group cannot run on this machine.
     """
     groups = [
         _group(group, f"{name}_{index}", name, machine)
@@ -37,7 +37,7 @@ def instance_groups(
     number = sum(len(group.devices) for group in groups)
     if not number:
         raise StartError(
-            f"every instance group of model {name!r} is passive, so nothing would serve it; leave out 'passive' of one"
+            f"every instance group of model {name!r} is passive, so no instance would serve it; remove 'passive' from one"
         )
     if number > _MOST:
         raise _too_many(name, number)
@@ -46,8 +46,8 @@ def instance_groups(
 
 def _too_many(model: str, number: int) -> StartError:
     return StartError(
-        f"instance_group of model {model!r} asks for {number} instances, each with weights of its own; "
-        f"at most {_MOST} are made: lower 'count'"
+        f"instance_group of model {model!r} asks for {number} instances, each with its own copy of the weights; "
+        f"the limit is {_MOST}: lower 'count'"
     )
 
 
@@ -77,7 +77,7 @@ def _group(
     group.gpus.extend(gpus)
     places = [f"cuda:{gpu}" for gpu in gpus] or ["cpu"]
     if not group.passive and len(places) * group.count > _MOST:
-        # Before they are listed: a client may ask for two thousand million.
+        # Checked before the list is made, because a client may request two thousand million instances.
         raise _too_many(model, len(places) * group.count)
     devices = () if group.passive else tuple(place for place in places for _ in range(group.count))
     return InstanceGroup(devices, group)

@@ -1,7 +1,6 @@
-"""The io_mapping of a configured model: its configuration's inputs and outputs, held against the ONNX file's.
+"""Mapping between the tensors of a model's configuration, which clients see, and those of its ONNX file.
 
-What a client sends and gets is what the configuration says. Where the model itself has another shape
-(`reshape`), tensors are reshaped between the two; no element is copied for it.
+If the shapes differ (`reshape`), tensors are reshaped without a copy.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from tensorferry.server.signature import Signature, TensorSpec
 Array = npt.NDArray[Any]
 _Tensor = pb.ModelInput | pb.ModelOutput
 
-_VARIES = -1
+_DYNAMIC = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """A tensor's shape on the wire and in the model, both without the batch axis if `batched`; -1 varies.
+    """A tensor's shape on the wire and in the model, without the batch axis if `batched`. -1 is a dynamic dimension.
 
-    The n-th dimension that varies is the same in both.
+    The n-th dynamic dimension has the same size in both.
     """
 
     wire: tuple[int, ...]
@@ -36,12 +35,12 @@ class Reshape:
     batched: bool
 
     def to_model(self, array: Array) -> Array:
-        """The array as the model takes it."""
+        """Return the array in the model's shape."""
         return self._reshaped(array, self.wire, self.model)
 
     def to_wire(self, array: Array) -> Array:
-        """The array as a client gets it."""
-        # What the file calls a scalar may have any shape: it says so, too, of one that it does not know.
+        """Return the array in the shape that clients see."""
+        # A scalar of the file may have any shape, because some files declare tensors of unknown shape as scalars.
         if not self.model and array.ndim > self.batched:
             return array
         return self._reshaped(array, self.model, self.wire)
@@ -49,14 +48,14 @@ class Reshape:
     def _reshaped(self, array: Array, before: Sequence[int], after: Sequence[int]) -> Array:
         rows = array.shape[: int(self.batched)]
         found = iter(
-            [size for size, dim in zip(array.shape[len(rows) :], before, strict=True) if dim == _VARIES]
+            [size for size, dim in zip(array.shape[len(rows) :], before, strict=True) if dim == _DYNAMIC]
         )
-        return array.reshape((*rows, *(next(found) if dim == _VARIES else dim for dim in after)))
+        return array.reshape((*rows, *(next(found) if dim == _DYNAMIC else dim for dim in after)))
 
 
 @dataclass(frozen=True, slots=True)
 class IoMapping:
-    """What clients see of a model, and how it becomes what the model sees: reshapes by tensor name."""
+    """The signature that clients see, and the reshapes between it and the model's, by tensor name."""
 
     signature: Signature
     inputs: Mapping[str, Reshape] = field(default_factory=dict)
@@ -65,7 +64,7 @@ class IoMapping:
     def runner(
         self, run: Callable[[Mapping[str, Array]], dict[str, Array]]
     ) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-        """Runs the model with tensors as the wire has them."""
+        """Return a function that runs the model on tensors in the shapes that clients see."""
         if not self.inputs and not self.outputs:
             return run
 
@@ -81,7 +80,7 @@ class IoMapping:
                 except ValueError as error:
                     shape = list(outputs[name].shape)
                     raise ModelFailedError(
-                        f"output {name!r} has shape {shape}, which does not fit the reshape of the model's "
+                        f"output {name!r} has shape {shape}, which does not fit the reshape in the model's "
                         f"configuration, from {list(reshape.model)} to {list(reshape.wire)}"
                     ) from error
             return outputs
@@ -90,14 +89,14 @@ class IoMapping:
 
 
 def io_mapping_of(config: pb.ModelConfig, signature: Signature) -> IoMapping:
-    """Holds a completed configuration against the ONNX file's signature; ModelConfigError says both sides."""
+    """Compare a completed configuration with the ONNX file's signature; ModelConfigError names both sides."""
     model, batched = config.name, config.max_batch_size > 0
     required = [tensor for tensor in config.input if not tensor.optional]
     if len(required) != len(signature.inputs):
         raise ModelConfigError(
             f"unable to load model {model!r}, configuration expects {len(required)} inputs, model provides "
-            f"{len(signature.inputs)}: {_listed(signature.inputs)}; the model's optional inputs, which need 'optional: "
-            f"true', are: {_listed(signature.optional)}"
+            f"{len(signature.inputs)}: {_names(signature.inputs)}; the model's optional inputs, which need 'optional: "
+            f"true', are: {_names(signature.optional)}"
         )
     inputs, reshapes_in = _tensors(required, signature.inputs, "input", model, batched)
     given = [tensor for tensor in config.input if tensor.optional]
@@ -106,8 +105,7 @@ def io_mapping_of(config: pb.ModelConfig, signature: Signature) -> IoMapping:
     served = Signature(inputs, outputs, optional)
     if served.shared_inputs(batched=batched) and (lacking := served.no_batch_axis_reason()):
         raise ModelConfigError(
-            f"unable to load model {model!r}: {lacking}. A batched model needs an input with rows, and shape tensors that are "
-            "small"
+            f"unable to load model {model!r}: {lacking}. A batched model needs an input with rows, and small shape tensors"
         )
     return IoMapping(served, {**reshapes_in, **reshapes_optional}, reshapes_out)
 
@@ -141,17 +139,17 @@ def _tensors(
                 f"{tensor.name!r}, model provides {provided}"
             )
         wire = tuple(tensor.dims)
-        if batched != model_is_batched and _VARIES in wire and not spec.optional:
+        if batched != model_is_batched and _DYNAMIC in wire and not spec.optional:
             raise ModelConfigError(
-                f"model {model!r}, input {tensor.name!r} is a shape tensor and has dims {list(wire)}: requests of a batch "
-                "have it in common, so that its dims must be fixed"
+                f"model {model!r}, input {tensor.name!r} is a shape tensor and has dims {list(wire)}: the requests of a "
+                "batch share it, so its dims must be fixed"
             )
         seen = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else wire
-        if spec.any_rank and (seen == wire == (_VARIES,)) and (kind == "output" or not batched):
+        if spec.any_rank and (seen == wire == (_DYNAMIC,)) and (kind == "output" or not batched):
             served.append(spec)
             continue
         if spec.any_rank:
-            # The configuration says of the shape what the file does not.
+            # The configuration gives the shape, because the file does not.
             spec = replace(spec, dims=("",) * (len(seen) + batched), any_rank=False)
         elif spec.dims or batched:
             _check_dims(spec, seen, model, batched, exact=kind == "output")
@@ -172,29 +170,30 @@ def _tensors(
 def _dims(
     spec: TensorSpec, wire: tuple[int, ...], seen: tuple[int, ...], batched: bool
 ) -> tuple[int | str, ...]:
-    """The dimensions on the wire: what varies keeps the name that the ONNX file has for it."""
+    """Return the dimensions on the wire. Dynamic dimensions keep their names in the ONNX file."""
     names = spec.dims[int(batched) :]
     if seen != wire:
         names = ("",) * len(wire)
     varying = [name if isinstance(name, str) else "" for name in names]
-    dims = tuple(name if dim == _VARIES else dim for dim, name in zip(wire, varying, strict=True))
+    dims = tuple(name if dim == _DYNAMIC else dim for dim, name in zip(wire, varying, strict=True))
     return (spec.dims[0], *dims) if batched else dims
 
 
 def _check_dims(spec: TensorSpec, dims: Sequence[int], model: str, batched: bool, *, exact: bool) -> None:
     shape = spec.shape
     if spec.counts_rows and not batched and dims[:1] == (1,):
-        # As the file has it.
+        # The shape in the file.
         shape = (1, *shape[1:])
-    if batched and shape[:1] != (_VARIES,):
+    if batched and shape[:1] != (_DYNAMIC,):
         raise ModelConfigError(
             f"model {model!r}, tensor {spec.name!r}: for the model to support batching the shape should have at least "
             f"1 dimension and the first dimension must be -1; but shape expected by the model is {list(shape)}: "
-            "export the model with a batch axis that varies, or set max_batch_size to 0 and give complete dims"
+            "export the model with a dynamic batch axis, or set max_batch_size to 0 and give complete dims"
         )
-    full = (_VARIES, *dims) if batched else tuple(dims)
+    full = (_DYNAMIC, *dims) if batched else tuple(dims)
     fits = len(shape) == len(full) and all(
-        there == said or (there == _VARIES and not exact) for there, said in zip(shape, full, strict=True)
+        actual == given or (actual == _DYNAMIC and not exact)
+        for actual, given in zip(shape, full, strict=True)
     )
     if not fits:
         how = (
@@ -210,53 +209,53 @@ def _check_dims(spec: TensorSpec, dims: Sequence[int], model: str, batched: bool
 
 
 def _check_shape(tensor: _Tensor, spec: TensorSpec | None, kind: str, model: str, batched: bool) -> None:
-    """What must hold of an entry by itself, but that the file's own shape is right even where it is of size 0."""
-    own = spec.shape[int(batched) :] if spec is not None else None
+    """Check an entry by itself. The file's own shape is allowed even if a dimension is 0."""
+    file_shape = spec.shape[int(batched) :] if spec is not None else None
     if not tensor.name:
         raise ModelConfigError(f"model {kind} must specify 'name' for {model}")
-    said = f"model {kind} {tensor.name!r}"
+    label = f"model {kind} {tensor.name!r}"
     if tensor.data_type == pb.TYPE_INVALID:
-        raise ModelConfigError(f"{said} must specify 'data_type' for {model}")
+        raise ModelConfigError(f"{label} must specify 'data_type' for {model}")
     if (
         isinstance(tensor, pb.ModelInput)
         and tensor.format != pb.ModelInput.FORMAT_NONE
         and len(tensor.dims) != 3
     ):
         raise ModelConfigError(
-            f"model input NHWC/NCHW require 3 dims for {model}, {said} has {list(tensor.dims)}"
+            f"model input NHWC/NCHW require 3 dims for {model}, {label} has {list(tensor.dims)}"
         )
     for dims, what in ((tensor.dims, "dimension"), (tensor.reshape.shape, "reshape dimensions")):
-        if tuple(dims) != own and any(dim < 1 and dim != _VARIES for dim in dims):
+        if tuple(dims) != file_shape and any(dim < 1 and dim != _DYNAMIC for dim in dims):
             raise ModelConfigError(
-                f"{said} {what} must be integer >= 1, or -1 to indicate a variable-size dimension for {model}, got "
+                f"{label} {what} must be integer >= 1, or -1 to indicate a variable-size dimension for {model}, got "
                 f"{list(dims)}"
             )
     if not tensor.HasField("reshape"):
         return
     if not tensor.dims:
-        raise ModelConfigError(f"{said} must specify 'dims' for {model}, since it has a reshape")
+        raise ModelConfigError(f"{label} must specify 'dims' for {model}, since it has a reshape")
     if not tensor.reshape.shape and not batched:
         raise ModelConfigError(
-            f"{said} cannot have empty reshape for non-batching model as scalar tensors are not supported for {model}"
+            f"{label} cannot have empty reshape for non-batching model as scalar tensors are not supported for {model}"
         )
-    # What varies stays; what is between must have as many elements.
+    # The dimensions between dynamic ones must have the same number of elements.
     if _chunks(tensor.dims) != _chunks(tensor.reshape.shape):
         raise ModelConfigError(
-            f"{said} has different size for dims and reshape for {model}: {list(tensor.dims)} and "
+            f"{label} has different size for dims and reshape for {model}: {list(tensor.dims)} and "
             f"{list(tensor.reshape.shape)}"
         )
 
 
 def _chunks(dims: Sequence[int]) -> list[int]:
-    """The elements in each run of dimensions that do not vary."""
+    """Return the number of elements in each run of fixed dimensions."""
     chunks: list[list[int]] = [[]]
     for dim in dims:
-        if dim == _VARIES:
+        if dim == _DYNAMIC:
             chunks.append([])
         else:
             chunks[-1].append(dim)
     return [math.prod(chunk) for chunk in chunks]
 
 
-def _listed(specs: Sequence[TensorSpec]) -> str:
+def _names(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(spec.name for spec in specs) or "none"

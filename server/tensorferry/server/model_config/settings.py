@@ -1,4 +1,4 @@
-"""A completed configuration → the settings by which a model is scheduled and run."""
+"""Settings by which a model is scheduled and run, from its completed configuration."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tensorferry.server.model_config.instance_groups import InstanceGroup
 from tensorferry.server.model_config.pbtxt import BatchingDecision
 from tensorferry.server.runtime.ort_options import OrtOptions
 
-# Each is looked at for every batch.
+# Limited because forming a batch visits every level.
 _MOST_LEVELS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """How a model is scheduled and run. Times in seconds; `devices` has one for each instance.
+    """How a model is scheduled and run. Times are in seconds.
 
-    Priority classes share the rows by `priority_weights`, or, if `strict_priorities`, each rides before all
-    lower ones. `policies` has one for each class, or none at all.
+    `devices` has the device of each instance. Priority classes share rows by `priority_weights`; with
+    `strict_priorities`, a class precedes all lower ones. `policies` has one entry per class, or none.
     """
 
     max_batch_size: int
@@ -42,34 +42,33 @@ def settings_of(
     config: ModelConfig,
     batching: BatchingDecision,
     groups: Sequence[InstanceGroup],
-    options: ServerConfig,
+    server_config: ServerConfig,
     session: OrtOptions,
     *,
-    own: bool,
+    generated: bool,
 ) -> ModelSettings:
-    """Return the settings in a completed configuration; `session` are the options for ONNX Runtime.
+    """Return the settings in a completed configuration; ModelConfigError names a value that is not allowed.
 
-    ModelConfigError names a value that is not allowed.
-
-    `own` says that its dynamic_batching is the server's, made from the options, rather than the file's.
+    `session` are the options for ONNX Runtime. `generated` says that dynamic_batching is not from the model's
+    configuration but from the server's options.
     """
     dynamic = config.dynamic_batching
     check_dynamic_batching(config)
     levels = dynamic.priority_levels
     weights = (1,) * levels if levels else (1,)
-    # As in Triton, it says nothing where there are no levels.
+    # As in Triton, the default level is ignored if there are no levels.
     default = dynamic.default_priority_level if levels else 0
-    if own:
-        weights, default = options.priority_weights, options.default_priority
+    if generated:
+        weights, default = server_config.priority_weights, server_config.default_priority
     preferred = tuple(dynamic.preferred_batch_size)
     return ModelSettings(
         max_batch_size=batching.max_batch_size,
         merges=batching.merges,
         max_queue_delay=dynamic.max_queue_delay_microseconds / 1e6 if batching.merges else 0.0,
-        # A full batch leaves anyway.
+        # A full batch is dispatched anyway.
         preferred_batch_sizes=() if preferred == (batching.max_batch_size,) else preferred,
         priority_weights=weights,
-        strict_priorities=not own and len(weights) > 1,
+        strict_priorities=not generated and len(weights) > 1,
         default_priority=default,
         policies=_policies(dynamic),
         devices=tuple(device for group in groups for device in group.devices),
@@ -97,7 +96,7 @@ def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
 
 
 def check_dynamic_batching(config: ModelConfig) -> None:
-    """Holds dynamic_batching to Triton's own rules."""
+    """Check dynamic_batching by Triton's rules; raise ModelConfigError."""
     dynamic, model = config.dynamic_batching, config.name
     for size in dynamic.preferred_batch_size:
         if size <= 0:
@@ -126,8 +125,8 @@ def check_dynamic_batching(config: ModelConfig) -> None:
     if dynamic.priority_queue_policy and not levels:
         raise ModelConfigError(
             f"dynamic_batching of {model} has priority_queue_policy for priority level "
-            f"{', '.join(map(str, sorted(dynamic.priority_queue_policy)))}, but no priority_levels; give these, or put "
-            "the policy into default_queue_policy"
+            f"{', '.join(map(str, sorted(dynamic.priority_queue_policy)))}, but no priority_levels; add priority_levels, "
+            "or put the policy into default_queue_policy"
         )
     if dynamic.preserve_ordering:
         if levels > 1:

@@ -1,7 +1,7 @@
-"""What this server makes of each field of a model's configuration: used, passed on, warned of, or refused.
+"""Support for each field of a model's configuration: used, passed on, warned about or refused.
 
-Every field has its rule, so none is ever ignored in silence. A rule of a message holds for all in it. The
-same table stands, for people, in docs/reference/model_config.md.
+Every field has a rule, so none is ignored silently. The rule of a message applies to all its fields.
+docs/reference/model_config.md has the same table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tensorferry.server.model_config.pbtxt import BACKEND, PLATFORM
 
 
 class Treatment(enum.Enum):
-    """What becomes of a field that is set."""
+    """What the server does with a field that is set."""
 
     USED = "used"
     PASSED_ON = "passed on"
@@ -28,44 +28,44 @@ class Treatment(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """`said` is for the log or the error: what is done instead, or what to change.
+class FieldRule:
+    """The rule of a field. `message` completes the log line or the error: the effect, or what to change.
 
-    With `when`, the rule holds for a value only if that is true of it.
+    If `when` is given, the rule applies only to values for which it returns true.
     """
 
     treatment: Treatment
-    said: str = ""
+    message: str = ""
     when: Callable[[Any], bool] | None = None
 
 
-_USED = Rule(Treatment.USED)
-# Says something of the model to clients, and changes nothing here.
-_PASSED_ON = Rule(Treatment.PASSED_ON)
+_USED = FieldRule(Treatment.USED)
+# Describes the model to clients, and has no effect in the server.
+_PASSED_ON = FieldRule(Treatment.PASSED_ON)
 
 
-def _warned(said: str, when: Callable[[Any], bool] | None = None) -> Rule:
-    return Rule(Treatment.WARNED, said, when)
+def _warned(message: str, when: Callable[[Any], bool] | None = None) -> FieldRule:
+    return FieldRule(Treatment.WARNED, message, when)
 
 
-def _refused(said: str) -> Rule:
-    return Rule(Treatment.REFUSED, said)
+def _refused(message: str) -> FieldRule:
+    return FieldRule(Treatment.REFUSED, message)
 
 
-_TENSORRT = "it is of TensorRT models alone"
+_TENSORRT = "it is for TensorRT models only"
 _CUDA = (
-    "it changes nothing: options of the CUDA provider belong into execution_accelerators "
+    "it has no effect: put options of the CUDA provider into execution_accelerators "
     "{ gpu_execution_accelerator { name: 'cuda' } }"
 )
 _PINNED = _warned(
-    "it changes nothing: tensors for a GPU go through pinned memory", when=lambda buffer: not buffer.enable
+    "it has no effect: tensors for a GPU always use pinned memory", when=lambda buffer: not buffer.enable
 )
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, FieldRule] = {
     "name": _USED,
     "platform": _USED,
     "backend": _USED,
-    "runtime": _warned("it changes nothing: the model runs on the ONNX Runtime that is installed"),
+    "runtime": _warned("it has no effect: the model runs on the installed ONNX Runtime"),
     "version_policy": _USED,
     "max_batch_size": _USED,
     "input.name": _USED,
@@ -75,8 +75,8 @@ RULES: Mapping[str, Rule] = {
     "input.reshape": _USED,
     "input.is_shape_tensor": _USED,
     "input.allow_ragged_batch": _refused(
-        "rows of different lengths are not joined end to end here; leave it out: requests of each shape then share "
-        "batches, and with --pad-lengths those of different lengths do"
+        "this server does not concatenate rows of different lengths; leave it out: requests of one shape share "
+        "batches, and with --pad-lengths also those of different lengths"
     ),
     "input.optional": _USED,
     "input.is_non_linear_format_io": _refused(f"{_TENSORRT}; leave it out"),
@@ -90,77 +90,87 @@ RULES: Mapping[str, Rule] = {
     ),
     "output.is_non_linear_format_io": _refused(f"{_TENSORRT}; leave it out"),
     "batch_input": _refused(
-        "the model would get an input that this server does not make; export it without, or leave it out"
+        "this server does not generate such inputs; export the model without it, or leave it out"
     ),
-    "batch_output": _refused("outputs are cut up by rows alone; export the model so, and leave it out"),
+    "batch_output": _refused(
+        "this server splits outputs by rows only; export the model so, and leave it out"
+    ),
     "optimization.graph.level": _USED,
     "optimization.priority": _USED,
     "optimization.cuda.graphs": _USED,
     "optimization.cuda.graph_spec.batch_size": _USED,
     "optimization.cuda.graph_spec.input": _USED,
     "optimization.cuda.graph_spec.graph_lower_bound": _warned(
-        "it changes nothing: a batch is padded up to the next larger graph, whatever its size"
+        "it has no effect: a batch is padded to the next larger graph, whatever its size"
     ),
     "optimization.cuda.busy_wait_events": _warned(_CUDA),
     "optimization.cuda.output_copy_stream": _warned(
-        "it changes nothing: outputs are copied on a stream of their own"
+        "it has no effect: outputs are always copied on a separate stream"
     ),
     "optimization.execution_accelerators": _USED,
     "optimization.input_pinned_memory": _PINNED,
     "optimization.output_pinned_memory": _PINNED,
-    "optimization.gather_kernel_buffer_threshold": _warned("it changes nothing: rows are joined on the host"),
+    "optimization.gather_kernel_buffer_threshold": _warned("it has no effect: rows are joined on the host"),
     "optimization.eager_batching": _warned(
-        "it changes nothing: the next batch is joined just before the device is free"
+        "it has no effect: the next batch is joined just before the device is free"
     ),
     "dynamic_batching.preferred_batch_size": _USED,
     "dynamic_batching.max_queue_delay_microseconds": _USED,
     "dynamic_batching.preserve_ordering": _warned(
-        "answers within a stream are in the order of its requests anyway; those of other calls leave when they are "
-        "ready"
+        "it has no effect: responses of a stream always keep the order of its requests; other responses are sent when "
+        "they are ready"
     ),
     "dynamic_batching.priority_levels": _USED,
     "dynamic_batching.default_priority_level": _USED,
     "dynamic_batching.default_queue_policy": _USED,
     "dynamic_batching.priority_queue_policy": _USED,
     "sequence_batching": _refused(
-        "requests do not belong to sequences here, and the model would see others' states; leave it out if the model "
-        "keeps none"
+        "this server has no sequences, and the model would see the states of other requests; leave it out if the model "
+        "has no state"
     ),
     "ensemble_scheduling": _refused(
-        "models are not put together here; join their ONNX files into one, or have the client call one after another"
+        "this server has no ensembles; join the ONNX files into one, or let the client call the models in turn"
     ),
     "instance_group.name": _USED,
     "instance_group.kind": _USED,
     "instance_group.count": _USED,
     "instance_group.gpus": _USED,
     "instance_group.passive": _USED,
-    "instance_group.rate_limiter": _warned("each instance takes the next batch as soon as it is free"),
-    "instance_group.secondary_devices": _warned(f"{_TENSORRT}; the instances run on 'kind' and 'gpus'"),
+    "instance_group.rate_limiter": _warned(
+        "it has no effect: each instance takes the next batch as soon as it is free"
+    ),
+    "instance_group.secondary_devices": _warned(
+        f"{_TENSORRT} and has no effect; 'kind' and 'gpus' give the devices of the instances"
+    ),
     "instance_group.profile": _refused(f"{_TENSORRT}; leave it out"),
-    "instance_group.host_policy": _warned("threads and memory are not bound to a NUMA node here"),
+    "instance_group.host_policy": _warned(
+        "it has no effect: this server does not bind threads or memory to NUMA nodes"
+    ),
     "default_model_filename": _USED,
-    "cc_model_filenames": _warned("every GPU gets default_model_filename, whatever its compute capability"),
-    "metric_tags": _warned("the model's metrics have no labels of their own"),
+    "cc_model_filenames": _warned(
+        "it has no effect: every GPU gets default_model_filename, whatever its compute capability"
+    ),
+    "metric_tags": _warned("it has no effect: a model's metrics have no additional labels"),
     "parameters": _USED,
     "model_warmup": _USED,
     "model_operations.op_library_filename": _refused(
-        "libraries of custom operators are not loaded; export the model with ONNX's own operators"
+        "this server does not load libraries of custom operators; export the model with standard ONNX operators"
     ),
     "model_transaction_policy.decoupled": _refused(
-        "every request has one response here; leave it out if that holds for this model"
+        "in this server every request has one response; leave it out if the model has one response per request"
     ),
     "model_repository_agents": _refused(
-        "no agent works on the model's files here, a check or a decryption would not happen; leave it out"
+        "this server has no agents, so a check or decryption of the files would not happen; leave it out"
     ),
-    "response_cache.enable": _warned("no answer is kept: each request is computed"),
-    "model_metrics": _warned("histograms have the server's own buckets"),
+    "response_cache.enable": _warned("it has no effect: this server has no response cache"),
+    "model_metrics": _warned("it has no effect: histograms have the server's buckets"),
 }
 
 
 def check_fields(config: ModelConfig, model: str) -> list[str]:
-    """What is to be said in the log of fields that are not used; ModelConfigError for one that is refused.
+    """Return warnings about fields that have no effect; raise ModelConfigError for a refused field.
 
-    `config` is as it was given.
+    `config` is the configuration before completion.
     """
     _check_backend(config, model)
     _check_enums(config, model)
@@ -170,26 +180,26 @@ def check_fields(config: ModelConfig, model: str) -> list[str]:
         if rule.when is not None and not rule.when(value):
             continue
         if rule.treatment is Treatment.REFUSED:
-            raise ModelConfigError(f"the configuration of model {model!r} has {path}: {rule.said}")
+            raise ModelConfigError(f"the configuration of model {model!r} has {path}: {rule.message}")
         if rule.treatment is Treatment.WARNED:
-            warnings.append(f"the configuration of model {model!r} has {path}: {rule.said}")
+            warnings.append(f"the configuration of model {model!r} has {path}: {rule.message}")
     return list(dict.fromkeys(warnings))
 
 
 def _check_backend(config: ModelConfig, model: str) -> None:
-    for field, value, ours in (
+    for field, value, expected in (
         ("platform", config.platform, PLATFORM),
         ("backend", config.backend, BACKEND),
     ):
-        if value not in ("", ours):
+        if value not in ("", expected):
             raise ModelConfigError(
-                f"unexpected {field} type {value!r} for {model}: this server runs ONNX models alone, whose {field} is "
-                f"{ours!r}"
+                f"unexpected {field} type {value!r} for {model}: this server runs only ONNX models, whose {field} is "
+                f"{expected!r}"
             )
 
 
 def _check_enums(message: Message, model: str, prefix: str = "") -> None:
-    """Holds every value that has a name to those that there are: protobuf takes any number for one."""
+    """Check that enum values are defined, because protobuf accepts any number."""
     for descriptor, value in message.ListFields():
         path = prefix + descriptor.name
         if isinstance(value, Mapping):
@@ -207,9 +217,9 @@ def _check_enums(message: Message, model: str, prefix: str = "") -> None:
 
 
 def fields_that_are_set(message: Message, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields of a message that are set and have a rule, by the rule's name, each with its value.
+    """Yield the name of the rule and the value of each field that is set.
 
-    A field that repeats comes once for each of its values, if the rules are of what is in it.
+    A repeated message without its own rule is visited once for each value.
     """
     for descriptor, value in message.ListFields():
         path = prefix + descriptor.name

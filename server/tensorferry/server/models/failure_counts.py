@@ -1,4 +1,4 @@
-"""Counts of failed requests, by the reasons of Triton's metrics."""
+"""Counts of failed requests by the reasons in Triton's metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tensorferry.batcher import BatcherStatistics
 
 
 def failures_by_reason(counts: BatcherStatistics) -> Mapping[str, int]:
-    """The requests that got no answer, by the reasons that Triton has for it."""
+    """Return the number of failed requests by Triton's reasons."""
     return {
         "REJECTED": counts.refused + counts.expired + counts.shed,
         "CANCELED": counts.cancelled,

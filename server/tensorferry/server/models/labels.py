@@ -9,10 +9,9 @@ from tensorferry.server.errors import StartError
 
 
 def read_labels(config: ModelConfig | None, directory: Path | None) -> dict[str, tuple[str, ...]]:
-    """The labels of a model's outputs, from the files that its config names in its directory, a label a line.
+    """Return the labels of a model's outputs, from the label files of its configuration with one label per line.
 
-    StartError names a file that is not there, or not inside the directory. Bytes that are not UTF-8
-    come out of `classes` as they are.
+    StartError names a file that is missing or outside the model's directory. Bytes that are not UTF-8 are kept.
     """
     labels: dict[str, tuple[str, ...]] = {}
     if config is None or directory is None:
@@ -31,6 +30,6 @@ def read_labels(config: ModelConfig | None, directory: Path | None) -> dict[str,
         lines = text.split("\n")
         if not lines[-1]:
             lines.pop()
-        # A file that was written on Windows; Triton would keep the return in the label.
+        # Files from Windows end lines with a carriage return, which Triton keeps in the label.
         labels[output.name] = tuple(line.removesuffix("\r") for line in lines)
     return labels

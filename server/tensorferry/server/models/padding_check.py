@@ -1,30 +1,39 @@
-"""Padding of ragged inputs: what the ONNX file and the options say of it, and the proof that it is safe.
+"""Padding of inputs to common lengths: its parsing, and the check that it changes no answers.
 
-The proof: random rows of several lengths are run alone as they are, then padded, alone and together with rows of
-other lengths. Rows that are all negative, and loud ones beside quiet ones, are tried as well: a maximum over the axis
-that counts padding of 0 shows there. A model whose answer changes with the padding (a mean over the axis that counts it,
-attention without a mask) is served unpadded.
+Random rows of several lengths are run alone without padding, then padded, alone and together with rows of other
+lengths. Some rows are all negative, and some have large values beside rows with small ones; they show a maximum over
+the axis that counts padding of 0. A model whose answers change with the padding is served unpadded, for instance one with
+a mean over the axis or attention without a mask.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorferry.batcher import Padding, PadInput, batch_inference
 from tensorferry.protos.tensors import Datatype
+from tensorferry.server.batching_check.decision import batching_policy
 from tensorferry.server.config.option_groups.batching import PadLengths
+from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
+from tensorferry.server.models.preparation import PreparedModel
 from tensorferry.server.runtime.sampling import Array, Run, describe_difference, random_inputs
 from tensorferry.server.signature import Signature, TensorSpec
 
+_log = logging.getLogger("tensorferry.server")
 
-def declared_padding(signature: Signature, declared: PadLengths, values: Mapping[str, str]) -> Padding:
-    """How a model with this signature is padded; StartError says what is missing or does not fit.
+# Changes the floats of the row at a position of a batch.
+_Change = Callable[[Array, int], Array]
 
-    Inputs and outputs carry the axis where they have a dimension of its name behind axis 0.
+
+def parse_padding(signature: Signature, declared: PadLengths, values: Mapping[str, str]) -> Padding:
+    """Return how a model with this signature is padded; StartError names what is missing or does not fit.
+
+    The axis of an input or output is its dimension with the declared name, behind axis 0.
     """
     inputs = {spec: _axis_of(spec, declared.axis, "input") for spec in signature.inputs}
     outputs = {spec: _axis_of(spec, declared.axis, "output") for spec in signature.outputs}
@@ -33,7 +42,7 @@ def declared_padding(signature: Signature, declared: PadLengths, values: Mapping
         names = sorted({dim for spec in inputs for dim in spec.dims[1:] if isinstance(dim, str) and dim})
         raise StartError(
             f"--pad-lengths names the axis {declared.axis!r}, but no input has it behind the batch axis; "
-            f"the inputs' axes that vary and have a name are: {', '.join(names) or 'none'}"
+            f"the named dynamic axes of the inputs are: {', '.join(names) or 'none'}"
         )
     lacking = [spec.name for spec in padded if spec.name not in values]
     if lacking:
@@ -66,7 +75,7 @@ def _axis_of(spec: TensorSpec, name: str, kind: str) -> int | None:
 
 
 def _value(spec: TensorSpec, text: str) -> Any:
-    """A pad value in the form in which the input's elements are stored."""
+    """Return a pad value in the storage type of the input."""
     try:
         return _parse(spec.datatype, text)
     except (KeyError, ValueError, OverflowError):
@@ -94,100 +103,149 @@ def _parse(datatype: Datatype, text: str) -> Any:
     return kind.type(int(text))
 
 
-def _as_drawn(floats: Array, place: int) -> Array:
+def _unchanged(floats: Array, position: int) -> Array:
     return floats
 
 
-def _negative(floats: Array, place: int) -> Array:
+def _negative(floats: Array, position: int) -> Array:
     return -np.abs(floats)
 
 
-def _loud_or_quiet(floats: Array, place: int) -> Array:
-    return np.asarray(floats * floats.dtype.type(100 if place % 2 else 0.01))
+def _large_or_small(floats: Array, position: int) -> Array:
+    return np.asarray(floats * floats.dtype.type(100 if position % 2 else 0.01))
 
 
-# What becomes of the floats of the row at each place of a batch.
-_CHANGES = (_as_drawn, _negative, _loud_or_quiet)
+_CHANGES: tuple[_Change, ...] = (_unchanged, _negative, _large_or_small)
 
 
 def padding_dependence(
     signature: Signature, run: Run, padding: Padding, axis: str, size: int, precision: float = 0.0
 ) -> str:
-    """Why padding changes the answers of a model; "" when it does not. Never raises.
+    """Return why padding changes the answers of a model; "" if it does not. Never raises.
 
-    `size` is for the dimensions that vary besides the batch axis and the padded one, `axis`; `precision` is
-    as in `prove`.
+    `size` is the length of the dynamic axes other than the batch axis and the padded one, `axis`. `precision` is as in
+    `ComparisonSettings`.
     """
-    below = 0
-    for rung in padding.lengths:
+    check = _PaddingCheck(signature, run, padding, axis, size, precision)
+    shorter = 0
+    for length in padding.lengths:
         for change in _CHANGES:
             try:
-                reason = _compare(signature, run, padding, axis, size, below, rung, precision, change)
+                reason = check.compare(shorter, length, change)
             except Exception as error:
-                reason = f"it does not run on rows padded to {rung} ({error})"
+                reason = f"it does not run on rows padded to {length} ({error})"
             if reason:
                 return reason
-        below = rung
+        shorter = length
     return ""
 
 
-def _compare(
-    signature: Signature,
-    run: Run,
-    padding: Padding,
-    axis: str,
-    size: int,
-    below: int,
-    rung: int,
-    precision: float,
-    change: Callable[[Array, int], Array],
-) -> str:
-    # The longest and the shortest that are padded to the rung, one between, and one that needs none.
-    lengths = sorted({max(below + 1, rung - 1), below + 1, (below + 1 + rung) // 2, rung}, reverse=True)
-    samples = [
-        _changed(signature, _content(signature, padding, axis, size, length), change, place)
-        for place, length in enumerate(lengths)
-    ]
-    try:
-        alone = [run(inputs) for inputs in samples]
-    except Exception:
-        if change is _as_drawn:
-            raise
-        # The model is not made for such values.
+class _PaddingCheck(NamedTuple):
+    """A model and its padding. Fields are as in `padding_dependence`."""
+
+    signature: Signature
+    run: Run
+    padding: Padding
+    axis: str
+    size: int
+    precision: float
+
+    def compare(self, shorter: int, padded: int, change: _Change) -> str:
+        """Return why rows longer than `shorter` change if they are padded to the length `padded`; "" if they do not."""
+        # The longest and the shortest rows that are padded to this length, one between, and one without padding.
+        lengths = sorted(
+            {max(shorter + 1, padded - 1), shorter + 1, (shorter + 1 + padded) // 2, padded}, reverse=True
+        )
+        samples = [
+            self._changed(self._random_row(length), change, position)
+            for position, length in enumerate(lengths)
+        ]
+        try:
+            alone = [self.run(inputs) for inputs in samples]
+        except Exception:
+            if change is _unchanged:
+                raise
+            # The model rejects such values.
+            return ""
+        rows = [{name: array[0] for name, array in inputs.items()} for inputs in samples]
+        for together, how in (
+            (1, f"padded to {padded}"),
+            (len(lengths), f"padded to {padded} beside others"),
+        ):
+            answers = batch_inference(self.run, rows, together, padding=self.padding)
+            for length, expected, got in zip(lengths, alone, answers, strict=True):
+                for spec in self.signature.outputs:
+                    answer = np.asarray(got[spec.name])[None]
+                    difference = describe_difference(spec, expected[spec.name], answer, self.precision)
+                    if difference:
+                        return f"output {spec.name!r} of a row of length {length} changes when it is {how}: {difference}"
         return ""
-    examples = [{name: array[0] for name, array in inputs.items()} for inputs in samples]
-    for together, how in ((1, f"padded to {rung}"), (len(lengths), f"padded to {rung} beside others")):
-        answers = batch_inference(run, examples, together, padding=padding)
-        for length, expected, got in zip(lengths, alone, answers, strict=True):
-            for spec in signature.outputs:
-                answer = np.asarray(got[spec.name])[None]
-                difference = describe_difference(spec, expected[spec.name], answer, precision)
-                if difference:
-                    return f"output {spec.name!r} of a row of length {length} changes when it is {how}: {difference}"
-    return ""
+
+    def _changed(self, inputs: dict[str, Array], change: _Change, position: int) -> dict[str, Array]:
+        return {
+            spec.name: change(inputs[spec.name], position)
+            if spec.datatype.storage.kind == "f"
+            else inputs[spec.name]
+            for spec in self.signature.inputs
+        }
+
+    def _random_row(self, length: int) -> dict[str, Array]:
+        """Return a random row of this length whose first position is not padding in every input.
+
+        A mask of zeros only, for instance, does not occur in real requests, and attention with it does depend on the
+        length.
+        """
+        inputs = random_inputs(self.signature, 1, self.size, seed=length, sizes={self.axis: length})
+        for spec in self.signature.inputs:
+            pads = self.padding.inputs
+            pad = pads.get(spec.name) if isinstance(pads, Mapping) else pads
+            if pad is not None and spec.datatype.storage.kind in "iub" and spec.datatype.name != "BF16":
+                first = np.moveaxis(inputs[spec.name], pad.axis, 0)[0]
+                first[first == pad.value] = 0 if pad.value else 1
+        return inputs
 
 
-def _changed(
-    signature: Signature, inputs: dict[str, Array], change: Callable[[Array, int], Array], place: int
-) -> dict[str, Array]:
-    return {
-        spec.name: change(inputs[spec.name], place)
-        if spec.datatype.storage.kind == "f"
-        else inputs[spec.name]
-        for spec in signature.inputs
-    }
+def declared_padding(prepared: PreparedModel, server_config: ServerConfig) -> Padding | None:
+    """Return the padding that the server's options declare; StartError if it does not fit the model."""
+    if server_config.pad_lengths is None:
+        return None
+    try:
+        return parse_padding(
+            prepared.io_mapping.signature, server_config.pad_lengths, dict(server_config.pad_values)
+        )
+    except StartError as error:
+        raise StartError(f"{prepared.file.source}: {error}") from None
 
 
-def _content(signature: Signature, padding: Padding, axis: str, size: int, length: int) -> dict[str, Array]:
-    """A random row of this length, whose first position is not all padding.
-
-    A mask of nothing but zeros, say, is no row that anybody sends, and what attention makes of it
-    does change with the length.
-    """
-    inputs = random_inputs(signature, 1, size, seed=length, sizes={axis: length})
-    for spec in signature.inputs:
-        pad = padding.inputs.get(spec.name) if isinstance(padding.inputs, Mapping) else padding.inputs
-        if pad is not None and spec.datatype.storage.kind in "iub" and spec.datatype.name != "BF16":
-            first = np.moveaxis(inputs[spec.name], pad.axis, 0)[0]
-            first[first == pad.value] = 0 if pad.value else 1
-    return inputs
+def decide_padding(
+    name: str, prepared: PreparedModel, run: Run, server_config: ServerConfig, declared: Padding | None
+) -> Padding | None:
+    """Return the declared padding if it is safe for the model; else log why it is not used, and return None."""
+    if declared is None or server_config.pad_lengths is None:
+        return None
+    if not prepared.settings.merges:
+        how = "served unbatched" if not prepared.settings.max_batch_size else "not batched"
+        _log.warning("model %s is not padded: it is %s, so requests share no batch", name, how)
+        return None
+    if prepared.io_mapping.signature.shared_inputs(batched=True):
+        _log.warning("model %s is not padded: it has an input without a batch axis", name)
+        return None
+    if batching_policy(prepared.config, server_config) == "trust":
+        _log.warning("model %s is padded unchecked (--batching trust)", name)
+        return declared
+    reason = padding_dependence(
+        prepared.io_mapping.signature,
+        run,
+        declared,
+        server_config.pad_lengths.axis,
+        prepared.working_size or 1,
+        prepared.precision,
+    )
+    if reason:
+        _log.warning(
+            "model %s is not padded, requests of each length have their own batches: %s (--batching trust pads it anyway)",
+            name,
+            reason,
+        )
+        return None
+    return declared

@@ -1,4 +1,4 @@
-"""What becomes of a model's file and configuration: how it is batched, what clients see, where it runs."""
+"""Preparation of a model: decides from its file and configuration how it is batched, what clients see and where it runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import instance_groups
 from tensorferry.server.model_config.io_mapping import IoMapping, io_mapping_of
-from tensorferry.server.model_config.pbtxt import BatchingDecision, complete, is_complete
+from tensorferry.server.model_config.pbtxt import BatchingDecision, complete_config, is_complete
 from tensorferry.server.model_config.settings import ModelSettings, check_dynamic_batching, settings_of
 from tensorferry.server.model_config.supported_fields import check_fields
 from tensorferry.server.runtime.devices import available_devices
@@ -34,113 +34,108 @@ _log = logging.getLogger("tensorferry.server")
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A model that is loaded and decided on, but neither warm nor served.
+class PreparedModel:
+    """A model with its first session, before warm-up.
 
-    `session` is its first instance, made from `file`, `size` one of the dimensions that vary besides the batch axis
-    with which it runs (None: none is known), and `precision` that to which its instances compute FP32.
+    `session` is made from `file` for the first instance. `working_size` is a length of the dynamic axes, besides the
+    batch axis, with which the model runs; None if none was found. `precision` is the relative precision of its FP32
+    outputs on its devices.
     """
 
     file: ModelFile
     session: Session
     io_mapping: IoMapping
     batching: BatchingDecision
-    size: int | None
+    working_size: int | None
     settings: ModelSettings
     config: ModelConfig
     precision: float
 
 
-def prepare(source: ModelSource, options: ServerConfig, device: str, scratch: ExitStack) -> Prepared:
-    """Loads a model's first instance and decides on all else; StartError says what is at fault.
+def prepare(
+    source: ModelSource, server_config: ServerConfig, device: str, scratch: ExitStack
+) -> PreparedModel:
+    """Load a model's first session and decide how it is served; StartError gives the reason of a failure.
 
-    What the instances are made from is there until `scratch` is closed.
+    The model's converted file exists until `scratch` is closed.
     """
-    asked = _asked(source)
-    groups = instance_groups(asked, source.name, available_devices(options.device, device))
+    requested = _requested_config(source)
+    groups = instance_groups(requested, source.name, available_devices(server_config.device, device))
     devices = [place for group in groups for place in group.devices]
-    own = asked or ModelConfig(name=source.name)
-    _warn_of_unused_providers(source.name, own, devices)
-    tuning = ort_options_for(with_server_defaults(own, options, devices), options, source.name)
-    file = model_file(source.path, tuning.fp16, scratch)
-    if tuning.fp16 is not None and "cpu" in devices:
+    base = requested or ModelConfig(name=source.name)
+    _warn_about_unused_providers(source.name, base, devices)
+    base = with_server_defaults(base, server_config, devices)
+    ort_options = ort_options_for(base, server_config, source.name)
+    file = model_file(source.path, ort_options.fp16, scratch)
+    if ort_options.fp16 is not None and "cpu" in devices:
         _log.warning(
-            "model %s is in FP16 on the CPU, which has few operators for it and computes the others in FP32: it "
-            "gets no faster there",
+            "model %s: it is in FP16 on the CPU, which computes most operators in FP32, so it does not get faster there",
             source.name,
         )
     set_load_stage(f"making its session on {devices[0]}")
-    session = file.session(devices[0], tuning)
+    session = file.session(devices[0], ort_options)
     set_load_stage("checking whether rows of a batch affect each other")
-    precision = max(tuning.precision(place) for place in devices)
+    precision = max(ort_options.precision(place) for place in devices)
 
-    def completed(batching: BatchingDecision) -> ModelConfig:
-        config = complete(
-            asked,
-            session.signature,
-            batching,
-            groups,
-            options,
-            name=source.name,
-            filename=source.path.name,
-            scalars_as_one=source.directory is not None,
-        )
-        return with_server_defaults(config, options, devices)
+    def completed(decision: BatchingDecision) -> ModelConfig:
+        return complete_config(base, source, session.signature, decision, groups, server_config)
 
-    if asked is None or (asked.max_batch_size == 0 and not is_complete(asked)):
-        batching, size = decide_by_server_config(
-            Candidate(source.name, session, session.signature, session.run, asked, options, precision)
+    if requested is None or (requested.max_batch_size == 0 and not is_complete(requested)):
+        batching, working_size = decide_by_server_config(
+            Candidate(
+                source.name, session, session.signature, session.run, requested, server_config, precision
+            )
         )
     else:
-        # How requests are batched changes nothing of what they look like.
-        io_mapping = io_mapping_of(
-            completed(BatchingDecision(asked.max_batch_size, False, "")), session.signature
-        )
-        run = io_mapping.runner(session.run)
-        batching, size = decide_by_model_config(
-            Candidate(source.name, session, io_mapping.signature, run, asked, options, precision), asked
+        # The shape of requests follows from max_batch_size alone, so the I/O mapping is known before the decision.
+        undecided = BatchingDecision(requested.max_batch_size, False, "")
+        mapping = io_mapping_of(completed(undecided), session.signature)
+        run = mapping.runner(session.run)
+        batching, working_size = decide_by_model_config(
+            Candidate(source.name, session, mapping.signature, run, requested, server_config, precision),
+            requested,
         )
     config = completed(batching)
-    own_batching = asked is None or not asked.HasField("dynamic_batching")
-    settings = settings_of(config, batching, groups, options, tuning, own=own_batching)
-    return Prepared(
-        file, session, io_mapping_of(config, session.signature), batching, size, settings, config, precision
-    )
+    generated = requested is None or not requested.HasField("dynamic_batching")
+    settings = settings_of(config, batching, groups, server_config, ort_options, generated=generated)
+    io_mapping = io_mapping_of(config, session.signature)
+    return PreparedModel(file, session, io_mapping, batching, working_size, settings, config, precision)
 
 
-def _asked(source: ModelSource) -> ModelConfig | None:
-    """The configuration that was given, with the model's name, once nothing in it is refused."""
+def _requested_config(source: ModelSource) -> ModelConfig | None:
+    """Return the source's configuration with the model's name; raise if a field is not supported."""
     if source.config is None:
         return None
-    asked = ModelConfig()
-    asked.CopyFrom(source.config)
-    asked.name = asked.name or source.name
-    for warning in check_fields(asked, source.name):
+    requested = ModelConfig()
+    requested.CopyFrom(source.config)
+    requested.name = requested.name or source.name
+    for warning in check_fields(requested, source.name):
         _log.warning("%s", warning)
-    for parameter in unknown_parameters(asked):
+    for parameter in unknown_parameters(requested):
         _log.warning(
-            "the configuration of model %r has the parameter %r: nothing reads it", source.name, parameter
+            "the configuration of model %r has the parameter %r, which is unknown and ignored",
+            source.name,
+            parameter,
         )
-    if asked.max_batch_size < 0:
+    if requested.max_batch_size < 0:
         raise ModelConfigError(
-            f"'max_batch_size' must be non-negative for {asked.name}, got {asked.max_batch_size}; give 0 for a model "
+            f"'max_batch_size' must be non-negative for {requested.name}, got {requested.max_batch_size}; give 0 for a model "
             "that is not batched, or leave it out"
         )
-    if asked.max_batch_size:
-        check_dynamic_batching(asked)
-    return asked
+    if requested.max_batch_size:
+        check_dynamic_batching(requested)
+    return requested
 
 
-def _warn_of_unused_providers(name: str, config: ModelConfig, devices: list[str]) -> None:
+def _warn_about_unused_providers(name: str, config: ModelConfig, devices: list[str]) -> None:
     if has_gpu_options(config) and "cpu" in devices:
         _log.warning(
-            "the configuration of model %r has options of the GPU's execution providers, CUDA graphs or a priority: they "
-            "change nothing of its instances on the CPU",
+            "the configuration of model %r has options of the GPU's execution providers, CUDA graphs or a priority; they "
+            "have no effect on its instances on the CPU",
             name,
         )
     if config.optimization.execution_accelerators.cpu_execution_accelerator and set(devices) != {"cpu"}:
         _log.warning(
-            "the configuration of model %r has a cpu_execution_accelerator: it changes nothing of its instances on "
-            "GPUs",
+            "the configuration of model %r has a cpu_execution_accelerator; it has no effect on its instances on GPUs",
             name,
         )

@@ -1,4 +1,4 @@
-"""The models that the server has: lifecycle, and look-up by name and version."""
+"""Registry of the server's models: lifecycle, and look-up by name and version."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _UNLOADED = "unloaded"
 
 
 class ModelState(enum.Enum):
-    """LOADING → READY → UNLOADING → UNAVAILABLE; only READY takes requests.
+    """LOADING → READY → UNLOADING → UNAVAILABLE. Only READY accepts requests.
 
-    A version whose device fails goes from READY to UNAVAILABLE with its model, and back.
+    If the devices of a version fail, it is UNAVAILABLE, with its model, until they work again.
     """
 
     LOADING = "LOADING"
@@ -33,15 +33,13 @@ class ModelState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded version of a model. With `max_batch_size` 0, requests have no batch axis, and each runs alone.
+    """A loaded version of a model. If `max_batch_size` is 0, requests have no batch axis, and each runs alone.
 
-    `slo` is the time in seconds that every request has at most, inf for no such limit.
-    `padding` says how requests of different lengths share a batch; None when they do not. `config` is
-    the completed configuration, which says what is really used. `labels` are the names of the
-    classes, by output, `devices` where its instances run, and `health` says whether they work.
-    `exemplars` keeps traced requests that were answered; None where nobody asks for them. `empty_axes` says which
-    axes of a request may have length zero. `verdict` is as in
-    `Batching`.
+    `batching` describes batching to people; `batching_verdict` is as in `BatchingDecision`. `slo` limits the time of
+    every request, in seconds; inf is no limit. `padding` lets requests of different lengths share a batch. `config` is
+    the completed configuration. `labels` are class names by output. `devices` has the device of each instance, `health`
+    their state. `exemplars` collects traced requests for the metrics; None without metrics. `empty_axes` says which axes
+    of a request may have length zero.
     """
 
     name: str
@@ -71,9 +69,9 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class RegistryEntry:
-    """What the registry knows of one version: its state, the model while it is loaded, and why it is not.
+    """The state of a version, its model while it is loaded, and the reason if it is unavailable.
 
-    `public_reason` is the reason for callers that may not control models: without paths of the server's files.
+    `public_reason` is the reason without paths of the server, for callers without permission to control models.
     """
 
     name: str
@@ -85,23 +83,23 @@ class RegistryEntry:
 
     @property
     def is_unloaded(self) -> bool:
-        """Whether it was unloaded, because that was asked for or another took its place."""
+        """Whether the version was unloaded on request or replaced."""
         return self.model is None and self.reason == _UNLOADED
 
 
 class ModelRegistry:
     """Models by name and version. Every method is thread-safe.
 
-    `may_be_empty` says whether a server without a model is ready: clients may be about to load one.
+    `may_be_empty` says whether a server without models is ready, because clients may load some later.
     """
 
     def __init__(self, *, may_be_empty: bool = True) -> None:
         self._may_be_empty = may_be_empty
-        # Guards _entries and changes of generation. Held for look-ups and replacements only, which may ask a model's
-        # health; models are loaded and closed outside.
+        # Guards _entries and generation. Held only for look-ups and updates, which may read a model's health. Models
+        # are loaded and closed without it.
         self._lock = threading.Lock()
         self._entries: dict[str, dict[str, RegistryEntry]] = {}
-        # Grows whenever an entry changes: what was looked up before is then stale.
+        # Increases when an entry changes, so that callers can detect stale look-ups.
         self.generation = 0
         self._complete = False
 
@@ -115,29 +113,32 @@ class ModelRegistry:
         self._complete = True
 
     def mark_loading(self, name: str, version: str) -> None:
-        """Announces a version that is being loaded; one that is ready goes on until it is replaced."""
+        """Record that a version is being loaded. If it is ready, it serves until it is replaced."""
         with self._lock:
             if not self._serves_locked(name, version):
-                broken = self._broken_locked(name, version)
+                broken = self._failed_model_locked(name, version)
                 self._put_locked(RegistryEntry(name, version, ModelState.LOADING, broken))
 
     def mark_ready(self, model: Model) -> Model | None:
-        """The version takes requests from now on. Returns the one that it replaces, which takes none any more."""
+        """Let a version accept requests. Returns the model that it replaces, which accepts none any more."""
         with self._lock:
             before = self._entries.get(model.name, {}).get(model.version)
-            self._put_working_locked(model)
+            self._put_loaded_locked(model)
         return before.model if before is not None else None
 
     def mark_failed(self, name: str, version: str, reason: str, public_reason: str | None = None) -> None:
-        """The version could not be loaded; one that is ready goes on. The public reason is the same if it is not given."""
+        """Record that a version could not be loaded. If it is ready, it continues to serve.
+
+        The default of `public_reason` is `reason`.
+        """
         with self._lock:
             if not self._serves_locked(name, version):
-                broken = self._broken_locked(name, version)
+                broken = self._failed_model_locked(name, version)
                 public = reason if public_reason is None else public_reason
                 self._put_locked(RegistryEntry(name, version, ModelState.UNAVAILABLE, broken, reason, public))
 
     def health_changed(self, health: InstanceHealth) -> None:
-        """A model's instances failed, or work again: whether it takes requests depends on its `reason` now."""
+        """Update whether a model accepts requests after its instances failed or recovered."""
         with self._lock:
             entry = self._entries.get(health.name, {}).get(health.version)
             if entry is None or entry.model is None or entry.model.health is not health:
@@ -145,16 +146,16 @@ class ModelRegistry:
             if entry.state is not ModelState.UNLOADING and (
                 entry.state is ModelState.READY or health.reason is None
             ):
-                self._put_working_locked(entry.model)
+                self._put_loaded_locked(entry.model)
 
-    def _put_working_locked(self, model: Model) -> None:
-        """The model is loaded: it takes requests if it works."""
+    def _put_loaded_locked(self, model: Model) -> None:
+        """Put a loaded model, READY if one of its instances works."""
         reason = model.health.reason
         state = ModelState.READY if reason is None else ModelState.UNAVAILABLE
         self._put_locked(RegistryEntry(model.name, model.version, state, model, reason or "", reason or ""))
 
-    def _broken_locked(self, name: str, version: str) -> Model | None:
-        """The model of a version whose device failed; it may come back, until it is replaced."""
+    def _failed_model_locked(self, name: str, version: str) -> Model | None:
+        """Return the model of a version whose devices failed. It may recover until it is replaced."""
         entry = self._entries.get(name, {}).get(version)
         if entry is None or entry.state not in (ModelState.UNAVAILABLE, ModelState.LOADING):
             return None
@@ -162,7 +163,7 @@ class ModelRegistry:
 
     @property
     def serving(self) -> bool:
-        """Whether all that is served from the start is loaded, and a model of it works."""
+        """Whether loading at startup is complete and a model works, or no model is needed."""
         with self._lock:
             entries = [entry for versions in self._entries.values() for entry in versions.values()]
         works = any(entry.state is ModelState.READY for entry in entries)
@@ -173,12 +174,12 @@ class ModelRegistry:
         return self._complete and (works or (self._may_be_empty and not broken))
 
     def mark_unloading(self, model: Model) -> None:
-        """The version takes no more requests."""
+        """Record that a version is being unloaded, and accepts no requests."""
         with self._lock:
             self._put_locked(RegistryEntry(model.name, model.version, ModelState.UNLOADING, model))
 
     def mark_unloaded(self, model: Model, reason: str = _UNLOADED) -> None:
-        """The version has answered what it accepted, and is gone, unless it came back meanwhile."""
+        """Record that a version has answered its requests and was unloaded, unless it was loaded again."""
         with self._lock:
             entry = self._entries.get(model.name, {}).get(model.version)
             if entry is not None and entry.model is model:
@@ -195,10 +196,10 @@ class ModelRegistry:
         self.generation += 1
 
     def get(self, name: str, version: str = "") -> Model:
-        """The model that serves this name and version ("" for the latest).
+        """Return the model that serves this name and version ("" for the latest).
 
-        InvalidRequestError for a version that is no number, NotFoundError for one that is not
-        there, NotReadyError for one that does not take requests now.
+        InvalidRequestError for a version that is not a number, NotFoundError for an unknown one, NotReadyError for one
+        that does not accept requests now.
         """
         if version and not version.isdecimal():
             raise InvalidRequestError(
@@ -229,12 +230,12 @@ class ModelRegistry:
         return entry.model
 
     def serves(self, name: str) -> bool:
-        """Whether a version of the model takes requests."""
+        """Whether a version of the model accepts requests."""
         with self._lock:
             return _latest(self._entries[name]).state is ModelState.READY if name in self._entries else False
 
     def entries(self) -> Sequence[RegistryEntry]:
-        """All versions, by name and version."""
+        """Return all versions, sorted by name and version."""
         with self._lock:
             return [
                 self._entries[name][version]
@@ -243,10 +244,10 @@ class ModelRegistry:
             ]
 
     def models(self) -> Sequence[Model]:
-        """All loaded models, ready or unloading."""
+        """Return all loaded models, ready or unloading."""
         return [entry.model for entry in self.entries() if entry.model is not None]
 
 
 def _latest(versions: Mapping[str, RegistryEntry]) -> RegistryEntry:
-    """The version that is meant when none is named: the highest that is ready, or else the highest."""
+    """Return the default version: the highest ready version, or else the highest."""
     return max(versions.values(), key=lambda entry: (entry.state is ModelState.READY, int(entry.version)))

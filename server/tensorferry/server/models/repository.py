@@ -1,10 +1,9 @@
-"""A model repository on disk, in Triton's layout: which models there are, and which of their versions serve.
+"""Model repositories on disk, in Triton's layout: their models, and which versions are to be served.
 
     ROOT/NAME/config.pbtxt          optional
-    ROOT/NAME/VERSION/model.onnx    or the file, or directory with such a file, that the config names
+    ROOT/NAME/VERSION/model.onnx    or the file or directory that default_model_filename names
 
-Nothing is loaded here. A model is looked at again whenever it is asked for, so what is found is of
-that moment.
+This module loads no models. Each call reads the directories again.
 """
 
 from __future__ import annotations
@@ -24,85 +23,84 @@ _MODEL_FILE = "model.onnx"
 
 
 class RepositoryError(StartError):
-    """A model in the repository cannot be served as it is: the message names the directory and what to change."""
+    """A model in the repository cannot be served. The message names the directory and what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
-    """A version that serves, and what its files looked like: equal when nothing has changed."""
+    """A version to be served. Its fingerprint is equal as long as its files do not change."""
 
     source: ModelSource
     fingerprint: Hashable
 
 
 class Repository:
-    """Directories of models. Thread-safe: it keeps nothing but their paths."""
+    """Directories of models. Thread-safe, because it keeps only their paths."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = tuple(roots)
 
     def names(self) -> Sequence[str]:
-        """The names of all models, in order. RepositoryError when a directory cannot be read."""
+        """Return the names of all models, sorted. RepositoryError if a directory cannot be read."""
         return sorted({name for root in self.roots for name in _names(root)})
 
     def empty_roots(self) -> Sequence[str]:
-        """For each directory without any model, what is wrong with it and what to change.
+        """Return an explanation, with what to change, for each directory without a model.
 
-        RepositoryError when a directory cannot be read.
+        RepositoryError if a directory cannot be read.
         """
-        return [_emptiness(root) for root in self.roots if not _names(root)]
+        return [_empty_reason(root) for root in self.roots if not _names(root)]
 
     def versions(self, name: str, config: ModelConfig | None = None) -> Sequence[ServedVersion]:
-        """The model's versions that its policy has serve, ascending; none when there is no such model.
+        """Return the versions that the model's version policy selects, ascending; empty if there is no such model.
 
-        `config` takes the place of the config file. RepositoryError when the model is in two
-        repositories, or as it is cannot be served.
+        `config` replaces the config file. RepositoryError if the model is in two repositories or cannot be served.
         """
-        homes = [root / name for root in self.roots if name in _directories(root)]
-        if not homes:
+        directories = [root / name for root in self.roots if name in _directories(root)]
+        if not directories:
             return ()
-        if len(homes) > 1:
+        if len(directories) > 1:
             raise RepositoryError(
                 f"model {name!r} is not unique across the model repositories: it is in "
-                f"{' and '.join(map(str, homes))}; remove one"
+                f"{' and '.join(map(str, directories))}; remove one"
             )
-        (home,) = homes
+        (directory,) = directories
         try:
-            return _versions(home, config)
+            return _versions(directory, config)
         except OSError as error:
-            raise RepositoryError(f"{home} cannot be read: {error}") from None
+            raise RepositoryError(f"{directory} cannot be read: {error}") from None
 
 
 def _names(root: Path) -> Sequence[str]:
-    """Of the models in a directory; none for a directory that is no repository."""
+    """Return the names of the models in a directory; empty if it is not a repository."""
     names = _directories(root)
-    return names if any(_is_home(root / name) for name in names) else ()
+    return names if any(_is_model_directory(root / name) for name in names) else ()
 
 
-def _is_home(directory: Path) -> bool:
-    """Whether it looks like a model's directory."""
+def _is_model_directory(directory: Path) -> bool:
+    """Whether the directory looks like a model's."""
     try:
         return (directory / CONFIG_FILE).is_file() or any(map(_is_version, directory.iterdir()))
     except OSError:
-        # Said when the model is loaded.
+        # The error is reported when the model is loaded.
         return True
 
 
-def _emptiness(root: Path) -> str:
-    if _is_home(root):
+def _empty_reason(root: Path) -> str:
+    if _is_model_directory(root):
         return (
-            f"the model repository {root} is the directory of one model: give the directory that it is in, "
+            f"the model repository {root} is the directory of one model: give its parent directory, "
             f"--model-repository {root.absolute().parent}"
         )
     files = sorted(file.name for file in root.glob("*.onnx"))
     if files:
         return (
-            f"the model repository {root} has no model: it has files such as {files[0]}, which belongs at "
-            f"{root / files[0].removesuffix('.onnx') / '1' / _MODEL_FILE}, or on the command line: tensorferry serve "
+            f"the model repository {root} has no model: it has files such as {files[0]}; move it to "
+            f"{root / files[0].removesuffix('.onnx') / '1' / _MODEL_FILE}, or serve it directly: tensorferry serve "
             f"{root / files[0]}"
         )
     return (
-        f"the model repository {root} has no model: no file in it is at NAME/VERSION/{_MODEL_FILE}, where VERSION is a "
+        f"the model repository {root} has no model: it has no file NAME/VERSION/{_MODEL_FILE}, where VERSION is a "
         "number of at least 1"
     )
 
@@ -114,43 +112,44 @@ def _directories(root: Path) -> Sequence[str]:
         raise RepositoryError(
             f"the model repository {str(root)!r} cannot be read: {error}; it must be a directory of models"
         ) from None
-    # Others are no models of ours: `.git`, `lost+found`.
+    # Other directories, such as `.git` and `lost+found`, are not models.
     return [name for name in found if NAME.fullmatch(name)]
 
 
-def _versions(home: Path, given: ModelConfig | None) -> Sequence[ServedVersion]:
-    file = home / CONFIG_FILE
+def _versions(directory: Path, given: ModelConfig | None) -> Sequence[ServedVersion]:
+    file = directory / CONFIG_FILE
     config = given
     if config is None and file.is_file():
         config = read_config(file)
-    if config is not None and config.name and config.name != home.name:
+    if config is not None and config.name and config.name != directory.name:
         raise RepositoryError(
-            f"{file} has the name {config.name!r}; it must be that of its directory, {home.name!r}, or none"
+            f"{file} has the name {config.name!r}; it must be that of its directory, {directory.name!r}, or none"
         )
-    there = {int(entry.name): entry for entry in home.iterdir() if _is_version(entry)}
-    serving = _by_policy(there, config)
-    if not serving:
+    present = {int(entry.name): entry for entry in directory.iterdir() if _is_version(entry)}
+    selected = _by_policy(present, config)
+    if not selected:
         raise RepositoryError(
-            f"at least one version must be available under the version policy of model {home.name!r}: {home} has "
-            f"{_listed(there)} ({_policy(config)}); a version is a directory whose name is a number of at least 1"
+            f"at least one version must be available under the version policy of model {directory.name!r}: {directory} has "
+            f"{_versions_text(present)} ({_policy(config)}); a version is a directory whose name is a number of at least 1"
         )
     common = (
         given.SerializeToString(deterministic=True) if given is not None else b"",
-        _files(home, skip=there),
+        _files(directory, skip=present),
     )
     file_name = (config.default_model_filename if config is not None else "") or _MODEL_FILE
     if Path(file_name).is_absolute() or ".." in Path(file_name).parts:
-        # A client's own configuration may name it.
+        # Checked because a client may send the configuration.
         raise RepositoryError(
-            f"{home}: default_model_filename is {file_name!r}; it must be a file, or a directory, in that of the version"
+            f"{directory}: default_model_filename is {file_name!r}; it must be a file or directory in the version's "
+            "directory"
         )
     versions = []
-    for number in serving:
-        path = there[number] / file_name
+    for number in selected:
+        path = present[number] / file_name
         if path.is_dir():
             path /= _MODEL_FILE
-        source = ModelSource(home.name, path, str(number), config, home)
-        versions.append(ServedVersion(source, (common, _files(there[number]))))
+        source = ModelSource(directory.name, path, str(number), config, directory)
+        versions.append(ServedVersion(source, (common, _files(present[number]))))
     return versions
 
 
@@ -158,9 +157,9 @@ def _is_version(entry: Path) -> bool:
     return entry.name.isascii() and entry.name.isdecimal() and entry.name[0] != "0" and entry.is_dir()
 
 
-def _by_policy(there: dict[int, Path], config: ModelConfig | None) -> Sequence[int]:
-    """As Triton's `version_policy`: the highest, unless it says otherwise."""
-    numbers = sorted(there)
+def _by_policy(present: dict[int, Path], config: ModelConfig | None) -> Sequence[int]:
+    """Return the versions that Triton's `version_policy` selects; by default the highest."""
+    numbers = sorted(present)
     choice = config.version_policy.WhichOneof("policy_choice") if config is not None else None
     if config is None or choice in (None, "latest"):
         count = config.version_policy.latest.num_versions if config is not None else 1
@@ -176,18 +175,18 @@ def _policy(config: ModelConfig | None) -> str:
     return f"version_policy {{ {' '.join(str(config.version_policy).split())} }}"
 
 
-def _listed(there: dict[int, Path]) -> str:
-    return f"version {', '.join(map(str, sorted(there)))}" if there else "none"
+def _versions_text(present: dict[int, Path]) -> str:
+    return f"version {', '.join(map(str, sorted(present)))}" if present else "none"
 
 
 def _files(directory: Path, skip: dict[int, Path] | None = None) -> Hashable:
-    """Of each file in the directory and below: where, how large, and when it was changed."""
+    """Return the path, size, modification time and inode of each file in the directory tree."""
     found = []
     skipped = set((skip or {}).values())
     for entry in sorted(directory.iterdir()):
         if entry in skipped:
             continue
-        # A link to a directory is not followed: it may lead to one that this is in.
+        # A link to a directory is not followed, because it may lead to a parent directory.
         if entry.is_dir() and not entry.is_symlink():
             found.append((entry.name, _files(entry)))
         else:

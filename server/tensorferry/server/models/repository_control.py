@@ -1,8 +1,8 @@
-"""Which models of the repositories are loaded: at the start, as they change, and as clients ask.
+"""Control of the models in the repositories: loading at startup, on request, and when files change.
 
-One thread loads and unloads, one model at a time. A version is loaded and warmed beside the one that
-it replaces; then requests go to it, and the old one answers what it has accepted and ends. What
-cannot be loaded leaves what serves alone.
+One thread loads and unloads, one model at a time. A new version is loaded and warmed up while the old one serves. Then
+requests go to the new one, and the old one answers those that it has accepted. A version that cannot be loaded does not
+affect the versions that serve.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _log = logging.getLogger("tensorferry.server")
 _Command: TypeAlias = Callable[[], None]
 
 
-def _closed() -> NotReadyError:
-    return NotReadyError("the server is shutting down and loads no models any more")
+def _shutting_down() -> NotReadyError:
+    return NotReadyError("the server is shutting down and loads no more models")
 
 
 class RepositoryController:
-    """Loads and unloads. `start` once, then `close`; the methods for clients from any thread.
+    """Loads and unloads models. Call `start` once, then `close`; other methods are thread-safe.
 
-    `load` makes a model of a source, or raises StartError. `changed` is called with a model's name
-    whenever it begins or ceases to serve.
+    `load` loads a model from a source, or raises StartError. `changed` is called with a model's name when it starts or
+    stops serving.
     """
 
     def __init__(
@@ -64,28 +64,28 @@ class RepositoryController:
         self._changed = changed
         self._mode = mode
         self._poll_seconds = poll_seconds
-        # Models that were named by their files: not the repositories' to change.
+        # Models that the command line names by their files. Repositories do not change them.
         self._named: frozenset[str] = frozenset()
-        # By name and version, what the files were like when it was loaded, or could not be. The
-        # loading thread's own, and before there is one the starting thread's.
+        # Fingerprints of loaded versions and of those that failed to load, by name and version. Used only by the loading
+        # thread, or by the starting thread before it exists.
         self._loaded: dict[str, dict[str, Hashable]] = {}
-        self._broken: dict[str, dict[str, Hashable]] = {}
-        # By name, why it is not even known which versions serve. That thread replaces it, and any may read it.
+        self._failed: dict[str, dict[str, Hashable]] = {}
+        # Reasons why the versions of a model are unknown. The loading thread replaces the mapping; all threads read it.
         self._unreadable: Mapping[str, str] = {}
         self._unloader = ModelUnloader(registry, changed)
-        # Guards _thread and changes of _closed. Nothing is loaded or waited for while it is held.
+        # Guards _thread and _closed. No loading or waiting while it is held.
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._backoff = RestartBackoff()
-        # Commands with what they are waited for by; None ends the thread.
+        # Commands with the future of their caller; None ends the thread.
         self._commands: queue.SimpleQueue[tuple[_Command, Future[None]] | None] = queue.SimpleQueue()
 
     def start(self, named: Sequence[ModelSource], names: Sequence[str], *, strict: bool) -> None:
-        """Loads what is served from the start: the sources, and the models of these names.
+        """Load the models served from the start: the named sources, and repository models by name.
 
-        "*" stands for all that the repositories have. StartError for the first source that fails; and,
-        if `strict`, for the first model of the repositories that does.
+        "*" means all models of the repositories. StartError for the first source that fails and, if `strict`, for the
+        first model of the repositories that fails.
         """
         self._named = frozenset(source.name for source in named)
         if "*" in names:
@@ -109,7 +109,7 @@ class RepositoryController:
                 raise StartError(f"--load-model: {error}") from None
             except LoadFailedError as error:
                 if strict:
-                    raise StartError(f"{error} (--exit-on-error false serves the others)") from error
+                    raise StartError(f"{error} (--exit-on-error false serves the other models)") from error
         with self._lock:
             if not self._closed and self._mode != "none":
                 self._thread = threading.Thread(target=self._run, name="model-control", daemon=True)
@@ -118,26 +118,26 @@ class RepositoryController:
     def load(
         self, name: str, config: ModelConfig | None = None, files: Mapping[str, bytes] | None = None
     ) -> None:
-        """Loads a model, or what has changed of it; returns when it is ready.
+        """Load the new and changed versions of a model; return when they are ready.
 
-        `config` takes the place of its configuration file. With `files`, by their paths below the
-        model's directory, the repository's files are left aside. NotFoundError when there is no such
-        model, LoadFailedError when it cannot be loaded, NotReadyError when models cannot be controlled.
+        `config` replaces its configuration file. `files` replace the repository's files; their keys are paths relative to
+        the model's directory. NotFoundError if there is no such model, LoadFailedError if it cannot be loaded,
+        NotReadyError if models cannot be controlled.
         """
         self._await(lambda: self._bring_up_to_date(name, config, files or {}, again=True))
 
     def unload(self, name: str) -> None:
-        """Takes no more requests for a model, and lets it go when it has answered those it has.
+        """Stop accepting requests for a model, and unload it after it has answered those that it has accepted.
 
-        NotFoundError when there is no such model, NotReadyError when models cannot be controlled.
+        NotFoundError if there is no such model, NotReadyError if models cannot be controlled.
         """
-        self._await(lambda: self._unload_known(name))
+        self._await(lambda: self._unload_all_versions(name))
 
     def models_without_versions(self) -> Mapping[str, str]:
-        """Models of the repositories of which no version is known, and why; "" if nothing was ever done with one.
+        """Return the repository models without a known version, with the reason; "" if a model was never used.
 
-        One whose versions are all unloaded is among them when its files have become unreadable since. NotReadyError
-        when a repository cannot be read.
+        A model whose versions are all unloaded is included if its files are no longer readable. NotReadyError if a
+        repository cannot be read.
         """
         entries, unreadable = self._registry.entries(), self._unreadable
         known = {entry.name for entry in entries}
@@ -149,22 +149,22 @@ class RepositoryController:
         }
 
     def _names(self) -> Sequence[str]:
-        """The models in the repositories, for a client; NotReadyError when one of these cannot be read."""
+        """Return the models in the repositories; raise NotReadyError for clients if a repository cannot be read."""
         try:
             return self._repository.names()
         except StartError as error:
-            raise NotReadyError(self.public(str(error))) from None
+            raise NotReadyError(self.public_reason(str(error))) from None
 
-    def public(self, reason: str) -> str:
-        """Why a model does not serve, for callers that may not control models."""
+    def public_reason(self, reason: str) -> str:
+        """Return the reason without paths of the server, for callers that may not control models."""
         return without_paths(reason, self._repository.roots)
 
     def drain(self, until: float) -> bool:
-        """Waits for models that were unloaded or replaced, until a time of `time.monotonic`; whether all have ended."""
+        """Wait for unloaded and replaced models to answer their requests, until a monotonic time; return if all have."""
         return self._unloader.drain(until)
 
     def close(self, timeout: float) -> bool:
-        """Ends the thread and every model that is on its way out; whether that came about in time."""
+        """End the thread and all models that are being unloaded; return whether this succeeded in time."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -186,17 +186,17 @@ class RepositoryController:
         done: Future[None] = Future()
         with self._lock:
             if self._closed:
-                raise _closed()
+                raise _shutting_down()
             if self._thread is None:
                 raise NotReadyError("the server is starting; load and unload models when it is ready")
             self._commands.put((command, done))
         done.result()
 
     def _run(self) -> None:
-        supervise(self._run_until_closed, self._begin_again, self._backoff)
+        supervise(self._run_until_closed, self._log_crash, self._backoff)
 
-    def _begin_again(self, fault: BaseException) -> None:
-        _log.error("the thread that loads models ended unexpectedly; it is begun again", exc_info=fault)
+    def _log_crash(self, fault: BaseException) -> None:
+        _log.error("the thread that loads models crashed (bug); it is restarted", exc_info=fault)
 
     def _run_until_closed(self) -> None:
         while True:
@@ -210,23 +210,23 @@ class RepositoryController:
             command, done = given
             try:
                 if self._closed:
-                    raise _closed()
+                    raise _shutting_down()
                 command()
             except BaseException as error:
                 done.set_exception(error)
             else:
                 done.set_result(None)
-            # An idle thread must not keep what the last command was about.
+            # An idle thread must not keep references to the files or models of the last command.
             del command, done, given
         while not self._commands.empty():
             if (late := self._commands.get()) is not None:
-                late[1].set_exception(_closed())
+                late[1].set_exception(_shutting_down())
 
     def _poll(self) -> None:
         try:
             names = set(self._repository.names())
         except StartError as error:
-            _log.warning("%s; the models stay as they are", error)
+            _log.warning("%s; the loaded models do not change", error)
             return
         for name in sorted(names | self._loaded.keys()):
             if self._closed:
@@ -241,11 +241,12 @@ class RepositoryController:
             except LoadFailedError:
                 pass
             except NotFoundError:
-                # Removed since it was listed: the next look unloads it.
+                # Removed since it was listed. The next poll unloads it.
                 pass
             except BaseException:
                 _log.exception(
-                    "model %s could not be looked after; this is a bug in tensorferry.server", name
+                    "model %s could not be updated from its repository (bug in tensorferry.server); polling continues",
+                    name,
                 )
 
     def _bring_up_to_date(
@@ -256,9 +257,9 @@ class RepositoryController:
         *,
         again: bool = False,
     ) -> None:
-        """Loads what has changed of a model, and then unloads the versions that serve no more.
+        """Load the new and changed versions of a model, then unload the versions that are no longer served.
 
-        What could not be loaded before is tried `again`, or only once it has changed.
+        A version that failed to load is tried again if its files changed, or if `again`.
         """
         if name in self._named:
             raise InvalidRequestError(
@@ -278,8 +279,8 @@ class RepositoryController:
             versions = repository.versions(name, config)
         except StartError as error:
             if again or self._unreadable.get(name) != str(error):
-                # Once, however often the repository is looked at.
-                self._say(name, "", error)
+                # Polling reports the same error only once.
+                self._report_failure(name, "", error)
             self._unreadable = {**self._unreadable, name: str(error)}
             raise LoadFailedError(f"load failed for model {name!r}: {error}") from None
         self._forget_unreadable(name)
@@ -290,12 +291,14 @@ class RepositoryController:
             )
         wanted = {version.source.version for version in versions}
         outgoing = [version for version in self._loaded.get(name, ()) if version not in wanted]
-        broken = [
-            wrong for version in versions if (wrong := self._load_version(version, uploaded, again, outgoing))
+        failures = [
+            failure
+            for version in versions
+            if (failure := self._load_version(version, uploaded, again, outgoing))
         ]
-        if broken:
-            # Whatever serves goes on: the new is not there to take its place.
-            raise LoadFailedError(f"load failed for model {name!r}: {'; '.join(broken)}")
+        if failures:
+            # The outgoing versions continue to serve, because their replacement is missing.
+            raise LoadFailedError(f"load failed for model {name!r}: {'; '.join(failures)}")
         self._unload(name, outgoing)
 
     def _forget_unreadable(self, name: str) -> None:
@@ -305,49 +308,51 @@ class RepositoryController:
     def _load_version(
         self, version: ServedVersion, uploaded: UploadedFiles | None, again: bool, outgoing: Sequence[str]
     ) -> str | None:
-        """Loads a version if it has changed, or was uploaded; what is wrong with it, if it cannot be loaded.
+        """Load a version if it has changed or was uploaded; return the failure, if any.
 
-        The log names the versions that it replaces, which are those `outgoing` and itself.
+        The log names the versions that it replaces, including those `outgoing`.
         """
         source, fingerprint = (
-            replace(version.source, files=uploaded),
+            replace(version.source, keep_alive=uploaded),
             object() if uploaded else version.fingerprint,
         )
         name, number = source.name, source.version
-        loaded, broken = self._loaded.setdefault(name, {}), self._broken.setdefault(name, {})
+        loaded, failed = self._loaded.setdefault(name, {}), self._failed.setdefault(name, {})
         if loaded.get(number) == fingerprint:
             return None
-        if broken.get(number) == fingerprint and not again:
+        if failed.get(number) == fingerprint and not again:
             return f"version {number} could not be loaded, and has not changed since"
         self._registry.mark_loading(name, number)
         try:
             model = self._load(source)
         except StartError as error:
-            broken[number] = fingerprint
-            self._say(name, number, error)
+            failed[number] = fingerprint
+            self._report_failure(name, number, error)
             return f"version {number} is at UNAVAILABLE state: {error}"
         except BaseException:
-            self._registry.mark_failed(name, number, "internal error while it was loaded; the log has it")
+            self._registry.mark_failed(
+                name, number, "internal error while it was loaded; see the server's log"
+            )
             raise
-        broken.pop(number, None)
+        failed.pop(number, None)
         loaded[number] = fingerprint
         replaced = self._registry.mark_ready(model)
         self._changed(name)
         if replaced is not None:
             self._unloader.unload(replaced)
         if replaced is not None or outgoing:
-            before = [*(f"version {one}" for one in outgoing), *(["itself as it was"] if replaced else [])]
+            before = [*(f"version {one}" for one in outgoing), *(["its previous files"] if replaced else [])]
             _log.info("model %s version %s serves now, in place of %s", name, number, " and ".join(before))
         return None
 
-    def _say(self, name: str, version: str, error: StartError) -> None:
+    def _report_failure(self, name: str, version: str, error: StartError) -> None:
         if version:
-            self._registry.mark_failed(name, version, str(error), self.public(str(error)))
-        serves = "; the version that serves goes on" if self._registry.serves(name) else ""
+            self._registry.mark_failed(name, version, str(error), self.public_reason(str(error)))
+        serves = "; the loaded version continues to serve" if self._registry.serves(name) else ""
         _log.error("model %s version %s cannot be loaded: %s%s", name, version or "?", error, serves)
         self._changed(name)
 
-    def _unload_known(self, name: str) -> None:
+    def _unload_all_versions(self, name: str) -> None:
         if name in self._named:
             raise InvalidRequestError(
                 f"model {name!r} was named on the command line by its file, and is not in a model repository"

@@ -1,4 +1,4 @@
-"""A model's blueprint: how its sessions are made and warmed up, when it is loaded and again when one has failed."""
+"""Creation and warm-up of a model's sessions, when it is loaded and after a session has failed."""
 
 from __future__ import annotations
 
@@ -30,23 +30,31 @@ _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 @dataclass(frozen=True, slots=True)
-class SessionFactory:
-    """It lives as long as the model, and so holds none of its sessions.
+class WarmupPlan:
+    """What a session runs to warm up.
 
-    `size` is as in `Prepared`, `lengths` has the sizes that are padded to, or nothing but an empty one. No batch has
-    more than `most_rows`, whatever `max_batch_size` allows: the queue holds no more.
+    `samples` are those of the model's configuration. `working_size` is as in `PreparedModel`. `padded_sizes` has the
+    axis sizes of each padded length, or one empty mapping without padding. No batch has more than `max_rows`, because
+    the queue holds no more rows.
     """
+
+    samples: Sequence[WarmupSample]
+    working_size: int | None
+    padded_sizes: Sequence[Mapping[str, int]]
+    max_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFactory:
+    """Makes sessions of a model. It lives as long as the model, so it holds no session."""
 
     source: ModelSource
     io_mapping: IoMapping
     settings: ModelSettings
-    size: int | None
-    samples: Sequence[WarmupSample]
-    lengths: Sequence[Mapping[str, int]]
-    most_rows: int
+    warmup: WarmupPlan
 
     def capture(self, session: Session) -> list[int]:
-        """Captures the CUDA graphs that are wanted of a session; the rows of their batches, if that could be done."""
+        """Capture the requested CUDA graphs of a session; return the rows of their batches, empty without graphs."""
         graphs, settings = session.graphs, self.settings
         if graphs is None:
             return []
@@ -56,74 +64,82 @@ class SessionFactory:
             session.go_without_graphs(f"its input {name!r} has no batch axis")
             return []
         try:
-            rungs = shapes_to_capture(graphs, session.signature, settings.max_batch_size, self.lengths)
+            rungs = shapes_to_capture(
+                graphs, session.signature, settings.max_batch_size, self.warmup.padded_sizes
+            )
         except StartError as error:
             session.go_without_graphs(str(error))
             return []
-        # Rows of their own beside a request's are safe where requests may share a batch.
+        # Padding rows are safe if requests may share a batch.
         if not session.capture(rungs, pads=settings.merges):
             return []
         return sorted({next(iter(shapes.values()))[0] if settings.max_batch_size else 1 for shapes in rungs})
 
     def warm_up(self, session: Session) -> list[dict[int, float]]:
-        """Runs the samples, and batches of all sizes: by length, the seconds that they took by their rows."""
+        """Run the samples and batches of increasing size; return the seconds by number of rows, for each length."""
         run = self.io_mapping.runner(session.run)
         self._run_samples(run)
-        return [self._run_sizes(run, sizes) for sizes in self.lengths]
+        return [self._run_sizes(run, sizes) for sizes in self.warmup.padded_sizes]
 
     def rebuild(self, device: str, *, runs: bool) -> Session:
-        """A session like those that the model was loaded with, captured and warm; StartError when there is none.
+        """Return a new session with captured graphs, warmed up; raise StartError if that fails.
 
-        With `runs` one that does not run at all, as it did then, is none. A model in FP16 is converted again: its
-        converted file is gone.
+        With `runs`, a session that runs no batch is a failure. A model in FP16 is converted again, because its converted
+        file was deleted.
         """
         with ExitStack() as scratch:
             file = model_file(self.source.path, self.settings.session.fp16, scratch)
             session = file.session(device, self.settings.session)
         self.capture(session)
         if not any(self.warm_up(session)) and runs:
-            raise StartError(f"model {self.source.name!r} does not run on {device} any more")
+            raise StartError(f"model {self.source.name!r} no longer runs on {device}")
         return session
 
     def _run_samples(self, run: _Run) -> None:
-        """Runs the samples of the model's configuration; StartError for one that fails."""
-        for given in self.samples:
-            for _ in range(given.count):
+        """Run the samples of the model's configuration; raise StartError if one fails."""
+        for sample in self.warmup.samples:
+            for _ in range(sample.count):
                 try:
-                    run(given.inputs)
+                    run(sample.inputs)
                 except ModelFailedError as error:
                     raise StartError(
-                        f"model {self.source.name!r}: failed to run warmup sample {given.name!r}: {error}"
+                        f"model {self.source.name!r}: failed to run warmup sample {sample.name!r}: {error}"
                     ) from error
 
     def _run_sizes(self, run: _Run, sizes: Mapping[str, int]) -> dict[int, float]:
-        """Runs batches of the sizes that `calibrate` wants, and times them.
+        """Run and time batches of the sizes that `calibrate` selects.
 
-        `sizes` are of the other dimensions that vary, as in `random_inputs`. Returns the seconds by the rows, ascending; it
-        ends at a batch that fails, as random rows may. StartError where the memory for a batch is not there.
+        `sizes` are those of other dynamic axes, as in `random_inputs`. Returns the seconds by number of rows, ascending.
+        Ends at a batch that fails, because random rows may fail. StartError if there is not enough memory for a batch.
         """
-        if self.size is None:
-            return {}
-        size, seconds = self.size, dict[int, float]()
-        most = min(max(1, self.settings.max_batch_size), self.most_rows)
+        size, seconds = self.warmup.working_size, dict[int, float]()
+        if size is None:
+            return seconds
+        most = min(max(1, self.settings.max_batch_size), self.warmup.max_rows)
         memory = GrowthCheck()
-        cure = f"lower max_batch_size, which is {self.settings.max_batch_size}"
-        known = sum(map(_known_bytes, self.io_mapping.signature.inputs + self.io_mapping.signature.outputs))
+        remedy = f"lower max_batch_size, which is {self.settings.max_batch_size}"
+        row_bytes = sum(
+            map(_min_row_bytes, self.io_mapping.signature.inputs + self.io_mapping.signature.outputs)
+        )
         check_fits(
-            f"model {self.source.name!r}: input and output of a batch of {most} rows", known * most, cure
+            f"model {self.source.name!r}: input and output of a batch of {most} rows",
+            row_bytes * most,
+            remedy,
         )
 
         def timed(rows: int) -> float:
-            memory.check(f"model {self.source.name!r}: a batch of {rows} rows", cure)
+            memory.check(f"model {self.source.name!r}: a batch of {rows} rows", remedy)
             set_load_stage(f"warming up with a batch of {rows} rows, of at most {most}")
             inputs = random_inputs(self.io_mapping.signature, rows, size, sizes=sizes)
             try:
-                # The first run of a size is slow.
+                # The first run of a size is slower and not timed.
                 run(inputs)
                 return min(_timed(run, inputs) for _ in range(2))
             except ModelFailedError as error:
                 name = self.source.name
-                _log.warning("model %s: warm-up ended at a batch of %d rows: %s", name, rows, error)
+                _log.warning(
+                    "model %s: warm-up stopped at a batch of %d rows, which failed: %s", name, rows, error
+                )
                 raise
 
         with suppress(ModelFailedError):
@@ -132,8 +148,8 @@ class SessionFactory:
         return dict(sorted(seconds.items()))
 
 
-def _known_bytes(spec: TensorSpec) -> int:
-    """Bytes of a row, where each dimension that varies has one element."""
+def _min_row_bytes(spec: TensorSpec) -> int:
+    """Return the bytes of a row in which each dynamic dimension has one element."""
     return math.prod(dim for dim in spec.dims[1:] if isinstance(dim, int)) * spec.datatype.size
 
 

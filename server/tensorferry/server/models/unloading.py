@@ -1,4 +1,4 @@
-"""Models on their way out: each answers what it has accepted, and ends."""
+"""Unloading of models, after they have answered their accepted requests."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tensorferry.server.models.registry import Model, ModelRegistry
 
 
 class ModelUnloader:
-    """Models that take no more requests, each with a thread that waits for its end. Thread-safe.
+    """Unloads models that accept no more requests, each on its own thread. Thread-safe.
 
-    `changed` is called with a model's name when it has ended.
+    `changed` is called with a model's name after it was unloaded.
     """
 
     def __init__(self, registry: ModelRegistry, changed: Callable[[str], None]) -> None:
         self._registry = registry
         self._changed = changed
-        # Guards _models. Nothing is waited for while it is held.
+        # Guards _models. No waiting while it is held.
         self._lock = threading.Lock()
         self._models: dict[threading.Thread, Model] = {}
 
     def unload(self, model: Model) -> None:
-        """The model takes no more requests: it answers those it has, and ends."""
+        """Start to unload a model that accepts no more requests; it answers those that it has accepted."""
 
-        # Emptied by the thread, so that nothing holds the model when memory is given back.
+        # The thread empties this list, so that no reference to the model is left when memory is released.
         held = [model]
         del model
 
@@ -38,7 +38,7 @@ class ModelUnloader:
             with self._lock:
                 model = self._models.pop(threading.current_thread())
             del model
-            _give_memory_back()
+            _release_memory()
 
         thread = threading.Thread(target=end, name=f"unload-{held[0].name}-{held[0].version}", daemon=True)
         with self._lock:
@@ -46,14 +46,14 @@ class ModelUnloader:
         thread.start()
 
     def drain(self, until: float) -> bool:
-        """Waits for them, until a time of `time.monotonic`; whether all have ended."""
+        """Wait until all models have answered their requests, at most until a monotonic time; return whether they have."""
         with self._lock:
             models = list(self._models.values())
         ended = [model.batcher.drain(max(0.0, until - time.monotonic())) for model in models]
         return all(ended)
 
     def close(self, until: float) -> bool:
-        """Ends them, whatever they have; whether that came about until a time of `time.monotonic`."""
+        """End all models, failing their requests; return whether they ended until a monotonic time."""
         with self._lock:
             unloading = dict(self._models)
         for model in unloading.values():
@@ -63,7 +63,7 @@ class ModelUnloader:
         return not any(thread.is_alive() for thread in unloading)
 
 
-def _give_memory_back() -> None:
-    """Has glibc return what a model has left free, which it else keeps: about as much again as the model."""
+def _release_memory() -> None:
+    """Let glibc return free memory to the system. Otherwise it keeps about as much as the model used."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

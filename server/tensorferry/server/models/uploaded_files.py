@@ -1,4 +1,4 @@
-"""A model's files as a client sent them, kept on disk for as long as something is made of them."""
+"""A model's files that a client sent, kept on disk while they are in use."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tensorferry.server.runtime.scratch_directory import ScratchDirectory
 
 
 class UploadedFiles:
-    """The files of a model, by their paths below its directory, in a folder that goes when nothing refers to this.
+    """A model's files in a temporary directory, which is deleted with this object. OSError if they cannot be stored.
 
-    OSError where they cannot be kept.
+    The keys of `files` are paths relative to the model's directory.
     """
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:

@@ -1,4 +1,4 @@
-"""The warm-up samples of a model's configuration (`model_warmup`): requests that are run before it is ready."""
+"""Warm-up samples of a model's configuration (`model_warmup`), which are run before the model is ready."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tensorferry.server.signature import Signature, TensorSpec
 
 Array = npt.NDArray[Any]
 
-# Runs of all samples together: other models wait to be loaded meanwhile.
+# Most runs of all samples together, because other models wait to be loaded meanwhile.
 _MOST_RUNS = 1000
-# Below the model's directory.
+# The directory of sample files in the model's directory.
 _DIRECTORY = "warmup"
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupSample:
-    """One sample: its inputs as the wire has them, and how often it is run."""
+    """A sample: its inputs as clients send them, and the number of runs."""
 
     name: str
     count: int
@@ -39,23 +39,22 @@ class WarmupSample:
 def warmup_samples(
     config: ModelConfig, signature: Signature, directory: Path | None
 ) -> tuple[list[WarmupSample], list[str]]:
-    """The samples of a completed configuration, and what is to be said in the log of those left out.
+    """Return the samples of a completed configuration, and warnings about samples that are left out.
 
-    Files are looked for in `directory`, the model's. ModelConfigError names the sample and the input that
-    does not fit.
+    Files are read from `directory`, the model's. ModelConfigError names the sample and the invalid input.
     """
     samples, warnings = [], []
     runs = sum(max(1, given.count) for given in config.model_warmup)
     if runs > _MOST_RUNS:
         raise ModelConfigError(
-            f"model_warmup of model {config.name!r} asks for {runs} runs; at most {_MOST_RUNS} are made in all: lower 'count'"
+            f"model_warmup of model {config.name!r} asks for {runs} runs; the limit is {_MOST_RUNS} in all: lower 'count'"
         )
     for index, given in enumerate(config.model_warmup):
         name = given.name or f"number {index + 1}"
         if given.batch_size == 0:
             warnings.append(
-                f"the warm-up sample {name!r} of model {config.name!r} has batch_size 0 and is left out, as Triton does: "
-                "give it at least 1"
+                f"the warm-up sample {name!r} of model {config.name!r} has batch_size 0 and is left out, as in Triton: "
+                "set it to at least 1"
             )
             continue
         try:
@@ -71,14 +70,12 @@ def _inputs(
 ) -> dict[str, Array]:
     if given.batch_size > max(1, max_batch_size):
         raise ModelConfigError(
-            f"batch_size is {given.batch_size}; it must be at most {max(1, max_batch_size)}, for max_batch_size is "
+            f"batch_size is {given.batch_size}; it must be at most {max(1, max_batch_size)}, because max_batch_size is "
             f"{max_batch_size}"
         )
     expected = {spec.name: spec for spec in signature.inputs}
     if set(given.inputs) != set(expected):
-        raise ModelConfigError(
-            f"it has the inputs {sorted(given.inputs)}; the model takes {sorted(expected)}"
-        )
+        raise ModelConfigError(f"it has the inputs {sorted(given.inputs)}; the model has {sorted(expected)}")
     return {
         name: _array(
             given.inputs[name],
@@ -91,7 +88,7 @@ def _inputs(
 
 
 def _array(given: ModelWarmup.Input, spec: TensorSpec, rows: int, directory: Path | None) -> Array:
-    """What a sample has for an input: `rows` times the same, or without a batch axis if they are 0."""
+    """Return the array of an input: the same row `rows` times, or without a batch axis if `rows` is 0."""
     if DataType.Name(given.data_type) != type_name(spec):
         raise ModelConfigError(
             f"input {spec.name!r} has data_type {DataType.Name(given.data_type)}; the model takes {type_name(spec)}"
@@ -112,10 +109,10 @@ def _array(given: ModelWarmup.Input, spec: TensorSpec, rows: int, directory: Pat
         spec.any_rank or any(dim == 0 and size == -1 for dim, size in zip(dims, wanted, strict=True))
     ):
         raise ModelConfigError(
-            f"input {spec.name!r} has dims {list(dims)}; give them at least one element along axes that vary: without any, "
-            "some models end the server"
+            f"input {spec.name!r} has dims {list(dims)}; dynamic axes must have at least one element, because length zero "
+            "crashes some models"
         )
-    # A reference to a string takes as much as a float64.
+    # A reference to a string has the size of a float64.
     size = math.prod(dims) * max(1, rows) * (spec.datatype.size or 8)
     check_fits(f"input {spec.name!r} with dims {list(dims)} and batch_size {rows}", size, "lower them")
     kind = given.WhichOneof("input_data_type")
@@ -125,26 +122,26 @@ def _array(given: ModelWarmup.Input, spec: TensorSpec, rows: int, directory: Pat
             "input_data_file"
         )
     if kind == "input_data_file":
-        one = _from_file(given.input_data_file, spec, dims, directory)
+        row = _from_file(given.input_data_file, spec, dims, directory)
     elif spec.datatype.name == "BYTES":
-        # Random ones are empty, too, as in Triton.
-        one = np.full(dims, "", dtype=object)
+        # Random strings are also empty, as in Triton.
+        row = np.full(dims, "", dtype=object)
     elif kind == "zero_data":
-        one = np.zeros(dims, spec.datatype.storage)
+        row = np.zeros(dims, spec.datatype.storage)
     else:
-        one = random_array(spec.datatype, dims, np.random.default_rng(0))
-    return np.repeat(one[None], rows, axis=0) if rows else one
+        row = random_array(spec.datatype, dims, np.random.default_rng(0))
+    return np.repeat(row[None], rows, axis=0) if rows else row
 
 
 def _from_file(name: str, spec: TensorSpec, dims: tuple[int, ...], directory: Path | None) -> Array:
     if directory is None:
         raise ModelConfigError(
-            f"input {spec.name!r} comes from the file {name!r}, but the model has no directory to look for it"
+            f"input {spec.name!r} comes from the file {name!r}, but the model has no directory with such files"
         )
-    home = (directory / _DIRECTORY).resolve()
-    path = (home / name).resolve()
-    if not path.is_relative_to(home):
-        raise ModelConfigError(f"input {spec.name!r} comes from the file {name!r}, which is not in {home}")
+    folder = (directory / _DIRECTORY).resolve()
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder):
+        raise ModelConfigError(f"input {spec.name!r} comes from the file {name!r}, which is not in {folder}")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -157,7 +154,7 @@ def _from_file(name: str, spec: TensorSpec, dims: tuple[int, ...], directory: Pa
             raise ModelConfigError(
                 f"warmup setting expects {expected} bytes, but the data provided from {name} only has {len(data)} bytes"
             )
-        # What is beyond is left, as Triton does.
+        # Further bytes are ignored, as in Triton.
         data = data[:expected]
     try:
         array = decode_raw(data, spec.datatype, dims)
