@@ -176,7 +176,9 @@ def test_a_bug_while_loading_leaves_no_version_loading(repository: ScriptedRepos
     assert repository.serving() == "mended"
 
 
-def test_an_uploaded_configuration_and_files_replace_those_of_the_repository(repository: ScriptedRepository) -> None:
+def test_an_uploaded_configuration_and_files_replace_those_of_the_repository(
+    repository: ScriptedRepository,
+) -> None:
     repository.write("m", "1")
     repository.write("m", "2", "two")
     control = repository.start("m")

@@ -60,7 +60,7 @@ def test_polling_loads_and_unloads_versions(repository: ScriptedRepository) -> N
     repository.await_state(("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", READY), ("c", "1", READY))
 
 
-def test_a_fault_that_stays_does_not_keep_the_thread_busy(
+def test_a_persistent_fault_restarts_the_thread_with_back_off(
     repository: ScriptedRepository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     repository.write("m", "1")

@@ -19,7 +19,9 @@ from tensorferry.server.models.registry import ModelState
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 
 
-def test_the_old_version_serves_until_the_new_one_does_and_answers_its_requests(repository: ScriptedRepository) -> None:
+def test_the_old_version_serves_until_the_new_one_does_and_answers_its_requests(
+    repository: ScriptedRepository,
+) -> None:
     repository.write("m", "1", "slow")
     control = repository.start("m")
     old = repository.registry.get("m")
