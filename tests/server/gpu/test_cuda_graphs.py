@@ -107,7 +107,7 @@ def test_a_model_whose_shapes_vary_is_served_without_graphs(
 
 def test_a_configuration_that_requires_impossible_graphs_is_an_error(load: Load) -> None:
     with pytest.raises(
-        StartError, match=r"m\.onnx: its configuration asks for CUDA graphs .*'at' is only known"
+        StartError, match=r"m\.onnx: its configuration requires CUDA graphs .*'at' is only known"
     ):
         load(
             small.found,

@@ -166,8 +166,8 @@ def test_options_are_read(text: str, options: OrtOptions) -> None:
         (accelerator("gpu", "cuda", gpu_external_alloc="94"), "embeds ONNX Runtime; leave it out"),
         (accelerator("gpu", "tensorrt", trt_onnx_bytestream="9"), "embeds ONNX Runtime"),
         (accelerator("gpu", "cuda", device_id="1"), "instance_group sets the device"),
-        (accelerator("gpu", "tensorrt", trt_cuda_graph_enable="1"), "CUDA graphs are asked for by"),
-        (accelerator("gpu", "cuda", enable_cuda_graph="1"), "CUDA graphs are asked for by"),
+        (accelerator("gpu", "tensorrt", trt_cuda_graph_enable="1"), "CUDA graphs are requested by"),
+        (accelerator("gpu", "cuda", enable_cuda_graph="1"), "CUDA graphs are requested by"),
         (
             parameter("memory.enable_memory_arena_shrinkage", "cpu:0") + parameter("enable_mem_arena", "0"),
             "there is no arena to shrink",
@@ -323,6 +323,6 @@ def test_a_missing_provider_is_named(tmp_path: Path) -> None:
     settings = OrtOptions(cpu=(ExecutionProvider("OpenVINOExecutionProvider"),))
     with pytest.raises(
         StartError,
-        match="asks for OpenVINOExecutionProvider, which the installed onnxruntime does not have; it has",
+        match="requires OpenVINOExecutionProvider, which the installed onnxruntime does not have; it has",
     ):
         Session(small.twice(tmp_path / "m.onnx"), "cpu", settings)

@@ -357,15 +357,18 @@ class TestTheFile:
         ("text", "wrong"),
         [
             ("alice infer", "line 1 has 2 of the three fields"),
-            ("alice infer secret-of-alice", "line 1 must have as its third field, for alice, sha256:"),
-            (f"alice infer {'0' * 64}", "line 1 must have as its third field, for alice, sha256:"),
-            (f"\n# x\nalice infer sha256:{'g' * 64}", "line 3 must have as its third field, for alice"),
-            ("alice infer san:alice", "line 1 must have as its third field, for alice, sha256:"),
-            (f"alice infer,admin sha256:{'0' * 64}", "unknown roles for alice; there are control and infer"),
+            ("alice infer secret-of-alice", "line 1: the third field for alice must be sha256:"),
+            (f"alice infer {'0' * 64}", "line 1: the third field for alice must be sha256:"),
+            (f"\n# x\nalice infer sha256:{'g' * 64}", "line 3: the third field for alice must be"),
+            ("alice infer san:alice", "line 1: the third field for alice must be sha256:"),
+            (
+                f"alice infer,admin sha256:{'0' * 64}",
+                "unknown roles for alice; the roles are control and infer",
+            ),
             (f"sha256:{'0' * 64} infer alice", "line 1 does not begin with a name"),
             (
                 f"a infer sha256:{'0' * 64}\nb infer sha256:{'0' * 64}",
-                "line 2 has for b what another line has for a",
+                "line 2 repeats for b the credential of a",
             ),
         ],
     )

@@ -348,11 +348,11 @@ class TestStart:
 
     def test_swapped_files_are_an_error(self, files: Files) -> None:
         files.key.write_bytes(files.certificate.read_bytes())
-        assert f"{files.key} is no private key in PEM" in self.error(files)
+        assert f"{files.key} is not a PEM private key" in self.error(files)
 
     def test_a_file_other_than_pem_is_an_error(self, files: Files) -> None:
         files.certificate.write_bytes(b"\x30\x82")
-        assert f"{files.certificate} is no certificate in PEM" in self.error(files)
+        assert f"{files.certificate} is not a PEM certificate" in self.error(files)
 
     def test_a_damaged_file_is_an_error(self, files: Files) -> None:
         lines = files.certificate.read_text().splitlines()
@@ -382,7 +382,7 @@ class TestStart:
     def test_authorities_without_ca_certificates_are_an_error(self, files: Files) -> None:
         path = files.folder / "clients.crt"
         path.write_bytes(files.key.read_bytes())
-        assert f"{path} is no certificate in PEM" in self.error(files, tls_client_ca=path)
+        assert f"{path} is not a PEM certificate" in self.error(files, tls_client_ca=path)
         path.write_bytes(files.certificate.read_bytes())
         assert f"no certificate in {path} is an authority's" in self.error(files, tls_client_ca=path)
 

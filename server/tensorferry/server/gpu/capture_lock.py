@@ -49,7 +49,7 @@ class CaptureLock:
             deadline = monotonic() + self._timeout
             while self._capturing:
                 if not self._not_capturing.wait(deadline - monotonic()):
-                    raise TimeoutError("another model was being captured all the while")
+                    raise TimeoutError("another model was being captured")
             self._capturing = True
             while self._users:
                 if not self._unused.wait(deadline - monotonic()):

@@ -154,7 +154,7 @@ class RecoveringInstance:
                 f"a run did not end {GRACE_SECONDS:g} s after it was asked to, at {self._limit:g} s "
                 "(--run-timeout-seconds): the device hangs"
             )
-        _log.critical("%s: %s; restart the server if it stays so", self._where, reason)
+        _log.critical("%s: %s; restart the server if it does not recover", self._where, reason)
         self._health.record(InstanceEvent.HUNG)
         self._health.mark_down(self._index, reason, unrecoverable=True)
         self.give_up(RunTimedOut(reason))

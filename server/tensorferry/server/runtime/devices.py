@@ -69,7 +69,7 @@ def choose_device(wanted: str) -> str:
         _log.info("running on the CPU: %s", missing)
         return "cpu"
     raise StartError(
-        f"--device is {wanted!r}, but {missing}; use --device cpu, or auto to fall back by itself"
+        f"--device is {wanted!r}, but {missing}; use --device cpu, or auto to fall back to the CPU"
     )
 
 

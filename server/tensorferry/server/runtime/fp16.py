@@ -47,8 +47,8 @@ class ModelFile:
         except StartError as error:
             reason = str(error).removeprefix(f"{self.path}: ").replace(str(self.path), str(self.source))
             raise StartError(
-                f"{self.source}: converted to FP16, {reason}; leave out FP16, or name the operators or nodes that are "
-                "to stay in FP32, by --fp16-except or its configuration's parameter fp16_except"
+                f"{self.source}: converted to FP16, {reason}; disable FP16, or name the operators or nodes that "
+                "must stay in FP32, by --fp16-except or its configuration's parameter fp16_except"
             ) from error
 
 
@@ -81,16 +81,12 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
     try:
         model = _read(source)
         if not any(tensor.data_type == onnx.TensorProto.FLOAT for tensor in _tensors(model.graph)):
-            _log.warning(
-                "%s has no weights in FP32: it is served as it is, without conversion to FP16", source
-            )
+            _log.warning("%s has no weights in FP32: it is served without conversion", source)
             return ModelFile(source, source)
         known = {name for node in _nodes(model.graph) for name in (node.op_type, node.name)}
         for name in fp16.excepted:
             if name not in known:
-                _log.warning(
-                    "%s has no operator or node %r: nothing stays in FP32 by that name", source, name
-                )
+                _log.warning("%s has no operator or node %r: the name has no effect", source, name)
         converted = converter.convert_float_to_float16(
             model,
             keep_io_types=True,
@@ -103,7 +99,7 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
         onnx.save_model(converted, str(path), save_as_external_data=True, location="weights")
     # The converter raises AssertionError, and onnx many kinds of exceptions.
     except Exception as error:
-        raise StartError(f"{source}: it cannot be converted to FP16: {error!r}; leave out FP16") from error
+        raise StartError(f"{source}: conversion to FP16 failed: {error!r}; disable FP16") from error
     return ModelFile(source, path)
 
 
@@ -215,7 +211,7 @@ def check_accuracy(
         by = f"by {worst:.2g} of its greatest magnitude" if math.isfinite(worst) else "where it is finite"
         raise StartError(
             f"model {name!r} in FP16: output {where!r} differs from FP32 {by}, which is more than the tolerance, "
-            f"{tolerance:g}; leave out FP16, name the operators or nodes that must stay in FP32 by --fp16-except, or "
+            f"{tolerance:g}; disable FP16, name the operators or nodes that must stay in FP32 by --fp16-except, or "
             "raise --fp16-tolerance (in its configuration, the parameters fp16, fp16_except and fp16_tolerance)"
         )
     if where:

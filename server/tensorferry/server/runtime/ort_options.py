@@ -238,7 +238,7 @@ def parse_ort_options(config: ModelConfig) -> OrtOptions:
             )
         if name in _GRAPH_OPTIONS and _BOOLEANS.get(value.lower()) is not False:
             raise ModelConfigError(
-                f"model {config.name!r} has {name} {value!r}: leave it out; CUDA graphs are asked for by "
+                f"model {config.name!r} has {name} {value!r}: leave it out; CUDA graphs are requested by "
                 "optimization { cuda { graphs: true } }"
             )
     if "cpu" in read.text(ARENA_SHRINKAGE) and not read.boolean("enable_mem_arena"):

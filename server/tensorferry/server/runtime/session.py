@@ -79,7 +79,7 @@ class Session:
         for name, _ in providers:
             if name not in onnxruntime.get_available_providers():
                 raise StartError(
-                    f"{path}: its configuration asks for {name}, which the installed onnxruntime does not have; it has "
+                    f"{path}: its configuration requires {name}, which the installed onnxruntime does not have; it has "
                     f"{', '.join(onnxruntime.get_available_providers())}"
                 )
         self._stream = create_stream(device, settings.priority, path)
@@ -168,7 +168,7 @@ class Session:
         """Continue without CUDA graphs, with a warning. StartError if the configuration requires them."""
         if self._graphs is not None and self._graphs.required:
             raise StartError(
-                f"{self.path}: its configuration asks for CUDA graphs (optimization.cuda.graphs), but it cannot be "
+                f"{self.path}: its configuration requires CUDA graphs (optimization.cuda.graphs), but it cannot be "
                 f"captured: {reason}; leave that out"
             )
         _log.warning("%s is served without CUDA graphs: %s", self.path, reason)
@@ -349,7 +349,7 @@ def _cuda_memory(device: str) -> DeviceMemory | None:
     try:
         return CudaDeviceMemory(int(device.partition(":")[2]))
     except StartError as error:
-        _log.warning("batches for %s do not go through page-locked memory: %s", device, error)
+        _log.warning("batches on %s are not staged in page-locked memory: %s", device, error)
         return None
 
 

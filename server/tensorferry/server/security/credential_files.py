@@ -77,16 +77,14 @@ def _read(path: Path, kinds: tuple[str, ...], expected: str) -> Mapping[str, Cli
             allowed = parse_roles(roles)
         except ValueError:
             raise CredentialFileError(
-                f"{where} has unknown roles for {name}; there are {' and '.join(sorted(ROLES))}, with a comma between"
+                f"{where} has unknown roles for {name}; the roles are {' and '.join(sorted(ROLES))}, separated by commas"
             ) from None
         kind = next((kind for kind in kinds if proof.startswith(kind)), None)
         if kind == TOKEN:
             proof = proof.removeprefix(TOKEN).lower()
         if kind is None or (kind == TOKEN and not _DIGEST.fullmatch(proof)) or proof == kind:
-            raise CredentialFileError(f"{where} must have as its third field, for {name}, {expected}")
+            raise CredentialFileError(f"{where}: the third field for {name} must be {expected}")
         if proof in clients:
-            raise CredentialFileError(
-                f"{where} has for {name} what another line has for {clients[proof].name}"
-            )
+            raise CredentialFileError(f"{where} repeats for {name} the credential of {clients[proof].name}")
         clients[proof] = ClientIdentity(name, allowed)
     return clients

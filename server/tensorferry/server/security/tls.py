@@ -139,14 +139,14 @@ def _read_file(path: Path) -> bytes:
 def _check_key_pair(certificate_path: Path, certificate: bytes, key_path: Path, key: bytes) -> None:
     if _CERTIFICATE not in certificate:
         raise TlsFileError(
-            f"{certificate_path} is no certificate in PEM: it has no line {_CERTIFICATE.decode()!r}"
+            f"{certificate_path} is not a PEM certificate: it has no line {_CERTIFICATE.decode()!r}"
         )
     if any(mark in key for mark in _ENCRYPTED):
-        raise TlsFileError(f"the key in {key_path} is encrypted; give one that is not, in a file of its own")
+        raise TlsFileError(f"the key in {key_path} is encrypted; give an unencrypted key")
     found = _KEY.search(key)
     if found is None:
         raise TlsFileError(
-            f"{key_path} is no private key in PEM: it has no line '-----BEGIN PRIVATE KEY-----'"
+            f"{key_path} is not a PEM private key: it has no line '-----BEGIN PRIVATE KEY-----'"
         )
     try:
         head = base64.b64decode(found[1])[:_HEAD_BYTES]
@@ -154,13 +154,13 @@ def _check_key_pair(certificate_path: Path, certificate: bytes, key_path: Path, 
         raise TlsFileError(f"the private key in {key_path} is damaged: it is not base64") from None
     if any(mark in head for mark in _EDWARDS):
         raise TlsFileError(
-            f"the key in {key_path} is of Ed25519 or Ed448, which grpc does not take; use ECDSA (P-256) or RSA"
+            f"the key in {key_path} is an Ed25519 or Ed448 key, which gRPC does not support; use ECDSA (P-256) or RSA"
         )
 
 
 def _check_authorities(path: Path, data: bytes) -> None:
     if _CERTIFICATE not in data:
-        raise TlsFileError(f"{path} is no certificate in PEM: it has no line {_CERTIFICATE.decode()!r}")
+        raise TlsFileError(f"{path} is not a PEM certificate: it has no line {_CERTIFICATE.decode()!r}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_verify_locations(cadata=data.decode("ascii", "ignore"))

@@ -35,7 +35,7 @@ class SpanExport:
         """Create the exporter. StartError for invalid variables."""
         self.source: OpenTelemetrySource | None = None
         if environment.get(_DISABLED, "").strip().lower() == "true":
-            _log.warning("--otel makes no spans: %s is true", _DISABLED)
+            _log.warning("--otel has no effect: %s is true", _DISABLED)
             return
         sampler = sampler_of(environment)
         propagators = environment.get(_PROPAGATORS, "tracecontext")
@@ -45,7 +45,7 @@ class SpanExport:
             )
         exporter = _exporter(environment)
         if exporter is None:
-            _log.warning("--otel makes no spans: %s is none", _EXPORTER)
+            _log.warning("--otel has no effect: %s is none", _EXPORTER)
             return
         try:
             limits = SpanLimits()
