@@ -18,6 +18,7 @@ from tensorferry.server.config.limits import request_limits
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.methods.health import HealthService
 from tensorferry.server.methods.log_settings import LogSettingsMethods
 from tensorferry.server.methods.model_config import ModelConfigMethods
@@ -126,7 +127,8 @@ class App:
         self._health_lock = threading.Lock()
         self._health = HealthService()
         self._unpackers = HandlerThreads(_UNPACK_THREADS, "unpack")
-        self._threads = HandlerThreads(max(MAX_HANDLER_THREADS, 2 * (config.max_streams or 0)))
+        self._max_threads = max(MAX_HANDLER_THREADS, 2 * (config.max_streams or 0))
+        self._threads = HandlerThreads(self._max_threads)
         self._server = self._build_grpc_server()
         self._health.set("", serving=False)
         # Liveness: serving as long as the process responds, like ServerLive.
@@ -151,13 +153,18 @@ class App:
         ]
         if log_output is not None:
             extensions.append(LogSettingsMethods(log_output, allowed=config.allow_log_settings))
-        return ThreadedServicer(
+        self._core_methods = CoreMethods(
             self._service,
             self.registry,
             version=self._release,
+            extensions=[name for extension in extensions for name in extension.names],
+        )
+        return ThreadedServicer(
+            self._service,
             max_streams=config.max_streams or _MAX_THREADED_STREAMS,
             max_in_flight=config.max_in_flight_per_stream,
-            extensions=extensions,
+            max_calls=config.max_calls,
+            extensions=(self._core_methods, *extensions),
             access=self._access,
             unread=self._unread,
         )
@@ -170,8 +177,9 @@ class App:
         server = grpc.server(
             self._threads,
             interceptors=interceptors,
-            # For the methods that grpcio serves; the lane counts its own calls.
-            maximum_concurrent_rpcs=config.max_calls,
+            # All methods that grpcio serves, waiting calls included. Above the limit of ModelInfer, so that the transport
+            # refuses such calls first, with a hint when to retry.
+            maximum_concurrent_rpcs=config.max_calls + self._max_threads,
             options=core_options(config),
         )
         server.add_generic_rpc_handlers((self._servicer.handler(), self._health.handler()))
@@ -186,9 +194,9 @@ class App:
         return self._service
 
     @property
-    def servicer(self) -> ThreadedServicer:
-        """The other methods of the protocol, for callers with their own transport."""
-        return self._servicer
+    def core_methods(self) -> CoreMethods:
+        """The metadata methods, for callers with their own transport."""
+        return self._core_methods
 
     @property
     def transport(self) -> str:

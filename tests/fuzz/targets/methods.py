@@ -13,6 +13,7 @@ from fuzz.world import HANDLE, WORDS, World, numbers, output_placed, placed
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.methods.log_settings import LogSettingsMethods
 from tensorferry.server.methods.model_config import ModelConfigMethods
 from tensorferry.server.methods.shared_memory import SharedMemoryMethods
@@ -68,11 +69,12 @@ class MethodsTarget:
         self.counted = Counted()
         servicer = ThreadedServicer(
             self.service,
-            self.world.registry,
-            version="1",
             max_streams=1,
             max_in_flight=1,
-            extensions=self.extensions(directory),
+            extensions=(
+                CoreMethods(self.service, self.world.registry, version="1"),
+                *self.extensions(directory),
+            ),
         )
         self._methods = methods_of(servicer, self.called)
 

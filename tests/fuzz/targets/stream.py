@@ -15,6 +15,7 @@ from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_order import END_ON_ERROR, STREAM_ORDER, parse_stream_options
 from tensorferry.server.status import Status
+from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.threaded_stream import ResponseStream
 from tensorferry.server.wire import structure
 
@@ -83,7 +84,11 @@ class StreamTarget:
             return options.code.name
         with timed():
             stream = ResponseStream(
-                self._service, math.inf, options=options, max_in_flight=3, metadata=metadata
+                self._service,
+                math.inf,
+                admission=StreamAdmission(options),
+                max_in_flight=3,
+                metadata=metadata,
             )
             try:
                 responses = [

@@ -16,8 +16,9 @@ from support.server.scripted_service import ServedTransport, failure, opened, su
 
 from tensorferry.batcher import QueueFull
 from tensorferry.server.inference.early_rejection import EarlyRejection
-from tensorferry.server.transport.call_admission import NEVER
-from tensorferry.server.transport.lane import cygrpc
+from tensorferry.server.status import Status
+from tensorferry.server.transport.call_admission import Refusal
+from tensorferry.server.transport.lane.inline_runs import InlineRuns
 from tensorferry.server.transport.lane.lane import Lane
 
 FULL = QueueFull("overload: come back later; retry in 0.25 s", 0.25, 0.001)
@@ -88,20 +89,26 @@ def test_one_is_the_sole_one_as_long_as_there_is_no_other() -> None:
 
 
 @pytest.fixture
-def served() -> Iterator[ServedTransport]:
+def by_lane() -> Iterator[ServedTransport]:
+    """The lane, whose polling thread pauses after a rejection."""
     yield from opened("lane")
 
 
 @pytest.fixture
 def turning_away(served: ServedTransport) -> list[float]:
-    """From now on every call with a deadline is turned away; the deadlines."""
+    """Every call with a deadline is rejected from now on. Returns the deadlines."""
+    return reject_all(served)
+
+
+def reject_all(served: ServedTransport) -> list[float]:
     asked: list[float] = []
 
     def check(deadline: float) -> QueueFull:
         asked.append(deadline)
         return FULL
 
-    served.service.early_rejection = SimpleNamespace(check=check, only_batcher=object)  # type: ignore[assignment]
+    rejection = SimpleNamespace(check=check, only_batcher=object, tracing_enabled=False)
+    served.service.early_rejection = rejection  # type: ignore[assignment]
     return asked
 
 
@@ -125,10 +132,11 @@ def test_a_call_without_a_deadline_is_read(served: ServedTransport, turning_away
 
 
 def test_many_at_once_are_told_together_and_then_the_thread_rests(
-    served: ServedTransport, turning_away: list[float], monkeypatch: pytest.MonkeyPatch
+    by_lane: ServedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert served.lane is not None
-    response_batcher = served.lane.response_batcher
+    assert by_lane.lane is not None
+    reject_all(by_lane)
+    response_batcher = by_lane.lane.response_batcher
     rests: list[float] = []
     rested = threading.Event()
 
@@ -138,32 +146,32 @@ def test_many_at_once_are_told_together_and_then_the_thread_rests(
         rested.set()
 
     monkeypatch.setattr(response_batcher, "pause", rest)
-    calls = [served.infer(str(number), timeout=PATIENCE) for number in range(50)]
+    calls = [by_lane.infer(str(number), timeout=PATIENCE) for number in range(50)]
     for call in calls:
         assert call.exception(PATIENCE).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert rested.wait(PATIENCE)
     assert set(rests) == {FULL.pause_seconds}
     assert len(rests) <= 50
-    served.service.answer_at_once = success
-    assert served.infer("a").result(PATIENCE).id == "a"
+    by_lane.service.answer_at_once = success
+    assert by_lane.infer("a").result(PATIENCE).id == "a"
 
 
 @pytest.mark.parametrize("others", [False, True])
 def test_the_thread_rests_only_where_no_other_model_serves(
-    served: ServedTransport, others: bool, monkeypatch: pytest.MonkeyPatch
+    by_lane: ServedTransport, others: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of another's may be answered in a moment, and would be late by the rest."""
-    assert served.lane is not None
+    assert by_lane.lane is not None
     batcher = None if others else SimpleNamespace(fast_reject=lambda deadline: None)
-    monkeypatch.setattr(served.service.early_rejection, "only_batcher", lambda: batcher)
+    monkeypatch.setattr(by_lane.service.early_rejection, "only_batcher", lambda: batcher)
     rests: list[float] = []
-    monkeypatch.setattr(served.lane.response_batcher, "pause", rests.append)
-    served.service.answer_at_once = lambda request_id: failure(request_id, FULL)
+    monkeypatch.setattr(by_lane.lane.response_batcher, "pause", rests.append)
+    by_lane.service.answer_at_once = lambda request_id: failure(request_id, FULL)
     for _ in range(20):
-        error = served.infer("a", timeout=PATIENCE).exception(PATIENCE)
+        error = by_lane.infer("a", timeout=PATIENCE).exception(PATIENCE)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    served.service.answer_at_once = success
-    assert served.infer("a").result(PATIENCE).id == "a"
+    by_lane.service.answer_at_once = success
+    assert by_lane.infer("a").result(PATIENCE).id == "a"
     assert bool(rests) is not others
 
 
@@ -173,20 +181,20 @@ def test_what_a_call_waited_for_a_rest_to_end_is_taken_off_its_time() -> None:
     rests: list[float] = []
     deadlines: list[float] = []
 
-    def admit_unary(event: Any, deadline: float, calls: int) -> cygrpc.FinalStatus:
+    def admit_unary(call: Any, metadata: Any, deadline: float) -> Refusal:
         deadlines.append(deadline - time.monotonic())
-        return cygrpc.FinalStatus((), 8, b"")
+        return Refusal(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, ""))
 
     lane = Lane.__new__(Lane)
     parts = SimpleNamespace(
-        _polls=True,
+        _thread_bound=True,
         response_batcher=SimpleNamespace(handovers=(), pause=rests.append),
         _core=SimpleNamespace(request=lambda *call: None, queue=SimpleNamespace(idle=True)),
         _admission=SimpleNamespace(admit_unary=admit_unary),
-        calls=0,
         _unrequested=[],
-        _next_run={},
-        _unattended=set(),
+        _refusal=None,
+        _final_status=None,
+        _inline_runs=InlineRuns(),
         _watch_cancel_at=math.inf,
         _pause=0.5,
         _last_pause=0.0,
@@ -196,18 +204,19 @@ def test_what_a_call_waited_for_a_rest_to_end_is_taken_off_its_time() -> None:
 
     def arrives(deadline: float) -> float:
         details = SimpleNamespace(deadline=deadline)
-        lane._unary_arrived(SimpleNamespace(success=True, call=call, call_details=details))
+        event = SimpleNamespace(success=True, call=call, call_details=details, invocation_metadata=())
+        lane._unary_arrived(event)
         return deadlines[-1]
 
     assert arrives(now + 60) == pytest.approx(60, abs=1)
-    assert lane._on_wakeup(now) == 0.0, "it is to be looked again once what came is handled"
+    assert lane._on_wakeup(now) == 0.0, "called again once the waiting events are handled"
     assert rests == [0.5]
     lane._last_pause = 30.0
     assert arrives(now + 60) == pytest.approx(30, abs=1)
-    assert arrives(NEVER * 2) == math.inf
+    assert arrives(1e12) == math.inf
     lane._core.queue.idle = False
     lane._on_wakeup(now)
-    assert arrives(now + 60) == pytest.approx(30, abs=1), "more of them are there"
+    assert arrives(now + 60) == pytest.approx(30, abs=1), "more such calls are waiting"
     lane._core.queue.idle = True
     assert lane._on_wakeup(now) == math.inf
     assert arrives(now + 60) == pytest.approx(60, abs=1)

@@ -18,7 +18,7 @@ from support.server.scripted_service import OpenStream, ServedTransport, calls_o
 
 from tensorferry.batcher import BatcherClosed
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.transport.lane.lane import UnaryCall
+from tensorferry.server.transport.lane.unary import UnaryCall
 
 Serve = Callable[..., ServedTransport]
 
@@ -241,4 +241,4 @@ def _in_a_thread(server: grpc.Server) -> threading.Event:
 def await_listening(served: ServedTransport) -> None:
     """Returns when every unary call has waited for so long that it would hear of a cancel."""
     if (lane := served.lane) is not None:
-        until(lambda: all(call.watching for call in calls_of(lane) if isinstance(call, UnaryCall)))
+        until(lambda: all(call.watches_cancel for call in calls_of(lane) if isinstance(call, UnaryCall)))

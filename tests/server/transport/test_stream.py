@@ -15,6 +15,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.reply import InferenceCall
 from tensorferry.server.inference.stream_order import ResponseOrder, StreamOptions
+from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.threaded_stream import ResponseStream
 
 
@@ -134,7 +135,7 @@ def test_a_stream_without_a_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(threading.Thread, "start", start)
     service: Any = None
-    stream = ResponseStream(service, math.inf, options=StreamOptions(), max_in_flight=1)
+    stream = ResponseStream(service, math.inf, admission=StreamAdmission(StreamOptions()), max_in_flight=1)
     assert list(stream.responses(iter([b""]))) == []
     assert stream.end is not None
     assert stream.end.code is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -16,6 +16,7 @@ from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.stream_order import StreamOptions
 from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.threaded_stream import ResponseStream
 
 Serve = Callable[..., ServedTransport]
@@ -56,7 +57,9 @@ def test_a_consumer_that_does_not_take_responses_stops_the_reader(ordered: bool)
     """Without gRPC between: the reader is never further ahead than the limit and the one in its hand."""
     service = ScriptedService(ModelRegistry())
     service.answer_at_once = success
-    stream = ResponseStream(service, float("inf"), options=StreamOptions(ordered), max_in_flight=LIMIT)
+    stream = ResponseStream(
+        service, float("inf"), admission=StreamAdmission(StreamOptions(ordered)), max_in_flight=LIMIT
+    )
     count, taken, ahead = 200, 0, []
     pulled = threading.Semaphore(0)
 
@@ -70,7 +73,7 @@ def test_a_consumer_that_does_not_take_responses_stops_the_reader(ordered: bool)
         assert pb.ModelStreamInferResponse.FromString(data).infer_response.id == str(number)
         taken += 1
         # The reader gets this far by itself; were there no bound, it would go on meanwhile.
-        for _ in range(LIMIT + 1 if number == 0 else 1 if number < count - LIMIT else 0):
+        for _ in range(LIMIT if number == 0 else 1 if number <= count - LIMIT else 0):
             assert pulled.acquire(timeout=PATIENCE)
     assert taken == count
     assert max(ahead) <= LIMIT
@@ -173,7 +176,9 @@ def test_a_reader_that_is_done_is_joined_and_its_stream_not_ended_by_a_drain() -
     service = ScriptedService(ModelRegistry())
     service.answer_at_once = success
     before = set(threading.enumerate())
-    stream = ResponseStream(service, float("inf"), options=StreamOptions(), max_in_flight=LIMIT)
+    stream = ResponseStream(
+        service, float("inf"), admission=StreamAdmission(StreamOptions()), max_in_flight=LIMIT
+    )
     responses = stream.responses(iter([pb.ModelInferRequest(id="1").SerializeToString()]))
     assert pb.ModelStreamInferResponse.FromString(next(responses)).infer_response.id == "1"
     for reader in set(threading.enumerate()) - before:
@@ -186,7 +191,9 @@ def test_a_reader_that_is_done_is_joined_and_its_stream_not_ended_by_a_drain() -
 
 def test_closing_again_does_nothing() -> None:
     service = ScriptedService(ModelRegistry())
-    stream = ResponseStream(service, float("inf"), options=StreamOptions(), max_in_flight=LIMIT)
+    stream = ResponseStream(
+        service, float("inf"), admission=StreamAdmission(StreamOptions()), max_in_flight=LIMIT
+    )
     stream.close()
     stream.close()
     assert list(stream.responses(iter([pb.ModelInferRequest(id="1").SerializeToString()]))) == []
@@ -210,7 +217,9 @@ def test_a_client_that_leaves_while_its_request_is_submitted_withdraws_it(ordere
             return call
 
     service = Leaving(ModelRegistry())
-    stream = ResponseStream(service, float("inf"), options=StreamOptions(ordered), max_in_flight=LIMIT)
+    stream = ResponseStream(
+        service, float("inf"), admission=StreamAdmission(StreamOptions(ordered)), max_in_flight=LIMIT
+    )
     messages = iter([pb.ModelInferRequest(id=request_id).SerializeToString() for request_id in "123"])
     assert list(stream.responses(messages)) == []
     service.await_cancelled(1)

@@ -19,6 +19,7 @@ import pytest
 from support.batcher.interleave import Interleaver, Lock
 
 from tensorferry.server.status import Status
+from tensorferry.server.transport import stream_registry
 from tensorferry.server.transport.lane import cygrpc, lane, stream
 from tensorferry.server.transport.lane.lane import Lane
 
@@ -55,7 +56,7 @@ class Core:
         self.random = random.Random(seed)
         self.events: list[tuple[Tag, Any]] = []
         self.calls: list[WireCall] = []
-        for module in (lane, stream):
+        for module in (lane, stream, stream_registry):
             monkeypatch.setattr(module, "threading", SimpleNamespace(Lock=lambda: Lock(interleaver)))
         queue = SimpleNamespace(next_wakeup=0.0, idle=True, configure=lambda *callbacks: None)
         server = SimpleNamespace(queue=queue, register=lambda method: None, request=lambda method, tag: None)

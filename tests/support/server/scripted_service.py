@@ -21,10 +21,12 @@ from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import BuiltReply, InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.security.access_control import AccessControl
-from tensorferry.server.transport.lane.lane import Lane, UnaryCall
+from tensorferry.server.transport.lane.lane import Lane
 from tensorferry.server.transport.lane.stream import StreamCall
+from tensorferry.server.transport.lane.unary import UnaryCall
 from tensorferry.server.transport.threaded_servicer import ThreadedServicer
 
 
@@ -188,7 +190,7 @@ class OpenStream:
 class _BesideTheLane(ThreadedServicer):
     """What a lane leaves to the servicer: everything but the two methods, which must not reach it."""
 
-    def model_infer(self, data: bytes, context: grpc.ServicerContext) -> NoReturn:
+    def model_infer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
         raise AssertionError("ModelInfer did not go through the lane")
 
     def model_stream_infer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
@@ -222,9 +224,9 @@ class ServedTransport:
 
     def serve_by(self, service: InferenceService) -> None:
         """From now on calls go to another service."""
-        self.servicer._service = service
+        self.servicer._service = self.servicer._admission._service = service
         if self.lane is not None:
-            self.lane._service = service
+            self.lane._service = self.lane._admission._service = service
 
     def be_real(self) -> None:
         """From now on there is a service that parses and decodes, over the same registry."""
@@ -267,7 +269,8 @@ def opened(
     limits: dict[str, Any] = {"max_streams": max_streams, "max_in_flight": max_in_flight, "access": access}
     by_lane = transport == "lane"
     kind = _BesideTheLane if by_lane else ThreadedServicer
-    servicer = kind(service, registry, version="1.2.3", **limits)
+    core_methods = CoreMethods(service, registry, version="1.2.3")
+    servicer = kind(service, extensions=[core_methods], **limits)
     threads = ThreadPoolExecutor(32, thread_name_prefix="handler")
     server = grpc.server(threads, options=[("grpc.so_reuseport", 0), *options])
     server.add_generic_rpc_handlers((servicer.handler(),))
@@ -303,7 +306,7 @@ def calls_of(lane: Lane) -> list[UnaryCall | StreamCall]:
     """All calls of the lane that there are in this process, ended or not."""
     calls: list[UnaryCall | StreamCall] = []
     for thing in gc.get_objects():
-        if (type(thing) is UnaryCall and thing._lane is lane) or (
+        if (type(thing) is UnaryCall and thing._owner is lane) or (
             type(thing) is StreamCall and thing._owner is lane
         ):
             calls.append(thing)

@@ -10,14 +10,14 @@ from tensorferry.server.tracing.trace import Tracer
 class EarlyRejection:
     """Rejects calls that the queue would reject, while one model is served and nothing is traced.
 
-    With several models the model of an unread call is unknown, and a trace needs the message. Not thread-safe.
+    With several models the model of an unread call is unknown, and a trace needs the message. Thread-safe.
     """
 
     def __init__(self, registry: ModelRegistry, tracer: Tracer) -> None:
         self._registry = registry
         self._tracer = tracer
-        self._generation = -1
-        self._only_batcher: Batcher | None = None
+        # The registry's generation and its only batcher, replaced together.
+        self._known: tuple[int, Batcher | None] = (-1, None)
 
     @property
     def tracing_enabled(self) -> bool:
@@ -34,8 +34,9 @@ class EarlyRejection:
     def only_batcher(self) -> Batcher | None:
         """Return the batcher of the only model; None if there are several models, or none."""
         generation = self._registry.generation
-        if generation != self._generation:
+        known_generation, batcher = self._known
+        if generation != known_generation:
             models = self._registry.models()
-            self._only_batcher = models[0].batcher if len(models) == 1 else None
-            self._generation = generation
-        return self._only_batcher
+            batcher = models[0].batcher if len(models) == 1 else None
+            self._known = generation, batcher
+        return batcher

@@ -28,6 +28,7 @@ from tensorferry.server.ray.deadline import decode_deadline
 from tensorferry.server.ray.stream import RayStream
 from tensorferry.server.status import Status, status_of, trailing_metadata
 from tensorferry.server.telemetry import logs
+from tensorferry.server.transport.unread_responses import UnreadResponses
 from tensorferry.server.wire.receiving import receive
 
 
@@ -102,7 +103,7 @@ class Replica:
         self._app = App(config)
         self._app.load()
         self._service = self._app.service
-        self._servicer = self._app.servicer
+        self._core_methods = self._app.core_methods
         self._dispatcher: ReplyDispatcher | None = None
 
     async def ModelInfer(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
@@ -125,6 +126,7 @@ class Replica:
             decode_deadline(metadata),
             metadata,
             max_in_flight=self._app.config.max_in_flight_per_stream,
+            max_bytes=UnreadResponses(self._app.config.max_unsent_bytes).stream_limit,
         )
         async for message in stream.responses(requests):
             yield SerializedMessage(message)
@@ -134,23 +136,23 @@ class Replica:
 
     async def ServerLive(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
         """Return whether a replica responds."""
-        return self._call(self._servicer.server_live, pb.ServerLiveRequest, request, grpc_context)
+        return self._call(self._core_methods.server_live, pb.ServerLiveRequest, request, grpc_context)
 
     async def ServerReady(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
         """Return whether a replica is ready."""
-        return self._call(self._servicer.server_ready, pb.ServerReadyRequest, request, grpc_context)
+        return self._call(self._core_methods.server_ready, pb.ServerReadyRequest, request, grpc_context)
 
     async def ModelReady(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
         """Return whether the model is ready on a replica."""
-        return self._call(self._servicer.model_ready, pb.ModelReadyRequest, request, grpc_context)
+        return self._call(self._core_methods.model_ready, pb.ModelReadyRequest, request, grpc_context)
 
     async def ServerMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
         """Return name, version and extensions."""
-        return self._call(self._servicer.server_metadata, pb.ServerMetadataRequest, request, grpc_context)
+        return self._call(self._core_methods.server_metadata, pb.ServerMetadataRequest, request, grpc_context)
 
     async def ModelMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
         """Return the model's signature."""
-        return self._call(self._servicer.model_metadata, pb.ModelMetadataRequest, request, grpc_context)
+        return self._call(self._core_methods.model_metadata, pb.ModelMetadataRequest, request, grpc_context)
 
     async def ModelConfig(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:  # noqa: N802
         """Return the model's configuration."""

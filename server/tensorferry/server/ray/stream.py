@@ -8,20 +8,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.stream_order import (
-    ResponseOrder,
     StreamEntry,
     StreamOptions,
     encode_or_status,
     parse_stream_options,
 )
 from tensorferry.server.status import Status
+from tensorferry.server.transport.stream_state import StreamEnd, StreamState
 
 
 class RayStream:
-    """Requests of a stream and their responses, in request order or in completion order. For one event loop.
+    """Requests of a stream and their responses, within the limits of `StreamState`. For one event loop.
 
-    At most `max_in_flight` requests are read before their responses are taken. Closing the iterator of `responses` cancels
-    the requests in flight.
+    Closing the iterator of `responses` cancels the requests in flight.
     """
 
     def __init__(
@@ -32,6 +31,7 @@ class RayStream:
         metadata: Metadata,
         *,
         max_in_flight: int,
+        max_bytes: int,
     ) -> None:
         self._infer = infer
         self._status_of = status_of
@@ -41,10 +41,7 @@ class RayStream:
         # The status if the server ends the stream before the client does.
         self.end: Status | None = options if isinstance(options, Status) else None
         self._options = StreamOptions() if isinstance(options, Status) else options
-        self._responses = ResponseOrder(ordered=self._options.ordered)
-        self._room = asyncio.Semaphore(max_in_flight)
-        self._in_flight = 0
-        self._reading = True
+        self._state = StreamState(self._options, max_in_flight, max_bytes)
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -60,34 +57,38 @@ class RayStream:
                     self.end = message
                     return
                 yield message
-                self._in_flight -= 1
-                self._room.release()
+                self._state.sent()
+                self._changed.set()
         finally:
             for task in self._tasks:
                 task.cancel()
 
     async def _next(self) -> InferenceReply | None:
-        while True:
-            if (reply := self._responses.pop()) is not None:
-                return reply
-            if self._in_flight == 0 and not self._reading:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
+        """Return the next response to send; None if the stream has ended."""
+        while (content := self._state.next_send()) is None:
+            await self._change()
+        return None if isinstance(content, StreamEnd) else content
 
     async def _read(self, messages: AsyncIterator[bytes]) -> None:
         try:
-            await self._room.acquire()
-            async for data in messages:
-                self._in_flight += 1
-                self._start(self._serve(data, self._responses.add()))
-                await self._room.acquire()
+            while True:
+                while not self._state.may_read:
+                    await self._change()
+                data = await anext(messages, None)
+                if data is None:
+                    return
+                self._start(self._serve(data, self._state.request_read(len(data))))
         finally:
-            self._reading = False
+            self._state.half_close()
             self._changed.set()
 
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
     async def _serve(self, data: bytes, entry: StreamEntry) -> None:
-        self._responses.done(entry, await self._infer(data, self._deadline, self._metadata))
+        reply = await self._infer(data, self._deadline, self._metadata)
+        self._state.completed(entry, reply, reply.nbytes)
         self._changed.set()
 
     def _start(self, work: Awaitable[None]) -> None:

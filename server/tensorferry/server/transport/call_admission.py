@@ -1,4 +1,4 @@
-"""Calls of the lane's that arrive: what they say before their messages are read, and whether those are read."""
+"""Admission of calls, for both transports: limits, identity and early rejection, decided before a message is read."""
 
 from __future__ import annotations
 
@@ -6,119 +6,155 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
-
-import grpc
+from typing import Generic, NamedTuple, TypeVar
 
 from tensorferry.batcher import QueueFull
-from tensorferry.server.identity import ANONYMOUS, INFER, ClientIdentity
+from tensorferry.server.identity import ANONYMOUS, INFER, ClientIdentity, Metadata
 from tensorferry.server.inference.service import SHUTTING_DOWN, InferenceService
-from tensorferry.server.security.access_control import AccessControl, ClientCertificate, StreamAuthorization
-from tensorferry.server.status import Status
-from tensorferry.server.transport.lane import cygrpc
+from tensorferry.server.inference.stream_order import StreamOptions, parse_stream_options
+from tensorferry.server.security.access_control import (
+    AccessControl,
+    ClientCertificate,
+    StreamAuthorization,
+)
+from tensorferry.server.status import Status, StatusCode
+from tensorferry.server.transport.open_calls import OpenCalls
 from tensorferry.server.transport.unread_responses import UnreadResponses
 
-# Core gives the end of its clock's range, in seconds since the epoch, to a call without a deadline.
-NEVER = 1e11
+# gRPC reports a call without a deadline as one whose deadline is very far away.
+_MAX_DEADLINE_SECONDS = 365 * 86400.0
 
-# When a call that was one too many may try again: nobody knows when others end.
+# The retry hint of a call above the limit. The end of the calls in progress cannot be predicted.
 _CALLS_RETRY_SECONDS = 0.1
 
-# What a call is told that begins during a drain.
-_DRAINING = cygrpc.final_status(Status(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN))
+CallT = TypeVar("CallT")
 
 
-def deadline_of(event: Any) -> float:
-    """The deadline of a call that arrived, on the clock of `time.monotonic`; inf for none."""
-    deadline: float = event.call_details.deadline
-    if deadline > NEVER:
+def deadline_after(remaining: float | None) -> float:
+    """Return the deadline in `remaining` seconds on the clock of `time.monotonic`; inf for None or above a year."""
+    if remaining is None or remaining > _MAX_DEADLINE_SECONDS:
         return math.inf
-    return time.monotonic() + deadline - time.time()
+    return time.monotonic() + remaining
 
 
-class CallAdmission:
-    """Knows for each call that arrives whose it is, or how it ends at once. To be asked on the thread that polls.
+class Refusal(NamedTuple):
+    """Status of a call that is not admitted; with the queue's error if the queue is full."""
 
-    `turned_away` is told why a call ends because of an overload.
+    status: Status
+    queue_full: QueueFull | None = None
+
+
+class StreamAdmission(NamedTuple):
+    """What an admitted stream asked for, and its authorization; None if clients are not identified."""
+
+    options: StreamOptions
+    authorization: StreamAuthorization | None = None
+
+
+_DRAINING = Refusal(Status(StatusCode.UNAVAILABLE, SHUTTING_DOWN))
+
+
+class CallAdmission(Generic[CallT]):
+    """Accepts or refuses the ModelInfer and ModelStreamInfer calls of one transport. Thread-safe.
+
+    At most `max_calls` unary calls are open. `peer_of` and `certificate_of` read a call of the transport; they are
+    called only if clients are identified, because both are slow. Refused calls are counted by the service.
     """
 
     def __init__(
         self,
         service: InferenceService,
+        *,
         access: AccessControl | None,
-        max_calls: int,
-        turned_away: Callable[[QueueFull], None],
         unread: UnreadResponses,
+        max_calls: int,
+        peer_of: Callable[[CallT], str],
+        certificate_of: Callable[[CallT], ClientCertificate],
     ) -> None:
-        self._unread = unread
         self._service = service
         self._access = access
+        self._unread = unread
         self._max_calls = max_calls
-        self._too_many = cygrpc.final_status(_too_many_calls(max_calls))
-        self._turned_away = turned_away
-        # Why a call was last turned away unread, and how those end of which the same is said.
-        self._refusal: QueueFull | None = None
-        self._ending = self._too_many
+        self._peer_of = peer_of
+        self._certificate_of = certificate_of
+        # The admitted unary calls that the transport has not ended.
+        self.unary_calls = OpenCalls()
+        self._too_many = Refusal(_too_many_calls(max_calls))
+        # The last refusal of an overload; most have the same reason, so their status is built once.
+        self._overload = self._too_many
 
-    def admit_unary(self, event: Any, deadline: float, calls: int) -> ClientIdentity | cygrpc.FinalStatus:
-        """Whose unary call it is, while so many are in progress."""
+    def admit_unary(self, call: CallT, metadata: Metadata, deadline: float) -> ClientIdentity | Refusal:
+        """Return the caller of a unary call, or why it is refused.
+
+        An admitted call is open until the transport calls `unary_calls.end`.
+        """
+        # The trace of a refused call needs its message.
         if self._service.draining and not self._service.early_rejection.tracing_enabled:
-            self._service.count_refused(grpc.StatusCode.UNAVAILABLE)
-            return _DRAINING
-        if calls >= self._max_calls:
-            self._service.count_refused(grpc.StatusCode.RESOURCE_EXHAUSTED)
-            return self._too_many
-        if (unread := self._unread_refusal(event)) is not None:
-            return cygrpc.final_status(unread)
+            return self._counted(_DRAINING)
+        if not self.unary_calls.begin(self._max_calls):
+            return self._counted(self._too_many)
+        try:
+            admitted = self._check_unary(call, metadata, deadline)
+        except BaseException:
+            self.unary_calls.end()
+            raise
+        if isinstance(admitted, Refusal):
+            self.unary_calls.end()
+        return admitted
+
+    def _check_unary(self, call: CallT, metadata: Metadata, deadline: float) -> ClientIdentity | Refusal:
+        if self._unread.refuses_some and (refusal := self._check_unread(call)) is not None:
+            return refusal
         caller = ANONYMOUS
         if self._access is not None:
             try:
-                caller = self._access.admit(INFER, *_origin_of(event))
+                caller = self._access.admit(
+                    INFER, metadata, partial(self._peer_of, call), partial(self._certificate_of, call)
+                )
             except Exception as error:
-                return cygrpc.final_status(self._service.status_of(error))
-        if deadline < math.inf and (refusal := self._service.early_rejection.check(deadline)) is not None:
-            if refusal is not self._refusal:
-                self._refusal, self._ending = refusal, cygrpc.final_status(self._service.status_of(refusal))
-            self._turned_away(refusal)
-            return self._ending
+                return Refusal(self._service.status_of(error))
+        if deadline < math.inf:
+            queue_full = self._service.early_rejection.check(deadline)
+            if queue_full is not None:
+                return self._overloaded(queue_full)
         return caller
 
-    def admit_stream(self, event: Any) -> StreamAuthorization | Status | None:
-        """Whose stream it is, and for how long; None where anybody's is served, or the status with which it ends."""
-        if (unread := self._unread_refusal(event)) is not None:
-            return unread
-        if self._access is None:
-            return None
-        try:
-            return StreamAuthorization(self._access, *_origin_of(event))
-        except Exception as error:
-            return self._service.status_of(error)
+    def admit_stream(self, call: CallT, metadata: Metadata) -> StreamAdmission | Refusal:
+        """Return the options and the authorization of a stream, or why it is refused."""
+        if self._unread.refuses_some and (refusal := self._check_unread(call)) is not None:
+            return refusal
+        authorization = None
+        if self._access is not None:
+            try:
+                authorization = StreamAuthorization(
+                    self._access, metadata, partial(self._peer_of, call), partial(self._certificate_of, call)
+                )
+            except Exception as error:
+                return Refusal(self._service.status_of(error))
+        options = parse_stream_options(metadata)
+        if isinstance(options, Status):
+            return Refusal(options)
+        return StreamAdmission(options, authorization)
 
-    def _unread_refusal(self, event: Any) -> Status | None:
-        """The status of a call whose client, or all clients, have yet to read too many bytes of answers."""
-        if not self._unread.refuses_some:
-            return None
-        error = self._unread.refusal(cygrpc.peer_of(event.call))
-        if error is None:
-            return None
-        self._service.count_refused(grpc.StatusCode.RESOURCE_EXHAUSTED)
-        return self._service.status_of(error)
+    def _check_unread(self, call: CallT) -> Refusal | None:
+        error = self._unread.refusal(self._peer_of(call))
+        return None if error is None else self._counted(Refusal(self._service.status_of(error)))
+
+    def _overloaded(self, queue_full: QueueFull) -> Refusal:
+        refusal = self._overload
+        if refusal.queue_full is not queue_full:
+            self._overload = refusal = Refusal(self._service.status_of(queue_full), queue_full)
+        return refusal
+
+    def _counted(self, refusal: Refusal) -> Refusal:
+        self._service.count_refused(refusal.status.code)
+        return refusal
 
 
-def _origin_of(event: Any) -> tuple[Any, Callable[[], str], Callable[[], ClientCertificate]]:
-    """A call's metadata, and what tells its peer and its connection's certificate."""
-    call = event.call
-    return (
-        event.invocation_metadata,
-        partial(cygrpc.peer_of, call),
-        partial(cygrpc.certificate_of, call),
-    )
-
-
-def _too_many_calls(most: int) -> Status:
+def _too_many_calls(limit: int) -> Status:
     return Status(
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        f"{most} calls are in progress, which is the most this server takes on; retry in {_CALLS_RETRY_SECONDS} s, or start it "
+        StatusCode.RESOURCE_EXHAUSTED,
+        f"{limit} calls are in progress, which is the most this server takes on; retry in {_CALLS_RETRY_SECONDS} s, or start it "
         "with a larger --max-calls",
         _CALLS_RETRY_SECONDS,
     )

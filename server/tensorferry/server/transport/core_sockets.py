@@ -1,68 +1,89 @@
-"""Closes the port to newcomers while the calls of those who are connected go on.
+"""The sockets of grpc's core, found among the process's open files by their local port.
 
-grpc's core closes its port and its calls' listener in one step, and what arrives between that and the moment at which
-a balancer has heard of it is lost. A balancer that is refused a connection takes another server, whatever it is;
-so the port is closed first. The listening sockets are core's, and grpcio does not show them: they are found among
-the process's files, by their port, as in corks.py. Core takes it for a socket that broke, and says so in one
-line on stderr.
+grpcio does not expose them. Each is borrowed: core still owns it and closes it.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Sequence
 
-_FILES = "/proc/self/fd"
-
-
-def close_port(port: int) -> int:
-    """No connection to this port is taken any more; those that there are stay. How many sockets listened on it.
-
-    0 where the system does not show a process its files: then newcomers are taken as before.
-    """
-    return _shut(lambda borrowed: _listens(borrowed, port))
+FILES = "/proc/self/fd"
 
 
-def close_connections(port: int) -> int:
-    """Close the connections to this port, after what was written to them; how many there were.
-
-    Their clients get UNAVAILABLE for calls in progress, and try calls that the server has not seen elsewhere.
-    """
-    return _shut(lambda borrowed: _is_of(borrowed, port) and not _listens(borrowed, port))
-
-
-def _shut(chosen: Callable[[socket.socket], bool]) -> int:
-    try:
-        names = os.listdir(_FILES)
-    except OSError:
-        return 0
-    closed = 0
-    for name in names:
-        try:
-            with _Borrowed(fileno=int(name)) as borrowed:
-                if chosen(borrowed):
-                    borrowed.shutdown(socket.SHUT_RDWR)
-                    closed += 1
-        except OSError:
-            # No socket, or it is closed by now.
-            continue
-    return closed
-
-
-class _Borrowed(socket.socket):
-    """A socket that somebody else has, and closes."""
-
-    def __exit__(self, *error: object) -> None:
-        self.detach()
+class BorrowedSocket(socket.socket):
+    """A socket object for a file descriptor that another owner closes."""
 
     def __del__(self) -> None:
         self.detach()
 
 
-def _listens(borrowed: socket.socket, port: int) -> bool:
-    return _is_of(borrowed, port) and bool(borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+def close_port(port: int) -> int:
+    """Close the listening sockets of this port and return their number. Open connections stay.
+
+    Core itself closes its port and refuses new calls in one step. A balancer that still sends calls at that moment
+    loses them, while a refused connection makes it choose another server. Core reports the closed listener as an
+    error on stderr. Returns 0, and closes nothing, where the system does not show a process its open files.
+    """
+    return _shut_down([sock for sock in _sockets_of(port) if _listens(sock)])
 
 
-def _is_of(borrowed: socket.socket, port: int) -> bool:
-    return borrowed.family in (socket.AF_INET, socket.AF_INET6) and borrowed.getsockname()[1] == port
+def close_connections(port: int) -> int:
+    """Close the connections to this port after what was written to them; return their number.
+
+    Clients get UNAVAILABLE for calls in progress, and retry elsewhere calls that the server has not seen.
+    """
+    return _shut_down([sock for sock in _sockets_of(port) if not _listens(sock)])
+
+
+def connections(port: int, max_files: int) -> Sequence[BorrowedSocket]:
+    """Return the connections to this port; none if the process has more than `max_files` open files."""
+    return [sock for sock in _sockets_of(port, max_files) if _is_connected(sock)]
+
+
+def _sockets_of(port: int, max_files: int | None = None) -> list[BorrowedSocket]:
+    try:
+        names = os.listdir(FILES)
+    except OSError:
+        # Listing needs a file descriptor itself, and the process may have none left.
+        return []
+    if max_files is not None and len(names) > max_files:
+        return []
+    found = []
+    for name in names:
+        try:
+            borrowed = BorrowedSocket(fileno=int(name))
+            if borrowed.family in (socket.AF_INET, socket.AF_INET6) and borrowed.getsockname()[1] == port:
+                found.append(borrowed)
+        except OSError:
+            # It is no socket, or it was closed meanwhile.
+            continue
+    return found
+
+
+def _listens(sock: BorrowedSocket) -> bool:
+    try:
+        return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        return False
+
+
+def _is_connected(sock: BorrowedSocket) -> bool:
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def _shut_down(sockets: Sequence[BorrowedSocket]) -> int:
+    closed = 0
+    for sock in sockets:
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+            closed += 1
+        except OSError:
+            # Core has closed it meanwhile.
+            continue
+    return closed

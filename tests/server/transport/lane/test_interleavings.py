@@ -266,7 +266,8 @@ class World:
     def check(self) -> None:
         service = self.service
         assert sorted(service.done) == sorted(service.received), "a request did not end once"
-        assert not self.lane._streams
+        assert self.lane.open_streams == 0
+        assert self.lane.wait_until_over(0), "a call is still counted"
         for client in self.clients:
             mine = self.received_of(client)
             assert mine == client.sent[: len(mine)], "requests out of order, or twice"

@@ -31,8 +31,8 @@ from tensorferry.server.app import App
 from tensorferry.server.errors import StartError
 from tensorferry.server.transport.core_leaks import warning_of
 from tensorferry.server.transport.lane import cygrpc, lane, selftest
-from tensorferry.server.transport.lane.lane import UnaryCall
 from tensorferry.server.transport.lane.stream import StreamCall
+from tensorferry.server.transport.lane.unary import UnaryCall
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]
 
@@ -114,7 +114,9 @@ def _mute_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorferry.server.transport.lane.lane.deadline_of", lambda event: float("inf"))
+    monkeypatch.setattr(
+        "tensorferry.server.transport.lane.lane.deadline_after", lambda remaining: float("inf")
+    )
 
 
 SABOTAGES: dict[str, tuple[Sabotage, str]] = {
@@ -325,7 +327,7 @@ def test_calls_that_could_not_be_asked_for_are_asked_for_again(
     served.service.answer_at_once = success
     assert served.lane is not None
     monkeypatch.setattr(lane._log, "exception", lambda message: None)
-    monkeypatch.setattr(lane, "_REQUEST_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(lane, "_RETRY_ACCEPT_SECONDS", 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(served.lane._core, "request", _raise)
         for number in range(lane._POSTED_UNARY_ACCEPTS):
@@ -350,7 +352,7 @@ def test_calls_that_cannot_be_started_do_not_count(
         for number in range(3):
             assert served.infer(str(number)).exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
             assert served.stream().end().code() is grpc.StatusCode.CANCELLED
-    assert (served.lane.calls, served.lane.open_streams) == (0, 0)
+    assert (served.lane._admission.unary_calls.count, served.lane.open_streams) == (0, 0)
     assert served.infer("later").result(PATIENCE).id == "later"
 
 

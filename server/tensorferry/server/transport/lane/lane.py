@@ -1,16 +1,12 @@
-"""The completion-queue lane: the two hot methods, ModelInfer and ModelStreamInfer, on grpc's core itself.
+"""The completion-queue lane: ModelInfer and ModelStreamInfer on grpc's core itself.
 
-grpcio gives every call a thread and Python state of its own, which costs several times what
-HTTP/2, protobuf and the batcher do together. The lane registers the two methods with the same
-core server that the public `grpc.server` holds, so that ports, TLS, health, reflection and every
-other method stay grpcio's, and its calls are events on the one thread that polls for grpcio
-anyway. A unary call has two operation batches: one receives the message, one sends initial
-metadata, message and status. The second is started by whoever completes the request; no thread
-waits for an answer.
+grpcio gives every call a thread and Python objects of its own, which cost several times what HTTP/2, protobuf and the
+batcher cost together. The lane registers the two methods with the core server of the public `grpc.server`. So ports,
+TLS, health, reflection and all other methods stay grpcio's. The lane's calls are events on grpcio's one polling
+thread, and no thread waits for a reply.
 
-Whether the client has left costs a third batch to learn, so it is asked only for a call that has
-waited for `_WATCH_AFTER_SECONDS`, or up to twice that; one that is answered sooner would hardly have been
-cancelled.
+Watching for a client's cancellation costs a third batch of operations. So it is started only for a call that has
+waited for `_WATCH_AFTER_SECONDS`, or up to twice as long; a faster call is rarely cancelled.
 """
 
 from __future__ import annotations
@@ -26,55 +22,51 @@ from typing import Any
 
 import grpc
 
-from tensorferry.batcher import Batcher, QueueFull
+from tensorferry.batcher import QueueFull
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.inference.stream_order import TOO_MANY
 from tensorferry.server.security.access_control import AccessControl
-from tensorferry.server.status import INTERNAL_ERROR, Status
-from tensorferry.server.transport.call_admission import NEVER, CallAdmission, deadline_of
-from tensorferry.server.transport.calls_in_progress import Until
+from tensorferry.server.status import Status
+from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after
 from tensorferry.server.transport.lane import cygrpc
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
+from tensorferry.server.transport.lane.inline_runs import InlineRuns
 from tensorferry.server.transport.lane.stream import StreamCall
+from tensorferry.server.transport.lane.unary import UNARY, UnaryCall
 from tensorferry.server.transport.lane.unpacking import Unpacker
-from tensorferry.server.transport.lane.unread_responses import hold
-from tensorferry.server.transport.unread_responses import SMALL_BYTES, ResponseAccount, UnreadResponses
+from tensorferry.server.transport.open_calls import OpenCalls
+from tensorferry.server.transport.stream_registry import StreamRegistry
+from tensorferry.server.transport.unread_responses import UnreadResponses
 from tensorferry.server.wire.compression import is_compressed
 
 _log = logging.getLogger("tensorferry.server")
 
-UNARY = f"/{SERVICE_NAME}/ModelInfer"
 STREAM = f"/{SERVICE_NAME}/ModelStreamInfer"
 
-# Calls that core may hand out while the thread is busy; more only cost memory.
+# Calls that core may accept while the polling thread is busy. More would only use memory.
 _POSTED_UNARY_ACCEPTS = 64
 _POSTED_STREAM_ACCEPTS = 8
 
 _WATCH_AFTER_SECONDS = 0.01
 
-# A batch that keeps the device no longer than this is run by the thread that polls: to wake a worker
-# for it would take about as long, and the two would fight for the interpreter.
-_INLINE_RUN_SECONDS = 200e-6
-
-# A shorter rest would save nothing; and where batches are so short, that thread runs them.
+# A shorter pause saves nothing, because the polling thread itself runs batches that short.
 _MIN_PAUSE_SECONDS = 200e-6
 
-# After so many seconds it is tried again to ask for calls, should that have failed.
-_REQUEST_AGAIN_SECONDS = 0.1
+# Delay before requesting calls again after core has failed to take the request.
+_RETRY_ACCEPT_SECONDS = 0.1
 
-# Nothing that this waits for is so far away, but after the clock was put back.
+# Every wake-up is due sooner, unless the system clock was set back.
 _MAX_WAIT_SECONDS = 5.0
 
 
 class Lane:
-    """Serves the two methods of a `grpc.server`. Made before the server is started, started after it.
+    """Serves ModelInfer and ModelStreamInfer of a `grpc.server`. Construct it before the server starts, then `start` it.
 
-    At most `max_streams` streams are open at a time; of each, at most `max_in_flight` requests
-    are between being read and having their response sent. At most `max_calls` unary calls are in
-    progress. `unpackers` unpack what is compressed; without them the polling thread does.
+    At most `max_calls` unary calls and `max_streams` streams are open, with at most `max_in_flight` requests per
+    stream. `unpackers` decompress messages; without them the polling thread does. `begin_drain`, `wait_until_over`
+    and `open_streams` may be called on any thread, the rest on the polling thread.
     """
 
     def __init__(
@@ -93,136 +85,133 @@ class Lane:
         self._service = service
         self._unpacker = None if unpackers is None else Unpacker(service.submit, unpackers)
         self.unread = unread or UnreadResponses()
-        self._admission = CallAdmission(service, access, max_calls, self._pause_after, self.unread)
+        self._admission: CallAdmission[Any] = CallAdmission(
+            service,
+            access=access,
+            unread=self.unread,
+            max_calls=max_calls,
+            peer_of=cygrpc.peer_of,
+            certificate_of=cygrpc.certificate_of,
+        )
         self.response_batcher = response_batcher or ResponseBatcher()
-        self.max_in_flight = max_in_flight
-        self._max_streams = max_streams
-        # Unary calls in progress, their messages perhaps yet to come; the polling thread's own.
-        self.calls = 0
+        self._max_in_flight = max_in_flight
+        self._streams = StreamRegistry(max_streams, service.count_refused)
+        self._stream_calls = OpenCalls()
         self._core = cygrpc.Server(server)
         self._core.register(UNARY)
         self._core.register(STREAM)
         self._core.queue.configure(self._on_wakeup, self._on_crash)
-        # Guards _streams, and `replied` and `watching` of every unary call. Nothing is started or
-        # called while it is held.
+        # Guards `replied` and `watches_cancel` of every unary call. Nothing is started or called while it is held.
         self.lock = threading.Lock()
-        self._streams: set[StreamCall] = set()
-        self._until_over = Until(lambda: not (self.calls or self.open_streams))
-        self.draining = False
-        # Whether the response_batcher knows which thread polls.
-        self._polls = False
-        # Calls that had to wait for their replies, of the last `_WATCH_AFTER_SECONDS` and of those before;
-        # most have theirs by now. The polling thread's own.
+        # All fields below belong to the polling thread.
+        self._thread_bound = False
+        # The last refusal as core takes it; in an overload most are the same.
+        self._refusal: Refusal | None = None
+        self._final_status: cygrpc.FinalStatus | None = None
+        # Calls without a reply at the end of `submit`: those of the last `_WATCH_AFTER_SECONDS`, and those before.
+        # Most have a reply by now.
         self._recent_calls: list[UnaryCall] = []
         self._older_calls: list[UnaryCall] = []
         self._watch_cancel_at = math.inf
-        # Likewise: batchers that were given requests since the last look, and when to look again at
-        # those that wait for callers to come back (seconds since the epoch).
-        self._unattended: set[Batcher] = set()
-        self._next_run: dict[Batcher, float] = {}
-        # For how long to rest once nothing more is there, in seconds; and for how long the calls that come may have waited
-        # for a rest to end.
+        self._inline_runs = InlineRuns()
+        # In seconds: the pause to make once no event is left, and the last pause, which arriving calls may have waited.
         self._pause = self._last_pause = 0.0
-        # Calls that could not be asked for.
+        # Requests for calls that core has not taken.
         self._unrequested: list[tuple[str, Callable[[Any], None]]] = []
 
     def start(self) -> None:
-        """Asks for calls. After the server was started."""
+        """Accept calls. The server must have been started."""
         for _ in range(_POSTED_UNARY_ACCEPTS):
             self._core.request(UNARY, self._unary_arrived)
         for _ in range(_POSTED_STREAM_ACCEPTS):
             self._core.request(STREAM, self._stream_arrived)
 
     def begin_drain(self) -> None:
-        """Open streams end, with UNAVAILABLE, once what they accepted is answered."""
-        self.draining = True
-        with self.lock:
-            streams = list(self._streams)
-        for stream in streams:
-            stream.drain()
+        """End open streams with UNAVAILABLE once every request that was read is answered."""
+        self._streams.begin_drain()
 
     def wait_until_over(self, timeout: float) -> bool:
-        """Wait until no call and no stream is open, after `begin_drain`; false if some are after `timeout` seconds."""
-        return self._until_over.wait(timeout)
+        """Wait until no call is open, after `begin_drain`; return false if some are after `timeout` seconds."""
+        give_up = time.monotonic() + timeout
+        return self._admission.unary_calls.wait_until_none(timeout) and self._stream_calls.wait_until_none(
+            max(0.0, give_up - time.monotonic())
+        )
 
-    def over(self) -> None:
-        """A call or a stream has ended, and the server drains."""
-        self._until_over.changed()
+    @property
+    def open_streams(self) -> int:
+        """The number of open streams."""
+        return self._streams.open_streams
 
     def _unary_arrived(self, event: Any) -> None:
-        if event.success:
-            if not self._polls:
-                self.response_batcher.bind_polling_thread()
-                self._polls = True
-            try:
-                self._core.request(UNARY, self._unary_arrived)
-            except BaseException:
-                self._unrequested.append((UNARY, self._unary_arrived))
-                raise
-            if self.response_batcher.handovers:
-                # In an overload many come at once, and the device stands still until these are sent.
-                self.response_batcher.flush()
-            deadline = math.inf
-            if event.call_details.deadline <= NEVER:
-                # A call says how long it has, and core counts from when it is taken in: its client, from when it was sent.
-                deadline = deadline_of(event) - self._last_pause
-            caller = self._admission.admit_unary(event, deadline, self.calls)
-            if isinstance(caller, cygrpc.FinalStatus):
-                # The message is not even read, and core keeps nothing of ours but what keeps the call.
-                self._turn_away(event.call, caller)
-            else:
-                UnaryCall(self, event, deadline, caller)
-
-    def _turn_away(self, call: Any, ending: cygrpc.FinalStatus) -> None:
-        operations = (
-            cygrpc.SEND_INITIAL_METADATA,
-            cygrpc.send_final_status(ending),
-            cygrpc.IGNORE_CLOSE,
-        )
-        call.start_server_batch(operations, MethodType(_turned_away, call))
+        if not event.success:
+            return
+        self._accept_next(UNARY, self._unary_arrived)
+        if self.response_batcher.handovers:
+            # In an overload many calls arrive at once, and the device is idle until these responses are sent.
+            self.response_batcher.flush()
+        # A call states how much time it has left. Core counts from its arrival, the client from when it was sent.
+        deadline = deadline_after(event.call_details.deadline - time.time()) - self._last_pause
+        admitted = self._admission.admit_unary(event.call, event.invocation_metadata, deadline)
+        if isinstance(admitted, Refusal):
+            if admitted.queue_full is not None:
+                self._pause_after(admitted.queue_full)
+            self._refuse(event.call, admitted)
+            return
+        try:
+            UnaryCall(self, event, deadline, admitted).start()
+        except BaseException:
+            self.unary_ended()
+            raise
 
     def _stream_arrived(self, event: Any) -> None:
         if not event.success:
             return
-        self.response_batcher.bind_polling_thread()
+        self._accept_next(STREAM, self._stream_arrived)
+        admitted = self._admission.admit_stream(event.call, event.invocation_metadata)
+        if isinstance(admitted, Refusal):
+            self._refuse(event.call, admitted)
+            return
+        deadline = deadline_after(event.call_details.deadline - time.time())
+        stream = StreamCall(self, event, deadline, admitted, self._max_in_flight)
+        self._stream_calls.begin()
+        refusal = self._streams.register(stream)
+        if refusal is not None:
+            self._stream_calls.end()
+            self._refuse(event.call, Refusal(refusal))
+            return
         try:
-            self._core.request(STREAM, self._stream_arrived)
+            stream.start()
         except BaseException:
-            self._unrequested.append((STREAM, self._stream_arrived))
+            # `closed`, which would end the count, may never be called.
+            self.stream_ended(stream)
             raise
-        standing = self._admission.admit_stream(event)
-        refusal = None
-        if isinstance(standing, Status):
-            refusal, standing = standing, None
-        stream = StreamCall(self, event, deadline_of(event), self.max_in_flight, standing)
-        with self.lock:
-            full = len(self._streams) >= self._max_streams
-            if refusal is None and not full:
-                self._streams.add(stream)
-        if refusal is None and full:
-            self._service.count_refused(TOO_MANY)
+
+    def _accept_next(self, method: str, tag: Callable[[Any], None]) -> None:
+        if not self._thread_bound:
+            self.response_batcher.bind_polling_thread()
+            self._thread_bound = True
         try:
-            stream.start(refusal, self._max_streams if full else None)
+            self._core.request(method, tag)
         except BaseException:
-            # `closed`, which forgets the stream, may never be called.
-            self.forget(stream)
+            self._unrequested.append((method, tag))
             raise
-        if self._service.draining:
-            # It came too late for `begin_drain` to find it.
-            stream.drain()
 
-    @property
-    def open_streams(self) -> int:
-        """How many streams are open."""
-        with self.lock:
-            return len(self._streams)
+    def _refuse(self, call: Any, refusal: Refusal) -> None:
+        """End a call without reading its message. Core keeps nothing of ours but the reference that keeps the call."""
+        if refusal is not self._refusal or self._final_status is None:
+            self._refusal, self._final_status = refusal, cygrpc.final_status(refusal.status)
+        send_status = cygrpc.send_final_status(self._final_status)
+        operations = (cygrpc.SEND_INITIAL_METADATA, send_status, cygrpc.IGNORE_CLOSE)
+        call.start_server_batch(operations, MethodType(_refused, call))
 
-    def forget(self, stream: StreamCall) -> None:
-        """The stream is over."""
-        with self.lock:
-            self._streams.discard(stream)
-        if self.draining:
-            self.over()
+    def stream_ended(self, stream: StreamCall) -> None:
+        """Stop counting a stream. Idempotent."""
+        if self._streams.unregister(stream):
+            self._stream_calls.end()
+
+    def unary_ended(self) -> None:
+        """Stop counting a unary call."""
+        self._admission.unary_calls.end()
 
     def submit(
         self,
@@ -232,18 +221,19 @@ class Lane:
         metadata: Any,
         caller: ClientIdentity,
     ) -> InferenceCall:
-        """As the service's. On the polling thread, which attends to the batcher when nothing else is there."""
+        """See `InferenceService.submit`. Short batches run on the polling thread when no event is left."""
         if self._unpacker is not None and is_compressed(data):
             return self._unpacker.submit(data, deadline, complete, metadata, caller)
-        call = self._service.submit(data, deadline, complete, metadata, self._unattended, caller)
-        if self._unattended:
+        pending = self._inline_runs.pending
+        call = self._service.submit(data, deadline, complete, metadata, pending, caller)
+        if pending:
             self._core.queue.next_wakeup = 0.0
         return call
 
     def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
-        """As the service's. Who is turned away in an overload may be one of many: then the thread that polls rests a while.
+        """See `InferenceService.status_of`. If the queue of the only model is full, the polling thread pauses.
 
-        But not where it has calls of several models, of which one may have no queue.
+        With several models it does not pause, because another model may have no queue.
         """
         if (
             isinstance(error, QueueFull)
@@ -253,15 +243,15 @@ class Lane:
             self._pause_after(error)
         return self._service.status_of(error, reply)
 
-    def _pause_after(self, refusal: QueueFull) -> None:
-        if refusal.pause_seconds >= _MIN_PAUSE_SECONDS:
+    def _pause_after(self, queue_full: QueueFull) -> None:
+        if queue_full.pause_seconds >= _MIN_PAUSE_SECONDS:
             if not self._pause:
                 self.response_batcher.begin_coalescing()
-            self._pause = refusal.pause_seconds
+            self._pause = queue_full.pause_seconds
             self._core.queue.next_wakeup = 0.0
 
     def sent(self, reply: InferenceReply | None) -> None:
-        """The reply is on its way, or another end of a call. On the polling thread."""
+        """Record that a reply, or another end of a call, was sent."""
         if self.response_batcher.handovers:
             self.response_batcher.flush()
         if reply is None:
@@ -270,55 +260,46 @@ class Lane:
             reply.trace.sent()
         batcher = reply.needs_run
         if batcher is not None:
-            self._unattended.add(batcher)
+            self._inline_runs.pending.add(batcher)
             self._core.queue.next_wakeup = 0.0
 
-    def wait(self, call: UnaryCall) -> None:
-        """The call is yet to be answered. On the polling thread."""
+    def await_reply(self, call: UnaryCall) -> None:
+        """Watch for the client's cancellation if the call gets no reply soon."""
         self._recent_calls.append(call)
         if self._watch_cancel_at == math.inf:
             self._watch_cancel_at = time.time() + _WATCH_AFTER_SECONDS
             self._core.queue.next_wakeup = min(self._core.queue.next_wakeup, self._watch_cancel_at)
 
     def _on_wakeup(self, now: float) -> float:
+        """Do what is due; return when to call this again. Both times are seconds since the epoch."""
         while self._unrequested:
             self._core.request(*self._unrequested[-1])
             self._unrequested.pop()
-        for batcher, when in list(self._next_run.items()):
-            if when <= now or when > now + _MAX_WAIT_SECONDS:
-                del self._next_run[batcher]
-                self._unattended.add(batcher)
-        while self._unattended:
-            batcher = self._unattended.pop()
-            again = batcher.run_inline(_INLINE_RUN_SECONDS)
-            if again < math.inf:
-                self._next_run[batcher] = time.time() + again - time.monotonic()
+        next_run = self._inline_runs.run(now)
         if now >= self._watch_cancel_at or now + _MAX_WAIT_SECONDS < self._watch_cancel_at < math.inf:
             for call in self._older_calls:
-                # Most have been answered long since.
                 if not call.replied:
                     call.watch_for_cancel()
             self._older_calls, self._recent_calls = self._recent_calls, []
             self._watch_cancel_at = now + _WATCH_AFTER_SECONDS if self._older_calls else math.inf
         if self._core.queue.idle:
             self._last_pause = 0.0
-        if self._pause:
-            if not self._core.queue.idle:
-                return 0.0
-            # All that is there has been handled. Each call that comes alone wakes the thread, which then finds the caches
-            # full of the model's: several at once cost a fraction of that, and there is nothing that could leave meanwhile.
+        if not self._pause:
+            return min(self._watch_cancel_at, next_run)
+        if self._core.queue.idle:
+            # Each call that arrives alone wakes this thread, which finds the caches full of the model's data. Several
+            # calls at once cost a fraction of that, and no response is ready before the pause ends.
             self._last_pause, self._pause = self._pause, 0.0
             self.response_batcher.pause(self._last_pause)
-            # Again as soon as what came meanwhile is handled.
-            return 0.0
-        return min([self._watch_cancel_at, *self._next_run.values()])
+        # Call again as soon as the events that are there are handled.
+        return 0.0
 
     def _on_crash(self, tag: Any) -> None:
-        """An event was not handled to its end: whoever waits for that is told, and the thread goes on."""
+        """Log an unexpected exception of an event and end its call."""
         _log.exception("unexpected error in the lane; this is a bug in tensorferry.server")
         if self._unrequested:
             self._core.queue.next_wakeup = min(
-                self._core.queue.next_wakeup, time.time() + _REQUEST_AGAIN_SECONDS
+                self._core.queue.next_wakeup, time.time() + _RETRY_ACCEPT_SECONDS
             )
         call = getattr(tag, "__self__", None)
         if isinstance(call, (UnaryCall, StreamCall)):
@@ -328,109 +309,5 @@ class Lane:
                 _log.exception("a call could not be ended; it ends when its client leaves")
 
 
-def _turned_away(call: Any, event: Any) -> None:
-    """The call has its status: nothing is left to do, but that it had to be kept until now."""
-
-
-class UnaryCall:
-    """One ModelInfer: its events come on the polling thread, its reply on any."""
-
-    __slots__ = (
-        "_account",
-        "_call",
-        "_caller",
-        "_deadline",
-        "_handle",
-        "_lane",
-        "_metadata",
-        "_reply",
-        "replied",
-        "watching",
-    )
-
-    def __init__(self, lane: Lane, event: Any, deadline: float, caller: ClientIdentity) -> None:
-        self._lane = lane
-        self._call = event.call
-        self._caller = caller
-        self._deadline = deadline
-        self._metadata = event.invocation_metadata
-        self._handle: InferenceCall | None = None
-        self._reply: InferenceReply | None = None
-        self._account: ResponseAccount | None = None
-        self.replied = self.watching = False
-        self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self.received)
-        # Last, because `ended` is called only for a call that was started.
-        lane.calls += 1
-
-    def received(self, event: Any) -> None:
-        """The message is there; or there will be none."""
-        data = event.batch_operations[0].message()
-        if data is None:
-            # The client left, or sent what core has refused already: then this reaches nobody.
-            message = f"{UNARY} requires exactly one request message"
-            status = Status(grpc.StatusCode.UNIMPLEMENTED, message)
-            self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(status)))
-            return
-        self._handle = self._lane.submit(data, self._deadline, self.reply, self._metadata, self._caller)
-        if not self.replied:
-            self._lane.wait(self)
-
-    def reply(self, reply: InferenceReply) -> None:
-        """Sends the response or the status, or has them sent. Called once, on any thread."""
-        self._reply = reply
-        self._lane.response_batcher.send(self.deliver)
-
-    def deliver(self) -> None:
-        """Sends what became of the request. Called once, on any thread."""
-        reply = self._reply
-        assert reply is not None
-        try:
-            data = reply.message()
-            if len(data) > SMALL_BYTES:
-                self._account = hold(self._lane.unread, self._call, reply, len(data))
-        except BaseException as error:
-            self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(self._lane.status_of(error, reply))))
-        else:
-            message = cygrpc.SendMessageOperation(data, 0)
-            self._send((cygrpc.SEND_INITIAL_METADATA, message, cygrpc.SEND_OK))
-            self._lane.response_batcher.sent(len(data))
-
-    def _send(self, operations: tuple[Any, ...]) -> None:
-        with self._lane.lock:
-            self.replied = True
-            watching = self.watching
-        if not watching:
-            # Somebody has to ask for the close once, or core takes the call for abandoned.
-            operations = (*operations, cygrpc.IGNORE_CLOSE)
-        self._call.start_server_batch(operations, self.ended)
-
-    def fail(self) -> None:
-        """An event of the call was not handled to its end: nobody else may ever tell its client."""
-        if self._call is not None and self._handle is None and not self.replied:
-            self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(INTERNAL_ERROR)))
-
-    def ended(self, event: Any) -> None:
-        """The response is on its way, or the client is not there any more."""
-        # This object is kept until it is seen not to wait, but nothing that it holds: above all not
-        # core's call, whose memory is best used again while it is in the cache.
-        reply, self._reply, self._handle = self._reply, None, None
-        self._call = self._metadata = None
-        if self._account is not None:
-            self._account.close()
-        self._lane.calls -= 1
-        if self._lane.draining:
-            self._lane.over()
-        self._lane.sent(reply)
-
-    def watch_for_cancel(self) -> None:
-        """From now on the call hears of it when its client leaves, or has left."""
-        with self._lane.lock:
-            if self.replied:
-                return
-            self.watching = True
-        self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self.closed)
-
-    def closed(self, event: Any) -> None:
-        """The call is over; if the client has left, its request is withdrawn."""
-        if event.batch_operations[0].cancelled() and self._handle is not None:
-            self._handle.cancel()
+def _refused(call: Any, event: Any) -> None:
+    """Do nothing: this tag has kept the call until its status was sent."""

@@ -24,7 +24,8 @@ from tensorferry.server.inference.responses import stream_response
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.security.access_control import AccessControl, ClientCertificate
-from tensorferry.server.transport.lane.lane import STREAM, UNARY, Lane
+from tensorferry.server.transport.lane.lane import STREAM, Lane
+from tensorferry.server.transport.lane.unary import UNARY
 
 _HELD = b"held until the client leaves"
 _NAME = "x-tensorferry-proof"

@@ -1,13 +1,9 @@
-"""Answers of one batch that go to one client travel together.
+"""Responses of one batch to one client leave in one TCP segment.
 
-grpc's core writes each answer to its connection by itself: a system call that takes the packet through
-the kernel to the other side, and wakes whoever waits there. That is a sixth of what a small call costs,
-and the client is woken for each of its answers. TCP can hold small writes back (TCP_CORK, Linux only):
-between `begin` and `end` the kernel gathers them, and what was gathered leaves as one.
-
-The sockets are core's, and grpcio does not show them: they are found among the process's files, by
-their local port. They are only borrowed. An option that is set on a number which core has given to another
-socket meanwhile does no harm: it is taken back at once, and the kernel itself holds nothing for more than 0.2 s.
+Core writes each response with a system call of its own, which takes a sixth of a small call's time and wakes the
+client for each response. TCP_CORK (Linux only) holds small writes back: between `begin` and `end` the kernel collects
+them. Core may close a socket and reuse its number while its option is set. That does no harm, because the option is
+reset at once and the kernel holds nothing back for more than 0.2 s.
 """
 
 from __future__ import annotations
@@ -18,105 +14,77 @@ import socket
 import time
 from collections.abc import Sequence
 
-_CORK: int | None = getattr(socket, "TCP_CORK", None)
-_FILES = "/proc/self/fd"
+from tensorferry.server.transport import core_sockets
+from tensorferry.server.transport.core_sockets import BorrowedSocket
 
-# With more files it would take too long to look through them, on a thread that serves everybody; and of
-# so many connections each would have few of a batch's answers.
+_CORK: int | None = getattr(socket, "TCP_CORK", None)
+
+# With more open files the search would block the polling thread too long, and each of so many connections would get
+# few responses of a batch.
 _MAX_FILES = 256
 _RESCAN_SECONDS = 1.0
-# What is larger fills packets of its own.
+# A larger response fills packets of its own.
 _LARGE_BYTES = 16 << 10
-# As many small answers are written within about a millisecond: no longer does the first wait.
+# So many small responses are written within about a millisecond, which bounds the delay of the first.
 _MAX_CORKED_RESPONSES = 32
 
 
 class TcpCork:
-    """Holds back what is sent on a port's connections while the answers of a batch are written.
+    """TCP_CORK on a port's connections while the responses of a batch are written. For one thread.
 
-    It does nothing until `serve` was called, where TCP has no such option, and for batches of fewer than
-    two requests for each connection. For one thread.
+    Does nothing before `serve`, where TCP has no such option, and for fewer than two responses per connection.
     """
 
     def __init__(self) -> None:
-        self._port: int | None = None
+        self._port = 0
         self._rescan_at = math.inf
-        # All that are known, and those that hold back now.
+        # The known connections, and those that are corked now.
         self._sockets: Sequence[BorrowedSocket] = ()
         self.corked: Sequence[BorrowedSocket] = ()
         self._written = 0
-        # Of the answers that were announced, those to come; fewer than none where nobody knew how many.
+        # Announced responses that are not written yet. Below 0 if their number was only estimated.
         self._pending = 0
 
     def serve(self, port: int) -> None:
-        """From now on for the connections to this port."""
-        if _CORK is not None and os.path.isdir(_FILES):
+        """Apply to the connections of this port from now on."""
+        if _CORK is not None and os.path.isdir(core_sockets.FILES):
             self._port = port
             self._rescan_at = -math.inf
 
     def begin(self, count: int) -> None:
-        """So many answers are about to be written."""
+        """Cork the connections, because about `count` responses follow."""
         now = time.monotonic()
         if now >= self._rescan_at:
             self._rescan_at = now + _RESCAN_SECONDS
-            self._sockets = _connections(self._port)
+            self._sockets = core_sockets.connections(self._port, _MAX_FILES)
         if self._sockets and count >= 2 * len(self._sockets):
             self._written, self._pending, self.corked = 0, count, self._sockets
             _set(self.corked, 1)
 
     def written(self, nbytes: int) -> None:
-        """An answer of this size was written: what has been gathered may have to leave."""
+        """Record a written response of `nbytes` bytes; send what was collected if it is large or enough."""
         if not self.corked:
             return
         self._written += 1
         self._pending -= 1
         if nbytes > _LARGE_BYTES:
             self.end()
-        # After the last of them all leaves anyway.
+        # The last announced response is followed by `end`.
         elif self._written >= _MAX_CORKED_RESPONSES and self._pending:
             self._written = 0
             _set(self.corked, 0)
             _set(self.corked, 1)
 
     def end(self) -> None:
-        """The answers are written; what was gathered leaves."""
+        """Uncork the connections, which sends what was collected."""
         corked, self.corked = self.corked, ()
         _set(corked, 0)
 
 
-class BorrowedSocket(socket.socket):
-    """A socket that somebody else has, and closes."""
-
-    def __del__(self) -> None:
-        self.detach()
-
-
-def _connections(port: int | None) -> Sequence[BorrowedSocket]:
-    """The process's TCP connections with this local port; none where there are too many files to look."""
-    try:
-        names = os.listdir(_FILES)
-    except OSError:
-        # To look needs a file itself, and the process may have no more: answers leave one by one.
-        return ()
-    if len(names) > _MAX_FILES:
-        return ()
-    found = []
-    for name in names:
-        try:
-            borrowed = BorrowedSocket(fileno=int(name))
-            if borrowed.family in (socket.AF_INET, socket.AF_INET6) and borrowed.getsockname()[1] == port:
-                borrowed.getpeername()
-                found.append(borrowed)
-        except OSError:
-            # No socket, or one that listens, or it is closed by now.
-            continue
-    return found
-
-
 def _set(sockets: Sequence[BorrowedSocket], value: int) -> None:
-    for each in sockets:
+    for sock in sockets:
         try:
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, value)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, value)
         except OSError:
-            # It is closed by now; the next look finds out.
+            # It was closed meanwhile; the next scan drops it.
             continue

@@ -19,7 +19,7 @@ def account_of(unread: UnreadResponses, call: Any) -> ResponseAccount:
     return ResponseAccount(unread, cygrpc.peer_of(call), partial(_give_up, call))
 
 
-def hold(unread: UnreadResponses, call: Any, reply: InferenceReply, nbytes: int) -> ResponseAccount:
+def count_response(unread: UnreadResponses, call: Any, reply: InferenceReply, nbytes: int) -> ResponseAccount:
     """Count the one answer of a call, whose message was built; UnreadResponsesError if it must not be kept."""
     account = account_of(unread, call)
     error = account.add(nbytes)

@@ -1,0 +1,95 @@
+"""The protocol's metadata methods: ServerLive, ServerReady, ModelReady, ServerMetadata, ModelMetadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.errors import InvalidRequestError, ServerError
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.model_config.pbtxt import PLATFORM
+from tensorferry.server.models.registry import ModelRegistry, ModelState
+
+_OWN_EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy")
+
+
+class CoreMethods:
+    """The metadata methods over one service and one registry. Thread-safe.
+
+    `extensions` are the names of the other extensions that the server has, for ServerMetadata.
+    """
+
+    names: Sequence[str] = _OWN_EXTENSIONS
+
+    def __init__(
+        self,
+        service: InferenceService,
+        registry: ModelRegistry,
+        *,
+        version: str,
+        extensions: Sequence[str] = (),
+    ) -> None:
+        self._service = service
+        self._registry = registry
+        self._version = version
+        self._extensions = sorted({*_OWN_EXTENSIONS, *extensions})
+
+    def methods(self) -> Mapping[str, Callable[[Any], Any]]:
+        """Return the methods by name."""
+        return {
+            "ServerLive": self.server_live,
+            "ServerReady": self.server_ready,
+            "ModelReady": self.model_ready,
+            "ServerMetadata": self.server_metadata,
+            "ModelMetadata": self.model_metadata,
+        }
+
+    def server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        """Return true, because the process answers."""
+        return pb.ServerLiveResponse(live=True)
+
+    def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        """Return `InferenceService.ready`."""
+        return pb.ServerReadyResponse(ready=self._service.ready)
+
+    def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        """Return whether the model takes requests; false, not an error, for an unknown model."""
+        try:
+            self._registry.get(request.name, request.version)
+        except InvalidRequestError:
+            raise
+        except ServerError:
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=not self._service.lame_duck)
+
+    def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+        """Return name, version and extensions of the server."""
+        return pb.ServerMetadataResponse(
+            name="tensorferry", version=self._version, extensions=self._extensions
+        )
+
+    def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        """Return the model's signature, in which -1 is a variable dimension."""
+        model = self._registry.get(request.name, request.version)
+        tensor = pb.ModelMetadataResponse.TensorMetadata
+        properties = {"batching": model.batching, "batching_verdict": model.batching_verdict}
+        if model.signature.optional:
+            properties["optional_inputs"] = ",".join(spec.name for spec in model.signature.optional)
+        return pb.ModelMetadataResponse(
+            name=model.name,
+            versions=[
+                entry.version
+                for entry in self._registry.entries()
+                if entry.name == model.name and entry.state is ModelState.READY
+            ],
+            platform=PLATFORM,
+            inputs=[
+                tensor(name=s.name, datatype=s.datatype.name, shape=s.shape)
+                for s in model.signature.inputs + model.signature.optional
+            ],
+            outputs=[
+                tensor(name=s.name, datatype=s.datatype.name, shape=s.shape) for s in model.signature.outputs
+            ],
+            properties=properties,
+        )

@@ -1,0 +1,57 @@
+"""What the calls of the lane need of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tensorferry.server.identity import ClientIdentity
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
+from tensorferry.server.status import Status
+from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
+from tensorferry.server.transport.unread_responses import UnreadResponses
+
+if TYPE_CHECKING:
+    from tensorferry.server.transport.lane.stream import StreamCall
+    from tensorferry.server.transport.lane.unary import UnaryCall
+
+
+class CallOwner(Protocol):
+    """The lane, for its calls."""
+
+    # Guards `replied` and `watches_cancel` of every unary call. Nothing is called while it is held.
+    lock: threading.Lock
+
+    @property
+    def unread(self) -> UnreadResponses:
+        """The bytes of responses that clients have not read."""
+
+    @property
+    def response_batcher(self) -> ResponseBatcher:
+        """Sends the responses of a batch together."""
+
+    def submit(
+        self,
+        data: bytes,
+        deadline: float,
+        complete: Callable[[InferenceReply], None],
+        metadata: Any,
+        caller: ClientIdentity,
+    ) -> InferenceCall:
+        """See `InferenceService.submit`. On the polling thread."""
+
+    def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
+        """See `InferenceService.status_of`."""
+
+    def sent(self, reply: InferenceReply | None) -> None:
+        """Record that a reply, or another end of a call, was sent. On the polling thread."""
+
+    def await_reply(self, call: UnaryCall) -> None:
+        """Watch for the client's cancellation if the call gets no reply soon. On the polling thread."""
+
+    def unary_ended(self) -> None:
+        """Stop counting a unary call."""
+
+    def stream_ended(self, stream: StreamCall) -> None:
+        """Stop counting a stream."""

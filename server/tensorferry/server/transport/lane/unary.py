@@ -1,0 +1,123 @@
+"""One ModelInfer of the lane."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorferry.protos import SERVICE_NAME
+from tensorferry.server.identity import ClientIdentity
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
+from tensorferry.server.status import INTERNAL_ERROR, Status, StatusCode
+from tensorferry.server.transport.lane import cygrpc
+from tensorferry.server.transport.lane.owner import CallOwner
+from tensorferry.server.transport.lane.unread_responses import count_response
+from tensorferry.server.transport.unread_responses import SMALL_BYTES, ResponseAccount
+
+UNARY = f"/{SERVICE_NAME}/ModelInfer"
+
+
+class UnaryCall:
+    """One unary call. Its events come on the polling thread, its reply on any thread.
+
+    It has two batches of operations: one receives the message, one sends metadata, message and status. A third, which
+    watches for the client's cancellation, is started only for a call that waits long.
+    """
+
+    __slots__ = (
+        "_account",
+        "_call",
+        "_caller",
+        "_deadline",
+        "_handle",
+        "_metadata",
+        "_owner",
+        "_reply",
+        "replied",
+        "watches_cancel",
+    )
+
+    def __init__(self, owner: CallOwner, event: Any, deadline: float, caller: ClientIdentity) -> None:
+        self._owner = owner
+        self._call = event.call
+        self._caller = caller
+        self._deadline = deadline
+        self._metadata = event.invocation_metadata
+        self._handle: InferenceCall | None = None
+        self._reply: InferenceReply | None = None
+        self._account: ResponseAccount | None = None
+        self.replied = self.watches_cancel = False
+
+    def start(self) -> None:
+        """Receive the message. `ended` is called exactly once unless this raises."""
+        self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self.received)
+
+    def received(self, event: Any) -> None:
+        """Submit the message, if the client has sent one."""
+        data = event.batch_operations[0].message()
+        if data is None:
+            # The client has left, or core has refused its message; then the status reaches nobody.
+            status = Status(StatusCode.UNIMPLEMENTED, f"{UNARY} requires exactly one request message")
+            self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(status)))
+            return
+        self._handle = self._owner.submit(data, self._deadline, self.reply, self._metadata, self._caller)
+        if not self.replied:
+            self._owner.await_reply(self)
+
+    def reply(self, reply: InferenceReply) -> None:
+        """Send the response or the status, now or with the others of its batch. Called once, on any thread."""
+        self._reply = reply
+        self._owner.response_batcher.send(self.deliver)
+
+    def deliver(self) -> None:
+        """Build and send the response. Called once, on any thread."""
+        reply = self._reply
+        assert reply is not None
+        try:
+            data = reply.message()
+            if len(data) > SMALL_BYTES:
+                self._account = count_response(self._owner.unread, self._call, reply, len(data))
+        except BaseException as error:
+            status = self._owner.status_of(error, reply)
+            self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(status)))
+        else:
+            message = cygrpc.SendMessageOperation(data, 0)
+            self._send((cygrpc.SEND_INITIAL_METADATA, message, cygrpc.SEND_OK))
+            self._owner.response_batcher.sent(len(data))
+
+    def _send(self, operations: tuple[Any, ...]) -> None:
+        with self._owner.lock:
+            self.replied = True
+            watches_cancel = self.watches_cancel
+        if not watches_cancel:
+            # Core regards a call as abandoned unless its close is asked for once.
+            operations = (*operations, cygrpc.IGNORE_CLOSE)
+        self._call.start_server_batch(operations, self.ended)
+
+    def fail(self) -> None:
+        """End the call with INTERNAL after an unexpected exception, unless it has or will have a reply."""
+        if self._call is not None and self._handle is None and not self.replied:
+            self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(INTERNAL_ERROR)))
+
+    def ended(self, event: Any) -> None:
+        """Release everything: the response was sent, or the client has left."""
+        # The lane still refers to this object for a while. Core's call is released now, so that its memory is reused
+        # while it is in the cache.
+        reply, self._reply, self._handle = self._reply, None, None
+        self._call = self._metadata = None
+        if self._account is not None:
+            self._account.close()
+        self._owner.unary_ended()
+        self._owner.sent(reply)
+
+    def watch_for_cancel(self) -> None:
+        """Cancel the request if the client leaves, or has left, from now on."""
+        with self._owner.lock:
+            if self.replied:
+                return
+            self.watches_cancel = True
+        self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self.closed)
+
+    def closed(self, event: Any) -> None:
+        """Cancel the request if the client has left."""
+        if event.batch_operations[0].cancelled() and self._handle is not None:
+            self._handle.cancel()
