@@ -1,6 +1,6 @@
 """Simulates the shipping queue against its peers and the clairvoyant optimum; prints tables in markdown.
 
-    python benchmarks/simulate/run.py [--quick] [--plots DIR]
+    python benchmarks/simulate/run.py [--quick] [--plots DIR] [--page FILE]
 
 The same arguments print the same tables on any machine.
 """
@@ -28,12 +28,23 @@ QUICK = Size(seeds=(1,), poisson=4_000, mmpp=8_000, searches=7, loads=(0.5, 0.95
 PLOT_LOADS = tuple(sorted({*LOADS, 0.35, 0.65, 0.7, 0.9, 1.0, 1.5}))
 
 
+def replace_table(page: Path, name: str, text: str) -> None:
+    """Replace the table of this name in the page, if the page has marks for it."""
+    before, begin, rest = page.read_text().partition(f"<!-- `make simulate` writes {name} -->")
+    _, end, after = rest.partition(f"<!-- end of {name} -->")
+    if begin and end:
+        page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer arrivals and one seed: about a minute")
     parser.add_argument(
         "--plots", type=Path, metavar="DIR", help="also write SVG plots there (needs matplotlib)"
+    )
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="also replace the tables that are marked in this page"
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="default: one for each core")
     options = parser.parse_args(arguments)
@@ -54,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for table in tables:
         results.run(table.jobs())
         print(f"\n## {table.title}\n\n{table.text(results)}", flush=True)
+        if options.page:
+            replace_table(options.page, type(table).__name__, table.text(results))
         print(f"{time.monotonic() - start:.0f} s: {table.title}", file=sys.stderr)
     if options.plots:
         for path in plots.write(options.plots, loads, overload, pipelines, results):
