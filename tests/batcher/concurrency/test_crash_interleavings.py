@@ -30,7 +30,7 @@ STEPS: list[tuple[type, str]] = [
     (Counters, "predicted"),
     (RequestCompleter, "_hand_out"),
     (Devices, "completed"),
-    (BatchCostModel, "teaches"),
+    (BatchCostModel, "should_learn"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Rows keep their dtype, shape and value on the way into a batch and out of it."""
+"""Joining and splitting keep each row's dtype, shape and value."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ ARRAYS: dict[str, Callable[[], Array]] = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_an_array_comes_back_as_it_went_in(name: str) -> None:
-    """Alone, in a batch, and cut into parts."""
+def test_join_and_split_return_the_same_array(name: str) -> None:
+    """As a single request, in a batch, and split into parts."""
     expected = ARRAYS[name]()
     dtype = np.dtype(object) if expected.dtype.kind == "U" else expected.dtype
     for count in (1, 2, 3):
@@ -74,7 +74,7 @@ def test_an_array_comes_back_as_it_went_in(name: str) -> None:
 
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("size", [1, 2, 32])
-def test_a_batcher_gives_back_what_an_identity_model_got(make: Make, name: str, size: int) -> None:
+def test_an_identity_model_returns_its_input(make: Make, name: str, size: int) -> None:
     expected = ARRAYS[name]()
     answer = result(make(lambda x: x, size).submit_rows(ARRAYS[name]()))
     np.testing.assert_array_equal(answer, expected)
@@ -101,14 +101,14 @@ def test_every_request_gets_its_own_rows(counts: list[int], width: int) -> None:
         np.testing.assert_array_equal(got, sent)
 
 
-def test_a_row_is_given_and_got_without_the_batch_axis(make: Make) -> None:
+def test_submit_takes_and_returns_a_row_without_the_batch_axis(make: Make) -> None:
     batcher = make(lambda x: {"sum": x.sum(axis=-1), "same": x, "list": x.tolist()})
     answer = result(batcher.submit(np.arange(3)))
     assert answer["sum"] == 3
     assert answer["same"].tolist() == answer["list"] == [0, 1, 2]
 
 
-def test_zero_rows_ride_with_others(make: Make, runner: ScriptedRunner) -> None:
+def test_a_request_of_zero_rows_shares_a_batch(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner)
     occupy(batcher, runner)
     futures = [batcher.submit_rows(np.zeros(count)) for count in (0, 2, 0, 1)]
@@ -126,7 +126,7 @@ def test_zero_rows_ride_with_others(make: Make, runner: ScriptedRunner) -> None:
         ({}, "has no inputs"),
     ],
 )
-def test_what_has_no_common_rows_is_invalid_at_once(make: Make, x: Any, message: str) -> None:
+def test_inputs_without_common_rows_are_invalid(make: Make, x: Any, message: str) -> None:
     batcher = make(lambda x: x)
     with pytest.raises(InvalidRequest, match=message):
         batcher.submit_rows(x)
@@ -145,9 +145,7 @@ def test_what_has_no_common_rows_is_invalid_at_once(make: Make, x: Any, message:
         (7.0, "result is of type float"),
     ],
 )
-def test_an_output_without_the_batch_s_rows_is_the_model_s_error(
-    make: Make, output: Any, message: str
-) -> None:
+def test_an_output_with_the_wrong_rows_is_a_model_error(make: Make, output: Any, message: str) -> None:
     caught = error(make(lambda x: output).submit_rows(np.zeros(3)))
     assert isinstance(caught, ModelOutputError)
     with pytest.raises(ModelOutputError, match=message):
@@ -164,8 +162,8 @@ def test_an_output_without_the_batch_s_rows_is_the_model_s_error(
         pytest.param(lambda x: list(x[:, None]), id="a list of views"),
     ],
 )
-def test_a_result_is_the_caller_s_own(make: Make, model_fn: Callable[[Any], Any], size: int) -> None:
-    """Keeping a row does not keep the batch, and writing to it changes nobody else's."""
+def test_a_result_is_a_copy(make: Make, model_fn: Callable[[Any], Any], size: int) -> None:
+    """Keeping a row does not keep the batch alive, and writing to it changes no other row."""
     sent = np.arange(4.0)
     answer = result(make(model_fn, size).submit_rows(sent))
     answer = answer["y"] if isinstance(answer, dict) else answer
@@ -175,8 +173,8 @@ def test_a_result_is_the_caller_s_own(make: Make, model_fn: Callable[[Any], Any]
     assert sent.tolist() == [0, 1, 2, 3]
 
 
-def test_a_result_that_cannot_be_handed_over_is_an_error_not_a_silence(make: Make) -> None:
-    """There may be no memory for the copy."""
+def test_a_result_that_cannot_be_copied_is_an_error(make: Make) -> None:
+    """For example, there may be no memory for the copy."""
 
     class Stubborn(np.ndarray[Any, Any]):
         def copy(self, *_: Any) -> Any:
@@ -186,7 +184,7 @@ def test_a_result_that_cannot_be_handed_over_is_an_error_not_a_silence(make: Mak
     assert isinstance(error(batcher.submit_rows([1.0])), MemoryError)
 
 
-def test_the_callers_arrays_are_not_written_to_by_joining(make: Make, runner: ScriptedRunner) -> None:
+def test_joining_does_not_write_to_the_callers_arrays(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner)
     occupy(batcher, runner)
     arrays = [np.full(2, float(tag)) for tag in range(3)]
@@ -196,7 +194,7 @@ def test_the_callers_arrays_are_not_written_to_by_joining(make: Make, runner: Sc
     assert [array.tolist() for array in arrays] == [[0, 0], [1, 1], [2, 2]]
 
 
-def test_a_model_function_that_writes_to_its_input_leaves_the_callers_array_alone() -> None:
+def test_a_model_function_that_writes_to_its_input_does_not_change_the_callers_array() -> None:
     mine = np.arange(3, dtype=np.float32)
 
     def in_place(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Requests enqueued quietly: the thread that brought them runs what is short itself, workers all else."""
+"""Inline runs: the thread that enqueued requests runs short batches itself; workers run all others."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def batcher(make: Make, model: Model, clock: VirtualClock) -> Batcher:
     return short_batches(make, model, clock)
 
 
-def test_a_short_batch_runs_on_the_thread_that_attends(batcher: Batcher, model: Model) -> None:
+def test_a_short_batch_runs_on_the_calling_thread(batcher: Batcher, model: Model) -> None:
     _, first, call = quietly(batcher, [1.0])
     assert call
     _, second, call = quietly(batcher, [2.0, 3.0])
-    assert not call, "it was told already"
-    assert not model.batches, "nobody was woken"
+    assert not call, "the call is pending already"
+    assert not model.batches, "no worker was woken"
     assert batcher.run_inline(MOST) == math.inf
     assert model.batches == [[1.0, 2.0, 3.0]]
     assert model.here
@@ -42,7 +42,7 @@ def test_a_short_batch_runs_on_the_thread_that_attends(batcher: Batcher, model: 
     assert second.only.position == 1
 
 
-def test_all_that_is_queued_leaves_batch_by_batch(batcher: Batcher, model: Model) -> None:
+def test_all_queued_requests_run_batch_by_batch(batcher: Batcher, model: Model) -> None:
     recorders = [quietly(batcher, [float(number)])[1] for number in range(9)]
     assert batcher.run_inline(MOST) == math.inf
     assert [len(batch) for batch in model.batches] == [4, 4, 1]
@@ -50,19 +50,19 @@ def test_all_that_is_queued_leaves_batch_by_batch(batcher: Batcher, model: Model
     assert all(recorder.kind == "answered" for recorder in recorders)
 
 
-def test_nothing_to_do_is_done_at_once(batcher: Batcher, model: Model) -> None:
+def test_without_requests_it_returns_at_once(batcher: Batcher, model: Model) -> None:
     assert batcher.run_inline(MOST) == math.inf
     assert not model.batches
 
 
-def test_what_is_enqueued_aloud_is_the_workers(batcher: Batcher, model: Model) -> None:
+def test_a_request_enqueued_with_notification_is_run_by_a_worker(batcher: Batcher, model: Model) -> None:
     _, recorder = enqueue(batcher, [1.0])
     recorder.await_outcome()
     assert not model.here
 
 
 @pytest.mark.parametrize("anchors", [(), (LONG, LONG), (SHORT, LONG)], ids=["unknown", "long", "as large"])
-def test_a_worker_is_woken_for_what_may_be_long(
+def test_a_worker_is_woken_for_a_batch_that_may_be_long(
     make: Make, model: Model, clock: VirtualClock, anchors: tuple[float, ...]
 ) -> None:
     batcher = make(model, 4, clock=clock)
@@ -76,10 +76,10 @@ def test_a_worker_is_woken_for_what_may_be_long(
     assert not model.here
 
 
-def test_one_bucket_that_may_be_long_is_enough_to_wake_a_worker(
+def test_one_bucket_with_long_batches_is_enough_to_wake_a_worker(
     batcher: Batcher, model: Model, clock: VirtualClock
 ) -> None:
-    """Which leaves first is decided when one leaves."""
+    """The bucket is chosen only when a batch is closed."""
     wide = request_of(np.ones((1, 2)), Recorder(), one_row=False)
     batcher.add_warmup_sample(4, LONG, wide.key)
     _, recorder, _ = quietly(batcher, [1.0])
@@ -94,7 +94,7 @@ def test_one_bucket_that_may_be_long_is_enough_to_wake_a_worker(
     [{"workers": 2}, {"pipelined": True}, {"max_queue_delay": 1.0}],
     ids=lambda each: next(iter(each)),
 )
-def test_a_worker_is_woken_where_there_is_more_to_decide(
+def test_a_worker_is_woken_if_there_are_windows_or_several_devices(
     make: Make, clock: VirtualClock, options: dict[str, Any]
 ) -> None:
     threads: list[threading.Thread] = []
@@ -112,15 +112,13 @@ def test_a_worker_is_woken_where_there_is_more_to_decide(
     assert batcher.run_inline(MOST) == math.inf
     if "max_queue_delay" in options:
         clock.await_sleepers(until=1.0)
-        assert not recorder.outcomes, "a window is a window"
+        assert not recorder.outcomes, "the window must be kept"
         clock.advance(1.0)
     recorder.await_outcome()
     assert threads != [threading.current_thread()]
 
 
-def test_while_the_worker_runs_a_batch_the_next_is_its_own(
-    batcher: Batcher, model: Model, clock: VirtualClock
-) -> None:
+def test_a_busy_worker_runs_the_next_batch_too(batcher: Batcher, model: Model, clock: VirtualClock) -> None:
     go = threading.Event()
     model.script = [lambda: reach(go)]
     _, first = enqueue(batcher, [1.0])
@@ -134,7 +132,7 @@ def test_while_the_worker_runs_a_batch_the_next_is_its_own(
 
 
 @pytest.mark.parametrize("what", ["the run", "a run that fails", "an answer"])
-def test_after_a_batch_that_took_very_long_workers_run_all_for_a_second(
+def test_after_a_very_long_batch_workers_run_all_batches_for_a_second(
     batcher: Batcher, model: Model, clock: VirtualClock, what: str
 ) -> None:
     def long() -> None:
@@ -149,7 +147,7 @@ def test_after_a_batch_that_took_very_long_workers_run_all_for_a_second(
         long()
 
     def serve() -> bool:
-        """Serves a request; whether on this thread."""
+        """Serve a request; return whether on this thread."""
         for rows in (1, 4):
             batcher.add_warmup_sample(rows, 0.0)
         await_worker(clock)
@@ -171,10 +169,10 @@ def test_after_a_batch_that_took_very_long_workers_run_all_for_a_second(
     assert serve()
 
 
-def test_a_batch_that_took_long_and_failed_is_run_again_by_a_worker(
+def test_a_long_batch_that_failed_is_run_again_by_a_worker(
     batcher: Batcher, model: Model, clock: VirtualClock
 ) -> None:
-    """In halves, until who is at fault is found, which could take as long each time."""
+    """It runs in halves until the request at fault is found, and each run may take as long."""
 
     def fail() -> None:
         clock.advance(0.1)
@@ -192,10 +190,10 @@ def test_a_batch_that_took_long_and_failed_is_run_again_by_a_worker(
 
 
 @pytest.mark.parametrize("ended", ["by itself", "not at all"])
-def test_after_a_run_that_hung_workers_run_all_for_good(
+def test_after_a_hung_run_workers_run_all_batches_for_good(
     batcher: Batcher, model: Model, clock: VirtualClock, ended: str
 ) -> None:
-    """Who attends serves others, too: for it a second such run must not stand still."""
+    """The calling thread serves other connections, too, so it must not hang a second time."""
 
     def hang() -> None:
         error = RunTimedOut("it took too long")
@@ -221,30 +219,30 @@ def test_after_a_run_that_hung_workers_run_all_for_good(
 
 
 class Loyal(ReturnModel):
-    """Two callers come back within a second."""
+    """Returns of two clients within a second."""
 
     def wait_until(self, now: float, queued: int, batch_time: Any, room: int, answering: Any = None) -> float:
-        """For a second after the last answers, unless two are there."""
+        """Wait for a second after the last answers, unless two requests are queued."""
         return now if queued >= 2 else max(now, self._answered_at + 1.0)
 
     def answered(self, now: float, callers: int) -> None:
-        """Remembers when."""
+        """Note the time."""
         self._answered_at = now
 
 
 @pytest.fixture
 def loyal(monkeypatch: pytest.MonkeyPatch, clock: VirtualClock) -> None:
-    """Has every batcher wait for callers; since before, it is long ago that one was answered."""
+    """Let every batcher wait for clients; the last answer is long ago."""
     monkeypatch.setattr("tensorferry.batcher.queue.request_queue.ReturnModel", Loyal)
     clock.advance(10.0)
 
 
 @pytest.mark.usefixtures("loyal")
-def test_the_wait_for_returners_is_returned_and_kept(
+def test_it_returns_until_when_to_wait_for_clients(
     make: Make, model: Model, clock: VirtualClock, batcher: Batcher
 ) -> None:
     quietly(batcher, [1.0])
-    assert batcher.run_inline(MOST) == math.inf, "nobody was answered lately"
+    assert batcher.run_inline(MOST) == math.inf, "no client was answered recently"
     _, recorder, call = quietly(batcher, [2.0])
     assert call
     assert batcher.run_inline(MOST) == 11.0
@@ -258,19 +256,19 @@ def test_the_wait_for_returners_is_returned_and_kept(
 
 
 @pytest.mark.usefixtures("loyal")
-def test_the_wait_is_over_when_all_are_back(batcher: Batcher, model: Model, clock: VirtualClock) -> None:
+def test_the_wait_ends_when_all_clients_are_back(batcher: Batcher, model: Model, clock: VirtualClock) -> None:
     quietly(batcher, [1.0])
     batcher.run_inline(MOST)
     quietly(batcher, [2.0])
     assert batcher.run_inline(MOST) == 11.0
-    assert quietly(batcher, [3.0])[2], "there is nothing to wait for any more"
+    assert quietly(batcher, [3.0])[2], "there is nothing left to wait for"
     assert batcher.run_inline(MOST) == math.inf
     assert model.batches == [[1.0], [2.0, 3.0]]
     assert model.here
 
 
 @pytest.mark.usefixtures("loyal")
-def test_a_wait_for_returners_that_others_end_is_over(
+def test_a_request_of_another_thread_ends_the_wait(
     batcher: Batcher, model: Model, clock: VirtualClock
 ) -> None:
     quietly(batcher, [1.0])
@@ -281,11 +279,11 @@ def test_a_wait_for_returners_that_others_end_is_over(
     first.await_outcome()
     second.await_outcome()
     assert model.batches == [[1.0], [2.0, 3.0]]
-    assert model.threads[1] is not threading.current_thread(), "the worker heard of it"
+    assert model.threads[1] is not threading.current_thread(), "the worker was woken"
     assert batcher.run_inline(MOST) == math.inf
 
 
-def test_a_failing_request_harms_no_neighbour(batcher: Batcher, model: Model) -> None:
+def test_a_failing_request_does_not_fail_its_batch(batcher: Batcher, model: Model) -> None:
     recorders = [quietly(batcher, [value])[1] for value in (1.0, -2.0, 3.0)]
     assert batcher.run_inline(MOST) == math.inf
     assert [recorder.kind for recorder in recorders] == ["answered", "ValueError", "answered"]
@@ -297,7 +295,7 @@ def test_a_failing_request_harms_no_neighbour(batcher: Batcher, model: Model) ->
     assert (statistics.batches, sum(statistics.close_reasons.values())) == (3, 2)
 
 
-def test_a_completion_that_raises_harms_nobody(batcher: Batcher) -> None:
+def test_a_completion_that_raises_affects_no_other_request(batcher: Batcher) -> None:
     def complete(outcome: Outcome) -> None:
         raise SystemExit
 
@@ -307,7 +305,7 @@ def test_a_completion_that_raises_harms_nobody(batcher: Batcher) -> None:
     assert neighbour.kind == "answered"
 
 
-def test_who_cancels_before_is_never_run(batcher: Batcher, model: Model) -> None:
+def test_a_cancelled_request_is_never_run(batcher: Batcher, model: Model) -> None:
     request, recorder, _ = quietly(batcher, [1.0])
     assert batcher.cancel(request)
     assert batcher.run_inline(MOST) == math.inf
@@ -315,7 +313,7 @@ def test_who_cancels_before_is_never_run(batcher: Batcher, model: Model) -> None
     assert not model.batches
 
 
-def test_who_expired_in_the_queue_is_told_by_the_thread_that_attends(
+def test_the_calling_thread_completes_expired_requests(
     batcher: Batcher, model: Model, clock: VirtualClock
 ) -> None:
     told: list[threading.Thread] = []
@@ -332,14 +330,14 @@ def test_who_expired_in_the_queue_is_told_by_the_thread_that_attends(
     assert recorder.kind == "answered"
 
 
-def test_a_closed_batcher_takes_nothing_quietly(batcher: Batcher) -> None:
+def test_a_closed_batcher_refuses_requests(batcher: Batcher) -> None:
     assert batcher.close()
     with pytest.raises(BatcherError, match="closed"):
         quietly(batcher, [1.0])
     assert batcher.run_inline(MOST) == math.inf
 
 
-def test_a_request_of_many_rows_is_cut_and_answered_as_one(batcher: Batcher, model: Model) -> None:
+def test_a_request_of_many_rows_is_split_and_answered_as_one(batcher: Batcher, model: Model) -> None:
     _, recorder, call = quietly(batcher, np.arange(10.0))
     assert call
     assert batcher.run_inline(MOST) == math.inf
@@ -348,7 +346,7 @@ def test_a_request_of_many_rows_is_cut_and_answered_as_one(batcher: Batcher, mod
     assert model.here
 
 
-def test_futures_still_work_beside(batcher: Batcher) -> None:
+def test_futures_work_at_the_same_time(batcher: Batcher) -> None:
     future = batcher.submit(1.0)
     _, recorder, call = quietly(batcher, [2.0])
     if call:

@@ -1,4 +1,4 @@
-"""While a thread that attends runs a batch: what others bring, who leaves, and who ends it all."""
+"""Events during an inline run: requests of other threads, cancels, expiry, drain and close."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def batcher(make: Make, model: Model, clock: VirtualClock) -> Batcher:
     return short_batches(make, model, clock)
 
 
-def test_what_others_bring_meanwhile_is_served_after_it(
+def test_requests_of_others_run_after_the_inline_batch(
     batcher: Batcher, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker is woken, finds the device lent, and leaves it to the thread that runs the batch."""
+    """The woken worker finds the device in use, and leaves the requests to the thread that runs the batch."""
     asked, others = polls(monkeypatch), []
 
     def another() -> None:
@@ -44,7 +44,7 @@ def test_what_others_bring_meanwhile_is_served_after_it(
     assert (recorder.kind, others[0].kind) == ("answered", "answered")
 
 
-def test_what_others_bring_meanwhile_is_the_workers_if_it_may_be_long(
+def test_requests_of_others_are_run_by_a_worker_if_they_may_be_long(
     batcher: Batcher, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others: list[Recorder] = []
@@ -57,7 +57,7 @@ def test_what_others_bring_meanwhile_is_the_workers_if_it_may_be_long(
     assert [thread is threading.current_thread() for thread in model.threads] == [True, False]
 
 
-def test_who_attends_meanwhile_leaves_it_to_the_first(batcher: Batcher, model: Model) -> None:
+def test_a_second_thread_leaves_the_requests_to_the_first(batcher: Batcher, model: Model) -> None:
     others: list[Recorder] = []
 
     def another() -> None:
@@ -73,8 +73,8 @@ def test_who_attends_meanwhile_leaves_it_to_the_first(batcher: Batcher, model: M
     assert others[0].kind == "answered"
 
 
-def test_a_completion_may_enqueue_and_attend(batcher: Batcher, model: Model) -> None:
-    """The thread is in the midst of a batch: it runs the next after it, not within."""
+def test_a_completion_may_enqueue_and_run_inline(batcher: Batcher, model: Model) -> None:
+    """The thread runs the next batch after the current one, not inside it."""
     again = Recorder()
 
     def complete(outcome: Outcome) -> None:
@@ -87,7 +87,7 @@ def test_a_completion_may_enqueue_and_attend(batcher: Batcher, model: Model) -> 
     assert again.only.outputs.tolist() == [4.0]
 
 
-def test_who_cancels_while_it_runs_has_cancelled(batcher: Batcher, model: Model) -> None:
+def test_a_request_cancelled_during_the_run_is_cancelled(batcher: Batcher, model: Model) -> None:
     request, recorder, _ = quietly(batcher, [1.0])
     _, neighbour, _ = quietly(batcher, [2.0])
     model.script = [lambda: elsewhere(lambda: batcher.cancel(request))]
@@ -96,17 +96,19 @@ def test_who_cancels_while_it_runs_has_cancelled(batcher: Batcher, model: Model)
     assert neighbour.only.outputs.tolist() == [4.0]
 
 
-def test_an_answer_after_the_deadline_is_none(batcher: Batcher, model: Model, clock: VirtualClock) -> None:
+def test_an_answer_after_the_deadline_is_an_error(
+    batcher: Batcher, model: Model, clock: VirtualClock
+) -> None:
     model.script = [lambda: clock.advance(1.0)]
     _, recorder, _ = quietly(batcher, [1.0], deadline=clock.now() + 0.5)
     assert batcher.run_inline(MOST) == math.inf
     assert recorder.kind == "DeadlineExceeded"
 
 
-def test_who_expires_while_another_batch_runs_is_told_at_once(
+def test_a_request_that_expires_during_another_batch_fails_at_once(
     batcher: Batcher, model: Model, clock: VirtualClock
 ) -> None:
-    """The worker waits, but cannot see to it."""
+    """The worker waits for the device and cannot expire it."""
     late: list[Recorder] = []
 
     def expire() -> None:
@@ -122,9 +124,7 @@ def test_who_expires_while_another_batch_runs_is_told_at_once(
     assert model.batches == [[1.0]]
 
 
-def test_drain_waits_for_a_batch_that_runs_elsewhere(
-    batcher: Batcher, model: Model, clock: VirtualClock
-) -> None:
+def test_drain_waits_for_an_inline_run(batcher: Batcher, model: Model, clock: VirtualClock) -> None:
     drained: list[bool] = []
     drain = threading.Thread(target=lambda: drained.append(batcher.drain()))
 
@@ -142,10 +142,10 @@ def test_drain_waits_for_a_batch_that_runs_elsewhere(
 
 
 @pytest.mark.parametrize("drain", [False, True])
-def test_a_close_meanwhile_ends_the_worker_after_it(
+def test_a_close_during_an_inline_run_ends_the_worker_afterwards(
     batcher: Batcher, model: Model, clock: VirtualClock, drain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It woke for the close, and waited again, since the device was lent."""
+    """The worker woke for the close, and waited again because the device was in use."""
     asked, closed, late = polls(monkeypatch), [], []
     close = threading.Thread(target=lambda: closed.append(batcher.close(drain=drain)))
 
@@ -153,7 +153,7 @@ def test_a_close_meanwhile_ends_the_worker_after_it(
         late.append(quietly(batcher, [2.0])[1])
         close.start()
         reach(asked)
-        # The worker has answered itself for both wake-ups, of the close and, without drain, of what it drops.
+        # The worker has handled both wake-ups: of the close and, without drain, of the dropped requests.
         clock.await_sleepers(2 if drain else 1)
 
     model.script = [during]
@@ -166,11 +166,11 @@ def test_a_close_meanwhile_ends_the_worker_after_it(
 
 
 @pytest.mark.parametrize("end", ["drain", "close"])
-def test_a_completion_that_ends_the_batcher_does_not_wait_for_itself(batcher: Batcher, end: str) -> None:
+def test_a_completion_that_closes_the_batcher_does_not_wait_for_itself(batcher: Batcher, end: str) -> None:
     ended: list[bool] = []
     batcher.enqueue(
         request_of([1.0], lambda _: ended.append(getattr(batcher, end)()), one_row=False), notify=False
     )
     assert batcher.run_inline(MOST) == math.inf
     assert ended == [False]
-    assert batcher.close(), "from elsewhere it waits"
+    assert batcher.close(), "another thread waits"

@@ -1,4 +1,4 @@
-"""Two batches in flight: the next is closed just in time, and a function is called by one thread at a time."""
+"""Pipelining: the next batch is closed just in time; one thread at a time calls the model function."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GUARD = 300e-6
 
 @pytest.fixture
 def batcher(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> Batcher:
-    """Knows that batches take ten seconds, and runs one."""
+    """A batcher with a batch in flight that knows that batches take ten seconds."""
     batcher = make(runner, 4, pipelined=True, clock=clock)
     for count in (1, 4):
         batcher.add_warmup_sample(count, SECONDS)
@@ -57,7 +57,7 @@ def test_the_next_batch_is_closed_just_in_time_and_not_earlier(
     clock.await_sleepers(until=SECONDS - GUARD)
     clock.advance(SECONDS - 2 * GUARD)
     third = enqueue(batcher, [3.0])[1]
-    assert batcher.statistics().sizes.queued == 3, "late-binding: not closed yet"
+    assert batcher.statistics().sizes.queued == 3, "it is closed late"
     clock.advance(1.01 * GUARD)
     until(lambda: batcher.statistics().sizes.queued == 0)
     assert len(runner.batches) == 1, "closed while the first still runs"
@@ -71,7 +71,7 @@ def test_the_next_batch_is_closed_just_in_time_and_not_earlier(
     assert [one.only.outputs.tolist() for one in (first, second, third, late)] == [[2], [4], [6], [8]]
 
 
-def test_the_device_that_is_done_early_does_not_wait_for_the_time(
+def test_a_device_that_is_free_early_gets_the_next_batch_at_once(
     batcher: Batcher, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     enqueue(batcher, [1.0])
@@ -107,7 +107,7 @@ def test_requests_are_completed_while_the_device_runs_the_next_batch(make: Make)
     _, other = enqueue(batcher, [2.0])
     runner.await_batches(2)
     runner.release()
-    assert other.await_outcome().outputs.tolist() == [4], "while the first's completion goes on"
+    assert other.await_outcome().outputs.tolist() == [4], "while the first is still being completed"
     leave.set()
 
 
@@ -142,7 +142,7 @@ def unsplittable(x: Any) -> Any:
 
 @pytest.mark.parametrize("model_fn", [fails_below_zero, unsplittable], ids=["the model", "the split"])
 def test_a_failure_releases_the_device(make: Make, model_fn: Any) -> None:
-    """Property 12: only whose fault it was fails, and those that come next are served as before."""
+    """Only the request at fault fails, and later requests are served."""
     runner = ScriptedRunner(model_fn, gated=True)
     batcher = make(runner, 4, pipelined=True)
     enqueue(batcher, [0.0])
@@ -188,8 +188,8 @@ def test_close_with_two_batches_in_flight(
     assert [one.kind for one in recorders[4:]] == ["answered" if drain else "BatcherClosed"] * 2
 
 
-def test_an_idle_device_is_asked_before_a_second_batch_is_prepared_for_a_busy_one(make: Make) -> None:
-    """Property 5, as long as nothing is known of times, too."""
+def test_an_idle_device_gets_a_batch_before_a_busy_one(make: Make) -> None:
+    """Even while nothing is known of batch times."""
     for _ in range(30):
         runners = [ScriptedRunner(gated=True) for _ in range(3)]
         clock = VirtualClock()
@@ -209,7 +209,7 @@ class Expecting(ReturnModel):
 
 
 @pytest.mark.parametrize("others", [0, 4])
-def test_where_callers_come_back_the_next_batch_waits_for_the_answers_unless_it_is_full(
+def test_if_clients_return_the_next_batch_waits_for_the_answers_unless_it_is_full(
     clock: VirtualClock, others: int
 ) -> None:
     queue = RequestQueue(

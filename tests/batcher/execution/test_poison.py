@@ -1,4 +1,4 @@
-"""A batch that fails is run again in halves until those at fault are alone."""
+"""A failed batch runs again in halves until the requests at fault are alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensorferry.batcher import Batcher, Cancelled
 from tensorferry.batcher.testing import ScriptedRunner
 
 
-def test_runs_halves_of_halves(make: Make) -> None:
+def test_a_failed_batch_runs_in_halves_of_halves(make: Make) -> None:
     runner = ScriptedRunner(fails_below_zero, gated=True)
     batcher = make(runner)
     occupy(batcher, runner)
@@ -40,7 +40,7 @@ def test_every_good_row_is_answered_in_at_most_2n_minus_1_runs(bad: list[bool]) 
     for value, recorder in zip(values, recorders, strict=True):
         if value < 0:
             assert recorder.kind == "ValueError"
-            assert str(recorder.only.error) == f"negative: [{value}]", "its own error, not a neighbour's"
+            assert str(recorder.only.error) == f"negative: [{value}]", "each request gets its own error"
         else:
             assert recorder.only.outputs.tolist() == [2 * value]
     runs = len(runner.batches) - 1
@@ -60,8 +60,8 @@ def test_no_exception_ends_the_worker(make: Make, exception: BaseException) -> N
     assert result(batcher.submit(1.0)) == 1
 
 
-def test_the_one_at_fault_is_not_told_of_the_batch_it_rode_in(make: Make) -> None:
-    """The error's context would show, and keep alive, what its neighbours sent."""
+def test_an_error_does_not_refer_to_the_batch(make: Make) -> None:
+    """Its context would show the inputs of other requests, and keep them alive."""
     runner = ScriptedRunner(fails_below_zero, gated=True)
     batcher = make(runner)
     occupy(batcher, runner)
@@ -84,7 +84,7 @@ def test_a_request_of_several_rows_fails_as_a_whole(make: Make) -> None:
     assert rows(runner, 1) == [[1, 2, 3, -4, 5], [1, 2], [3, -4, 5]]
 
 
-def test_a_model_that_always_fails_fails_each_once_and_the_batcher_goes_on(make: Make) -> None:
+def test_if_the_model_always_fails_each_request_fails_once_and_the_batcher_goes_on(make: Make) -> None:
     broken = True
 
     def model_fn(x: Any) -> Any:
@@ -105,8 +105,8 @@ def test_a_model_that_always_fails_fails_each_once_and_the_batcher_goes_on(make:
     assert result(batcher.submit(1.0)) == 1
 
 
-def test_who_left_while_halves_run_is_not_answered_and_breaks_nothing(make: Make) -> None:
-    """A cancel between two halves must not fail the half that it was in."""
+def test_a_cancel_while_halves_run_affects_no_other_request(make: Make) -> None:
+    """The rest of the cancelled request's half must be answered."""
     runner = ScriptedRunner(fails_below_zero, gated=True)
     batcher = make(runner)
     occupy(batcher, runner)
@@ -122,7 +122,7 @@ def test_who_left_while_halves_run_is_not_answered_and_breaks_nothing(make: Make
     assert batcher.statistics().failed_batches == 3
 
 
-def test_who_leaves_before_the_rerun_is_not_run_again(make: Make) -> None:
+def test_a_request_cancelled_before_the_rerun_is_not_run_again(make: Make) -> None:
     runner = ScriptedRunner(fails_below_zero, gated=True)
     batcher = make(runner)
     occupy(batcher, runner)
@@ -138,7 +138,7 @@ def test_who_leaves_before_the_rerun_is_not_run_again(make: Make) -> None:
 
 
 def test_many_poisoned_rows_do_not_exhaust_the_stack(make: Make) -> None:
-    """Halving is recursive: as deep as the logarithm of the batch, not as the batch."""
+    """Halving is recursive: its depth is the logarithm of the batch size."""
     count = 4 * sys.getrecursionlimit()
     runner = ScriptedRunner(fails_below_zero, gated=True)
     batcher = make(runner, count, max_queue_size=count)

@@ -1,4 +1,4 @@
-"""Requests of no rows that the caller answers itself: counted and ended as any other, without a run."""
+"""Requests of no rows, which the caller answers itself: counted and completed without a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _request(recorder: Recorder, rows: int = 0, deadline: float = math.inf) -> R
     return Request((_EMPTY,), recorder, names=None, rows=rows, nbytes=0, deadline=deadline)
 
 
-def test_it_is_answered_at_once_and_counted(make: Make, runner: ScriptedRunner) -> None:
+def test_a_request_of_no_rows_is_answered_at_once_and_counted(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner)
     recorder = Recorder()
     request = _request(recorder)
@@ -34,7 +34,9 @@ def test_it_is_answered_at_once_and_counted(make: Make, runner: ScriptedRunner) 
     assert not runner.batches
 
 
-def test_it_is_refused_as_any_other(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
+def test_a_request_of_no_rows_is_refused_like_others(
+    make: Make, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
     batcher = make(runner, clock=clock)
     recorder = Recorder()
     clock.advance(2.0)
@@ -49,7 +51,7 @@ def test_it_is_refused_as_any_other(make: Make, runner: ScriptedRunner, clock: V
     assert batcher.statistics().refusals == {"deadline": 1, "closed": 1}
 
 
-def test_a_completion_that_raises_harms_nobody(
+def test_a_completion_that_raises_affects_no_other_request(
     make: Make, runner: ScriptedRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
     batcher = make(runner)

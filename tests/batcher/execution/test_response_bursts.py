@@ -1,4 +1,4 @@
-"""A transport hears where the answers of a batch of several begin and end."""
+"""The burst hook is called before and after the answers of a batch of several requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensorferry.batcher.testing import ScriptedRunner
 
 
 class Journal:
-    """Notes what it is told, and the outcomes in between, in their order."""
+    """A hook that records its calls and the outcomes between them, in order."""
 
     def __init__(self) -> None:
         self.entries: list[Any] = []
@@ -43,7 +43,7 @@ class Noting(Recorder):
         super().__call__(outcome)
 
 
-def test_the_answers_of_a_batch_of_several_are_between(make: Make, runner: ScriptedRunner) -> None:
+def test_the_answers_of_a_batch_are_between_begin_and_end(make: Make, runner: ScriptedRunner) -> None:
     journal = Journal()
     batcher = make(runner, 4, response_hook=journal)
     first = occupy(batcher, runner)
@@ -53,7 +53,7 @@ def test_the_answers_of_a_batch_of_several_are_between(make: Make, runner: Scrip
         request.complete = recorder
     runner.release()
     assert first.result(PATIENCE) == 0.0
-    # A batch of one has no company to travel with.
+    # A batch of one request is no burst.
     assert not journal.entries
     runner.await_batches(2)
     runner.release()
@@ -61,7 +61,7 @@ def test_the_answers_of_a_batch_of_several_are_between(make: Make, runner: Scrip
     assert journal.entries == [("begin", 3), "answer", "answer", "answer", ("end", ("begin", 3))]
 
 
-def test_a_completion_that_raises_does_not_hold_the_others_back(make: Make, runner: ScriptedRunner) -> None:
+def test_a_completion_that_raises_does_not_stop_the_others(make: Make, runner: ScriptedRunner) -> None:
     journal = Journal()
     batcher = make(runner, 4, response_hook=journal)
     occupy(batcher, runner)
@@ -79,10 +79,10 @@ def test_a_completion_that_raises_does_not_hold_the_others_back(make: Make, runn
     assert journal.entries == [("begin", 2), "answer", "answer", ("end", ("begin", 2))]
 
 
-def test_a_bug_in_the_middle_leaves_nobody_behind(
+def test_a_bug_between_two_answers_leaves_no_request_unanswered(
     make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was given before it leaves, and those after it, who fail, are not taken for a part of the batch."""
+    """Earlier answers are sent, and later requests fail outside of the burst."""
     journal = Journal()
     batcher = make(runner, 4, response_hook=journal)
     occupy(batcher, runner)
@@ -106,7 +106,7 @@ def test_a_bug_in_the_middle_leaves_nobody_behind(
     assert kinds == ["begin", "answer", "answer", end, "BatcherError"]
 
 
-def test_the_parts_of_a_batch_that_failed_are_each_a_batch(make: Make) -> None:
+def test_each_part_of_a_failed_batch_is_a_burst(make: Make) -> None:
     journal = Journal()
     gate = threading.Event()
 
@@ -126,7 +126,7 @@ def test_the_parts_of_a_batch_that_failed_are_each_a_batch(make: Make) -> None:
     gate.set()
     assert ahead.result(PATIENCE) == 0.0
     assert [recorder.await_outcome().error is None for recorder in recorders] == [True, True, True, False]
-    # Whichever of them rode with the first, the pairs are whole and nothing is told of a single one.
+    # However they were halved, each begin has its end, and a single request is no burst.
     pairs = [entry for entry in journal.entries if type(entry) is tuple]
     assert all(begin == end[1] and begin[1] > 1 for begin, end in zip(pairs[::2], pairs[1::2], strict=True))
     assert journal.entries.count("answer") == 3

@@ -1,4 +1,4 @@
-"""When a batch is done nothing of it is kept alive: not by futures, requests, workers or errors.
+"""After a batch nothing of it is kept alive by futures, requests, workers or errors.
 
 The collector is off: what is freed here is freed at once, not when a cycle happens to be found.
 """
@@ -28,7 +28,7 @@ def collector_off() -> Iterator[None]:
 
 
 class Watch:
-    """A model function that doubles, and remembers its arrays weakly."""
+    """A model function that doubles, and keeps weak references to its arrays."""
 
     def __init__(self) -> None:
         self.seen: list[weakref.ref[Any]] = []
@@ -45,7 +45,7 @@ class Watch:
 
 @pytest.mark.parametrize("count", [3, 9], ids=["whole", "split"])
 def test_an_answered_request_keeps_only_its_answer(make: Make, clock: VirtualClock, count: int) -> None:
-    """While the future and the request are kept, and the worker idles."""
+    """Its future and request are kept, and the worker is idle."""
     model_fn = Watch()
     batcher = make(model_fn, 4, clock=clock)
     sent = np.arange(float(count))
@@ -113,7 +113,7 @@ def test_an_expired_request_keeps_nothing(
     assert ref() is None
 
 
-def test_a_refused_request_is_the_caller_s_alone(make: Make, runner: ScriptedRunner) -> None:
+def test_a_refused_request_is_kept_by_its_caller_only(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 4, max_queue_size=9)
     occupy(batcher, runner)
     batcher.submit(1.0)
@@ -129,7 +129,7 @@ def test_a_refused_request_is_the_caller_s_alone(make: Make, runner: ScriptedRun
 def test_a_kept_error_does_not_keep_the_neighbours_rows(
     make: Make, runner: ScriptedRunner, clock: VirtualClock, position: int
 ) -> None:
-    """Its traceback knows the run in which it was alone, and no other."""
+    """Its traceback refers only to the run in which the request was alone."""
     refs: list[tuple[int, weakref.ref[Any]]] = []
 
     def model_fn(x: Any) -> Any:
@@ -149,7 +149,7 @@ def test_a_kept_error_does_not_keep_the_neighbours_rows(
     assert [size for size, ref in refs if ref() is not None] == [1]
 
 
-def test_an_error_that_is_dropped_leaves_nothing(make: Make, clock: VirtualClock) -> None:
+def test_a_dropped_error_keeps_nothing(make: Make, clock: VirtualClock) -> None:
     refs: list[weakref.ref[Any]] = []
 
     def model_fn(x: Any) -> Any:
@@ -175,7 +175,9 @@ def test_a_kept_row_does_not_keep_the_batch(make: Make, runner: ScriptedRunner, 
     assert [row.tolist() for row in kept] == [[2.0 * tag] * 3 for tag in range(4)]
 
 
-def test_nor_does_a_row_that_was_padded(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
+def test_a_kept_padded_row_does_not_keep_the_batch(
+    make: Make, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
     model_fn = Watch()
     runner = ScriptedRunner(model_fn, gated=True)
     batcher = make(runner, 4, clock=clock, padding=Padding((8,), PadInput(1, 0.0), outputs=1))

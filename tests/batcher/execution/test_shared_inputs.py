@@ -1,4 +1,4 @@
-"""Inputs without rows: the model gets them once for a batch, whose requests have equal ones."""
+"""Inputs without rows are passed once per batch; its requests have equal ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def request(rows: int, scale: float, complete: Any = ignore, place: int = 1) -> 
 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("placed", [False, True])
-def test_it_is_joined_once(place: int, placed: bool) -> None:
+def test_a_shared_input_is_passed_once(place: int, placed: bool) -> None:
     def memory(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: np.empty(shape, dtype) for name, (dtype, shape) in tensors.items()}
 
@@ -45,7 +45,9 @@ def test_it_is_joined_once(place: int, placed: bool) -> None:
         np.testing.assert_array_equal(joined["x"], np.concatenate([np.arange(rows) for rows in sizes]))
 
 
-def test_a_request_that_is_cut_up_has_it_in_every_part_and_no_other_shares_its_batch(make: Make) -> None:
+def test_each_part_of_a_split_request_has_the_shared_input_and_no_other_request_shares_its_batch(
+    make: Make,
+) -> None:
     def scaled(inputs: Mapping[str, Any]) -> Any:
         return inputs["x"] * inputs["scale"]
 

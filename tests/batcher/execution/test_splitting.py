@@ -1,4 +1,4 @@
-"""A request larger than a batch: cut, run in several batches, answered, failed or withdrawn as one."""
+"""Split requests: run in several batches, but answered, failed or cancelled as one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
 @pytest.mark.parametrize("count", [4, 5, 8, 9, 17])
-def test_is_answered_with_its_rows_in_order(make: Make, count: int) -> None:
+def test_a_split_request_is_answered_with_its_rows_in_order(make: Make, count: int) -> None:
     runner = ScriptedRunner()
     batcher = make(runner, 4)
     assert result(batcher.submit_rows(np.arange(float(count)))).tolist() == [2.0 * i for i in range(count)]
@@ -33,13 +33,13 @@ def test_is_answered_with_its_rows_in_order(make: Make, count: int) -> None:
         ),
     ],
 )
-def test_joins_dicts_and_lists(make: Make, workers: int, model_fn: Any, sent: Any) -> None:
+def test_dicts_and_lists_are_joined(make: Make, workers: int, model_fn: Any, sent: Any) -> None:
     answer = result(make(model_fn, 2, workers=workers).submit_rows(sent))
     for output in answer.values():
         assert list(output) == sent["i"].tolist()
 
 
-def test_its_last_part_shares_a_batch_with_others(make: Make, runner: ScriptedRunner) -> None:
+def test_the_last_part_shares_a_batch_with_others(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 4)
     occupy(batcher, runner)
     futures = [batcher.submit_rows(np.arange(1.0, 7.0)), batcher.submit_rows(np.array([7.0, 8.0]))]
@@ -48,7 +48,7 @@ def test_its_last_part_shares_a_batch_with_others(make: Make, runner: ScriptedRu
     assert rows(runner, 1) == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
-def test_a_failing_part_fails_the_whole_once_and_withdraws_the_rest(make: Make) -> None:
+def test_a_failing_part_fails_the_request_once_and_cancels_the_rest(make: Make) -> None:
     runner = ScriptedRunner(fails_below_zero, gated=True)
     batcher = make(runner, 2)
     occupy(batcher, runner)
@@ -62,10 +62,10 @@ def test_a_failing_part_fails_the_whole_once_and_withdraws_the_rest(make: Make) 
     assert not batcher.cancel(request)
     statistics = batcher.statistics()
     ends = (statistics.answered, statistics.failed, statistics.cancelled)
-    assert (statistics.accepted, *ends) == (3, 2, 1, 0), "one request, however many its parts"
+    assert (statistics.accepted, *ends) == (3, 2, 1, 0), "a split request counts once"
 
 
-def test_expires_as_one(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
+def test_a_split_request_expires_as_one(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
     batcher = make(runner, 2, clock=clock)
     occupy(batcher, runner)
     _, recorder = enqueue(batcher, np.zeros(5), deadline=5.0)
@@ -76,7 +76,9 @@ def test_expires_as_one(make: Make, runner: ScriptedRunner, clock: VirtualClock)
     assert len(runner.batches) == 1
 
 
-def test_expires_between_its_parts(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
+def test_a_split_request_expires_between_its_parts(
+    make: Make, runner: ScriptedRunner, clock: VirtualClock
+) -> None:
     batcher = make(runner, 2, clock=clock)
     future = batcher.submit_rows(np.zeros(5), timeout=5)
     runner.await_batches(1)
@@ -89,7 +91,7 @@ def test_expires_between_its_parts(make: Make, runner: ScriptedRunner, clock: Vi
     assert len(runner.batches) == 2
 
 
-def test_a_cancel_withdraws_every_part(make: Make, runner: ScriptedRunner) -> None:
+def test_a_cancel_cancels_every_part(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 2)
     request, recorder = enqueue(batcher, np.zeros(5))
     runner.await_batches(1)
@@ -113,7 +115,7 @@ def test_a_cancel_after_the_first_part_was_answered(make: Make, runner: Scripted
     assert recorder.kind == "Cancelled"
 
 
-def test_closing_abandons_the_whole_once(make: Make, runner: ScriptedRunner) -> None:
+def test_closing_fails_a_split_request_once(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 2)
     occupy(batcher, runner)
     _, recorder = enqueue(batcher, np.zeros(5))
@@ -124,8 +126,8 @@ def test_closing_abandons_the_whole_once(make: Make, runner: ScriptedRunner) -> 
     assert recorder.kind == "BatcherClosed"
 
 
-def test_a_refused_one_can_be_enqueued_again(make: Make, runner: ScriptedRunner) -> None:
-    """Refusal leaves nothing behind: neither in the queue nor in the request."""
+def test_a_refused_request_can_be_enqueued_again(make: Make, runner: ScriptedRunner) -> None:
+    """A refusal changes neither the queue nor the request."""
     batcher = make(runner, 2, max_queue_size=5)
     occupy(batcher, runner)
     blocker = batcher.submit(1.0)
@@ -152,6 +154,6 @@ def test_a_refused_one_can_be_enqueued_again(make: Make, runner: ScriptedRunner)
         pytest.param([{"a": [1, 1]}, np.zeros(1)], id="other types"),
     ],
 )
-def test_parts_whose_outputs_do_not_fit_together_are_an_error_not_a_silence(make: Make, outputs: Any) -> None:
+def test_parts_whose_outputs_do_not_fit_together_fail_the_request(make: Make, outputs: Any) -> None:
     iterator = iter(outputs)
     assert error(make(lambda x: next(iterator), 2).submit_rows(np.zeros(3))) is not None

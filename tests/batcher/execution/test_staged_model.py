@@ -1,4 +1,4 @@
-"""Model functions in steps: batches are joined where they want them, and copied while another batch runs."""
+"""Staged models: batches are joined into their arrays, and copied while another batch runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Wanted = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 def dirty(tensors: Wanted) -> dict[str, Array]:
-    """Memory as it is when it was used before."""
+    """Return memory with old contents."""
     return {
         name: np.frombuffer(bytearray(b"\xa5") * (int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
         for name, (dtype, shape) in tensors.items()
@@ -30,7 +30,7 @@ def dirty(tensors: Wanted) -> dict[str, Array]:
 
 
 class Doubler:
-    """y = 2 x, step by step; each step says so, and `computing` can be held up."""
+    """y = 2 x in steps; each step is recorded, and `computing` can be blocked."""
 
     def __init__(self) -> None:
         self.steps: queue.Queue[tuple[str, float]] = queue.Queue()
@@ -65,7 +65,7 @@ def x(value: float, rows: int = 1) -> dict[str, Array]:
     return {"x": np.full((rows, 2), value, np.float32)}
 
 
-def test_the_steps_of_a_batch_and_what_overlaps() -> None:
+def test_steps_run_in_order_and_overlap_with_another_batch() -> None:
     model = Doubler()
     assert isinstance(model, StagedModel)
     with Batcher([model], 1, pipelined=True) as batcher:
@@ -83,7 +83,7 @@ def test_the_steps_of_a_batch_and_what_overlaps() -> None:
 
 
 @pytest.mark.parametrize("step", ["load", "compute", "fetch"])
-def test_a_step_that_fails_fails_its_batch_alone(step: str) -> None:
+def test_a_failing_step_fails_only_its_batch(step: str) -> None:
     model = Doubler()
     model.fails = step
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_a_step_that_fails_fails_its_batch_alone(step: str) -> None:
         assert batcher.submit_rows(x(3)).result(PATIENCE)["y"].tolist() == [[6, 6]]
 
 
-def test_a_function_that_has_no_memory_gets_the_batchs_own() -> None:
+def test_without_memory_of_its_own_a_model_gets_the_batchers() -> None:
     class Without(Doubler):
         def place(self, tensors: Wanted) -> None:
             return None
@@ -117,7 +117,7 @@ DTYPES = [np.dtype(name) for name in ("?", "i1", "<i2", "<i8", "u1", "<u8", "<f2
     ),
     st.integers(0, 2**32),
 )
-def test_joined_elsewhere_is_joined_the_same(
+def test_joining_into_given_memory_gives_the_same_batch(
     rows: list[int], inputs: list[tuple[np.dtype[Any], list[int]]], seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
@@ -146,8 +146,8 @@ def test_joined_elsewhere_is_joined_the_same(
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.integers(1, 8)), min_size=1, max_size=5), st.sampled_from([1, 2])
 )
-def test_padded_elsewhere_is_padded_the_same(sizes: list[tuple[int, int]], axis: int) -> None:
-    # Axes are those of a request, rows first.
+def test_padding_into_given_memory_gives_the_same_batch(sizes: list[tuple[int, int]], axis: int) -> None:
+    # Axes include the rows' axis.
     padding = Padding((4, 8), {"x": PadInput(axis, np.float32(-1))}, {})
     requests = []
     for rows, length in sizes:
@@ -167,12 +167,12 @@ def test_padded_elsewhere_is_padded_the_same(sizes: list[tuple[int, int]], axis:
 
 
 @pytest.mark.parametrize("columns", [1023, 1024, 1025, 5000])
-def test_small_rows_and_large_ones(columns: int) -> None:
+def test_rows_of_any_size_are_joined(columns: int) -> None:
     rows = np.arange(3 * columns, dtype=np.float32).reshape(3, columns)
     requests = [request_of({"x": rows[i : i + 1]}, ignore, one_row=False) for i in range(3)]
     assert join(requests, dirty)["x"].tolist() == rows.tolist()
 
 
-def test_strings_stay_where_they_are() -> None:
+def test_strings_are_not_copied_into_given_memory() -> None:
     requests = [request_of({"x": np.array([["a"]], object)}, ignore, one_row=False) for _ in range(2)]
     assert join(requests, lambda tensors: pytest.fail("asked"))["x"].tolist() == [["a"], ["a"]]

@@ -1,4 +1,4 @@
-"""A worker falls, at whatever step: its requests ride once more or are told, and another takes its place."""
+"""Crashes of workers at every step: their requests run once more or fail, and the worker is restarted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tensorferry.batcher.statistics.counters import Counters
 from tensorferry.batcher.supervision import supervise
 from tensorferry.batcher.testing import ScriptedRunner
 
-# What a worker does with a batch, in this order, and whether its requests still have their answers.
+# The steps of a worker with a batch, in order, and the outcome of its requests after a crash there.
 STEPS = [
     (RequestQueue, "take", "answered"),
     (BatchSelector, "credits", "answered"),
@@ -43,12 +43,12 @@ STEPS = [
     (RequestCompleter, "_hand_out", "told"),
     (Counters, "predicted", "answered"),
     (Devices, "completed", "answered"),
-    (BatchCostModel, "teaches", "answered"),
+    (BatchCostModel, "should_learn", "answered"),
 ]
 
 
-class HealthBook:
-    """What was said of a batcher's functions. Thread-safe."""
+class HealthCalls:
+    """Calls of a batcher's health callback. Thread-safe."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, str | None, bool]] = []
@@ -59,7 +59,7 @@ class HealthBook:
             self.told.append((instance, reason, hopeless))
             self._changed.notify_all()
 
-    def await_told(self, count: int) -> None:
+    def await_calls(self, count: int) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.told) >= count, PATIENCE), self.told
 
@@ -67,7 +67,7 @@ class HealthBook:
 def fails_once(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, fault: BaseException, *, on: str = "-worker-"
 ) -> threading.Event:
-    """The method raises, before it does anything, the next time that a thread of this name calls it."""
+    """Let the method raise once, before it does anything, when a thread of this name calls it."""
     works = getattr(owner, name)
     armed, fell = threading.Event(), threading.Event()
     armed.set()
@@ -91,7 +91,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("pipelined", [False, True])
 @pytest.mark.parametrize("kind", [SystemExit, MemoryError, KeyError])
 @pytest.mark.parametrize(("owner", "name", "fate"), STEPS, ids=[f"{o.__name__}.{n}" for o, n, _ in STEPS])
-def test_wherever_a_worker_falls_each_request_ends_once_and_it_goes_on(
+def test_after_a_crash_at_any_step_each_request_ends_once_and_the_worker_goes_on(
     make: Make,
     runner: ScriptedRunner,
     monkeypatch: pytest.MonkeyPatch,
@@ -101,9 +101,9 @@ def test_wherever_a_worker_falls_each_request_ends_once_and_it_goes_on(
     kind: type[BaseException],
     pipelined: bool,
 ) -> None:
-    health = HealthBook()
+    health = HealthCalls()
     batcher = make(runner, 4, pipelined=pipelined, health=health)
-    # Known, or some steps are left out.
+    # With a known cost, because some steps are skipped without.
     batcher.add_warmup_sample(1, 0.001)
     batcher.add_warmup_sample(4, 0.001)
     first = occupy(batcher, runner)
@@ -112,7 +112,7 @@ def test_wherever_a_worker_falls_each_request_ends_once_and_it_goes_on(
     runner.open()
     reach(fell)
     outcomes = [recorder.await_outcome() for recorder in sent]
-    # A bug amid a batch that ends no thread is told to that batch, and to it alone.
+    # A bug that ends no thread fails only its own batch.
     told = fate == "told" or (
         kind is not SystemExit and (name in ("_execute", "finish") or (pipelined and name == "completed"))
     )
@@ -124,11 +124,11 @@ def test_wherever_a_worker_falls_each_request_ends_once_and_it_goes_on(
             assert isinstance(outcome.error, BatcherError)
             assert told
     assert result(batcher.submit(np.float32(3))) == 6
-    assert batcher.drain(PATIENCE), "nobody is busy"
+    assert batcher.drain(PATIENCE), "no thread is busy"
     for recorder in sent:
         assert len(recorder.outcomes) == 1
     if kind is SystemExit:
-        health.await_told(2)
+        health.await_calls(2)
         (out, back) = health.told
         assert out[0] == back[0] == 0
         assert out[1] == "a worker ended unexpectedly (SystemExit) and is started anew"
@@ -136,10 +136,10 @@ def test_wherever_a_worker_falls_each_request_ends_once_and_it_goes_on(
     figures_add_up(batcher.statistics())
 
 
-def test_those_who_were_taken_and_not_handed_out_are_told(
+def test_requests_that_were_taken_but_not_handed_out_are_completed(
     make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests whose time is over are ended before the batch is formed: a fall between must not swallow them."""
+    """Expired requests are taken before the batch is formed; a crash in between must not lose them."""
     batcher = make(runner, 4)
     occupy(batcher, runner)
     late = request_of([1.0], (told := Recorder()), one_row=False, deadline=batcher._clock.now() + 3600)
@@ -162,7 +162,7 @@ def test_those_who_were_taken_and_not_handed_out_are_told(
     assert len(told.outcomes) == 1
 
 
-def test_a_request_that_fells_each_worker_is_tried_twice(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_crashes_each_worker_runs_twice(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = 0
     works = BatchExecutor._execute
 
@@ -174,7 +174,7 @@ def test_a_request_that_fells_each_worker_is_tried_twice(make: Make, monkeypatch
         return works(running, batch, *rest)
 
     monkeypatch.setattr(BatchExecutor, "_execute", execute)
-    health = HealthBook()
+    health = HealthCalls()
     batcher = make(lambda x: x * 2, 4, health=health)
     _, recorder = enqueue(batcher, [1.0, 2.0, 3.0])
     caught = recorder.await_outcome().error
@@ -182,13 +182,13 @@ def test_a_request_that_fells_each_worker_is_tried_twice(make: Make, monkeypatch
     assert "what ran the batch ended unexpectedly; retry in" in str(caught)
     assert runs == 2
     assert result(batcher.submit(1.0)) == 2
-    health.await_told(4)
+    health.await_calls(4)
     assert [reason is None for _, reason, _ in health.told] == [False, True, False, True]
     statistics = batcher.statistics()
     assert (statistics.answered, statistics.failed, statistics.retried) == (1, 1, 1)
 
 
-def test_who_falls_again_and_again_says_so_and_nobody_waits_in_vain(
+def test_repeated_crashes_are_reported_and_fail_the_queued_requests(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "_LAST_SECONDS", 0.02)
@@ -201,7 +201,7 @@ def test_who_falls_again_and_again_says_so_and_nobody_waits_in_vain(
         return works(queue, device)
 
     monkeypatch.setattr(RequestQueue, "_poll_locked", poll)
-    health = HealthBook()
+    health = HealthCalls()
     batcher = make(lambda x: x * 2, health=health)
     _, recorder = enqueue(batcher, [1.0])
     assert isinstance(recorder.await_outcome().error, InstanceFailed)
@@ -209,17 +209,19 @@ def test_who_falls_again_and_again_says_so_and_nobody_waits_in_vain(
     assert len(hopeless) == 1
     assert hopeless[0][1] == "workers end unexpectedly (SystemExit), 6 times by now"
     falling.clear()
-    health.await_told(12)
+    health.await_calls(12)
     assert health.told[-1] == (0, None, False)
     assert result(batcher.submit(1.0)) == 2
     assert batcher.drain(PATIENCE)
     figures_add_up(batcher.statistics())
 
 
-def test_the_other_device_takes_its_batch_meanwhile(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_device_takes_the_batch_of_a_crashed_worker(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker_module, "_FIRST_SECONDS", 3600.0)
     monkeypatch.setattr(worker_module, "_LAST_SECONDS", 3600.0)
-    health = HealthBook()
+    health = HealthCalls()
     batcher = make([lambda x: x * 2, lambda x: x * 2], 4, health=health)
     fell = fails_once(monkeypatch, BatchExecutor, "run", SystemExit())
     assert result(batcher.submit(1.0)) == 2
@@ -230,10 +232,10 @@ def test_the_other_device_takes_its_batch_meanwhile(make: Make, monkeypatch: pyt
     assert not hopeless
 
 
-def test_what_the_other_device_has_taken_over_is_its_own(
+def test_a_batch_taken_over_is_owned_by_the_other_device(
     make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker that fell has handed it back already: it must not do so again, nor end it."""
+    """The crashed worker has handed it back: it must neither do so again nor complete it."""
     hand_back = BatchExecutor._hand_back
 
     def handing(*arguments: Any) -> None:
@@ -242,17 +244,17 @@ def test_what_the_other_device_has_taken_over_is_its_own(
 
     monkeypatch.setattr(BatchExecutor, "_hand_back", handing)
     fails_once(monkeypatch, BatchExecutor, "_execute", SystemExit())
-    health = HealthBook()
+    health = HealthCalls()
     batcher = make([runner, runner], 4, health=health)
     future = batcher.submit(1.0)
-    health.await_told(1)
+    health.await_calls(1)
     runner.open()
     assert result(future) == 2
 
 
-def test_an_exception_that_somebody_injects(make: Make, runner: ScriptedRunner) -> None:
-    """As debuggers do: while the worker waits, and while it runs a batch."""
-    health = HealthBook()
+def test_exceptions_injected_into_the_worker(make: Make, runner: ScriptedRunner) -> None:
+    """As by debuggers: while the worker waits, and while it runs a batch."""
+    health = HealthCalls()
     batcher = make(runner, 4, health=health)
     (worker,) = [thread for thread in batcher._workers._threads if "-worker-" in thread.name]
 
@@ -272,8 +274,10 @@ def test_an_exception_that_somebody_injects(make: Make, runner: ScriptedRunner) 
     assert len(idle.outcomes) == 1
 
 
-def test_a_fall_of_who_attends_leaves_it_to_a_worker(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that polls runs short batches itself; it has other things to do than to fall."""
+def test_after_a_crash_of_an_inline_run_a_worker_takes_over(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calling thread must be able to go on."""
     batcher = make(lambda x: x * 2, 4)
     batcher.add_warmup_sample(1, 1e-5)
     batcher.add_warmup_sample(4, 1e-5)
@@ -288,13 +292,13 @@ def test_a_fall_of_who_attends_leaves_it_to_a_worker(make: Make, monkeypatch: py
                     assert batcher.run_inline(1.0) == math.inf
                 except SystemExit:
                     break
-                # The worker was not back to wait for it.
+                # The worker was not waiting again.
                 batcher.enqueue(request_of([0.0], Recorder(), one_row=False), notify=False)
             for tag, recorder in enumerate(recorders):
                 assert recorder.await_outcome().outputs.tolist() == [2.0 * tag]
 
 
-def test_who_looks_after_deadlines_goes_on(
+def test_the_expiry_thread_is_restarted(
     make: Make, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tensorferry.batcher.execution.worker_pool._EXPIRY_SECONDS", 0.01)
@@ -308,7 +312,7 @@ def test_who_looks_after_deadlines_goes_on(
     assert "the expiry thread crashed" in caplog.text
 
 
-def test_what_mends_may_fall_too() -> None:
+def test_a_crash_of_the_crash_handler_is_handled() -> None:
     script: list[BaseException | None] = [SystemExit(), KeyError(), None]
     mended: list[BaseException] = []
 
@@ -325,7 +329,7 @@ def test_what_mends_may_fall_too() -> None:
     assert [type(fault) for fault in mended] == [SystemExit, MemoryError, KeyError]
 
 
-def test_who_is_told_of_its_health_may_raise(
+def test_a_health_callback_that_raises_is_ignored(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def health(instance: int, reason: str | None, hopeless: bool) -> None:

@@ -1,4 +1,4 @@
-"""How much arrives is neither taken for less after an ordinary gap, nor believed for ever."""
+"""The arrival rate does not decrease after an ordinary gap, but does when arrivals end."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from tensorferry.batcher.learning.arrival_rate import ArrivalRateMeter
 
 
-def test_knows_nothing_before_the_second_arrival() -> None:
+def test_the_rate_is_unknown_before_the_second_arrival() -> None:
     meter = ArrivalRateMeter()
     assert meter.demand(1.0, 1).rows_per_second == 0.0
     meter.arrived(1.0, 4, 0.1)
     assert (meter.demand(1.0, 1).rows_per_second, meter.demand(1.0, 1).typical_deadline) == (0.0, 0.1)
 
 
-def test_at_any_moment_it_is_near_the_rate_of_random_arrivals() -> None:
-    """A worker may ask long after the last arrival, as random gaps go: that is no fall of the rate."""
+def test_the_rate_is_near_that_of_random_arrivals_at_any_time() -> None:
+    """Also a long gap after the last arrival, as random gaps go."""
     draw = random.Random(1)
     meter, now, rates = ArrivalRateMeter(), 0.0, []
     for _ in range(4000):
@@ -31,7 +31,7 @@ def test_at_any_moment_it_is_near_the_rate_of_random_arrivals() -> None:
     assert rates[len(rates) // 50] > 700
 
 
-def test_falls_when_nothing_arrives_any_more() -> None:
+def test_the_rate_decreases_when_arrivals_end() -> None:
     meter = ArrivalRateMeter()
     for arrival in range(200):
         meter.arrived(arrival * 0.001, 2, math.inf)
@@ -39,7 +39,7 @@ def test_falls_when_nothing_arrives_any_more() -> None:
     assert meter.demand(10.2, 1).rows_per_second < 15
 
 
-def test_counts_rows_and_shares_them_among_the_workers() -> None:
+def test_rows_are_counted_and_divided_by_the_workers() -> None:
     meter = ArrivalRateMeter()
     for arrival in range(500):
         meter.arrived(arrival * 0.01, 8, math.inf)

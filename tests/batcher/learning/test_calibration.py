@@ -1,4 +1,4 @@
-"""What a warm-up runs: enough to know where batches take longer, and no more where each row costs the same."""
+"""Sizes of a warm-up: enough to find the steps of batch times, and no more if every row costs the same."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MOST = 128
 
 
 def stairs(step: int) -> Callable[[int], float]:
-    """Seconds of a batch whose rows are rounded up to a multiple."""
+    """Return the seconds of a batch whose rows are rounded up to a multiple."""
     return lambda rows: 0.004 + 0.0001 * -(-rows // step) * step
 
 
-def rungs(rows: int) -> float:
-    """As with a CUDA graph for each power of two."""
+def powers(rows: int) -> float:
+    """Return the seconds with a CUDA graph for each power of two."""
     return 0.004 + 0.0001 * min(size for size in powers_of_two(MOST) if size >= rows)
 
 
@@ -35,25 +35,25 @@ def model_of(times: Callable[[int], float]) -> LatencyModel:
 
 
 @pytest.mark.parametrize("most", [1, 2, 6, 8, 33, 128])
-def test_first_come_the_powers_of_two_and_the_most(most: int) -> None:
+def test_the_powers_of_two_and_the_maximum_run_first(most: int) -> None:
     sizes = powers_of_two(most)
     ran = [rows for rows, _ in calibrate(stairs(1), most)]
     assert tuple(ran[: len(sizes)]) == sizes
-    assert len(set(ran)) == len(ran), "each once"
+    assert len(set(ran)) == len(ran), "each size runs once"
 
 
-def test_where_each_row_costs_the_same_one_size_more_tells_for_each_gap() -> None:
+def test_if_every_row_costs_the_same_one_more_size_runs_for_each_gap() -> None:
     ran = [rows for rows, _ in calibrate(lambda rows: 0.001 + 0.004 * rows, 16)]
     assert ran == [1, 2, 4, 8, 16, 9, 5]
 
 
 @pytest.mark.parametrize("seconds", [0.004, 0.0])
-def test_where_all_sizes_take_the_same_nothing_more_is_run(seconds: float) -> None:
+def test_if_all_sizes_take_the_same_no_other_size_runs(seconds: float) -> None:
     assert [rows for rows, _ in calibrate(lambda rows: seconds, MOST)] == list(powers_of_two(MOST))
 
 
-@pytest.mark.parametrize("times", [*map(stairs, (8, 16, 32, 64)), rungs])
-def test_a_staircase_is_known_from_the_warm_up(times: Callable[[int], float]) -> None:
+@pytest.mark.parametrize("times", [*map(stairs, (8, 16, 32, 64)), powers])
+def test_a_staircase_is_found_by_the_warm_up(times: Callable[[int], float]) -> None:
     model = model_of(times)
     assert model.statistics().piecewise
     for rows in (31, 33, 63, 65, 96, 97, 127, 128):
@@ -70,7 +70,7 @@ def test_a_line_with_noise_is_no_staircase(seed: int) -> None:
     assert not model_of(noisy).statistics().piecewise
 
 
-def test_what_a_run_raises_ends_it() -> None:
+def test_an_error_of_a_run_ends_the_calibration() -> None:
     def run(rows: int) -> float:
         if rows > 8:
             raise MemoryError
@@ -84,9 +84,7 @@ def test_what_a_run_raises_ends_it() -> None:
 
 @reproducible
 @given(most=st.integers(1, 4096), draws=st.lists(st.floats(0, 10), min_size=1, max_size=40))
-def test_whatever_it_is_told_it_ends_and_runs_no_size_twice_or_beyond_the_most(
-    most: int, draws: list[float]
-) -> None:
+def test_it_always_ends_and_runs_no_size_twice_or_beyond_the_maximum(most: int, draws: list[float]) -> None:
     times = itertools.cycle(draws)
     ran = [rows for rows, _ in calibrate(lambda rows: next(times), most)]
     assert len(set(ran)) == len(ran) <= len(powers_of_two(most)) + 17

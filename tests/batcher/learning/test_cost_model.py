@@ -1,4 +1,4 @@
-"""What is learned of a bucket's batches: the host's part is known from the first few on."""
+"""The cost model of a bucket, and which batches it learns."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from tensorferry.batcher.learning.cost_model import BatchCostModel
 
 
-def test_the_hosts_part_is_known_after_two_sizes() -> None:
-    """It has no warm-up runs. From one batch of one row it would be guessed to grow by the row."""
+def test_the_hosts_time_is_known_after_two_sizes() -> None:
+    """The host has no warm-up runs. From one batch of one row it would seem to grow with the rows."""
     cost_model = BatchCostModel(128, pipelined=True)
     for rows in (1, 17, 50, 84):
         cost_model.observe(0.0, rows, 0.0025 + 0.0001 * rows, 0.0015)
     assert cost_model.host_lead_time(128) == pytest.approx(0.0015)
 
 
-def test_the_share_before_the_device_is_that_of_the_first_batches_at_first() -> None:
+def test_the_share_before_the_device_is_learned_from_the_first_batches() -> None:
     cost_model = BatchCostModel(8, pipelined=True)
     cost_model.observe(0.0, 4, 0.01, 0.003, 0.001)
     assert cost_model.host_lead_time(4) == pytest.approx(0.003)
@@ -36,7 +36,7 @@ def test_slow_first_batches_are_forgotten() -> None:
 
 
 def run(cost_model: BatchCostModel, now: float, seconds: float, *sizes: int, took: float) -> float:
-    """Batches of these sizes one after another, for so many seconds; returns the time after them."""
+    """Run batches of these sizes in turn for `seconds`; return the time afterwards."""
     end = now + seconds
     while now < end:
         for rows in sizes:
@@ -45,30 +45,30 @@ def run(cost_model: BatchCostModel, now: float, seconds: float, *sizes: int, too
     return now
 
 
-def lessons(cost_model: BatchCostModel) -> int:
+def samples(cost_model: BatchCostModel) -> int:
     learned = cost_model.statistics(0, 0).device
     return 0 if learned is None else learned.observations
 
 
-def test_of_short_batches_few_are_learned_from() -> None:
-    """At 50 us a batch, all of them would keep the queue's lock for half of the time."""
+def test_few_short_batches_are_learned() -> None:
+    """At 50 us a batch, learning all of them would take half of the time."""
     cost_model = BatchCostModel(8)
     run(cost_model, 0.0, 1.0, 1, took=50e-6)
-    assert 300 < lessons(cost_model) < 600
+    assert 300 < samples(cost_model) < 600
 
 
-def test_all_of_the_first_and_of_the_long_are_learned_from() -> None:
+def test_all_first_and_all_long_batches_are_learned() -> None:
     cost_model = BatchCostModel(8)
     now = run(cost_model, 0.0, 12 * 50e-6, 1, took=50e-6)
-    assert lessons(cost_model) == 12
+    assert samples(cost_model) == 12
     now = run(cost_model, now, 0.01, 1, took=50e-6)
-    before = lessons(cost_model)
+    before = samples(cost_model)
     run(cost_model, now, 20 * 2e-3, 1, took=2e-3)
-    assert lessons(cost_model) == pytest.approx(before + 20, abs=1)
+    assert samples(cost_model) == pytest.approx(before + 20, abs=1)
 
 
 @pytest.mark.parametrize("factor", [0.4, 3.0, 100.0])
-def test_a_lasting_change_of_short_batches_is_soon_known(factor: float) -> None:
+def test_a_lasting_change_of_short_batches_is_learned_soon(factor: float) -> None:
     cost_model = BatchCostModel(8)
     for rows in (1, 8):
         cost_model.add_warmup_sample(rows, 50e-6)
@@ -78,8 +78,8 @@ def test_a_lasting_change_of_short_batches_is_soon_known(factor: float) -> None:
     assert cost_model.mean(1) == pytest.approx(took, rel=0.1)
 
 
-def test_sizes_that_take_turns_are_all_learned_from() -> None:
-    """At the times of lessons a fixed time apart it might always be the turn of the same."""
+def test_alternating_sizes_are_all_learned() -> None:
+    """With samples at fixed intervals, always the same size might be sampled."""
     cost_model = BatchCostModel(8)
     took = {1: 0.2e-3, 2: 0.3e-3, 8: 0.5e-3}
     now = 0.0
@@ -91,8 +91,8 @@ def test_sizes_that_take_turns_are_all_learned_from() -> None:
         assert cost_model.mean(rows) == pytest.approx(seconds, rel=0.1)
 
 
-def test_short_batches_that_vary_are_not_taken_for_longer_than_they_are() -> None:
-    """What runs at a given moment is rather one of those that take long."""
+def test_varying_short_batches_are_not_overestimated() -> None:
+    """The batch that runs at a given moment is more likely a long one."""
     draw = random.Random(1)
     cost_model = BatchCostModel(8)
     now, expected = 0.0, []
@@ -104,14 +104,14 @@ def test_short_batches_that_vary_are_not_taken_for_longer_than_they_are() -> Non
     assert statistics.mean(expected) == pytest.approx(100e-6, rel=0.03)
 
 
-def test_a_large_batch_after_a_long_time_without_is_learned_from() -> None:
-    """It was run for just that."""
+def test_a_large_batch_after_a_long_time_without_one_is_learned() -> None:
+    """The rate rule ran it to learn its time."""
     cost_model = BatchCostModel(8)
     now = run(cost_model, 0.0, 0.1, 1, took=50e-6)
     for _ in range(20):
         while not cost_model.stale:
             now = run(cost_model, now, 50e-6, 1, took=50e-6)
-        before = lessons(cost_model)
+        before = samples(cost_model)
         now = run(cost_model, now, 50e-6, 8, took=50e-6)
         assert not cost_model.stale
-        assert lessons(cost_model) == before + 1
+        assert samples(cost_model) == before + 1

@@ -1,4 +1,4 @@
-"""The latency model learns what batches take, and is not misled by the odd slow one."""
+"""The latency model learns batch times, and ignores single outliers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def worst_error(model: LatencyModel, scale: float = 1.0) -> float:
     return max(abs(model.mean(rows) / (scale * affine(rows)) - 1) for rows in SIZES)
 
 
-def test_knows_nothing_at_first_and_then_predicts_nothing() -> None:
+def test_without_samples_it_predicts_nothing() -> None:
     model = LatencyModel(MOST)
     assert not model.known
     assert (model.mean(8), model.upper(8), model.max_rows_within(0.0)) == (0.0, 0.0, MOST)
 
 
-def test_learns_through_noise_and_stalls() -> None:
+def test_it_learns_despite_noise_and_stalls() -> None:
     random_ = random.Random(1)
     model = anchored()
     for _ in range(300):
@@ -47,7 +47,7 @@ def test_learns_through_noise_and_stalls() -> None:
     assert worst_error(model) < 0.03
 
 
-def test_without_warm_up_it_learns_from_what_runs() -> None:
+def test_without_warm_up_it_learns_from_samples() -> None:
     random_ = random.Random(2)
     model = LatencyModel(MOST)
     for _ in range(200):
@@ -56,14 +56,14 @@ def test_without_warm_up_it_learns_from_what_runs() -> None:
     assert worst_error(model) < 0.03
 
 
-def test_one_size_again_and_again_leaves_the_others_as_the_warm_up_had_them() -> None:
+def test_many_samples_of_one_size_do_not_change_the_others() -> None:
     model = anchored()
     for _ in range(500):
         model.observe(8, affine(8))
     assert worst_error(model) < 0.1
 
 
-def test_one_size_without_warm_up_is_no_singular_fit() -> None:
+def test_one_size_without_warm_up_has_a_defined_fit() -> None:
     model = LatencyModel(MOST)
     for _ in range(100):
         model.observe(8, 0.008)
@@ -71,7 +71,7 @@ def test_one_size_without_warm_up_is_no_singular_fit() -> None:
     assert 0 < model.mean(1) <= model.mean(8) <= model.mean(64) < math.inf
 
 
-def test_outliers_move_the_mean_by_little() -> None:
+def test_outliers_change_the_mean_little() -> None:
     random_ = random.Random(3)
     model = anchored()
     for number in range(400):
@@ -82,7 +82,7 @@ def test_outliers_move_the_mean_by_little() -> None:
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.5, 10.0])
-def test_follows_a_lasting_change(factor: float) -> None:
+def test_it_follows_a_lasting_change(factor: float) -> None:
     random_ = random.Random(4)
     model = anchored()
     for scale, batches in ((1.0, 200), (factor, 60)):
@@ -92,7 +92,7 @@ def test_follows_a_lasting_change(factor: float) -> None:
     assert worst_error(model, factor) < 0.15
 
 
-def test_learns_a_staircase() -> None:
+def test_it_learns_a_staircase() -> None:
     def stairs(rows: int) -> float:
         return 0.002 * math.ceil(rows / 32)
 
@@ -108,7 +108,7 @@ def staircase(rows: int) -> float:
     return 0.004 + 0.0032 * math.ceil(rows / 32)
 
 
-def test_learns_a_staircase_from_what_sizes_come() -> None:
+def test_it_learns_a_staircase_from_random_sizes() -> None:
     draw = random.Random(5)
     model = LatencyModel(128)
     for rows in (1, 32, 128):
@@ -119,11 +119,11 @@ def test_learns_a_staircase_from_what_sizes_come() -> None:
     assert model.statistics().piecewise
     for rows in (40, 60, 63, 66, 80, 95):
         assert model.mean(rows) == pytest.approx(staircase(rows), rel=0.06), rows
-    assert 60 <= model.max_rows_within(staircase(64) * 1.1) <= 65, "not beyond the step"
+    assert 60 <= model.max_rows_within(staircase(64) * 1.1) <= 65, "the step is known"
 
 
-def test_sizes_that_never_ran_are_tried() -> None:
-    """Were a step feared after each size that ran, none larger would ever run where time is short."""
+def test_sizes_that_never_ran_are_not_excluded() -> None:
+    """If a step were assumed after each size that ran, no larger one would run when time is short."""
     model = LatencyModel(128)
     for rows in (1, 32, 128):
         model.add_warmup_sample(rows, staircase(rows))
@@ -134,8 +134,8 @@ def test_sizes_that_never_ran_are_tried() -> None:
     assert model.max_rows_within(staircase(64) * 1.1) > 55
 
 
-def test_one_batch_beyond_a_step_is_enough_to_know_of_it() -> None:
-    """The next of that size would be late as well."""
+def test_one_batch_beyond_a_step_is_enough_to_learn_it() -> None:
+    """Otherwise the next batch of that size would be late, too."""
     model = LatencyModel(128)
     for rows in (1, 32, 128):
         model.add_warmup_sample(rows, staircase(rows))
@@ -144,14 +144,14 @@ def test_one_batch_beyond_a_step_is_enough_to_know_of_it() -> None:
             model.observe(rows, staircase(rows))
     for rows in (66, 99):
         assert model.statistics().piecewise
-        assert model.upper(rows) < staircase(rows), "of this step nothing is known yet"
+        assert model.upper(rows) < staircase(rows), "this step is not known yet"
         model.observe(rows, staircase(rows))
         assert model.mean(rows) == pytest.approx(staircase(rows), rel=0.02)
         assert model.max_rows_within(staircase(rows) * 0.95) < rows
 
 
-def test_sizes_that_have_not_run_for_long_stay_known() -> None:
-    """Overload runs two sizes only: the line through these is no reason to forget the others."""
+def test_sizes_that_have_not_run_for_long_are_not_forgotten() -> None:
+    """In an overload only two sizes run; a line through these must not replace the others."""
     draw = random.Random(7)
 
     def stairs(rows: int) -> float:
@@ -168,7 +168,7 @@ def test_sizes_that_have_not_run_for_long_stay_known() -> None:
         assert model.mean(rows) == pytest.approx(stairs(rows), rel=0.1), rows
 
 
-def test_the_line_is_believed_where_each_row_costs_the_same() -> None:
+def test_the_line_is_used_if_every_row_costs_the_same() -> None:
     draw = random.Random(6)
     model = anchored()
     for _ in range(400):
@@ -178,7 +178,7 @@ def test_the_line_is_believed_where_each_row_costs_the_same() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.5, 4.0])
-def test_a_bucket_unlike_the_one_that_was_warmed_up_is_known_after_a_few_batches(factor: float) -> None:
+def test_a_bucket_unlike_the_warmed_up_one_is_learned_after_a_few_batches(factor: float) -> None:
     model = anchored()
     for rows in (20, 7, 40, 12, 30, 50):
         model.observe(rows, factor * affine(rows))
@@ -186,7 +186,7 @@ def test_a_bucket_unlike_the_one_that_was_warmed_up_is_known_after_a_few_batches
 
 
 @pytest.mark.parametrize(("rows", "seconds"), [(0, 1.0), (-1, 1.0), (1, -0.1), (1, math.nan), (1, math.inf)])
-def test_what_cannot_be_is_refused(rows: int, seconds: float) -> None:
+def test_impossible_samples_are_refused(rows: int, seconds: float) -> None:
     with pytest.raises(ValueError, match="rows must be at least 1, seconds at least 0"):
         LatencyModel(MOST).observe(rows, seconds)
 
@@ -196,7 +196,7 @@ runs = st.lists(st.tuples(st.integers(1, 40), st.floats(1e-6, 10)), max_size=60)
 
 @reproducible
 @given(anchors=runs, observed=runs)
-def test_whatever_it_is_fed_its_predictions_are_sane(
+def test_predictions_are_monotone_and_finite_for_any_samples(
     anchors: list[tuple[int, float]], observed: list[tuple[int, float]]
 ) -> None:
     model = LatencyModel(40)

@@ -1,4 +1,4 @@
-"""Batches that do not fit into the device's memory: run again in parts that do, and smaller for a while."""
+"""Batches that do not fit into device memory run again in smaller parts; later batches are smaller for a while."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
 class Memory:
-    """A model that doubles, on a device into which so many rows fit."""
+    """A model that doubles, on a device with room for so many rows."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -28,18 +28,18 @@ class Memory:
         return x * 2
 
 
-def test_a_batch_that_does_not_fit_is_run_in_halves_and_all_are_answered(make: Make) -> None:
+def test_a_batch_that_does_not_fit_runs_in_halves(make: Make) -> None:
     runner = ScriptedRunner(Memory(2), gated=True)
     batcher = make(runner, 8)
     occupy(batcher, runner)
     futures = [batcher.submit(float(tag)) for tag in range(8)]
     runner.open()
     assert [result(future) for future in futures] == [2.0 * tag for tag in range(8)]
-    # What is known not to fit is not tried again.
+    # Sizes that did not fit are not tried again.
     assert [len(batch) for batch in runner.batches[1:]] == [8, 4, 2, 2, 2, 2]
 
 
-def test_later_batches_are_no_larger_than_what_fitted(make: Make, clock: VirtualClock) -> None:
+def test_later_batches_are_no_larger_than_those_that_fit(make: Make, clock: VirtualClock) -> None:
     runner = ScriptedRunner(Memory(3), gated=True)
     batcher = make(runner, 8, clock=clock)
     occupy(batcher, runner)
@@ -53,7 +53,7 @@ def test_later_batches_are_no_larger_than_what_fitted(make: Make, clock: Virtual
     assert all(len(batch) <= 2 for batch in runner.batches[occupied + 6 :])
 
 
-def test_a_larger_batch_is_tried_after_a_while_and_the_limit_is_lifted(
+def test_a_larger_batch_is_tried_after_a_while_and_the_limit_is_removed(
     make: Make, clock: VirtualClock
 ) -> None:
     memory = Memory(2)
@@ -70,7 +70,7 @@ def test_a_larger_batch_is_tried_after_a_while_and_the_limit_is_lifted(
         # The gate is closed again.
         runner.release(-(100 - (len(runner.batches) - before) - 1))
         sizes.append([len(batch) for batch in runner.batches[before:]])
-        # Memory that others had taken is free again.
+        # Memory is free again.
         memory.room = 8
         clock.advance(11)
     assert sizes[0] == [8, 4, 2, 2, 2, 2]
@@ -78,7 +78,7 @@ def test_a_larger_batch_is_tried_after_a_while_and_the_limit_is_lifted(
     assert sizes[-1] == [8]
 
 
-def test_a_try_in_vain_makes_the_next_one_later() -> None:
+def test_after_a_failed_try_the_next_one_is_later() -> None:
     limit = MemoryRowLimit(32)
     limit.record_oom(32, 0.0)
     assert (limit.rows, limit.allowed(9.9)) == (16, 16)
@@ -103,10 +103,8 @@ def test_a_try_in_vain_makes_the_next_one_later() -> None:
     sizes=st.lists(st.integers(1, 16), min_size=1, max_size=12),
     pipelined=st.booleans(),
 )
-def test_every_request_is_answered_with_its_own_rows_whatever_fits(
-    room: int, sizes: list[int], pipelined: bool
-) -> None:
-    """A request of more rows than fit is run in parts, and answered as one."""
+def test_every_request_gets_its_rows_whatever_fits(room: int, sizes: list[int], pipelined: bool) -> None:
+    """A request of more rows than fit runs in parts, and is answered as one."""
     runner = ScriptedRunner(Memory(room), gated=True)
     with Batcher(runner, 16, pipelined=pipelined) as batcher:
         occupy(batcher, runner)
@@ -141,7 +139,7 @@ def test_a_single_row_that_does_not_fit_fails_alone(make: Make, error_kind: type
     assert [result(future) for future in futures if future is not futures[1]] == [2, 6, 8]
 
 
-def test_rows_that_must_stay_together_fail_together(make: Make) -> None:
+def test_an_indivisible_request_fails_as_a_whole(make: Make) -> None:
     batcher = make(Memory(2), 8, merge=False)
     caught = error(batcher.submit_rows(np.zeros(4)))
     assert isinstance(caught, OutOfMemory)
@@ -155,7 +153,7 @@ def test_an_unbatched_request_that_does_not_fit_fails(make: Make) -> None:
     assert result(batcher.submit(np.ones(2))).tolist() == [2, 2]
 
 
-def test_a_poisoned_part_of_a_request_fails_it_and_nobody_else(make: Make) -> None:
+def test_a_failing_part_of_a_request_fails_only_that_request(make: Make) -> None:
     def model_fn(x: Any) -> Any:
         if (x < 0).any():
             raise ValueError("negative")
@@ -171,12 +169,12 @@ def test_a_poisoned_part_of_a_request_fails_it_and_nobody_else(make: Make) -> No
     assert result(good).tolist() == [10, 12, 14]
 
 
-def test_who_leaves_while_parts_run_is_not_run_to_the_end(make: Make) -> None:
+def test_a_request_cancelled_while_its_parts_run_is_not_finished(make: Make) -> None:
     runner = ScriptedRunner(Memory(1), gated=True)
     batcher = make(runner, 4)
     occupy(batcher, runner)
     request, recorder = enqueue(batcher, [1.0, 2.0, 3.0, 4.0])
-    # The first, the four together, two, and one.
+    # Runs of the first request, of all four, of two, and of one.
     runner.release(3)
     runner.await_batches(4)
     assert batcher.cancel(request)

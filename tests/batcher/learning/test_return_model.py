@@ -1,4 +1,4 @@
-"""Batches wait for callers that come back, as long as that pays, and for nobody else.
+"""Batches wait for returning clients while that pays, and for nothing else.
 
 The simulations run the shipping queue in virtual time: the figures do not depend on the machine.
 """
@@ -48,21 +48,21 @@ def rates(rows_counted: Cost, count: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("count", "of_ideal"), [(4, 0.91), (8, 0.9), (32, 0.9), (64, 0.92)])
-def test_closed_loops_on_a_gpu_like_device_ride_together(count: int, of_ideal: float) -> None:
+def test_closed_loops_on_a_gpu_like_device_share_batches(count: int, of_ideal: float) -> None:
     greedy, learned = rates(GPU, count)
     assert learned >= of_ideal * ideal(GPU, count)
     assert learned >= 1.2 * greedy
 
 
 @pytest.mark.parametrize("count", [4, 8, 32])
-def test_closed_loops_lose_nothing_where_little_is_to_be_gained(count: int) -> None:
+def test_closed_loops_lose_nothing_if_there_is_little_to_gain(count: int) -> None:
     for rows_counted in (MLP, CPU):
         greedy, learned = rates(rows_counted, count)
         assert learned >= 0.995 * greedy
 
 
 @pytest.mark.parametrize("rows_counted", [GPU, MLP, CPU], ids=lambda rows_counted: str(rows_counted.name))
-def test_a_lone_caller_never_waits(rows_counted: Cost) -> None:
+def test_a_single_client_never_waits(rows_counted: Cost) -> None:
     greedy, learned = rates(rows_counted, 1)
     assert learned == pytest.approx(greedy)
 
@@ -77,27 +77,27 @@ def test_open_arrivals_are_not_delayed(rows_counted: Cost, load: float) -> None:
 
 @pytest.mark.parametrize("count", [4, 8, 32])
 @pytest.mark.parametrize("rows_counted", [GPU, MLP, CPU], ids=lambda rows_counted: str(rows_counted.name))
-def test_comes_near_the_best_that_any_rule_can_do(rows_counted: Cost, count: int) -> None:
+def test_the_rule_comes_near_the_best_of_all_rules(rows_counted: Cost, count: int) -> None:
     _, learned = rates(rows_counted, count)
     assert learned >= 0.965 * best_count(rows_counted, count, SECONDS / 2)
 
 
 @pytest.mark.parametrize("name", neither(GPU, 1.0))
 @pytest.mark.parametrize("rows_counted", [GPU, MLP, CPU], ids=lambda rows_counted: str(rows_counted.name))
-def test_whatever_the_callers_do_a_wait_costs_no_throughput(rows_counted: Cost, name: str) -> None:
+def test_no_traffic_loses_throughput_by_waiting(rows_counted: Cost, name: str) -> None:
     greedy, learned = both(rows_counted, neither(rows_counted, SECONDS / 2)[name], SECONDS / 2)
     assert learned.rate >= 0.99 * greedy.rate
     assert learned.latency <= 1.01 * greedy.latency
 
 
-def test_nothing_was_answered_nothing_is_waited_for() -> None:
+def test_before_the_first_answer_no_batch_waits() -> None:
     returners = ReturnModel()
     assert returners.wait_until(1.0, 1, lambda rows: 0.01, 8) == 1.0
     returners.arrived(1.0)
     assert returners.wait_until(1.0, 1, lambda rows: 0.01, 8) == 1.0
 
 
-def test_as_long_as_batch_times_are_not_known_nothing_is_waited_for() -> None:
+def test_without_known_batch_times_no_batch_waits() -> None:
     returners = ReturnModel()
     for batch in range(100):
         returners.answered(batch * 0.01, 4)
@@ -108,13 +108,13 @@ def test_as_long_as_batch_times_are_not_known_nothing_is_waited_for() -> None:
 
 
 def learn(returners: ReturnModel) -> None:
-    """As the queue does after a batch."""
+    """Update the model as the queue does after a batch."""
     if (lesson := returners.snapshot) is not None:
         returners.publish(lesson, lesson.return_cdf())
 
 
 def learned_from_four_callers() -> tuple[ReturnModel, float]:
-    """Four callers that come back after 1, 1.1, 1.2 and 1.3 ms, to batches of 10 ms; the time of the last answers."""
+    """Return a model of four clients that return after 1 to 1.3 ms, with batches of 10 ms, and the time of the last answers."""
     returners = ReturnModel()
     now = 0.0
     returners.wait_until(now, 1, lambda rows: 0.01, 8)
@@ -129,7 +129,7 @@ def learned_from_four_callers() -> tuple[ReturnModel, float]:
     return returners, now
 
 
-def test_waits_until_the_last_is_back_and_no_longer() -> None:
+def test_a_batch_waits_until_the_last_client_is_back() -> None:
     returners, answered = learned_from_four_callers()
     assert returners.statistics().share == pytest.approx(1, abs=0.1)
     returners.arrived(answered + 0.001)
@@ -138,17 +138,17 @@ def test_waits_until_the_last_is_back_and_no_longer() -> None:
     for caller in range(1, 4):
         returners.arrived(answered + 0.001 + 0.0001 * caller)
     now = answered + 0.0013
-    assert returners.wait_until(now, 4, lambda rows: 0.01, 4) == now, "all are back"
+    assert returners.wait_until(now, 4, lambda rows: 0.01, 4) == now, "all clients are back"
 
 
-def test_does_not_wait_when_there_is_no_room_or_the_time_is_over() -> None:
+def test_a_batch_does_not_wait_without_room_or_after_the_horizon() -> None:
     returners, answered = learned_from_four_callers()
     returners.arrived(answered + 0.001)
     assert returners.wait_until(answered + 0.001, 8, lambda rows: 0.01, 0) == answered + 0.001
     assert returners.wait_until(answered + 0.5, 1, lambda rows: 0.01, 7) == answered + 0.5
 
 
-def test_callers_that_leave_are_forgotten_within_some_batches() -> None:
+def test_clients_that_stop_are_forgotten_within_some_batches() -> None:
     returners, now = learned_from_four_callers()
     for _ in range(150):
         now += 0.012
@@ -159,8 +159,8 @@ def test_callers_that_leave_are_forgotten_within_some_batches() -> None:
     assert math.isfinite(returners.statistics().share)
 
 
-def test_the_last_that_returns_wakes_the_batch_that_waits_for_it(clock: VirtualClock) -> None:
-    """Four callers, back after 1 to 1.3 ms: the worker sleeps until all are back, and no longer."""
+def test_the_last_client_that_returns_wakes_the_waiting_worker(clock: VirtualClock) -> None:
+    """Four clients return after 1 to 1.3 ms: the worker sleeps until all are back, and no longer."""
     queue = RequestQueue(BatcherSettings(8, 0.0, max_queue_size=100, max_queue_bytes=10_000), clock)
     queue.add_warmup_sample(1, 0.010)
     queue.add_warmup_sample(8, 0.0108)
@@ -204,8 +204,8 @@ def test_the_last_that_returns_wakes_the_batch_that_waits_for_it(clock: VirtualC
     assert [len(work.batch) for work in taken] == [4]
 
 
-def test_callers_answered_first_are_back_before_the_last_are_answered(clock: VirtualClock) -> None:
-    """Four callers, each back a moment after its own answer; answers leave one by one."""
+def test_clients_answered_first_return_before_the_last_are_answered(clock: VirtualClock) -> None:
+    """Four clients each return a moment after their own answer; answers are sent one by one."""
     queue = RequestQueue(BatcherSettings(8, 0.0, max_queue_size=100, max_queue_bytes=10_000), clock)
     queue.add_warmup_sample(1, 0.010)
     queue.add_warmup_sample(8, 0.0108)
@@ -219,7 +219,7 @@ def test_callers_answered_first_are_back_before_the_last_are_answered(clock: Vir
     for _ in range(120):
         step = queue.poll()
         if isinstance(step, Wait):
-            # The last of them is on its way.
+            # The last of them has been sent.
             assert clock.now() < step.until <= clock.now() + 0.004
             clock.advance(0.0003)
             arrive()
@@ -228,7 +228,7 @@ def test_callers_answered_first_are_back_before_the_last_are_answered(clock: Vir
         sizes.append(len(step.batch))
         clock.advance(0.010)
         queue.finish(step.batch)
-        # The last is answered at the end, and back after it.
+        # The last client is answered at the end, and returns after it.
         for _ in step.batch[1:]:
             clock.advance(0.0005)
             arrive()

@@ -1,4 +1,4 @@
-"""Whose turn it is, by table and by property; and what keeps a client's quota."""
+"""Start-time fair queueing by table and by property; bounds of each client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 @dataclass(frozen=True)
 class Wants:
-    """A queued request, as the policy sees it."""
+    """A queued request of a client."""
 
     client: str
     rows_counted: int = 1
@@ -29,7 +29,7 @@ class Wants:
 
 
 class Times:
-    """A millisecond for each row."""
+    """Batch times of a millisecond a row."""
 
     stale = False
 
@@ -50,7 +50,7 @@ def turns_of(clients: dict[str, int], queued: dict[str, int]) -> StartTimeFairQu
 
 
 def run(turns: StartTimeFairQueue, queues: dict[str, list[Wants]], rows: int) -> list[str]:
-    """A batch of so many rows leaves; whose they are."""
+    """Form a batch of these rows; return the clients of its requests."""
     chosen = pick_by_virtual_time({name: iter(queue) for name, queue in queues.items()}, turns.shares, rows)
     turns.charge(chosen)
     for request in chosen:
@@ -64,20 +64,22 @@ def run(turns: StartTimeFairQueue, queues: dict[str, list[Wants]], rows: int) ->
 @pytest.mark.parametrize(
     ("weights", "queued", "rows", "chosen"),
     [
-        pytest.param({}, {"a": 9, "b": 9}, 4, "abab", id="by turns"),
-        pytest.param({}, {"a": 9, "b": 1}, 4, "abaa", id="what one does not use is the others'"),
+        pytest.param({}, {"a": 9, "b": 9}, 4, "abab", id="alternating"),
+        pytest.param({}, {"a": 9, "b": 1}, 4, "abaa", id="unused share goes to others"),
         pytest.param({}, {"a": 9}, 4, "aaaa", id="alone"),
         pytest.param({"a": 3}, {"a": 9, "b": 9}, 8, "abaaabaa", id="by weight"),
         pytest.param({}, {"a": 2, "b": 2}, 9, "abab", id="all fit"),
     ],
 )
-def test_who_rides(weights: dict[str, int], queued: dict[str, int], rows: int, chosen: str) -> None:
+def test_the_smallest_virtual_start_is_next(
+    weights: dict[str, int], queued: dict[str, int], rows: int, chosen: str
+) -> None:
     queues = {name: [Wants(name) for _ in range(count)] for name, count in queued.items()}
     got = run(turns_of(weights, queued), queues, rows)
     assert sorted(got) == sorted(chosen)
 
 
-def test_who_comes_anew_has_nothing_saved() -> None:
+def test_a_new_client_has_no_saved_share() -> None:
     turns = turns_of({}, {"a": 1000})
     queues = {"a": [Wants("a") for _ in range(1000)]}
     for _ in range(10):
@@ -87,7 +89,7 @@ def test_who_comes_anew_has_nothing_saved() -> None:
     assert run(turns, queues, 32).count("a") == 16
 
 
-def test_who_has_nothing_queued_is_forgotten() -> None:
+def test_a_client_with_nothing_queued_is_forgotten() -> None:
     turns = StartTimeFairQueue({"a": 7})
     for number in range(10_000):
         turns.add_rows(f"address {number}", 1)
@@ -101,10 +103,10 @@ def test_who_has_nothing_queued_is_forgotten() -> None:
     st.lists(st.tuples(st.integers(1, 5), st.lists(st.integers(1, 8), min_size=60)), min_size=2, max_size=5),
     st.lists(st.integers(8, 32), min_size=1, max_size=12),
 )
-def test_backlogged_clients_are_never_far_apart(
+def test_backlogged_clients_get_rows_by_weight(
     clients: list[tuple[int, list[int]]], batches: list[int]
 ) -> None:
-    """The bound of the paper: two that always have something queued differ by their largest requests, by weight."""
+    """The paper's bound: two backlogged clients differ by at most their largest requests, by weight."""
     names = "abcde"[: len(clients)]
     weights = {name: weight for name, (weight, _) in zip(names, clients, strict=True)}
     queues = {
@@ -127,7 +129,7 @@ def test_backlogged_clients_are_never_far_apart(
             return
         largest = {name: 8 / weights[name] for name in names}
         for one, other in pairwise(sorted(names, key=lambda name: served[name])):
-            # One that does not fit at a batch's end waits for the next, which may happen each time.
+            # A request that does not fit waits for the next batch, which may happen each time.
             assert served[other] - served[one] <= (largest[one] + largest[other]) * (1 + len(batches))
 
 
@@ -145,7 +147,7 @@ def test_whether_all_can_be_in_time(deadlines: list[float], part: float, expecte
     assert all_in_time(with_deadline, len(with_deadline), 2, 0.0, Times(), part) is expected
 
 
-def test_who_makes_room() -> None:
+def test_the_client_over_its_share_makes_room() -> None:
     turns = turns_of({"b": 4}, {"a": 6, "b": 8})
     assert turns.over_share_client("new", 1, 14) == "a", "of 14 rows a may have 14/6, b 56/6"
     assert turns.over_share_client("a", 1, 14) is None, "it has more than its share itself"
@@ -153,7 +155,7 @@ def test_who_makes_room() -> None:
     assert isinstance(turns.shares["b"], Share)
 
 
-def test_the_door_of_a_full_queue(make: Make) -> None:
+def test_a_full_queue_accepts_clients_below_their_share(make: Make) -> None:
     runner = ScriptedRunner(gated=True)
     batcher = make(runner, 2, max_queue_size=4, clients=ClientPolicy(fair=True))
     first = occupy(batcher, runner)
@@ -180,8 +182,10 @@ def test_the_door_of_a_full_queue(make: Make) -> None:
     ],
     ids=["requests", "rows", "bytes", "rate"],
 )
-def test_a_client_has_its_bounds(make: Make, policy: ClientPolicy, sent: list[int], words: str) -> None:
-    """And they are its own: another is served all the while, and it itself when what it has is answered."""
+def test_a_client_is_held_to_its_bounds(
+    make: Make, policy: ClientPolicy, sent: list[int], words: str
+) -> None:
+    """Other clients are served meanwhile, and it is served again once its requests are answered."""
     clock = VirtualClock()
     runner = ScriptedRunner(gated=True)
     batcher = make(runner, 4, clock=clock, clients=policy)
@@ -207,13 +211,13 @@ def test_a_client_has_its_bounds(make: Make, policy: ClientPolicy, sent: list[in
         (ClientPolicy(rate=10, burst=3), "has 4 rows; a client may send 3 at once and 10 a second"),
     ],
 )
-def test_what_can_never_pass(make: Make, policy: ClientPolicy, words: str) -> None:
+def test_a_request_beyond_a_clients_bounds_is_refused(make: Make, policy: ClientPolicy, words: str) -> None:
     batcher = make(ScriptedRunner(), 2, clients=policy)
     with pytest.raises(RequestTooLarge, match=words):
         batcher.submit_rows([1.0] * 4, client="a")
 
 
-def test_inventing_names_costs_no_memory() -> None:
+def test_many_client_names_use_bounded_memory() -> None:
     quotas = ClientQuotas(ClientPolicy(rate=1.0, burst=5, max_requests=9))
     for number in range(20_000):
         request = Request((), ignore, names=None, rows=1, nbytes=0, client=f"address {number}")
@@ -225,12 +229,12 @@ def test_inventing_names_costs_no_memory() -> None:
     for _ in range(5000):
         quotas.accepted([late], 100.0)
         quotas.done(late)
-    assert quotas.clients == 1, "who was quiet for long enough is forgotten"
+    assert quotas.clients == 1, "a client without recent requests is forgotten"
 
 
 @pytest.mark.parametrize(
     "options", [{"max_rows": -1}, {"rate": float("nan")}, {"weights": {"a": 0}}], ids=str
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, object]) -> None:
+def test_invalid_client_policies_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         ClientPolicy(**options)  # type: ignore[arg-type]

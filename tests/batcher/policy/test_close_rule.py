@@ -1,4 +1,4 @@
-"""The policy is pure: which bucket leaves, who rides, and until when nothing happens."""
+"""The close rule and batch forming by table and by property."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tensorferry.batcher.settings import Limits
 
 
 @dataclass(frozen=True)
-class Passenger:
+class Waiting:
     rows_counted: int = 1
     arrival: float = 0.0
     deadline: float = math.inf
@@ -29,16 +29,16 @@ class Passenger:
 
 @dataclass(frozen=True)
 class ClassQueueOf:
-    """A lane of these requests, due when they have waited for long."""
+    """A class queue of these requests, due when they have waited for long."""
 
-    with_deadline: list[Passenger]
-    without_deadline: list[Passenger]
+    with_deadline: list[Waiting]
+    without_deadline: list[Waiting]
     max_wait_before_priority: float = 1000.0
     serve_by: float = math.inf
 
     @property
     def rows(self) -> int:
-        return sum(passenger.rows_counted for passenger in self.with_deadline + self.without_deadline)
+        return sum(request.rows_counted for request in self.with_deadline + self.without_deadline)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class View:
 
     @property
     def class_queues(self) -> list[ClassQueueOf]:
-        waiting = [Passenger(arrival=self.oldest_arrival)] * self.rows
+        waiting = [Waiting(arrival=self.oldest_arrival)] * self.rows
         return [ClassQueueOf([], waiting, serve_by=self.oldest_arrival + 1000)]
 
 
@@ -60,7 +60,7 @@ WINDOW = Limits(4, 10.0)
 @pytest.mark.parametrize(
     ("buckets", "now", "limits", "draining", "expected"),
     [
-        pytest.param({}, 0, GREEDY, False, Wait(math.inf), id="nothing queued: nothing leaves"),
+        pytest.param({}, 0, GREEDY, False, Wait(math.inf), id="nothing queued: wait"),
         pytest.param({}, 0, WINDOW, True, Wait(math.inf), id="nothing queued, draining"),
         pytest.param(
             {"a": View(1, 5)}, 5, GREEDY, False, Close("a", CloseReason.IDLE, 4), id="alone: at once"
@@ -85,7 +85,7 @@ WINDOW = Limits(4, 10.0)
             WINDOW,
             False,
             Close("a", CloseReason.WINDOW, 4),
-            id="leaves for a deadline",
+            id="closed for a deadline",
         ),
         pytest.param({"a": View(1, 5, 99)}, 5, WINDOW, False, Wait(15), id="a deadline behind the window"),
         pytest.param(
@@ -113,7 +113,7 @@ WINDOW = Limits(4, 10.0)
             WINDOW,
             False,
             Close("a", CloseReason.FULL, 4),
-            id="who may",
+            id="only one may be closed",
         ),
         pytest.param(
             {"a": View(4, 5), "b": View(1, 3)},
@@ -121,7 +121,7 @@ WINDOW = Limits(4, 10.0)
             WINDOW,
             False,
             Close("b", CloseReason.WINDOW, 4),
-            id="both may",
+            id="both may be closed",
         ),
         pytest.param(
             {"a": View(1, 3), "b": View(1, 3)},
@@ -140,21 +140,21 @@ def test_decides(
 
 
 @pytest.mark.parametrize(
-    ("costs", "ride"),
+    ("costs", "kept"),
     [
-        pytest.param([], [], id="nobody"),
+        pytest.param([], [], id="none"),
         pytest.param([1], [1], id="one"),
         pytest.param([1, 1, 1, 1, 1], [1, 1, 1, 1], id="full"),
         pytest.param([2, 2, 1], [2, 2], id="rows, not requests"),
-        pytest.param([3, 2, 1], [3], id="nobody overtakes"),
-        pytest.param([9, 1], [9], id="too large rides alone"),
-        pytest.param([1, 9], [1], id="too large waits for its turn"),
+        pytest.param([3, 2, 1], [3], id="none overtakes"),
+        pytest.param([9, 1], [9], id="too large is alone"),
+        pytest.param([1, 9], [1], id="too large waits"),
     ],
 )
-def test_riders(costs: list[int], ride: list[int]) -> None:
+def test_take_prefix(costs: list[int], kept: list[int]) -> None:
     assert [
-        passenger.rows_counted for passenger in take_prefix(map(Passenger, costs), GREEDY.max_batch_size)
-    ] == ride
+        request.rows_counted for request in take_prefix(map(Waiting, costs), GREEDY.max_batch_size)
+    ] == kept
 
 
 class Affine:
@@ -173,7 +173,7 @@ class Affine:
 
 
 class Unknown:
-    """Nothing is known of batch times."""
+    """Unknown batch times."""
 
     stale = False
 
@@ -188,35 +188,35 @@ class Unknown:
 
 
 @pytest.mark.parametrize(
-    ("deadline", "gone"), [(115.9, True), (116, True), (116.1, False), (math.inf, False)]
+    ("deadline", "dropped"), [(115.9, True), (116, True), (116.1, False), (math.inf, False)]
 )
-def test_is_infeasible_when_even_alone_it_would_be_late(deadline: float, gone: bool) -> None:
-    passenger = Passenger(6, deadline=deadline)
-    assert infeasible([passenger], 100.0, Affine().upper) == ([passenger] if gone else [])
+def test_a_request_that_would_be_late_even_alone_is_infeasible(deadline: float, dropped: bool) -> None:
+    request = Waiting(6, deadline=deadline)
+    assert infeasible([request], 100.0, Affine().upper) == ([request] if dropped else [])
 
 
-@pytest.mark.parametrize(("deadline", "gone"), [(99.9, True), (100, True), (100.1, False)])
-def test_nothing_known_of_times_only_the_passed_are_infeasible(deadline: float, gone: bool) -> None:
-    passenger = Passenger(deadline=deadline)
-    assert infeasible([passenger], 100.0, Unknown().upper) == ([passenger] if gone else [])
+@pytest.mark.parametrize(("deadline", "dropped"), [(99.9, True), (100, True), (100.1, False)])
+def test_without_known_times_only_passed_deadlines_are_infeasible(deadline: float, dropped: bool) -> None:
+    request = Waiting(deadline=deadline)
+    assert infeasible([request], 100.0, Unknown().upper) == ([request] if dropped else [])
 
 
 BUSY = ArrivalDemand(rows_per_second=1.0, typical_deadline=40.0)
 
 
-def with_deadline(*deadlines: float, rows_counted: int = 1) -> list[Passenger]:
-    return [Passenger(rows_counted, deadline=deadline) for deadline in deadlines]
+def with_deadline(*deadlines: float, rows_counted: int = 1) -> list[Waiting]:
+    return [Waiting(rows_counted, deadline=deadline) for deadline in deadlines]
 
 
 def form(
-    with_deadline: list[Passenger],
-    without_deadline: list[Passenger] = [],  # noqa: B006 (never changed)
+    with_deadline: list[Waiting],
+    without_deadline: list[Waiting] = [],  # noqa: B006 (never changed)
     *,
     most: int = 8,
     now: float = 0.0,
     demand: ArrivalDemand = BUSY,
     max_wait_before_priority: float = 1000.0,
-) -> tuple[list[Passenger], list[Passenger]]:
+) -> tuple[list[Waiting], list[Waiting]]:
     formed = form_batch(
         [ClassQueueOf(with_deadline, without_deadline, max_wait_before_priority)],
         0,
@@ -226,46 +226,46 @@ def form(
         Affine(),
         lambda: demand,
     )
-    assert formed.rows == [sum(passenger.rows_counted for passenger in formed.batch)]
+    assert formed.rows == [sum(request.rows_counted for request in formed.batch)]
     return formed.batch, formed.shed
 
 
-def test_who_can_all_make_their_deadlines_all_ride_and_nobody_is_shed() -> None:
+def test_if_all_can_make_their_deadlines_none_is_shed() -> None:
     queue = with_deadline(*range(20, 28))
     assert form(queue) == (queue, [])
 
 
-def test_sheds_the_fewest_oldest_such_that_the_batch_keeps_up() -> None:
+def test_the_fewest_oldest_are_shed_so_that_the_batch_keeps_up() -> None:
     """The first three have slack for a row each: batches of one row, of 11 s, would never keep up."""
     queue = with_deadline(11.5, 11.6, 11.7, 40, 41, 42, 43, 44, 45)
-    ride, shed = form(queue)
+    kept, shed = form(queue)
     assert shed == queue[:3]
-    assert ride == queue[3:]
+    assert kept == queue[3:]
 
 
-def test_sheds_nobody_when_a_small_batch_keeps_up_with_few_arrivals() -> None:
+def test_none_is_shed_if_a_small_batch_keeps_up_with_few_arrivals() -> None:
     queue = with_deadline(11.5, 40, 41)
-    ride, shed = form(queue, demand=ArrivalDemand(rows_per_second=0.01, typical_deadline=40.0))
-    assert (ride, shed) == (queue[:1], [])
+    kept, shed = form(queue, demand=ArrivalDemand(rows_per_second=0.01, typical_deadline=40.0))
+    assert (kept, shed) == (queue[:1], [])
 
 
 @pytest.mark.parametrize(
-    ("rate", "devices", "gone"),
+    ("rate", "devices", "dropped"),
     [(0.6, 1, 0), (0.6, 8, 1), (0.4, 1, 0), (0.4, 8, 0)],
     ids=lambda value: f"{value:g}",
 )
-def test_more_is_shed_where_other_devices_share_an_overload(rate: float, devices: int, gone: int) -> None:
-    """What came for them fills the batch; but nobody is shed for it where full ones, 8 rows in 18 s, keep up."""
+def test_more_is_shed_if_several_devices_share_an_overload(rate: float, devices: int, dropped: int) -> None:
+    """Their arrivals fill the batch; but none is shed for it if full batches, 8 rows in 18 s, keep up."""
     queue = with_deadline(14.5, *[16.5] * 8)
-    ride, shed = form(queue, demand=ArrivalDemand(rate, 22.0, devices))
-    assert (shed, len(ride)) == (queue[:gone], 6 if gone else 4)
+    kept, shed = form(queue, demand=ArrivalDemand(rate, 22.0, devices))
+    assert (shed, len(kept)) == (queue[:dropped], 6 if dropped else 4)
 
 
 @pytest.mark.parametrize("slowdown", [1.2, 1.3, 1.5, 1.75, 2.0])
 def test_a_slow_spell_that_is_over_is_forgotten_though_only_small_batches_keep_the_deadlines(
     slowdown: float,
 ) -> None:
-    """As long as a full batch is thought to be slow it is not run, so nobody learns that it is not."""
+    """While a full batch is predicted to be slow it does not run, so the prediction is never corrected."""
     times, rows = BatchCostModel(16), 0
     for size in (1, 2, 4, 8, 16):
         times.add_warmup_sample(size, 0.0045 + 0.005 * size)
@@ -283,72 +283,72 @@ def test_a_slow_spell_that_is_over_is_forgotten_though_only_small_batches_keep_t
 
 
 def test_a_request_without_deadline_is_never_shed_and_fills_the_room() -> None:
-    without_deadline = [Passenger(), Passenger()]
+    without_deadline = [Waiting(), Waiting()]
     queue = with_deadline(30, 31, 32)
     assert form(queue, without_deadline, most=4) == (queue + without_deadline[:1], [])
     assert form([], without_deadline, most=4) == (without_deadline, [])
 
 
-def test_an_overdue_request_without_deadline_rides_before_the_dated_which_keep_half_the_room() -> None:
-    without_deadline = [Passenger(arrival=0.0) for _ in range(9)]
+def test_an_overdue_request_without_deadline_precedes_those_with_deadlines_which_keep_half_the_room() -> None:
+    without_deadline = [Waiting(arrival=0.0) for _ in range(9)]
     queue = with_deadline(*[200.0 + i for i in range(9)])
-    ride, shed = form(queue, without_deadline, now=100.0, max_wait_before_priority=50.0)
-    assert ride == without_deadline[:4] + queue[:4]
+    kept, shed = form(queue, without_deadline, now=100.0, max_wait_before_priority=50.0)
+    assert kept == without_deadline[:4] + queue[:4]
     assert shed == []
 
 
-def test_an_overdue_request_that_leaves_no_room_rides_alone() -> None:
-    without_deadline = [Passenger(8, arrival=0.0)]
+def test_an_overdue_request_that_leaves_no_room_is_alone() -> None:
+    without_deadline = [Waiting(8, arrival=0.0)]
     assert form(with_deadline(200.0), without_deadline, now=100.0, max_wait_before_priority=50.0) == (
         without_deadline,
         [],
     )
 
 
-passengers = st.lists(st.tuples(st.integers(1, 8), st.floats(12, 80)), max_size=30)
+requests = st.lists(st.tuples(st.integers(1, 8), st.floats(12, 80)), max_size=30)
 
 
 @reproducible
 @given(
-    dates=passengers,
+    dates=requests,
     others=st.lists(st.integers(1, 8), max_size=9),
     rate=st.floats(0, 5),
     age=st.floats(0, 50),
 )
-def test_whatever_waits_a_batch_is_sound(
+def test_every_batch_is_sound(
     dates: list[tuple[int, float]], others: list[int], rate: float, age: float
 ) -> None:
     queue = sorted(
-        (Passenger(rows_counted, 0.0, deadline) for rows_counted, deadline in dates), key=lambda p: p.deadline
+        (Waiting(rows_counted, 0.0, deadline) for rows_counted, deadline in dates), key=lambda p: p.deadline
     )
     queue = [p for p in queue if p not in infeasible([p], 0.0, Affine().upper)]
-    without_deadline = [Passenger(rows_counted, -age) for rows_counted in others]
-    ride, shed = form(
+    without_deadline = [Waiting(rows_counted, -age) for rows_counted in others]
+    kept, shed = form(
         queue, without_deadline, demand=ArrivalDemand(rate, 40.0), max_wait_before_priority=25.0
     )
-    rows = sum(passenger.rows_counted for passenger in ride)
+    rows = sum(request.rows_counted for request in kept)
     assert rows <= 8
-    assert bool(ride) == bool(queue or without_deadline)
-    assert all(passenger.deadline < math.inf for passenger in shed), "who has no deadline is never shed"
-    gone = [id(p) for p in shed]
-    riding = [id(p) for p in ride]
-    assert not set(gone) & set(riding)
-    assert gone == [id(p) for p in queue[: len(gone)]], "only the oldest are shed"
+    assert bool(kept) == bool(queue or without_deadline)
+    assert all(request.deadline < math.inf for request in shed), "requests without a deadline are never shed"
+    dropped = [id(p) for p in shed]
+    taken_ids = [id(p) for p in kept]
+    assert not set(dropped) & set(taken_ids)
+    assert dropped == [id(p) for p in queue[: len(dropped)]], "only the oldest are shed"
     if age < 25.0:
-        late = [p for p in ride if p.deadline < Affine().upper(rows)]
-        assert not late, "nobody rides who would be late"
+        late = [p for p in kept if p.deadline < Affine().upper(rows)]
+        assert not late, "no request in the batch would be late"
 
 
 @reproducible
 @given(costs=st.lists(st.integers(1, 12), max_size=20), most=st.integers(1, 10))
-def test_riders_are_the_longest_prefix_that_fits(costs: list[int], most: int) -> None:
-    queue = [Passenger(rows_counted) for rows_counted in costs]
-    ride = take_prefix(queue, most)
-    rows = sum(passenger.rows_counted for passenger in ride)
-    assert all(a is b for a, b in zip(ride, queue, strict=False)), "in order, without gaps"
-    assert bool(ride) == bool(queue), "whoever is first rides"
-    assert rows <= most or len(ride) == 1, "only a lone first may exceed the maximum"
-    assert len(ride) == len(queue) or rows + queue[len(ride)].rows_counted > most, (
+def test_take_prefix_returns_the_longest_prefix_that_fits(costs: list[int], most: int) -> None:
+    queue = [Waiting(rows_counted) for rows_counted in costs]
+    kept = take_prefix(queue, most)
+    rows = sum(request.rows_counted for request in kept)
+    assert all(a is b for a, b in zip(kept, queue, strict=False)), "in order, without gaps"
+    assert bool(kept) == bool(queue), "the first request is always taken"
+    assert rows <= most or len(kept) == 1, "only a single first request may exceed the maximum"
+    assert len(kept) == len(queue) or rows + queue[len(kept)].rows_counted > most, (
         "no room is left for the next"
     )
 
@@ -364,17 +364,17 @@ limits = st.builds(Limits, st.integers(1, 6), st.sampled_from([0.0, 0.5, 10.0]))
 buckets = st.dictionaries(st.integers(0, 9), views, max_size=6)
 
 
-def _may_leave(view: View, limit: Limits, draining: bool) -> bool:
+def _may_close(view: View, limit: Limits, draining: bool) -> bool:
     window_over = min(view.oldest_arrival + limit.max_queue_delay, view.latest_start) <= NOW
     return draining or window_over or view.rows >= limit.max_batch_size
 
 
 @reproducible
 @given(buckets=buckets, limit=limits, draining=st.booleans())
-def test_of_those_that_may_leave_the_oldest_does(
+def test_of_the_buckets_that_may_be_closed_the_oldest_is(
     buckets: Mapping[Hashable, View], limit: Limits, draining: bool
 ) -> None:
-    ready = {key: view for key, view in buckets.items() if _may_leave(view, limit, draining)}
+    ready = {key: view for key, view in buckets.items() if _may_close(view, limit, draining)}
     decision = decide(buckets, NOW, limit, draining)
     assert isinstance(decision, Close) == bool(ready)
     if isinstance(decision, Close):
@@ -385,13 +385,13 @@ def test_of_those_that_may_leave_the_oldest_does(
 
 @reproducible
 @given(buckets=buckets, limit=limits)
-def test_a_wait_ends_when_the_next_thing_happens_and_not_before(
+def test_a_wait_ends_with_the_next_event_and_not_before(
     buckets: Mapping[Hashable, View], limit: Limits
 ) -> None:
     decision = decide(buckets, NOW, limit, draining=False)
     if isinstance(decision, Close):
         return
-    assert decision.until > NOW, "no wait is already over: a worker would spin"
+    assert decision.until > NOW, "a wait that is already over would make the worker spin"
     ends = [view.oldest_arrival + limit.max_queue_delay for view in buckets.values()]
     starts = [view.latest_start for view in buckets.values()]
     assert decision.until == min([*ends, *starts], default=math.inf)
@@ -401,5 +401,5 @@ def test_a_wait_ends_when_the_next_thing_happens_and_not_before(
 
 @reproducible
 @given(view=views, most=st.integers(1, 6))
-def test_without_a_window_whatever_waits_leaves(view: View, most: int) -> None:
+def test_without_a_window_any_queued_request_is_taken(view: View, most: int) -> None:
     assert isinstance(decide({"a": view}, NOW, Limits(most, 0.0), draining=False), Close)

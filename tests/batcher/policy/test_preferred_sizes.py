@@ -1,4 +1,4 @@
-"""Preferred batch sizes mean what they mean in Triton.
+"""Preferred batch sizes as in Triton.
 
 The cases of the queue are those of Triton's own tests of `preferred_batch_size` and `max_queue_delay`.
 """
@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from batcher.policy.test_close_rule import Passenger
+from batcher.policy.test_close_rule import Waiting
 from hypothesis import given
 from hypothesis import strategies as st
 from support.batcher.rig import Recorder, occupy, reproducible, result
@@ -27,7 +27,7 @@ DELAY = 5.0
 
 
 class Station:
-    """A queue whose batches are over as soon as they leave; `put` and `pass_time` tell what left."""
+    """A queue whose batches end as soon as they are closed; `put` and `pass_time` return their sizes."""
 
     def __init__(self, preferred: tuple[int, ...], most: int = 8, delay: float = DELAY) -> None:
         self.clock = VirtualClock()
@@ -68,7 +68,7 @@ class Station:
         pytest.param([6], [6], [], id="6: preferred, at once"),
         pytest.param([1], [], [1], id="1: delayed"),
         pytest.param([3], [], [3], id="3: delayed, between two preferred"),
-        pytest.param([4], [], [4], id="4: delayed, a larger preferred may yet come"),
+        pytest.param([4], [], [4], id="4: delayed, a larger preferred size may be reached"),
         pytest.param([7], [7], [], id="7: at once, beyond the largest preferred"),
         pytest.param([8], [8], [], id="8: at once, full"),
         pytest.param([1, 3], [], [4], id="1, 3: delayed together"),
@@ -88,7 +88,7 @@ def test_with_a_delay_and_sizes_2_and_6(
     assert station.pass_time(0.001) == after_the_delay
 
 
-def test_six_at_the_same_time_make_a_batch_of_the_larger_size() -> None:
+def test_six_simultaneous_requests_make_a_batch_of_the_larger_size() -> None:
     station = Station((2, 6))
     assert station.put(*[1] * 6, busy=True) == []
     assert station.leave() == [6]
@@ -107,9 +107,7 @@ def test_past_the_delay_preferred_sizes_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("rows", "batches"), [(4, [4]), (5, [4, 1]), (6, [6]), (7, [6, 1]), (3, [3]), (10, [6, 4]), (1, [1])]
 )
-def test_without_a_delay_nothing_waits_and_batches_have_preferred_sizes_if_they_can(
-    rows: int, batches: list[int]
-) -> None:
+def test_without_a_delay_batches_have_preferred_sizes_if_possible(rows: int, batches: list[int]) -> None:
     station = Station((4, 6), delay=0.0)
     station.put(*[1] * rows, busy=True)
     assert station.leave() == batches
@@ -130,10 +128,8 @@ def test_without_a_delay_nothing_waits_and_batches_have_preferred_sizes_if_they_
         ([5, 1], 6),
     ],
 )
-def test_the_rows_of_a_batch_that_leaves_early(costs: list[int], rows: int) -> None:
-    assert (
-        preferred_rows([Passenger(rows_counted) for rows_counted in costs], Limits(8, DELAY, (2, 6))) == rows
-    )
+def test_the_rows_of_a_batch_that_is_closed_early(costs: list[int], rows: int) -> None:
+    assert preferred_rows([Waiting(rows_counted) for rows_counted in costs], Limits(8, DELAY, (2, 6))) == rows
 
 
 @reproducible
@@ -141,10 +137,8 @@ def test_the_rows_of_a_batch_that_leaves_early(costs: list[int], rows: int) -> N
     costs=st.lists(st.integers(1, 8), max_size=15),
     preferred=st.sets(st.integers(1, 8), min_size=1).map(lambda sizes: tuple(sorted(sizes))),
 )
-def test_who_leaves_early_are_the_first_in_line_and_fill_no_more_than_a_batch(
-    costs: list[int], preferred: tuple[int, ...]
-) -> None:
-    rows = preferred_rows([Passenger(rows_counted) for rows_counted in costs], Limits(8, DELAY, preferred))
+def test_a_batch_closed_early_is_a_prefix_of_the_queue(costs: list[int], preferred: tuple[int, ...]) -> None:
+    rows = preferred_rows([Waiting(rows_counted) for rows_counted in costs], Limits(8, DELAY, preferred))
     sums = [sum(costs[:count]) for count in range(len(costs) + 1)]
     assert rows in sums
     assert rows <= 8
@@ -152,13 +146,15 @@ def test_who_leaves_early_are_the_first_in_line_and_fill_no_more_than_a_batch(
     if hit:
         assert rows == max(hit)
     elif sums[-1] < preferred[-1]:
-        assert rows == 0, "a preferred size may yet come about"
+        assert rows == 0, "a preferred size may still be reached"
     else:
-        assert rows > 0, "it cannot any more"
+        assert rows > 0, "it can no longer be reached"
 
 
-def test_a_worker_that_waits_out_a_window_hears_of_a_preferred_size(make: Make, clock: VirtualClock) -> None:
-    """The last arrival neither fills the batch nor is the bucket's first: it must wake the worker still."""
+def test_a_worker_that_waits_for_a_window_is_woken_for_a_preferred_size(
+    make: Make, clock: VirtualClock
+) -> None:
+    """The last arrival neither fills the batch nor is the bucket's first, but must wake the worker."""
     runner = ScriptedRunner()
     batcher = make(runner, 8, DELAY, preferred_batch_sizes=[6, 3], clock=clock)
     futures = [batcher.submit(1.0)]
@@ -169,7 +165,7 @@ def test_a_worker_that_waits_out_a_window_hears_of_a_preferred_size(make: Make, 
     assert batcher.statistics().close_reasons == {CloseReason.PREFERRED: 1}
 
 
-def test_preferred_sizes_hold_for_those_that_wait_while_a_batch_runs(
+def test_preferred_sizes_hold_for_requests_queued_while_a_batch_runs(
     make: Make, runner: ScriptedRunner
 ) -> None:
     batcher = make(runner, 8, preferred_batch_sizes=[4])

@@ -1,4 +1,4 @@
-"""Deficit round robin: rows in proportion to weights, nothing saved up, nobody starved."""
+"""Deficit round robin: rows in proportion to weights, no saved credit, no starvation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLENTY = 1_000_000
 
 
 def turn(shares: DeficitRoundRobin, queued: list[int]) -> tuple[int, list[int]]:
-    """One batch as the queue forms it of requests of one row: who led, and the rows of each class."""
+    """Form one batch of one-row requests; return the leading class and the rows of each class."""
     shares.replenish(queued)
     lead = min(range(len(queued)), key=lambda rank: (not queued[rank], shares.credits[rank] < 1, rank))
     rows = shares.allocate(queued, queued, MOST)
@@ -30,7 +30,7 @@ weights_of_classes = st.lists(st.integers(1, 20), min_size=1, max_size=4)
 
 @reproducible
 @given(weights=weights_of_classes, batches=st.integers(50, 200))
-def test_while_all_are_backlogged_each_gets_rows_by_its_weight(weights: list[int], batches: int) -> None:
+def test_backlogged_classes_get_rows_by_weight(weights: list[int], batches: int) -> None:
     shares, queued = DeficitRoundRobin(weights, MOST), [PLENTY] * len(weights)
     got = [0] * len(weights)
     for _ in range(batches):
@@ -43,7 +43,7 @@ def test_while_all_are_backlogged_each_gets_rows_by_its_weight(weights: list[int
 
 @reproducible
 @given(weights=st.lists(st.integers(1, 20), min_size=2, max_size=4))
-def test_no_class_that_waits_is_passed_over_for_longer_than_its_weight_says(weights: list[int]) -> None:
+def test_no_class_waits_longer_than_its_weight_implies(weights: list[int]) -> None:
     shares, queued = DeficitRoundRobin(weights, MOST), [PLENTY] * len(weights)
     since = [0] * len(weights)
     for _ in range(300):
@@ -58,8 +58,8 @@ def test_the_highest_class_with_credit_leads() -> None:
     assert [turn(shares, queued) for _ in range(3)] == [(0, [16, 16])] * 3
 
 
-def test_credit_that_was_not_used_is_lost_with_the_queue() -> None:
-    """Else a class that was idle for an hour would take the device for itself when it comes back."""
+def test_unused_credit_is_lost_when_the_queue_is_empty() -> None:
+    """Otherwise a class that was idle for an hour would then occupy the device alone."""
     shares = DeficitRoundRobin((1, 1), MOST)
     for _ in range(1000):
         turn(shares, [0, PLENTY])
@@ -69,22 +69,22 @@ def test_credit_that_was_not_used_is_lost_with_the_queue() -> None:
     assert shares.credits[0] == 0, "emptied by its batch"
     shares.replenish([1, 1])
     shares.replenish([0, 1])
-    assert shares.credits[0] == 0, "emptied by a cancel, say"
+    assert shares.credits[0] == 0, "for example emptied by a cancel"
 
 
-def test_who_leads_pays_for_all_its_rows_and_who_fills_only_for_what_it_had_credit_for() -> None:
+def test_the_leading_class_pays_for_all_rows_and_others_only_by_credit() -> None:
     shares, waiting = DeficitRoundRobin((1, 1), MOST), [PLENTY, PLENTY]
     shares.replenish(waiting)
     shares.charge([32, 0], 0, waiting)
-    assert shares.credits == [-16, 16], "spare room or not: it led"
+    assert shares.credits == [-16, 16], "the leading class pays even for spare room"
     shares.charge([0, 32], 0, waiting)
     assert shares.credits == [-16, 0], "rows beyond its credit were spare room"
     shares.charge([5, 0], 1, waiting)
     assert shares.credits == [-16, 0], "what a class without credit fills is spare room, too"
 
 
-def test_a_debt_is_paid_before_the_class_leads_again_even_if_it_was_away() -> None:
-    """Else one large request at a time, each into an empty queue, would get more than its share."""
+def test_a_debt_is_paid_before_the_class_leads_again_even_after_a_pause() -> None:
+    """Otherwise large requests, each into an empty queue, would get more than their share."""
     shares = DeficitRoundRobin((3, 1), MOST)
     shares.replenish([0, 32])
     shares.charge([0, 32], 1, [0, 0])
@@ -107,15 +107,15 @@ def test_a_class_whose_requests_are_larger_than_its_round_still_gets_its_share()
     assert got[1] / sum(got) == pytest.approx(1 / 32, rel=0.1)
 
 
-def test_weights_far_apart_cost_no_time() -> None:
-    """Rounds are not counted one by one while the queue's lock is held: a billion of them would never end."""
+def test_very_different_weights_cost_no_time() -> None:
+    """Rounds are computed, not looped, because there may be a billion of them."""
     shares = DeficitRoundRobin((10**9, 1), MOST)
     for _ in range(100):
         assert turn(shares, [0, 32]) == (1, [0, 32])
 
 
 def test_classes_that_share_no_bucket_get_rows_by_weight_too() -> None:
-    """Each batch is of one class alone."""
+    """Each batch has one class only."""
     shares, queued, got = DeficitRoundRobin((1, 3), MOST), [PLENTY, PLENTY], [0, 0]
     for _ in range(80):
         shares.replenish(queued)
@@ -127,8 +127,8 @@ def test_classes_that_share_no_bucket_get_rows_by_weight_too() -> None:
     assert got == [20 * MOST, 60 * MOST]
 
 
-def test_who_leads_while_another_waits_for_a_window_runs_up_no_debt() -> None:
-    """The other has credit and cannot use it; afterwards it must not have the device for itself for long."""
+def test_a_class_that_leads_while_another_waits_for_a_window_gets_no_debt() -> None:
+    """The other cannot use its credit, and must not occupy the device alone for long afterwards."""
     shares, queued = DeficitRoundRobin((1, 1), MOST), [PLENTY, PLENTY]
     for _ in range(1000):
         shares.replenish(queued)
@@ -142,18 +142,18 @@ def test_who_leads_while_another_waits_for_a_window_runs_up_no_debt() -> None:
 @pytest.mark.parametrize(
     ("queued", "allotted", "room", "rows"),
     [
-        pytest.param([9, 9], [4, 4], 8, [4, 4], id="as allotted"),
+        pytest.param([9, 9], [4, 4], 8, [4, 4], id="by quota"),
         pytest.param([9, 9], [4, 4], 6, [4, 2], id="the higher first when there is not room for all"),
         pytest.param([9, 1], [4, 4], 8, [7, 1], id="what a class does not need goes to the highest"),
         pytest.param([1, 9], [4, 4], 8, [1, 7], id="and what the highest does not, to the next"),
-        pytest.param([9, 9], [0, 0], 8, [8, 0], id="nothing allotted: by rank"),
+        pytest.param([9, 9], [0, 0], 8, [8, 0], id="no quota: by rank"),
         pytest.param([0, 0], [4, 4], 8, [0, 0], id="nothing queued"),
         pytest.param([9, 9], [4, 4], 0, [0, 0], id="no room"),
         pytest.param([9, 9], [4, 4], -3, [0, 0], id="less than no room"),
         pytest.param([9, 9, 9], [1, 1, 1], 8, [6, 1, 1], id="three classes"),
     ],
 )
-def test_what_is_not_needed_goes_to_others(
+def test_unused_quota_goes_to_others(
     queued: list[int], allotted: list[int], room: int, rows: list[int]
 ) -> None:
     assert divide_rows(queued, allotted, room) == rows
@@ -161,7 +161,7 @@ def test_what_is_not_needed_goes_to_others(
 
 @reproducible
 @given(data=st.data(), room=st.integers(0, 40))
-def test_an_allotment_fills_the_room_as_far_as_there_are_rows(data: st.DataObject, room: int) -> None:
+def test_the_room_is_filled_as_far_as_there_are_rows(data: st.DataObject, room: int) -> None:
     count = data.draw(st.integers(1, 4))
     queued = data.draw(st.lists(st.integers(0, 40), min_size=count, max_size=count))
     shares = DeficitRoundRobin(data.draw(st.lists(st.integers(1, 9), min_size=count, max_size=count)), 32)

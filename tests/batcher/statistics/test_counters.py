@@ -1,4 +1,4 @@
-"""The statistics count what happened, and time it on the batcher's clock."""
+"""Statistics count requests and batches, with times on the batcher's clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensorferry.batcher import BatchInfo, CloseReason, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
-def test_count_batches_rows_and_reasons(make: Make, clock: VirtualClock) -> None:
+def test_batches_rows_and_reasons_are_counted(make: Make, clock: VirtualClock) -> None:
     runner = ScriptedRunner()
     batcher = make(runner, 4, 10.0, clock=clock)
     full = batcher.submit_rows(np.zeros(4))
@@ -32,7 +32,7 @@ def test_count_batches_rows_and_reasons(make: Make, clock: VirtualClock) -> None
     assert statistics.queue_delay_sum == 10.0
 
 
-def test_an_outcome_tells_of_its_batch_and_its_time_in_the_queue(make: Make, clock: VirtualClock) -> None:
+def test_an_outcome_has_its_batch_and_queue_delay(make: Make, clock: VirtualClock) -> None:
     def model_fn(x: Any) -> Any:
         clock.advance(2.0)
         return x
@@ -54,9 +54,7 @@ def test_an_outcome_tells_of_its_batch_and_its_time_in_the_queue(make: Make, clo
     assert batcher.statistics().compute_time_sum == (3.0 + 2.0) + 2.0
 
 
-def test_the_prediction_error_is_the_sum_of_the_differences_whatever_their_sign(
-    make: Make, clock: VirtualClock
-) -> None:
+def test_the_prediction_error_is_the_sum_of_absolute_differences(make: Make, clock: VirtualClock) -> None:
     took = iter((2.0, 3.0, 1.0))
 
     def model_fn(x: Any) -> Any:
@@ -88,7 +86,7 @@ def test_a_request_that_never_ran_has_no_batch(make: Make, runner: ScriptedRunne
     assert recorder.only.batch is None
 
 
-def test_failures_are_counted_apart(make: Make) -> None:
+def test_failures_are_counted_separately(make: Make) -> None:
     def model_fn(x: Any) -> Any:
         raise ValueError
 
@@ -99,7 +97,7 @@ def test_failures_are_counted_apart(make: Make) -> None:
     assert (statistics.batches, statistics.failed_batches, statistics.rows) == (0, 1, 0)
 
 
-def test_sizes_are_of_this_moment(make: Make, runner: ScriptedRunner) -> None:
+def test_sizes_are_current(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner)
     occupy(batcher, runner)
     batcher.submit_rows(np.zeros((3, 2)))
@@ -107,7 +105,7 @@ def test_sizes_are_of_this_moment(make: Make, runner: ScriptedRunner) -> None:
     assert (sizes.queued, sizes.queued_rows, sizes.running, sizes.held_bytes) == (1, 3, 1, 8 + 48)
 
 
-def test_the_retry_hint_is_the_time_that_the_queue_takes(make: Make, clock: VirtualClock) -> None:
+def test_the_retry_hint_is_the_drain_time_of_the_queue(make: Make, clock: VirtualClock) -> None:
     def model_fn(x: Any) -> Any:
         clock.advance(2.0)
         return x

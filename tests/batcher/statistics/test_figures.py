@@ -1,4 +1,4 @@
-"""What is counted of requests and of batches: it adds up, and is there before anybody hears of it."""
+"""Consistency of the figures: they add up, and are counted before completions are called."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
 def takes(clock: VirtualClock, seconds: float) -> Callable[[Any], Any]:
-    """A model that takes so long, and does not like negative numbers."""
+    """A model that takes so long, and fails for negative numbers."""
 
     def model_fn(x: Any) -> Any:
         clock.advance(seconds)
@@ -75,7 +75,7 @@ def test_the_stages_of_requests_and_of_batches(make: Make, clock: VirtualClock) 
     statistics = batcher.statistics()
     figures_add_up(statistics)
     assert {rows: asdict(times) for rows, times in statistics.batch_times.items()} == {
-        # The first ran while the clock was moved on by 3 s.
+        # The clock advances by 3 s while the first runs.
         1: {"batches": 1, "input_time_sum": 0, "compute_time_sum": 5.0, "output_time_sum": 0},
         3: {"batches": 1, "input_time_sum": 0, "compute_time_sum": 2.0, "output_time_sum": 0},
     }
@@ -86,7 +86,7 @@ def test_the_stages_of_requests_and_of_batches(make: Make, clock: VirtualClock) 
     assert statistics.last_run == 7.0
 
 
-def test_joining_and_splitting_are_stages_of_their_own(
+def test_joining_and_splitting_are_separate_stages(
     make: Make, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
@@ -111,8 +111,8 @@ def test_joining_and_splitting_are_stages_of_their_own(
     assert statistics.answer_times.total_sum == 2.75
 
 
-def test_waiting_for_the_device_is_waiting(clock: VirtualClock) -> None:
-    """Where a device has two batches in flight, the next is ready before it is run."""
+def test_waiting_for_the_device_is_queue_delay(clock: VirtualClock) -> None:
+    """With two batches in flight, the next is ready before it runs."""
     counters = Counters()
     request = request_of([1.0], recorder := Recorder(), one_row=False)
     request.arrival = request.started = 0.0
@@ -134,7 +134,7 @@ def test_waiting_for_the_device_is_waiting(clock: VirtualClock) -> None:
     )
 
 
-def test_what_failed_before_is_waiting_to_those_who_are_answered(make: Make, clock: VirtualClock) -> None:
+def test_a_failed_run_before_the_answer_is_queue_delay(make: Make, clock: VirtualClock) -> None:
     runner = ScriptedRunner(takes(clock, 1.0), gated=True)
     batcher = make(runner, clock=clock)
     occupy(batcher, runner)
@@ -146,15 +146,15 @@ def test_what_failed_before_is_waiting_to_those_who_are_answered(make: Make, clo
     figures_add_up(statistics)
     assert ends(statistics) == {"answered": 2, "failed": 1}
     assert (statistics.batch_rows, statistics.failed_batches) == ({1: 2}, 2), "only what succeeded ran"
-    assert statistics.close_reasons == {CloseReason.IDLE: 2}, "its halves did not leave by themselves"
-    # One second behind the first, one in the batch that failed, and one alone.
+    assert statistics.close_reasons == {CloseReason.IDLE: 2}, "halves are not counted by reason"
+    # One second behind the first batch, one in the failed batch, and one alone.
     assert statistics.answer_times.queue_delay_sum == 0 + 2
     assert statistics.answer_times.compute_time_sum == 1 + 1
     assert statistics.unanswered_time_sum == 1 + 1 + 1 + 1
     assert statistics.unanswered_rows == {"failed": 1}
 
 
-def test_a_request_that_is_cut_is_one(make: Make, clock: VirtualClock) -> None:
+def test_a_split_request_counts_once(make: Make, clock: VirtualClock) -> None:
     batcher = make(takes(clock, 1.0), 2, clock=clock)
     _, recorder = enqueue(batcher, np.ones(5))
     assert batcher.drain()
@@ -177,7 +177,7 @@ def test_a_request_that_is_cut_is_one(make: Make, clock: VirtualClock) -> None:
         ("does not fit together", "ValueError", "failed"),
     ],
 )
-def test_one_that_is_cut_fails_once(
+def test_a_split_request_fails_once(
     make: Make, clock: VirtualClock, bad: str, kind: str, counted: str
 ) -> None:
     def model_fn(x: Any) -> Any:
@@ -205,7 +205,9 @@ def test_one_that_is_cut_fails_once(
     assert statistics.unanswered_rows == {counted: 7}
 
 
-def test_who_left_while_it_ran_was_run_and_not_answered(make: Make, clock: VirtualClock) -> None:
+def test_a_request_cancelled_during_its_run_counts_as_run_but_not_answered(
+    make: Make, clock: VirtualClock
+) -> None:
     runner = ScriptedRunner(gated=True)
     batcher = make(runner, clock=clock)
     first = occupy(batcher, runner)
@@ -261,7 +263,7 @@ def test_refusals_by_reason(
     figures_add_up(batcher.statistics())
 
 
-def test_padding_counts_rows_and_positions_apart(make: Make) -> None:
+def test_padding_counts_rows_and_positions_separately(make: Make) -> None:
     padding = Padding((4,), PadInput(axis=1, value=0), outputs=1)
     batcher = make(lambda x: x, padding=padding)
     enqueue(batcher, np.ones((2, 3)), padding=padding)
@@ -275,8 +277,8 @@ def test_padding_counts_rows_and_positions_apart(make: Make) -> None:
     ("x", "counted"),
     [([1.0], "answered"), ([1.0] * 5, "answered"), ([-1.0], "failed"), ([-1.0] * 5, "failed")],
 )
-def test_who_has_the_outcome_finds_it_counted(make: Make, x: list[float], counted: str) -> None:
-    """Whole or cut, answered or not: a completion sees itself in the figures."""
+def test_an_outcome_is_counted_before_its_completion(make: Make, x: list[float], counted: str) -> None:
+    """Split or not, answered or not: a completion sees its request in the figures."""
     batcher = make(fails_below_zero, 2)
     seen: list[BatcherStatistics] = []
 
@@ -294,7 +296,9 @@ def test_who_has_the_outcome_finds_it_counted(make: Make, x: list[float], counte
         assert statistics.unanswered_rows == {"failed": len(x)}
 
 
-def test_who_is_cancelled_refused_or_late_finds_it_counted(make: Make, clock: VirtualClock) -> None:
+def test_cancelled_refused_and_late_requests_are_counted_before_their_completion(
+    make: Make, clock: VirtualClock
+) -> None:
     runner = ScriptedRunner(gated=True)
     batcher = make(runner, 4, clock=clock)
     occupy(batcher, runner)
@@ -338,7 +342,7 @@ _Event = st.one_of(
 @given(events=st.lists(_Event, max_size=30), most=st.sampled_from([0, 1, 3]), close=st.booleans())
 @reproducible
 def test_figures_add_up_whatever_happens(events: list[Any], most: int, close: bool) -> None:
-    """And are what the callers saw, and those of batches what the model saw."""
+    """They match the outcomes of the callers and the batches of the model."""
     clock, shapes = VirtualClock(), []
 
     def model_fn(x: Any) -> Any:

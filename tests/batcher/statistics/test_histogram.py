@@ -1,4 +1,4 @@
-"""How times are spread over fixed intervals, and that a batcher counts each answered request in them."""
+"""Histograms with fixed intervals; a batcher counts each answered request in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 SECONDS = st.floats(0, 100) | st.sampled_from(BOUNDS)
 
 
-def test_the_bounds_rise_and_are_the_ones_that_are_documented() -> None:
+def test_the_bounds_ascend_and_are_documented() -> None:
     assert list(BOUNDS) == sorted(set(BOUNDS))
     assert (
         tuple(pytest.approx(step * 10.0**power) for power in range(-4, 2) for step in (1, 2.5, 5)) == BOUNDS
@@ -31,12 +31,12 @@ def test_the_bounds_rise_and_are_the_ones_that_are_documented() -> None:
     ("seconds", "interval"),
     [(-1e-9, 0), (0.0, 0), (0.0001, 0), (0.00011, 1), (1.0, 12), (50.0, 17), (50.1, 18), (math.inf, 18)],
 )
-def test_an_interval_has_its_upper_bound(seconds: float, interval: int) -> None:
+def test_an_interval_includes_its_upper_bound(seconds: float, interval: int) -> None:
     assert interval_of(seconds) == interval
 
 
 @given(st.lists(SECONDS, min_size=1, max_size=40))
-def test_many_at_once_are_counted_as_each_by_itself(times: list[float]) -> None:
+def test_spread_counts_like_single_times(times: list[float]) -> None:
     counts = [0] * INTERVALS
     for interval, count in spread(sorted(times)):
         assert count >= 0
@@ -48,8 +48,8 @@ def test_many_at_once_are_counted_as_each_by_itself(times: list[float]) -> None:
 
 
 @given(st.lists(SECONDS, min_size=1, max_size=40), SECONDS)
-def test_none_is_lost_or_doubled_when_all_are_made_less(times: list[float], less: float) -> None:
-    """Where to, but for what rounding does at a bound."""
+def test_spread_with_an_offset_counts_each_time_once(times: list[float], less: float) -> None:
+    """In the right interval, except for rounding at a bound."""
     found = spread(sorted(times), less)
     assert sum(count for _, count in found) == len(times)
     assert all(count >= 0 for _, count in found)
@@ -58,8 +58,8 @@ def test_none_is_lost_or_doubled_when_all_are_made_less(times: list[float], less
     assert interval_of(highest) == found[-1][0]
 
 
-def counts_of(distribution: Histogram) -> dict[int, int]:
-    return {interval: count for interval, count in enumerate(distribution.counts) if count}
+def counts_of(histogram: Histogram) -> dict[int, int]:
+    return {interval: count for interval, count in enumerate(histogram.counts) if count}
 
 
 def test_answered_requests_are_counted_with_their_times(make: Make, clock: VirtualClock) -> None:
@@ -79,7 +79,7 @@ def test_answered_requests_are_counted_with_their_times(make: Make, clock: Virtu
     for future in (first, *waits):
         result(future)
     statistics = batcher.statistics()
-    # The first ran for 3.2 s; the others waited for 3.2 and 0.2, and ran for 0.2.
+    # The first ran for 3.2 s. The others waited for 3.2 and 0.2 s, and ran for 0.2 s.
     assert counts_of(statistics.latencies) == {interval_of(3.3): 2, interval_of(0.4): 1}
     assert counts_of(statistics.queue_delays) == {
         interval_of(0.0): 1,
@@ -87,23 +87,23 @@ def test_answered_requests_are_counted_with_their_times(make: Make, clock: Virtu
         interval_of(0.2): 1,
     }
     assert counts_of(statistics.compute_times) == {interval_of(3.2): 1, interval_of(0.2): 2}
-    for distribution in (statistics.latencies, statistics.queue_delays, statistics.compute_times):
-        assert distribution.count == statistics.answered == 3
+    for histogram in (statistics.latencies, statistics.queue_delays, statistics.compute_times):
+        assert histogram.count == statistics.answered == 3
     assert statistics.latencies.sum == pytest.approx(3.2 + 3.4 + 0.4)
     assert statistics.queue_delays.sum == pytest.approx(3.2 + 0.2)
     assert statistics.compute_times.sum == pytest.approx(3.2 + 0.2 + 0.2)
 
 
-def test_one_that_was_cut_up_is_one(make: Make) -> None:
+def test_a_split_request_counts_once(make: Make) -> None:
     batcher = make(ScriptedRunner(), 2)
     assert len(result(batcher.submit_rows(np.zeros(7)))) == 7
     statistics = batcher.statistics()
     assert statistics.batches == 4
-    for distribution in (statistics.latencies, statistics.queue_delays, statistics.compute_times):
-        assert distribution.count == statistics.answered == 1
+    for histogram in (statistics.latencies, statistics.queue_delays, statistics.compute_times):
+        assert histogram.count == statistics.answered == 1
 
 
-def test_one_that_failed_is_in_none(make: Make) -> None:
+def test_a_failed_request_is_not_counted(make: Make) -> None:
     def model_fn(x: Any) -> Any:
         raise ValueError
 

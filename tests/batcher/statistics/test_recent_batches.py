@@ -1,4 +1,4 @@
-"""The record of the last batches: how each formed, who rode in it, and what it must not keep."""
+"""Records of the last batches: their times and members, and no tensors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tensorferry.batcher.statistics.recent_batches import MOST_BATCHES, MOST_MEM
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
-def test_a_batch_as_it_formed() -> None:
-    """Two ride in the second batch, of different classes, having waited for different times."""
+def test_a_record_has_times_and_members() -> None:
+    """The second batch has two requests of different classes and queue delays."""
     clock, runner = VirtualClock(100.0), ScriptedRunner(gated=True)
 
     def run(x: Any) -> Any:
@@ -34,13 +34,13 @@ def test_a_batch_as_it_formed() -> None:
         runner.release(2)
         for future in (first, early, late):
             result(future)
-        # Whoever has the last answer has it before the batch is done with.
+        # The last answer arrives before the batch is done.
         assert batcher.drain(PATIENCE)
         alone, both = batcher.last_batches()
     assert alone.members == [BatchMember(None, 1, 2, 0.0, answered=True)]
     assert (alone.number, alone.requests, alone.rows, alone.closed_at) == (1, 1, 1, 100.0)
     assert both.members is not None
-    assert sorted(both.members, key=lambda rider: str(rider.tag)) == [
+    assert sorted(both.members, key=lambda member: str(member.tag)) == [
         BatchMember("early", 3, 2, 0.75, answered=True),
         BatchMember("late", 1, 1, 0.5, answered=True),
     ]
@@ -63,10 +63,10 @@ def test_a_batch_as_it_formed() -> None:
         error="",
         members=both.members,
     )
-    assert both.predicted > 0, "it was known what the first one took"
+    assert both.predicted > 0, "the first batch was learned"
 
 
-def test_who_has_an_answer_finds_its_batch() -> None:
+def test_a_batch_is_recorded_before_its_answers() -> None:
     found: list[int] = []
     with Batcher(lambda x: x, 4) as batcher:
         for _ in range(20):
@@ -76,7 +76,7 @@ def test_who_has_an_answer_finds_its_batch() -> None:
     assert found == list(range(1, 21))
 
 
-def test_riders_are_noted_only_for_a_while_after_a_look() -> None:
+def test_members_are_noted_only_for_a_while_after_a_snapshot() -> None:
     clock = VirtualClock()
     with Batcher(lambda x: x, 4, clock=clock) as batcher:
         result(batcher.submit(0.0, tag="unseen"))
@@ -85,11 +85,11 @@ def test_riders_are_noted_only_for_a_while_after_a_look() -> None:
         result(batcher.submit(0.0, tag="seen"))
         clock.advance(WATCHED_SECONDS / 2)
         result(batcher.submit(0.0, tag="too late"))
-        riders = [batch.members for batch in batcher.last_batches()]
-    assert riders == [None, [BatchMember("seen", 1, 1, 0.0, answered=True)], None]
+        members = [batch.members for batch in batcher.last_batches()]
+    assert members == [None, [BatchMember("seen", 1, 1, 0.0, answered=True)], None]
 
 
-def test_no_more_than_the_last_batches_and_the_first_riders_are_kept() -> None:
+def test_batches_and_members_are_bounded() -> None:
     runner = ScriptedRunner(gated=True)
     with Batcher(runner, 2 * MOST_MEMBERS) as batcher:
         batcher.last_batches()
@@ -101,7 +101,7 @@ def test_no_more_than_the_last_batches_and_the_first_riders_are_kept() -> None:
         full = batcher.last_batches()[-1]
         assert full.members is not None
         assert (full.requests, full.reason) == (2 * MOST_MEMBERS, CloseReason.FULL)
-        assert [rider.tag for rider in full.members] == list(range(MOST_MEMBERS))
+        assert [member.tag for member in full.members] == list(range(MOST_MEMBERS))
         for _ in range(MOST_BATCHES + 3):
             result(batcher.submit(0.0))
         kept = batcher.last_batches()
@@ -118,7 +118,7 @@ def test_a_long_tag_is_cut() -> None:
     assert batch.members[0].tag == "x" * 128
 
 
-def test_a_batch_that_failed_and_its_halves() -> None:
+def test_a_failed_batch_and_its_halves_are_recorded() -> None:
     runner = ScriptedRunner(fails_below_zero, gated=True)
     with Batcher(runner, 4) as batcher:
         batcher.last_batches()
@@ -136,7 +136,7 @@ def test_a_batch_that_failed_and_its_halves() -> None:
             batch.error,
             batch.again,
             batch.reason,
-            [(rider.tag, rider.answered) for rider in batch.members or ()],
+            [(member.tag, member.answered) for member in batch.members or ()],
         )
         for batch in records
     ]
@@ -149,7 +149,7 @@ def test_a_batch_that_failed_and_its_halves() -> None:
     assert records[-1].predicted == 0.0
 
 
-def test_one_that_left_while_its_batch_ran() -> None:
+def test_a_request_cancelled_during_the_run_is_not_answered() -> None:
     runner = ScriptedRunner(gated=True)
     with Batcher(runner, 4) as batcher:
         batcher.last_batches()
@@ -161,22 +161,22 @@ def test_one_that_left_while_its_batch_ran() -> None:
         assert leaves.cancel()
         runner.open()
         result(stays)
-        riders = batcher.last_batches()[-1].members
-    assert riders is not None
-    assert [(rider.tag, rider.answered) for rider in riders] == [("stays", True), ("leaves", False)]
+        members = batcher.last_batches()[-1].members
+    assert members is not None
+    assert [(member.tag, member.answered) for member in members] == [("stays", True), ("leaves", False)]
 
 
-def test_the_parts_of_a_large_request_have_its_tag() -> None:
+def test_the_parts_of_a_split_request_have_its_tag() -> None:
     with Batcher(lambda x: x, 2) as batcher:
         batcher.last_batches()
         result(batcher.submit_rows(np.zeros(5), tag="large"))
         told = [
-            (batch.rows, [rider.tag for rider in batch.members or ()]) for batch in batcher.last_batches()
+            (batch.rows, [member.tag for member in batch.members or ()]) for batch in batcher.last_batches()
         ]
     assert told == [(2, ["large"]), (2, ["large"]), (1, ["large"])]
 
 
-def test_which_function_ran_it() -> None:
+def test_a_record_names_its_function() -> None:
     gates = [threading.Event(), threading.Event()]
 
     def running(index: int) -> Callable[[Any], Any]:
@@ -194,7 +194,7 @@ def test_which_function_ran_it() -> None:
 
 
 def test_a_batch_that_was_handed_back_and_ran_again() -> None:
-    """Its device failed: it is there twice, and its rider waited all the while."""
+    """After a device failure the batch is recorded twice, and its queue delay goes on."""
     clock = VirtualClock()
     failures = [InstanceFailed("gone")]
 
@@ -215,7 +215,7 @@ def test_a_batch_that_was_handed_back_and_ran_again() -> None:
 
 
 def test_no_tensor_is_kept() -> None:
-    """Neither inputs nor outputs, nor the future, of what rode."""
+    """Neither inputs nor outputs nor futures are kept."""
     alive: list[weakref.ref[Any]] = []
 
     def run(x: Any) -> Any:
