@@ -1,4 +1,4 @@
-"""Classifiers as exporters make them."""
+"""Classifiers like those that exporters produce."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.models.small import value
 
 
 def trees(path: Path, label: int = 1) -> Path:
-    """x FP32 [n, 2] → label INT64 [1], as it is declared, and probabilities FP32 [n, 3]: class 2 where x[0] > 0, else 1."""
+    """x FP32 [n, 2] → label INT64 with the declared shape [1], and probabilities FP32 [n, 3]: class 2 where x[0] > 0, else 1."""
     classifier = helper.make_node(
         "TreeEnsembleClassifier",
         ["x"],

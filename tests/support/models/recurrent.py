@@ -1,4 +1,4 @@
-"""Recurrent models: for some tensors with an axis of length zero ONNX Runtime aborts the process."""
+"""Recurrent models, for which ONNX Runtime aborts the process if some tensors have an axis of length zero."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _random(*shape: int) -> npt.NDArray[np.float32]:
 
 
 def gru(path: Path) -> Path:
-    """ids INT64 [n, length] → y FP32 [n, 4], the last state of a GRU over the ids' embeddings."""
+    """ids INT64 [n, length] → y FP32 [n, 4], the last state of a GRU over the embeddings of the ids."""
     return save(
         path,
         [
@@ -39,7 +39,7 @@ def gru(path: Path) -> Path:
 
 
 def lstm(path: Path) -> Path:
-    """x FP32 [n, length, 3] → states FP32 [n, length, 4] and y FP32 [n, 4], those of an LSTM and the last one."""
+    """x FP32 [n, length, 3] → states FP32 [n, length, 4] and y FP32 [n, 4], all states of an LSTM and the last one."""
     return save(
         path,
         [

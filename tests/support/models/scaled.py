@@ -1,4 +1,4 @@
-"""Models with an input that has no batch axis, beside one that has."""
+"""Models with one input that has a batch axis, and others without."""
 
 from __future__ import annotations
 

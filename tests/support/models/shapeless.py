@@ -1,4 +1,4 @@
-"""Models that do not say what shapes their inputs and outputs have, as ONNX Runtime takes them."""
+"""Models without shapes of their inputs and outputs, which ONNX Runtime accepts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.models.small import node, save, value
 
 
 def shapeless(path: Path) -> Path:
-    """The model without the shapes of its inputs and outputs, but for inputs that lead with a batch axis `n`."""
+    """Return the model without shapes, except those of inputs whose axis 0 is a batch axis `n`."""
     model = onnx.load(path)
     for given in (*model.graph.input, *model.graph.output):
         dims = given.type.tensor_type.shape.dim

@@ -1,4 +1,4 @@
-"""Small ONNX models, each with one property that a test is about."""
+"""Small ONNX models, each with one property that a test needs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def save(
 
 
 def identity(path: Path, *inputs: onnx.ValueInfoProto) -> Path:
-    """Each input comes back as an output, by the name with `_out` behind."""
+    """Each input is returned as an output whose name has the suffix `_out`."""
     outputs = []
     for given in inputs:
         output = onnx.ValueInfoProto()
@@ -98,7 +98,7 @@ def halved(path: Path, datatype: str) -> Path:
 
 
 def wide(path: Path, width: int) -> Path:
-    """x FP32 [batch, 1] → y [batch] = x, by way of so many copies of each number."""
+    """x FP32 [batch, 1] → y [batch] = x, computed through copies of each number."""
     return save(
         path,
         [node("Mul", "x ones", "copies"), node("ReduceMax", "copies", "y", axes=[1], keepdims=0)],
@@ -147,7 +147,7 @@ def conv(path: Path) -> Path:
 
 
 def reshaped_conv(path: Path) -> Path:
-    """As `conv`, with the label alone."""
+    """Like `conv`, with only the label as output."""
     model = onnx.load(str(conv(path)))
     del model.graph.output[1]
     onnx.save(model, str(path))
@@ -175,12 +175,12 @@ def centred(path: Path) -> Path:
 
 
 def running_sum(path: Path) -> Path:
-    """y = cumulative sum of x over the batch: each row changes with those in front of it."""
+    """y = cumulative sum of x over the batch: each row depends on the rows before it."""
     return save(path, [node("CumSum", "x axis", "y")], [value("x")], [value("y")], {"axis": np.int64(0)})
 
 
 def total(path: Path) -> Path:
-    """y [k, 3] = sum of x over the batch, which is one row, whatever its declaration says."""
+    """y [k, 3] = sum of x over the batch: one row, although k is declared as variable."""
     return save(
         path,
         [node("ReduceSum", "x axes", "y", keepdims=1)],
@@ -207,7 +207,7 @@ def multiples_only(path: Path, of: int) -> Path:
 
 
 def one_row_only(path: Path) -> Path:
-    """y = x; several rows raise."""
+    """y = x; more than one row raises."""
     return save(
         path,
         [
@@ -222,7 +222,7 @@ def one_row_only(path: Path) -> Path:
 
 
 def lookup(path: Path, size: int = 10) -> Path:
-    """index INT64 [batch] → y FP32 [batch, 1] = index; one of `size` or more raises."""
+    """index INT64 [batch] → y FP32 [batch, 1] = index; an index of at least `size` raises."""
     table = np.arange(size, dtype=np.float32).reshape(size, 1)
     return save(
         path,
@@ -234,8 +234,8 @@ def lookup(path: Path, size: int = 10) -> Path:
 
 
 def without_stop_words(path: Path, words: Sequence[str] = ("the", "a"), dims: Dims = ("batch",)) -> Path:
-    """x BYTES [batch] → y, the elements in small letters, without those that are stop words."""
-    # A list that is empty has no type.
+    """x BYTES [batch] → y, the elements in lower case, without stop words."""
+    # An empty list would have no type.
     stop = {"stopwords": words} if words else {}
     return save(
         path,
@@ -246,7 +246,7 @@ def without_stop_words(path: Path, words: Sequence[str] = ("the", "a"), dims: Di
 
 
 def spelt(path: Path) -> Path:
-    """x BYTES [batch] → y FP32, the number that each spells; a table of words is in the file, for another use."""
+    """x BYTES [batch] → y FP32, the number that each string spells; the file also has an unused table of words."""
     return save(
         path,
         [
@@ -260,7 +260,7 @@ def spelt(path: Path) -> Path:
 
 
 def added(path: Path) -> Path:
-    """y = a + b, of shapes that only the run compares."""
+    """y = a + b; only the run compares their shapes."""
     dims = ["batch", "n"]
     return save(
         path,
@@ -305,7 +305,7 @@ def masked_mean(path: Path, tokens: str = "sequence") -> Path:
 
 
 def plain_mean(path: Path) -> Path:
-    """x FP32 [batch, sequence, 2] → y [batch, 2], the mean over the sequence, padding and all."""
+    """x FP32 [batch, sequence, 2] → y [batch, 2], the mean over the sequence, including padding."""
     return save(
         path,
         [node("ReduceMean", "x", "y", axes=[1], keepdims=0)],
@@ -315,7 +315,7 @@ def plain_mean(path: Path) -> Path:
 
 
 def with_positions(path: Path, most: int = 20) -> Path:
-    """x FP32 [batch, sequence] → y = x + position, of at most `most` positions: longer rows raise."""
+    """x FP32 [batch, sequence] → y = x + position, with at most `most` positions; longer rows raise."""
     return save(
         path,
         [
@@ -375,7 +375,7 @@ def attention(path: Path, masked: bool = True, width: int = 8, layers: int = 1) 
 
 
 def found(path: Path) -> Path:
-    """at INT64 [2, found]: where x is not 0; same = x."""
+    """at INT64 [2, found] = the positions where x is not 0; same = x."""
     return save(
         path,
         [node("NonZero", "x", "at"), node("Identity", "x", "same")],
