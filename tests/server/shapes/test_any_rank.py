@@ -69,5 +69,5 @@ def test_a_configuration_declares_the_shape(tmp_path: Path) -> None:
     # The completed configuration can be loaded again.
     completed = load(path).config
     assert load(path, text_format.MessageToString(completed)).signature.inputs[0].any_rank
-    with pytest.raises(StartError, match="give the configuration an input with its name"):
+    with pytest.raises(StartError, match="add an input with its name"):
         load(path, "max_batch_size: 8")
