@@ -2,8 +2,8 @@
 # Unpacks Triton's perf_analyzer and the libraries that it needs into the folder $1, with the Python $2.
 #
 # The binary is in the wheels of tritonclient up to 2.43.0. It is linked to CUDA's runtime, which it
-# uses only for shared memory on a GPU, and to libb64, which is taken from Debian's package where the
-# machine lacks it. Where that cannot be had either, the file `unavailable` says so.
+# uses only for shared memory on a GPU, and to libb64. If the machine lacks libb64, it is taken from
+# Debian's package; if that is not available either, the file `unavailable` says so.
 set -eu
 out=$1
 python=$2

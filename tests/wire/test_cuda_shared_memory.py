@@ -232,7 +232,7 @@ def test_tensors_outside_a_region(served: Served) -> None:
         served.client.infer("echo-INT32", [tensor("x", SIXTEEN, "INT32")], outputs=[wanted("a", 60)])
 
 
-def test_a_region_in_use_is_unregistered_with_the_end_of_its_use(served: Served) -> None:
+def test_a_region_in_use_is_unregistered_after_its_last_use(served: Served) -> None:
     source, target = region(served, "x"), region(served, "y")
     served.memory.put(source, np.full((1, 4), 7, np.float32).tobytes())
     inputs = probe(0, work=LONG)
@@ -255,7 +255,7 @@ def test_extensions(served: Served) -> None:
     assert "system_shared_memory" in extensions
 
 
-def test_by_tritons_own_utilities(served: Served, library: Path) -> None:
+def test_tritons_own_utilities(served: Served, library: Path) -> None:
     """With the functions of tritonclient that its users call."""
     if library.is_absolute():
         pytest.skip("tritonclient allocates on a real GPU only")
@@ -300,7 +300,7 @@ def scripted(served: Served, library: Path) -> Served:
         (ILLEGAL_ADDRESS, "UNAVAILABLE", "the GPU does not work: cuIpcOpenMemHandle: result 700"),
     ],
 )
-def test_how_opening_fails(scripted: Served, result: int, code: str, text: str) -> None:
+def test_errors_of_opening(scripted: Served, result: int, code: str, text: str) -> None:
     _, handle = scripted.memory.allocate(64)
     got, message = refused(scripted, failing(handle, OPENING, result))
     assert (got, text in message) == (code, True), message
@@ -313,7 +313,7 @@ def test_how_opening_fails(scripted: Served, result: int, code: str, text: str) 
         (ILLEGAL_ADDRESS, "UNAVAILABLE", "the GPU does not work"),
     ],
 )
-def test_how_a_copy_fails(scripted: Served, result: int, code: str, text: str) -> None:
+def test_errors_of_a_copy(scripted: Served, result: int, code: str, text: str) -> None:
     _, handle = scripted.memory.allocate(64)
     register(scripted, "a", failing(handle, COPYING, result))
     sent = tensor("x", SIXTEEN, "INT32")
@@ -329,7 +329,7 @@ def test_how_a_copy_fails(scripted: Served, result: int, code: str, text: str) -
     np.testing.assert_array_equal(scripted.client.infer("echo-INT32", [sent]).as_numpy("y"), SIXTEEN)
 
 
-def test_a_region_that_cannot_be_closed_is_gone_all_the_same(scripted: Served) -> None:
+def test_a_region_that_cannot_be_closed_is_still_unregistered(scripted: Served) -> None:
     _, handle = scripted.memory.allocate(64)
     register(scripted, "a", failing(handle, CLOSING, INVALID_VALUE))
     scripted.client.unregister_cuda_shared_memory("a")

@@ -169,5 +169,5 @@ def test_errors(report: Any, what: str, code: int, message: str) -> None:
     assert message in report["errors"][what]["message"]
 
 
-def test_the_server_is_well_afterwards(report: Any) -> None:
+def test_the_server_has_no_errors_afterwards(report: Any) -> None:
     assert report["after"] == 16

@@ -81,7 +81,7 @@ def test_typed_contents_are_answered_in_a_form_that_a_person_can_read(server: Se
     assert "raw_output_contents" not in response
 
 
-def test_a_mistake_is_explained(server: ServerProcess) -> None:
+def test_an_error_is_reported(server: ServerProcess) -> None:
     result = infer(server, shape=[1, 64])
     assert "InvalidArgument" in result.stderr
     assert "Expected [-1, 8, 8], got [1, 64]" in result.stderr

@@ -63,7 +63,7 @@ def test_settings_have_effect(serve: Serve, probe_model: Path) -> None:
     assert not any("SIGTERM" in line["message"] for line in lines)
 
 
-async def test_what_is_refused(serve: Serve, echo_model: Path) -> None:
+async def test_wrong_log_settings_are_refused(serve: Serve, echo_model: Path) -> None:
     refused: list[tuple[dict[str, Any], str, str]] = [
         (
             {"log_file": "elsewhere.log"},
@@ -83,7 +83,7 @@ async def test_what_is_refused(serve: Serve, echo_model: Path) -> None:
             assert (await client.get_log_settings(as_json=True))["settings"] == AT_FIRST
 
 
-def test_changes_are_refused_unless_they_are_allowed(serve: Serve, echo_model: Path) -> None:
+def test_changes_are_refused_unless_allowed(serve: Serve, echo_model: Path) -> None:
     server = serve(echo_model)
     with triton.InferenceServerClient(server.address) as client:
         for change in ({"log_error": False}, {"log_file": "other"}, {"nonsense": True}):

@@ -69,7 +69,7 @@ def test_the_server_uses_the_configuration_that_the_command_prints(root: Path, s
     assert any("on 2 × cpu in" in line or "on 2 \\u00d7 cpu in" in line for line in server.log)
 
 
-def test_a_configuration_that_is_sent_takes_the_place_of_the_file(root: Path, transport: str) -> None:
+def test_a_sent_configuration_replaces_the_file(root: Path, transport: str) -> None:
     # Not with the fixture, because a refusal is an error line in the log.
     with (
         running(

@@ -98,7 +98,7 @@ def served(
     assert not server.errors(), "".join(server.log)
 
 
-def test_every_row_is_provoked_and_nothing_else() -> None:
+def test_every_row_is_provoked_and_no_other_error() -> None:
     assert [row.when for row in rows()] == list(dict.fromkeys(row.when for row in rows()))
     assert {row.when for row in rows()} == PROVOKED.keys()
     assert len(PROVOKED) == sum(map(len, TABLES))
@@ -116,7 +116,7 @@ def test_each_row_of_the_page_is_true(served: Served, row: Row) -> None:
     assert (error.code().name, text in error.details()) == (row.here, True), error.details()
 
 
-def test_where_the_codes_differ_the_page_says_why() -> None:
+def test_the_page_marks_where_codes_differ_from_tritons() -> None:
     differing = {row.when for row in rows() if row.triton != row.here}
     assert differing == {
         "there are more rows than a batch holds",

@@ -93,7 +93,7 @@ def refused(action: Callable[[], Any]) -> tuple[str, str]:
     return str(caught.value.status()), str(caught.value.message())
 
 
-def test_a_repository_is_served_as_it_is(root: Path, serve: Serve, connect: Connect) -> None:
+def test_a_repository_is_served_unchanged(root: Path, serve: Serve, connect: Connect) -> None:
     write(root, "m", 1, scaled(1))
     write(root, "m", 3, scaled(3))
     write(root, "all", 1, scaled(10), "version_policy { all { } }")

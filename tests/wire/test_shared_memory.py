@@ -253,7 +253,9 @@ def test_a_region_beyond_its_memory(
         ),
     ],
 )
-def test_a_key_of_nothing(client: triton.InferenceServerClient, key: str, code: str, message: str) -> None:
+def test_a_key_without_a_file(
+    client: triton.InferenceServerClient, key: str, code: str, message: str
+) -> None:
     with pytest.raises(InferenceServerException) as caught:
         client.register_system_shared_memory("a", key, 10000)
     assert caught.value.status() == f"StatusCode.{code}"
@@ -294,9 +296,7 @@ def test_tensors_that_do_not_fit_a_region(client: triton.InferenceServerClient, 
     assert names(client) == ["big", "in"]
 
 
-def test_memory_that_shrinks_under_the_server_is_an_error_of_the_request(
-    client: triton.InferenceServerClient, memory: Memory
-) -> None:
+def test_memory_that_shrinks_is_a_client_error(client: triton.InferenceServerClient, memory: Memory) -> None:
     memory.region("in", PAGE)
     memory.region("out", PAGE)
     for name in ("in", "out"):
@@ -311,7 +311,7 @@ def test_memory_that_shrinks_under_the_server_is_an_error_of_the_request(
     assert client.is_server_live()
 
 
-def test_a_region_in_use_is_unregistered_with_the_end_of_its_use(
+def test_a_region_in_use_is_unregistered_after_its_last_use(
     client: triton.InferenceServerClient, memory: Memory
 ) -> None:
     memory.region("x")
@@ -333,7 +333,7 @@ def test_a_region_in_use_is_unregistered_with_the_end_of_its_use(
 
 
 @pytest.mark.parametrize("index", [0, 99], ids=["good", "fails in the model"])
-def test_a_region_is_let_go_however_its_request_ends(
+def test_a_region_is_released_however_its_request_ends(
     client: triton.InferenceServerClient, memory: Memory, index: int
 ) -> None:
     memory.region("out")
@@ -348,7 +348,7 @@ def test_a_region_is_let_go_however_its_request_ends(
     assert names(client) == []
 
 
-def test_it_is_off_unless_it_is_allowed(transport: str, probe_model: Path) -> None:
+def test_shared_memory_is_off_by_default(transport: str, probe_model: Path) -> None:
     with (
         running(probe_model, transport=transport) as server,
         triton.InferenceServerClient(server.address) as client,

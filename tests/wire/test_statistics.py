@@ -49,7 +49,7 @@ def adds_up(one: pb.ModelStatistics) -> None:
     assert (stats.cache_hit.count, stats.cache_miss.count) == (0, 0)
 
 
-def test_figures_are_there_when_the_answer_is(client: triton.InferenceServerClient) -> None:
+def test_counters_include_each_answer_once_it_arrives(client: triton.InferenceServerClient) -> None:
     """After each answer and each error the counters include it, without a wait."""
     assert statistics(client).inference_stats.success.count == 0
     began = int(time.time() * 1e3)
@@ -74,7 +74,7 @@ def test_figures_are_there_when_the_answer_is(client: triton.InferenceServerClie
     assert statistics(client) == one, "asking changes nothing"
 
 
-def test_in_a_stream_too(client: triton.InferenceServerClient) -> None:
+def test_counters_include_requests_of_a_stream(client: triton.InferenceServerClient) -> None:
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
     for number in range(20):
@@ -97,7 +97,7 @@ def test_a_deadline_that_could_not_be_met_is_a_failure(client: triton.InferenceS
     assert (one.inference_stats.success.count, one.inference_stats.fail.count) == (0, 1)
 
 
-def test_of_all_models_of_one_and_of_none(client: triton.InferenceServerClient) -> None:
+def test_statistics_of_all_models_of_one_and_of_an_unknown_one(client: triton.InferenceServerClient) -> None:
     client.infer("probe", probe(rows=3))
     every = client.get_inference_statistics()
     assert [(one.name, one.version) for one in every.model_stats] == [("digits", "1"), ("probe", "1")]

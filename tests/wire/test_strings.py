@@ -52,7 +52,7 @@ def test_a_forced_batch_reports_the_mismatch(serve: Serve, tmp_path: Path) -> No
     assert all("output 'y' has shape [1], expected 2 rows" in line for line in warned)
 
 
-def test_as_its_configuration_says(serve: Serve, tmp_path: Path) -> None:
+def test_the_recommended_configuration_works(serve: Serve, tmp_path: Path) -> None:
     """The configuration that the error message recommends for a model that must be batched."""
     directory = tmp_path / "models" / "words"
     (directory / "1").mkdir(parents=True)

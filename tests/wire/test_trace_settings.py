@@ -128,7 +128,7 @@ def test_a_models_own_settings_count_and_files(
     }
 
 
-def test_what_is_refused(serve: Serve, echo_model: Path, tmp_path: Path) -> None:
+def test_wrong_trace_settings_are_refused(serve: Serve, echo_model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     with triton.InferenceServerClient(serve(echo_model).address) as client:
         for model, changes, code, message in (

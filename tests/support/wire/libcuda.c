@@ -1,10 +1,12 @@
 /* A stand-in for the NVIDIA driver's library, for tests on machines without a GPU. Device memory is POSIX shared
- * memory, and it is as strict as the driver where it matters: nothing works before cuInit, or without a context;
- * a handle is opened by another process than the one that made it, and as often as it is closed; a copy stays
- * within an allocation, and is made no sooner than its thread waits for the stream. An allocation has a whole number of pages of 512 bytes, as cudaMalloc's.
+ * memory. The stand-in is as strict as the driver in these points:
+ * - Nothing works before cuInit, or without a context.
+ * - A handle is opened only by another process than the one that made it, and closed as often as it was opened.
+ * - A copy must be within an allocation, and is made only when its thread waits for the stream.
+ * - An allocation has a whole number of pages of 512 bytes, as with cudaMalloc.
  *
- * A handle says by the numbers at the offsets 40, 44 and 48 with what result opening it, a copy of its memory, and
- * closing it fail; 0 for not. STAND_IN_GPUS is how many devices there are (2), STAND_IN_INIT what cuInit says.
+ * The numbers at the offsets 40, 44 and 48 of a handle are the results of opening it, of copying its memory, and of
+ * closing it; 0 for success. STAND_IN_GPUS is the number of devices (2), STAND_IN_INIT the result of cuInit.
  */
 #include <fcntl.h>
 #include <stdint.h>
@@ -118,7 +120,7 @@ static int later(void *to, const void *from, size_t size) {
     return 0;
 }
 
-/* Maps the memory of a handle, whose file is made or must be there. */
+/* Maps the memory of a handle. Its file is created, or must exist. */
 static Memory *mapped(const Handle *handle, int flags) {
     char name[64];
     snprintf(name, sizeof name, "/tensorferry-cuda-%u-%u", handle->pid, handle->number);
@@ -214,7 +216,7 @@ int cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address
     return 0;
 }
 
-/* Whether a copy of so much may be made: 0, or what fails. */
+/* Returns 0 if a copy of this size may be made, else the error. */
 static int copied(CUdeviceptr address, size_t size, void *stream) {
     int result = ready();
     if (result) return result;

@@ -1,5 +1,5 @@
-// A client in Go, as its generated code makes one: `client ADDRESS` does what
-// test_generated_clients.py lists, with the tensors that stdin has, and prints a JSON report.
+// A client in Go with generated code. `client ADDRESS` makes the calls that test_generated_clients.py lists, with the
+// tensors on stdin, and prints a JSON report.
 package main
 
 import (
@@ -96,7 +96,7 @@ func failed(err error) failure {
 	return failure{int(status.Code(err)), status.Convert(err).Message()}
 }
 
-// What the server says of itself and of a model.
+// Health and metadata of the server and of a model.
 func (c client) describe(report map[string]any) {
 	live, err := c.stub.ServerLive(within(wait), &pb.ServerLiveRequest{})
 	check(err)
@@ -127,7 +127,7 @@ func (c client) describe(report map[string]any) {
 	}
 }
 
-// A request to the probe model: y = 2 tag + index, after so much work.
+// A request to the probe model: y = 2 tag + index, after `work`.
 func probe(tag float32, index, work int64) *pb.ModelInferRequest {
 	input := func(name, datatype string, shape ...int64) *pb.ModelInferRequest_InferInputTensor {
 		return &pb.ModelInferRequest_InferInputTensor{Name: name, Datatype: datatype, Shape: shape}
@@ -170,7 +170,7 @@ func (c client) echoTyped(datatype string, values []string) []string {
 	return fromContents(datatype, c.echo(datatype, input).Outputs[0].Contents)
 }
 
-// The names of what an explained answer says of its batch, and one of the values.
+// The names of the parameters that describe a batch, and one of the values.
 func (c client) parameters() map[string]any {
 	request := probe(1, 0, 0)
 	request.Parameters = map[string]*pb.InferParameter{"explain": {ParameterChoice: &pb.InferParameter_BoolParam{BoolParam: true}}}

@@ -9,7 +9,7 @@ import (
 	pb "wire/inference"
 )
 
-// A number of a datatype that has a type in Go; FP16 and BF16 have none, their 16 bits are written.
+// The datatypes with a type in Go. FP16 and BF16 have none, so their 16 bits are written.
 type number interface {
 	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64
 }

@@ -41,8 +41,8 @@ import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 
 /**
- * A client in Java, as its generated code makes one: {@code Client ADDRESS} does what
- * test_generated_clients.py lists, with the tensors that stdin has, and prints a JSON report.
+ * A client in Java with generated code. {@code Client ADDRESS} makes the calls that
+ * test_generated_clients.py lists, with the tensors on stdin, and prints a JSON report.
  */
 public final class Client {
   private static final long WAIT_SECONDS = 60; // for what must come
@@ -107,7 +107,7 @@ public final class Client {
     return GRPCInferenceServiceGrpc.newStub(channel).withDeadlineAfter(WAIT_SECONDS, TimeUnit.SECONDS);
   }
 
-  /** What the server says of itself and of a model. */
+  /** Health and metadata of the server and of a model. */
   private Map<String, Object> described() {
     ServerMetadataResponse server = stub().serverMetadata(ServerMetadataRequest.getDefaultInstance());
     ModelMetadataResponse model =
@@ -138,7 +138,7 @@ public final class Client {
     return described;
   }
 
-  /** A request to the probe model: y = 2 tag + index, after so much work. */
+  /** A request to the probe model: y = 2 tag + index, after {@code work}. */
   private static ModelInferRequest probe(float tag, long index, long work) {
     return ModelInferRequest.newBuilder()
         .setModelName("probe")
@@ -183,7 +183,7 @@ public final class Client {
     return Tensors.fromContents(datatype, stub().modelInfer(request).getOutputs(0).getContents());
   }
 
-  /** The names of what an explained answer says of its batch, and one of the values. */
+  /** The names of the parameters that describe a batch, and one of the values. */
   private Map<String, Object> parameters() {
     ModelInferRequest request =
         probe(1, 0, 0).toBuilder()
@@ -304,7 +304,7 @@ public final class Client {
     }
   }
 
-  /** Says in a future how a stream ended. */
+  /** Completes a future with the end of a stream. */
   private abstract static class Answers implements StreamObserver<ModelStreamInferResponse> {
     private final CompletableFuture<Void> end;
 

@@ -7,7 +7,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 
-/** Between the texts of the report and a tensor's elements, raw and typed. */
+/** Conversion between the report's texts and a tensor's elements, raw and typed. */
 final class Tensors {
   private Tensors() {}
 
@@ -34,7 +34,7 @@ final class Tensors {
         case "INT64" -> encoded.putLong(Long.parseLong(text));
         case "UINT64" -> encoded.putLong(Long.parseUnsignedLong(text));
         case "INT32", "UINT32" -> encoded.putInt((int) Long.parseLong(text));
-        // FP16 and BF16 have no type in Java 17: their 16 bits are written.
+        // FP16 and BF16 have no type in Java 17, so their 16 bits are written.
         case "INT16", "UINT16", "FP16", "BF16" -> encoded.putShort((short) Integer.parseInt(text));
         default -> encoded.put((byte) Integer.parseInt(text));
       }

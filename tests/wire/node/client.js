@@ -1,5 +1,5 @@
-// A client in Node, with no generated code: `client.js ADDRESS PROTOS` does what
-// test_generated_clients.py lists, with the tensors that stdin has, and prints a JSON report.
+// A client in Node without generated code. `client.js ADDRESS PROTOS` makes the calls that test_generated_clients.py
+// lists, with the tensors on stdin, and prints a JSON report.
 
 import { Buffer } from 'node:buffer'
 import { readFileSync } from 'node:fs'
@@ -38,7 +38,7 @@ const failure = (answer) => answer.then(
   (error) => ({ code: error.code, message: error.details }),
 )
 
-// A request to the probe model: y = 2 tag + index, after so much work.
+// A request to the probe model: y = 2 tag + index, after `work`.
 function probe (tag, index = 0, work = 0) {
   return {
     model_name: 'probe',
@@ -69,7 +69,7 @@ async function echoTyped (datatype, texts) {
   return fromContents(datatype, response.outputs[0].contents)
 }
 
-// What the server says of itself and of a model.
+// Health and metadata of the server and of a model.
 async function described () {
   const server = await call('ServerMetadata', {})
   const model = await call('ModelMetadata', { name: 'probe' })
@@ -90,7 +90,7 @@ async function described () {
   }
 }
 
-// The names of what an explained answer says of its batch, and one of the values.
+// The names of the parameters that describe a batch, and one of the values.
 async function parameters () {
   const request = { ...probe(1), parameters: { explain: { bool_param: true } } }
   const said = (await call('ModelInfer', request)).parameters

@@ -1,15 +1,15 @@
-// Between the texts of the report and a tensor's elements, raw and typed.
+// Conversion between the report's texts and a tensor's elements, raw and typed.
 
 import { Buffer } from 'node:buffer'
 
-// How Buffer reads and writes each datatype. FP16 and BF16 have no type in Node 20: their 16 bits are written.
+// How Buffer reads and writes each datatype. FP16 and BF16 have no type in Node 20, so their 16 bits are written.
 const NUMBERS = {
   INT8: ['Int8', 1, Number], INT16: ['Int16LE', 2, Number], INT32: ['Int32LE', 4, Number], INT64: ['BigInt64LE', 8, BigInt],
   UINT8: ['UInt8', 1, Number], UINT16: ['UInt16LE', 2, Number], UINT32: ['UInt32LE', 4, Number], UINT64: ['BigUInt64LE', 8, BigInt],
   FP16: ['UInt16LE', 2, Number], BF16: ['UInt16LE', 2, Number], FP32: ['FloatLE', 4, Number], FP64: ['DoubleLE', 8, Number],
 }
 
-// The field of InferTensorContents for each datatype that has one, and what makes an element of a text.
+// By datatype: its field of InferTensorContents, and the function that makes an element of a text.
 const CONTENTS = {
   BOOL: ['bool_contents', (text) => text === 'true'],
   INT8: ['int_contents', Number], INT16: ['int_contents', Number], INT32: ['int_contents', Number],

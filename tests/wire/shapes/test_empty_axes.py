@@ -58,7 +58,7 @@ def test_empty_axes_that_crash_are_refused(client: triton.InferenceServerClient)
         assert client.infer("gru", [tensor("ids", WORDS, "INT64")]).as_numpy("y").shape == (1, 4)
 
 
-def test_in_a_stream_and_in_typed_contents(
+def test_empty_axes_in_a_stream_and_in_typed_contents(
     server: ServerProcess, client: triton.InferenceServerClient
 ) -> None:
     with Stream(client) as stream:
@@ -85,7 +85,7 @@ def test_supported_empty_axes_are_computed(client: triton.InferenceServerClient)
     )
 
 
-def test_no_rows_where_rows_are_not_counted(client: triton.InferenceServerClient) -> None:
+def test_zero_rows_of_an_unbatched_model(client: triton.InferenceServerClient) -> None:
     """For a model that mixes its rows, axis 0 is like any other axis."""
     x = tensor("x", np.zeros((0, 3), np.float32), "FP32")
     assert client.infer("mixing", [x]).as_numpy("share").shape == (0, 3)

@@ -138,6 +138,6 @@ def test_an_unknown_shape_is_an_error(client: triton.InferenceServerClient) -> N
     assert client.infer("unnamed", [beside]).as_numpy("y").shape == (2, 6)
 
 
-def test_its_shape_is_checked_all_the_same(client: triton.InferenceServerClient) -> None:
+def test_the_shape_of_a_request_without_rows_is_checked(client: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException, match="unexpected shape for input 'x'"):
         client.infer("lstm", [tensor("x", np.zeros((0, 5, 7), np.float32), "FP32")])

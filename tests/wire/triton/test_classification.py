@@ -44,7 +44,7 @@ def test_each_row_has_classes_of_its_own(client: triton.InferenceServerClient) -
     assert result.as_numpy("y").tolist() == [[b"10:2", b"5:1"], [b"-1:0", b"-4:3"]]
 
 
-def test_more_classes_than_elements_are_all(client: triton.InferenceServerClient) -> None:
+def test_more_classes_than_elements_give_all(client: triton.InferenceServerClient) -> None:
     result = infer(client, "INT64", np.array([[3, 4]]), 100)
     assert result.as_numpy("y").tolist() == [[b"4:1", b"3:0"]]
 
@@ -84,5 +84,5 @@ def test_unsupported_classifications(
     assert message in caught.value.message()
 
 
-def test_the_server_says_that_it_classifies(client: triton.InferenceServerClient) -> None:
+def test_the_server_lists_the_classification_extension(client: triton.InferenceServerClient) -> None:
     assert "classification" in client.get_server_metadata().extensions

@@ -93,9 +93,7 @@ def test_without_a_configuration_clients_get_the_generated_one(dial: Dial) -> No
     ("name", "version", "status"),
     [("other", "", "NOT_FOUND"), ("m", "2", "NOT_FOUND"), ("m", "one", "INVALID_ARGUMENT")],
 )
-def test_there_is_no_configuration_of_a_model_that_is_not_there(
-    dial: Dial, name: str, version: str, status: str
-) -> None:
+def test_an_unknown_model_has_no_configuration(dial: Dial, name: str, version: str, status: str) -> None:
     with pytest.raises(InferenceServerException) as caught:
         dial(None).get_model_config(name, version)
     assert caught.value.status() == f"StatusCode.{status}"
@@ -112,13 +110,13 @@ def test_shapes_are_those_of_the_configuration(dial: Dial, batching: str) -> Non
         client.infer("m", x(fp32(4, 3)), client_timeout=PATIENCE)
 
 
-def test_more_rows_than_max_batch_size_are_refused_where_requests_run_alone(dial: Dial) -> None:
+def test_more_rows_than_max_batch_size_are_refused_if_requests_run_alone(dial: Dial) -> None:
     with pytest.raises(InferenceServerException, match="inference request batch-size must be <= 4") as caught:
         dial("max_batch_size: 4 " + XY).infer("m", x(fp32(5, 1, 3)), client_timeout=PATIENCE)
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
-def test_and_cut_up_where_they_share_batches(dial: Dial) -> None:
+def test_more_rows_than_max_batch_size_are_split_if_requests_share_batches(dial: Dial) -> None:
     client = dial("max_batch_size: 4 dynamic_batching { } " + XY)
     answer = client.infer("m", x(fp32(9, 1, 3)), client_timeout=PATIENCE).as_numpy("y")
     assert answer.tolist() == (2 * fp32(9, 3)).tolist()
@@ -222,7 +220,7 @@ def test_a_queue_timeout_is_reported_while_the_model_runs(dial: Dial, gate: Gate
 
 
 @pytest.mark.parametrize("default", ["", "default_timeout_microseconds: 60000000 "])
-def test_a_request_may_ask_for_a_shorter_time_where_it_is_allowed(
+def test_a_request_may_set_a_shorter_timeout_if_the_policy_allows_it(
     dial: Dial, gate: Gate, default: str
 ) -> None:
     sender = held(dial, gate, f"default_queue_policy {{ {default} allow_timeout_override: true }}")
@@ -232,7 +230,7 @@ def test_a_request_may_ask_for_a_shorter_time_where_it_is_allowed(
     assert sender.answered(0.0)
 
 
-def test_where_it_is_not_its_timeout_says_nothing(dial: Dial, gate: Gate) -> None:
+def test_a_requests_timeout_is_ignored_if_the_policy_does_not_allow_it(dial: Dial, gate: Gate) -> None:
     sender = held(dial, gate, "default_queue_policy { max_queue_size: 9 }")
     sender.send(1.0, timeout=1)
     for tag in range(2, 11):

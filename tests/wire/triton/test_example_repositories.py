@@ -164,7 +164,7 @@ def client(
     assert not server.errors()
 
 
-def test_all_are_ready_as_their_configurations_say(client: triton.InferenceServerClient) -> None:
+def test_all_models_are_ready_as_configured(client: triton.InferenceServerClient) -> None:
     index = [(m.name, m.version, m.state) for m in client.get_model_repository_index().models]
     assert index == [
         ("bare", "1", "READY"),
@@ -201,7 +201,7 @@ def test_more_rows_than_the_configuration_allows(client: triton.InferenceServerC
         client.infer("simple", [tensor("INPUT0", many, "INT32"), tensor("INPUT1", many, "INT32")])
 
 
-def test_an_image_s_classes(client: triton.InferenceServerClient) -> None:
+def test_classes_of_an_image(client: triton.InferenceServerClient) -> None:
     metadata = client.get_model_metadata("classes_onnx")
     assert [list(metadata.inputs[0].shape), list(metadata.outputs[0].shape)] == [[3, 8, 8], [3]]
     image = np.stack([np.full((8, 8), shade, np.float32) for shade in (0.25, 3, 1.5)])
@@ -210,7 +210,7 @@ def test_an_image_s_classes(client: triton.InferenceServerClient) -> None:
     assert result.as_numpy("fc6_1").tolist() == [b"3.000000:1:FERRY", b"1.500000:2:LIGHTHOUSE"]
 
 
-def test_strings_of_either_version(client: triton.InferenceServerClient) -> None:
+def test_strings_of_both_versions(client: triton.InferenceServerClient) -> None:
     text = np.array([[b"a", "ferry ⛴".encode()]], dtype=np.object_)
     for version in ("", "1", "3"):
         result = client.infer("strings", [tensor("TEXT", text, "BYTES")], model_version=version)

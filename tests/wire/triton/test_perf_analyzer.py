@@ -101,7 +101,7 @@ MODES = {
 @pytest.mark.parametrize(
     ("model", "mode"), [*(("echo-FP32", mode) for mode in MODES), ("echo-BYTES", "async")]
 )
-def test_each_mode_and_its_counts_are_within_ours(
+def test_counts_of_each_mode_are_within_the_servers(
     server: ServerProcess, stub: inference_pb2_grpc.GRPCInferenceServiceStub, model: str, mode: str
 ) -> None:
     before = successes(stub, model)
@@ -113,7 +113,7 @@ def test_each_mode_and_its_counts_are_within_ours(
     assert 0 < count(ended.stdout, "Execution count") <= count(ended.stdout, "Inference count")
 
 
-def test_windows_of_so_many_requests_and_a_report_in_csv(
+def test_windows_by_request_count_and_a_csv_report(
     server: ServerProcess, stub: inference_pb2_grpc.GRPCInferenceServiceStub, tmp_path: Path
 ) -> None:
     report = tmp_path / "report.csv"
@@ -156,7 +156,7 @@ def test_tensors_in_shared_memory(server: ServerProcess, mode: str) -> None:
     assert count(ended.stdout, "Request count") > 0
 
 
-def test_an_unknown_model_is_explained(server: ServerProcess) -> None:
+def test_an_unknown_model_is_reported(server: ServerProcess) -> None:
     ended = perf_analyzer(server, "nobody", "--concurrency-range", "1")
     assert ended.returncode != 0
     assert "unknown model: 'nobody'" in ended.stdout + ended.stderr

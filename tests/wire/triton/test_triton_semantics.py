@@ -46,7 +46,7 @@ def message(request_id: str = "", **parameters: Any) -> Any:
     return request
 
 
-def test_custom_parameters_are_passed_over(client: triton.InferenceServerClient) -> None:
+def test_custom_parameters_are_ignored(client: triton.InferenceServerClient) -> None:
     for parameters in ({"key1": "value1"}, {"key1": 1}, {"key1": 123.5}, {"key1": True, "key2": "v"}):
         result = client.infer("probe", probe(3), parameters=parameters)
         np.testing.assert_array_equal(result.as_numpy("y"), np.full((1, 4), 6))
@@ -78,7 +78,7 @@ def test_reserved_parameters_are_refused_in_calls_and_streams(stub: Any, key: st
     assert second.error_message == ""
 
 
-def test_an_unsigned_timeout_counts_too(stub: Any) -> None:
+def test_an_unsigned_timeout_is_accepted(stub: Any) -> None:
     assert stub.ModelInfer(message(timeout=("uint64_param", 60_000_000)), timeout=PATIENCE)
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(message(timeout=("uint64_param", 1)), timeout=PATIENCE)
@@ -88,7 +88,7 @@ def test_an_unsigned_timeout_counts_too(stub: Any) -> None:
 
 
 @pytest.mark.parametrize("empty_final", [False, True])
-def test_each_response_of_a_stream_says_that_it_is_the_last_to_its_request(
+def test_each_response_of_a_stream_is_marked_as_the_last_to_its_request(
     client: triton.InferenceServerClient, empty_final: bool
 ) -> None:
     """No model here gives several responses, so no empty final response is sent, wanted or not."""

@@ -64,7 +64,7 @@ def test_zero_rows_zero_size_and_more_rows_than_a_batch(
     np.testing.assert_array_equal(got, array)
 
 
-def test_outputs_by_name_in_the_order_asked_for(client: triton.InferenceServerClient) -> None:
+def test_outputs_by_name_in_the_requested_order(client: triton.InferenceServerClient) -> None:
     image = tensor("image", np.zeros((2, 8, 8), np.uint8), "UINT8")
     wanted = [triton.InferRequestedOutput("probabilities"), triton.InferRequestedOutput("label")]
     response = client.infer("digits", [image], outputs=wanted, request_id="seven").get_response()

@@ -123,7 +123,7 @@ async def test_asyncio_calls_and_streams_that_are_late(
 # Cancelling.
 
 
-def test_cancelled_while_it_runs_and_while_it_waits(client: triton.InferenceServerClient) -> None:
+def test_running_and_queued_requests_are_cancelled(client: triton.InferenceServerClient) -> None:
     """A running request and some queued ones are cancelled; a queued request between them is answered."""
     answers: Answers = queue.Queue()
     kept: Answers = queue.Queue()
@@ -161,7 +161,7 @@ def test_every_third_of_many_is_cancelled_and_each_ends_once(client: triton.Infe
     assert answers.empty()
 
 
-def test_a_stream_that_is_cancelled_says_so_once_and_another_can_be_started(
+def test_a_cancelled_stream_reports_it_once_and_another_can_be_started(
     client: triton.InferenceServerClient,
 ) -> None:
     answers: Answers = queue.Queue()
@@ -232,7 +232,7 @@ async def test_ids_come_back_in_every_kind_of_call(
     assert client.infer("probe", probe(1)).get_response().id == ""
 
 
-def test_outputs_that_are_wanted(client: triton.InferenceServerClient) -> None:
+def test_requested_outputs(client: triton.InferenceServerClient) -> None:
     images = tensor("image", np.zeros((3, 8, 8), np.uint8), "UINT8")
 
     def outputs(*names: str) -> list[str]:
@@ -256,7 +256,7 @@ def test_outputs_that_are_wanted(client: triton.InferenceServerClient) -> None:
         (["label", "nothing"], "unexpected inference output 'nothing'"),
     ],
 )
-def test_outputs_that_cannot_be_had(
+def test_unknown_outputs_are_refused(
     client: triton.InferenceServerClient, names: list[str], message: str
 ) -> None:
     images = tensor("image", np.zeros((1, 8, 8), np.uint8), "UINT8")
@@ -266,7 +266,7 @@ def test_outputs_that_cannot_be_had(
     assert message in caught.value.message()
 
 
-def test_requests_of_one_batch_get_the_outputs_that_each_wants(client: triton.InferenceServerClient) -> None:
+def test_requests_of_one_batch_get_their_own_requested_outputs(client: triton.InferenceServerClient) -> None:
     heldout = np.load(Path(__file__).resolve().parents[3] / "examples" / "digits" / "heldout.npz")
     together = client.infer("digits", [tensor("image", heldout["images"][:64], "UINT8")])
     answers: queue.Queue[tuple[int, Any, Any]] = queue.Queue()
@@ -286,7 +286,7 @@ def test_requests_of_one_batch_get_the_outputs_that_each_wants(client: triton.In
             assert result.as_numpy("label").tolist() == [together.as_numpy("label")[place]]
 
 
-async def test_a_stream_of_asyncio_goes_on_after_an_error(aio: triton_aio.InferenceServerClient) -> None:
+async def test_an_asyncio_stream_continues_after_an_error(aio: triton_aio.InferenceServerClient) -> None:
     async def requests() -> AsyncIterator[dict[str, Any]]:
         for tag in range(10):
             yield {"model_name": "probe", "inputs": probe(tag, index=99 if tag == 4 else 0)}
@@ -321,7 +321,7 @@ async def test_compression_in_every_kind_of_call(
         np.testing.assert_array_equal(result.as_numpy("y"), array)
 
 
-def test_headers_reach_the_server_and_those_that_it_does_not_know_do_not_matter(
+def test_headers_reach_the_server_and_unknown_ones_are_ignored(
     client: triton.InferenceServerClient,
 ) -> None:
     headers = {"x-request": "7", "authorization": "Basic bm9ib2R5"}

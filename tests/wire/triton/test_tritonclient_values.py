@@ -114,7 +114,7 @@ def test_strings_of_a_fixed_width(client: triton.InferenceServerClient) -> None:
     assert echoed(client, "echo-BYTES", array).tolist() == [[b"ab", b"a\0b", b""]]
 
 
-def test_strings_of_several_requests_are_not_mixed_up(client: triton.InferenceServerClient) -> None:
+def test_strings_of_several_requests_are_not_mixed(client: triton.InferenceServerClient) -> None:
     answers: queue.Queue[tuple[int, Any, Any]] = queue.Queue()
     for tag in range(40):
         array = np.array([[f"{tag}" * tag, f"\0{tag}"]], object)
@@ -129,7 +129,7 @@ def test_strings_of_several_requests_are_not_mixed_up(client: triton.InferenceSe
         assert result.as_numpy("y").tolist() == [[f"{tag}".encode() * tag, f"\0{tag}".encode()]]
 
 
-def test_bytes_that_are_no_text_are_refused(client: triton.InferenceServerClient) -> None:
+def test_bytes_that_are_no_utf8_are_refused(client: triton.InferenceServerClient) -> None:
     """ONNX strings are UTF-8."""
     with pytest.raises(InferenceServerException, match="an element is not UTF-8") as caught:
         echoed(client, "echo-BYTES", np.array([[b"\xff\xfe"]], object))
@@ -140,7 +140,7 @@ def test_bytes_that_are_no_text_are_refused(client: triton.InferenceServerClient
     ("model", "shape", "expected"),
     [("echo-FP32", (3,), [-1, -1]), ("fixed-FP32", (1, 3), [3]), ("scalar-FP32", (1,), [])],
 )
-def test_a_batch_dimension_where_there_is_none_and_none_where_there_is_one(
+def test_a_wrong_batch_dimension_is_refused(
     client: triton.InferenceServerClient, model: str, shape: tuple[int, ...], expected: list[int]
 ) -> None:
     with pytest.raises(InferenceServerException) as caught:
@@ -151,7 +151,7 @@ def test_a_batch_dimension_where_there_is_none_and_none_where_there_is_one(
     assert echoed(client, "fixed-FP32", np.zeros(3, np.float32)).shape == (3,)
 
 
-def test_large_tensors_and_one_that_is_too_large(client: triton.InferenceServerClient) -> None:
+def test_large_tensors_and_a_too_large_one(client: triton.InferenceServerClient) -> None:
     array = np.arange(6 * MIB, dtype=np.float32).reshape(1, -1)  # 24 MiB.
     np.testing.assert_array_equal(echoed(client, "echo-FP32", array), array)
     with pytest.raises(InferenceServerException, match="larger than max") as caught:
