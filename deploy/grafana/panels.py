@@ -71,10 +71,10 @@ _GOOD_FIRST = ((None, "green"), (0.01, "yellow"), (0.05, "red"))
 
 ROWS: Mapping[str, Sequence[Panel]] = {
     "Now": [
-        Panel("Answered", "Requests a second", "reqps", [Query(ANSWERED)], "stat", 4),
+        Panel("Answered", "Requests per second", "reqps", [Query(ANSWERED)], "stat", 4),
         Panel(
             "Not answered",
-            "The share of requests that failed, left, expired, were shed or refused",
+            "Share of requests that failed, were cancelled, expired, were shed or refused",
             "percentunit",
             [Query(f"1 - {ANSWERED} / ({ENDED} + {TURNED_AWAY})")],
             "stat",
@@ -83,14 +83,14 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel(
             "Latency, p99",
-            "From arrival to answer",
+            "Time from arrival to answer",
             "s",
             [Query(f"histogram_quantile(0.99, {LATENCIES})")],
             "stat",
             4,
         ),
         Panel(
-            "Waiting",
+            "Queued",
             "Requests in the queues",
             "short",
             [Query(f"sum (tensorferry_queued_requests{{{MODEL}}})")],
@@ -99,7 +99,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel(
             "Models that are not ready",
-            "Versions that take no requests",
+            "Model versions that take no requests",
             "short",
             [Query(f"sum (1 - tensorferry_model_ready{{{MODEL}}})")],
             "stat",
@@ -107,8 +107,8 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             thresholds=((None, "green"), (1, "red")),
         ),
         Panel(
-            "Instances out",
-            "Instances whose device failed, or hangs",
+            "Instances down",
+            "Instances whose device has failed or hangs",
             "short",
             [Query(f"sum (tensorferry_instances_out{{{MODEL}}})")],
             "stat",
@@ -119,7 +119,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
     "Requests": [
         Panel(
             "Requests by outcome",
-            "Accepted requests that ended; cancelled: the caller left; expired: the deadline passed; shed: overload",
+            "Accepted requests that ended; cancelled: by the client; expired: the deadline passed; shed: overload",
             "reqps",
             [Query(rate("tensorferry_requests_total", by="outcome"), "{{outcome}}")],
             stack=True,
@@ -132,27 +132,27 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             stack=True,
         ),
         Panel(
-            "Refused before a queue",
-            "Malformed, unknown model, model not ready, by gRPC code",
+            "Refused before the queue",
+            "Malformed requests, unknown models, and models that are not ready, by gRPC code",
             "reqps",
             [Query(rate("tensorferry_calls_refused_total", by="code", scope=SERVER), "{{code}}")],
             stack=True,
         ),
         Panel(
             "Answered by model",
-            "Requests a second",
+            "Requests per second",
             "reqps",
             [Query(rate("tensorferry_requests_total", 'outcome="answered"', by="model"), "{{model}}")],
         ),
         Panel(
-            "Rows a second",
-            "Rows that ran",
+            "Rows per second",
+            "Rows of the batches that ran",
             "short",
             [Query(rate("tensorferry_batch_rows_sum", by="model"), "{{model}}")],
         ),
         Panel(
             "In flight",
-            "Requests that wait or run, open streams, and threads for calls",
+            "Queued and running requests, open streams, and threads for calls",
             "short",
             [
                 Query(f"sum (tensorferry_queued_requests{{{MODEL}}})", "waiting"),
@@ -165,18 +165,21 @@ ROWS: Mapping[str, Sequence[Panel]] = {
     "Latency of answered requests": [
         Panel(
             "Latency",
-            "From arrival to answer; points are traced requests",
+            "Time from arrival to answer; points are traced requests",
             "s",
             quantiles("tensorferry_latency_seconds"),
             exemplars=True,
         ),
         Panel("Queue delay", "Of it, waiting", "s", quantiles("tensorferry_queue_delay_seconds")),
         Panel(
-            "Compute time", "Of it, while the model ran", "s", quantiles("tensorferry_compute_time_seconds")
+            "Compute time",
+            "Part of the latency in which the model ran",
+            "s",
+            quantiles("tensorferry_compute_time_seconds"),
         ),
         Panel(
-            "Where the time goes",
-            "The mean request's time by stage",
+            "Time by stage",
+            "Mean time of a request in each stage",
             "s",
             [
                 Query(
@@ -188,8 +191,8 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             stack=True,
         ),
         Panel(
-            "Latencies",
-            "How many requests took how long",
+            "Distribution of latency",
+            "Number of requests by latency",
             "s",
             [Query(LATENCIES, "{{le}}")],
             "heatmap",
@@ -199,13 +202,13 @@ ROWS: Mapping[str, Sequence[Panel]] = {
     "Batches": [
         Panel(
             "Batch sizes",
-            "How many batches had how many rows",
+            "Number of batches by rows",
             "short",
             [Query(rate("tensorferry_batch_rows_bucket", by="le"), "{{le}}")],
             "heatmap",
         ),
         Panel(
-            "Mean batch",
+            "Mean batch size",
             "Rows",
             "short",
             [
@@ -219,7 +222,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             ],
         ),
         Panel(
-            "Why batches left",
+            "Batches by close reason",
             "full; preferred size; end of the window; idle: the device was free; drain",
             "ops",
             [Query(rate("tensorferry_batches_left_total", by="reason"), "{{reason}}")],
@@ -227,7 +230,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel(
             "Failed batches and retried requests",
-            "Batches for which the model raised; requests queued again since their device failed",
+            "Batches for which the model raised an exception; requests queued again because their device failed",
             "ops",
             [
                 Query(rate("tensorferry_batches_failed_total", by="model"), "{{model}} failed"),
@@ -236,7 +239,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel(
             "Padding",
-            "Its share of the positions along the padded axis",
+            "Share of padding among the positions along the padded axis",
             "percentunit",
             [
                 Query(
@@ -251,7 +254,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel(
             "Rows without an answer",
-            "By what became of them",
+            "By outcome",
             "short",
             [Query(rate("tensorferry_rows_unanswered_total", by="outcome"), "{{outcome}}")],
             stack=True,
@@ -259,28 +262,28 @@ ROWS: Mapping[str, Sequence[Panel]] = {
     ],
     "Queue": [
         Panel(
-            "Rows that wait",
-            "By priority class, 1 the highest",
+            "Queued rows",
+            "By priority class, 1 is the highest",
             "short",
             [Query(total("tensorferry_queued_rows", by="model, priority"), "{{model}} {{priority}}")],
         ),
         Panel(
-            "Bytes held",
-            "Of requests that wait or run",
+            "Bytes of requests",
+            "Queued and running requests",
             "bytes",
             [Query(total("tensorferry_held_bytes"), "{{model}}")],
         ),
         Panel(
-            "Kinds of requests that wait",
-            "Two kinds share no batch: many of them make small batches",
+            "Kinds of queued requests",
+            "Requests of different kinds cannot share a batch, so many kinds cause small batches",
             "short",
             [Query(total("tensorferry_queued_buckets"), "{{model}}")],
         ),
     ],
     "Predictions": [
         Panel(
-            "Time of a batch",
-            "What was predicted when it left, and what it took, on the mean",
+            "Batch time",
+            "Mean predicted and actual time of a batch",
             "s",
             [
                 Query(
@@ -293,8 +296,8 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             width=12,
         ),
         Panel(
-            "How far predictions are off",
-            "The sizes of the differences, as a share of the time",
+            "Prediction error",
+            "Mean absolute error as a share of the time",
             "percentunit",
             [
                 Query(
@@ -310,8 +313,8 @@ ROWS: Mapping[str, Sequence[Panel]] = {
     ],
     "Devices": [
         Panel(
-            "Instances: what befell them",
-            "Workers that died, devices that failed, runs that were ended or given up, sessions built anew",
+            "Events of instances",
+            "Crashed workers, failed devices, runs that were ended or abandoned, rebuilt sessions",
             "short",
             [
                 Query(
@@ -324,7 +327,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel(
             "Busy",
-            "The share of the time in which the model ran, on the mean of its instances",
+            "Share of the time in which the model ran, averaged over its instances",
             "percentunit",
             [
                 Query(
@@ -339,7 +342,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel(
             "GPU: utilization",
-            "The share of the time in which a kernel ran",
+            "Share of the time in which a kernel ran",
             "percentunit",
             [Query(f"tensorferry_gpu_utilization_ratio{{{SERVER}}}", "{{instance}} {{device}}")],
             width=6,
@@ -347,7 +350,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel(
             "GPU: memory",
-            "In use, of what there is",
+            "Used and total memory",
             "percentunit",
             [
                 Query(
@@ -360,7 +363,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel(
             "GPU: power",
-            "Drawn, and allowed",
+            "Power draw and limit",
             "watt",
             [
                 Query(f"tensorferry_gpu_power_watts{{{SERVER}}}", "{{instance}} {{device}}"),
@@ -384,7 +387,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel(
             "File descriptors",
-            "Open, of those that it may have",
+            "Open descriptors and their limit",
             "percentunit",
             [Query(f"process_open_fds{{{SERVER}}} / process_max_fds{{{SERVER}}}", "{{instance}}")],
             most=1,
