@@ -1,6 +1,6 @@
-"""Collects requests over a short time or until a batch is full, and runs them together.
+"""Dynamic batching: collects requests and runs them in batches.
 
-A library of its own: it needs numpy alone, and knows neither transport nor engine.
+It needs numpy only, and depends on neither a transport nor an inference engine.
 """
 
 from tensorferry.batcher.batcher import Batcher

@@ -1,4 +1,4 @@
-"""The time that a batcher lives by, injected so that tests can hold it in their hands."""
+"""Monotonic time, injected so that tests can control it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import threading
 import time
 from typing import Protocol
 
-# A client's deadline may be centuries away, which the system's timers refuse. To wake up once
-# an hour for it costs nothing.
+# A client's deadline may be centuries away, which the system's timers refuse. Waking up once an hour costs nothing.
 _LONGEST_WAIT = 3600.0
 
 
@@ -16,23 +15,23 @@ class Clock(Protocol):
     """Monotonic time in seconds, and waiting in it."""
 
     def now(self) -> float:
-        """The time now."""
+        """Return the current time."""
 
     def wait(self, condition: threading.Condition, until: float) -> None:
-        """Waits for a notification of `condition`, whose lock is held, at most to `until` (inf: no limit).
+        """Wait for a notification of `condition`, whose lock is held, at most until `until` (inf: no limit).
 
-        May return early: the caller re-checks its predicate in a loop.
+        May return early, so the caller must check its predicate in a loop.
         """
 
 
 class MonotonicClock:
-    """`time.monotonic`: what grpc deadlines and every batcher use outside tests. Thread-safe."""
+    """The clock of `time.monotonic`, which gRPC deadlines use, too. Thread-safe."""
 
-    # Seconds. The function itself: it is asked several times for each request.
+    # The function itself, because it is called several times for each request.
     now = staticmethod(time.monotonic)
 
     def wait(self, condition: threading.Condition, until: float) -> None:
-        """Waits on the condition itself, with a timeout when `until` is finite."""
+        """Wait on the condition, with a timeout if `until` is finite."""
         if math.isinf(until):
             condition.wait()
         else:

@@ -1,6 +1,6 @@
-"""What can become of a request besides an answer. Messages state values and what to change.
+"""Errors of requests. Messages state values and what to change.
 
-The last three are also what a model function raises to tell the batcher what happened to it.
+Model functions raise the last three to tell the batcher what happened.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class BatcherError(Exception):
-    """The root of the batcher's errors."""
+    """Base of the batcher's errors."""
 
 
 class InvalidRequest(BatcherError, ValueError):
@@ -21,10 +21,10 @@ class RequestTooLarge(BatcherError, ValueError):
 
 
 class QueueFull(BatcherError):
-    """Refused: the queue has no room for the request now.
+    """Rejected: the queue has no room for the request now.
 
-    `retry_after` is the estimated time in seconds until there is room. So much waits that who takes requests in may
-    leave those that come for `pause_seconds`, to take them in together: none of them could leave sooner.
+    `retry_after` is the estimated time until there is room, in seconds. A transport may leave new requests unread for
+    `pause_seconds`, and then read them together: none of them could run sooner.
     """
 
     def __init__(self, message: str, retry_after: float, pause_seconds: float = 0.0) -> None:
@@ -34,7 +34,7 @@ class QueueFull(BatcherError):
 
 
 class Shed(BatcherError):
-    """Dropped from the queue under overload, so that others make their deadlines.
+    """Dropped from the queue in an overload, so that others meet their deadlines.
 
     `retry_after` is the estimated time in seconds until the queue has drained.
     """
@@ -45,15 +45,15 @@ class Shed(BatcherError):
 
 
 class DeadlineExceeded(BatcherError, TimeoutError):
-    """The deadline passed before the answer was there."""
+    """The deadline passed before the request was answered, or could not be met."""
 
 
 class Cancelled(BatcherError):
-    """The caller left before the answer was there."""
+    """The caller cancelled the request before it was answered."""
 
 
 class BatcherClosed(BatcherError):
-    """The batcher drains or is closed and accepts nothing new."""
+    """The batcher is draining or closed and accepts no requests."""
 
 
 class ModelOutputError(BatcherError):
@@ -61,24 +61,24 @@ class ModelOutputError(BatcherError):
 
 
 class ModelRowsError(ModelOutputError):
-    """An output of the model has another number of rows than the batch."""
+    """An output of the model does not have as many rows as the batch."""
 
 
 class OutOfMemory(BatcherError, MemoryError):
-    """So many rows do not fit into the device's memory.
+    """The batch does not fit into the device's memory.
 
-    From a model function it, as any MemoryError, has the batch run again in smaller ones, and batches be
-    smaller for a while (see `MemoryRowLimit`). A request gets it when it alone, or one row of it, is too much.
+    If a model function raises it, or any MemoryError, the batch runs again in parts, and batches are smaller for a while
+    (see `MemoryRowLimit`). A request gets it if it, or one row of it, does not fit alone.
     """
 
 
 class InstanceFailed(BatcherError):
-    """What runs the batch is broken: its requests are not at fault.
+    """The device is broken; the batch's requests are not at fault.
 
-    From a model function it sends the batch's requests back to the head of the queue, each once. With `recover`
-    the function is not called again until that, called by a worker outside every lock, has returned: it brings
-    the function back, or raises InstanceFailed, whose `retry_after` is when to try again. A request gets it when
-    it was sent back before, or nothing is left that could run it; `retry_after` in seconds is then a hint.
+    If a model function raises it, the batch's requests are queued again at the head, each once. The function is then not
+    called again until `recover`, if given, has returned: a worker calls it outside every lock. It repairs the device, or
+    raises InstanceFailed with the time to the next try as `retry_after`. A request gets this error if it was queued again
+    before, or no device is left to run it; `retry_after`, in seconds, is then a hint.
     """
 
     def __init__(
@@ -90,4 +90,4 @@ class InstanceFailed(BatcherError):
 
 
 class RunTimedOut(BatcherError):
-    """The batch ran for longer than it may, and was given up: all its requests get this, and none runs again."""
+    """The batch ran for too long and was aborted. All its requests get this error, and none runs again."""

@@ -1,4 +1,4 @@
-"""The synchronous utility: a model function over many inputs, batch by batch."""
+"""Offline inference: run a model function over many inputs, batch by batch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def batch_inference(
     *,
     padding: Padding | None = None,
 ) -> list[Any]:
-    """Runs `model_fn` over `inputs`, at most `batch_size` at a time; the results in order.
+    """Run `model_fn` over `inputs`, at most `batch_size` at a time, and return the results in order.
 
-    `inputs` are examples without the batch axis (the rows of an array, or any iterable of
-    arrays or of dicts of arrays); consecutive ones that agree in dtypes and shapes, or are
-    padded to the same ones, share a batch. An exception of `model_fn` propagates; nothing runs on another thread. For an array
-    as input, `np.stack` of the result is the array of all outputs.
+    `inputs` are examples without the batch axis: the rows of an array, or an iterable of arrays or of dicts of arrays.
+    Consecutive examples share a batch if they agree in dtypes and shapes, after padding. An exception of `model_fn`
+    propagates. Everything runs on the calling thread. If the input is an array, `np.stack` of the result is the array of
+    all outputs.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
@@ -42,7 +42,7 @@ def batch_inference(
 
 
 def _ignore(outcome: Outcome) -> None:
-    """Nobody waits: the results are returned."""
+    """Completion of a request whose result is returned instead."""
 
 
 def _run(model_fn: Callable[[Any], Any], group: list[Request]) -> list[Any]:

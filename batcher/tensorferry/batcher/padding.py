@@ -1,4 +1,4 @@
-"""Padding: requests whose inputs differ in length along one axis share a batch at a common length."""
+"""Padding of inputs that differ in length along one axis, so that their requests can share a batch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ Array = npt.NDArray[Any]
 
 
 class PadInput(NamedTuple):
-    """The axis of an input that is padded (rows are axis 0, so at least 1), and with what."""
+    """The axis of an input to pad, at least 1 because axis 0 has the rows, and the pad value."""
 
     axis: int
     value: Any
 
 
 class PadPlan(NamedTuple):
-    """How one request is padded: each of its rows from `length` to `padded_length`.
+    """Padding of one request: each of its rows from `length` to `padded_length`.
 
-    `shapes` are the inputs' shapes behind axis 0 once they are padded, which requests that
-    share a batch have in common, `added_bytes` what that takes more. `pads` has for each input
-    its axis and a 0-d array of the pad value, or None where the input does not carry the axis;
+    `shapes` are the padded inputs' shapes behind axis 0, equal for requests that share a batch. `added_bytes` is the size
+    of the padding. `pads` has for each input its axis and a 0-d array of the pad value, or None if it is not padded.
     `outputs` are those of the `Padding`.
     """
 
@@ -44,21 +43,20 @@ class PadPlan(NamedTuple):
 class Padding:
     """Which inputs are padded, to which lengths, and which outputs are cut back.
 
-    `lengths` ascend; a request is padded to the least of them that holds it, and shares its
-    batches with all others of that length. `inputs` says for each input that carries the axis
-    where it is and with what it is padded; `outputs` which axis of an output has the padded
-    length, and is cut back to the request's own. Both are by name, or for a model function of
-    one bare array the one value itself. Outputs are declared, never guessed by their size.
+    `lengths` ascend. A request is padded to the smallest length that holds it, and shares batches with all others padded
+    to that length. `inputs` gives the axis and pad value of each padded input. `outputs` gives the axis of each output
+    that has the padded length, and is cut back to the request's own; outputs are never guessed by their size. Both are by
+    name; for a model function of one bare array they are the one value itself.
 
-    A request whose length is 0 or beyond the last of `lengths`, or whose inputs differ in
-    length, is not padded: it shares batches with those of its own shape. So an answer never
-    depends on the neighbours; that it does not depend on the padding is up to the model.
+    A request is not padded if its length is 0 or beyond the last of `lengths`, or its inputs differ in length. It then
+    shares batches with requests of its own shape. So an answer never depends on the other requests. The model must make
+    sure that it does not depend on the padding.
     """
 
     lengths: tuple[int, ...]
     inputs: Mapping[str, PadInput] | PadInput
     outputs: Mapping[str, int] | int | None = None
-    # Pad values by input and dtype, as arrays; racing threads at worst make one twice.
+    # Pad values by input and dtype, as arrays. Two threads may make the same one, which is harmless.
     _values: dict[tuple[str, np.dtype[Any]], Array] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -84,19 +82,19 @@ class Padding:
     def plan(
         self, names: Sequence[str] | None, layout: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
     ) -> PadPlan | None:
-        """How a request is padded whose inputs have these names, dtypes and shapes; None if it is not.
+        """Return the padding of a request with inputs of these names, dtypes and shapes; None if it is not padded.
 
-        `names` is None for one bare array. InvalidRequest when a declared input is missing,
-        lacks the axis, or has a dtype that cannot hold its pad value.
+        `names` is None for one bare array. Raises InvalidRequest if a declared input is missing, lacks the axis, or has a
+        dtype that cannot hold its pad value.
         """
         pads = self._pads(names, layout)
         lengths = {shape[pad[0]] for (_, shape), pad in zip(layout, pads, strict=True) if pad is not None}
         length = lengths.pop()
-        rung = bisect_left(self.lengths, length)
-        # Inputs that differ in length are for the model to judge: padded, they would look alike.
-        if lengths or length == 0 or rung == len(self.lengths):
+        index = bisect_left(self.lengths, length)
+        # Inputs that differ in length are left to the model: padding would make them look equal.
+        if lengths or length == 0 or index == len(self.lengths):
             return None
-        padded_length = self.lengths[rung]
+        padded_length = self.lengths[index]
         shapes, added_bytes = [], 0
         for (dtype, shape), pad in zip(layout, pads, strict=True):
             if pad is None:
@@ -141,7 +139,7 @@ class Padding:
 
 
 def _value(name: str, value: Any, dtype: np.dtype[Any]) -> Array:
-    """The pad value in the input's dtype, as a 0-d array; InvalidRequest when it cannot hold it."""
+    """Return the pad value in the input's dtype, as a 0-d array; raise InvalidRequest if that cannot hold it."""
     if dtype.hasobject:
         held = np.empty((), object)
         held[()] = value

@@ -1,4 +1,4 @@
-"""One request: its tensors, its rows, and the completion that it must reach exactly once."""
+"""Requests and batches: the records that all parts of the batcher share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ Array = npt.NDArray[Any]
 
 
 class Tensor(NamedTuple):
-    """One input of a request: `shape` with rows on axis 0, and its elements in row-major order.
+    """One input of a request: `shape` has the rows on axis 0, `data` the elements in row-major order.
 
-    `data` is anything that `bytes.join` takes (bytes, memoryview, contiguous array), so that
-    the bytes of a request can stay as they came until they are joined into a batch. For a
-    dtype of objects it is a numpy object array of that shape.
+    `data` is anything that `bytes.join` takes (bytes, memoryview, contiguous array), so that received bytes need not
+    be copied before they are joined into a batch. For a dtype of objects it is a numpy object array of that shape.
     """
 
     dtype: np.dtype[Any]
@@ -29,7 +28,7 @@ class Tensor(NamedTuple):
 
 
 class State(enum.Enum):
-    """Where a request is. DONE is terminal: its completion was, or is just being, called."""
+    """State of a request. DONE is terminal: `complete` was called, or is about to be."""
 
     NEW = "new"
     QUEUED = "queued"
@@ -37,23 +36,22 @@ class State(enum.Enum):
     DONE = "done"
 
 
-# For what is done for each request: to look a member up costs more than to assign it.
+# For code that runs for each request: looking up a member of an enum is slow.
 NEW, QUEUED, RUNNING, DONE = State
 
-# Any constant: to make a new one costs time for each request.
+# Shared, because making new ones for each request takes time.
 _NAN = math.nan
 _UNORDERED = (math.inf, 0)
 _NONE: frozenset[int] = frozenset()
 
 
 class BatchInfo(NamedTuple):
-    """The batch that a request rode in; times in seconds.
+    """The batch that a request was answered from. Times are in seconds.
 
-    `number` runs from 1. `reason` says why it left, `predicted` how long it was expected to
-    take when it did (0: nothing was known yet), `compute_time` how long the model took.
-    `padded_length` is the length that its rows were padded to, None when they were not. `input_time`
-    went into joining, `output_time` is from the model's end until the answers were handed out. That
-    end was at `ended` on the batcher's clock.
+    `number` counts batches from 1. `reason` says why the batch closed, `predicted` how long it was expected to take
+    until it is answered (0 if unknown). `input_time` went into joining, `compute_time` into the model, `output_time` is
+    from the model's end until answers were given. `ended` is the model's end on the batcher's clock. `padded_length` is
+    the length that rows were padded to, None if they were not.
     """
 
     number: int
@@ -69,12 +67,11 @@ class BatchInfo(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a request: `outputs` or `error`, never both.
+    """Result of a request: `outputs` or `error`, never both.
 
-    `outputs` has the form that the model function returned, cut to the request's rows; arrays
-    in it are views of the batch's outputs. `batch` is None when the request never ran, or ended by an error;
-    `queue_delay` in seconds, 0 if it never left the queue, `position` the request's place in the batch, from 0, `priority` its
-    class, 1 the highest.
+    `outputs` has the form that the model function returned, with the request's rows only; arrays in it are views of the
+    batch's outputs. `batch` is None if the request never ran, or failed. `queue_delay` is in seconds, 0 if it was never
+    in a batch. `position` is its place in the batch, from 0; `priority` its class, 1 the highest.
     """
 
     outputs: Any = None
@@ -86,22 +83,20 @@ class Outcome(NamedTuple):
 
 
 class Request:
-    """One request on its way through a batcher.
+    """One request.
 
-    `names` are the inputs' names, or None when the model function takes one bare array.
-    `rows` is the size of axis 0, `deadline` an absolute time on the batcher's clock (inf for
-    none), `complete` the callback that gets the outcome: it is called exactly once, outside
-    every lock, on a thread of the batcher's or of whoever cancels, and must not block.
-    Requests of one `key` may share a batch. `priority` is the class, 1 the highest, 0 the default.
+    `names` are the inputs' names; None if the model function takes one bare array. `rows` is the size of axis 0.
+    `deadline` is absolute, on the batcher's clock (inf for none). `complete` is called exactly once with the outcome,
+    outside every lock, on a thread of the batcher or one that cancels; it must not block. Requests of equal `key` may
+    share a batch. `priority` is the class, 1 the highest, 0 the default.
 
-    `padding` is the plan of a request that is padded (None: it is not). `key` must then be made
-    of the plan's shapes instead of the request's own, and `nbytes` have its added bytes. `max_queue_time` is how
-    many seconds it may be queued, where the policy of its class lets requests say (see `QueuePolicy`). `tag` is
-    by what people know it, in the record of the last batches: anything small, that is not asked for otherwise.
-    `client` is whose it is, where clients are told apart (see `ClientPolicy`). `shared` has the places, in `tensors`,
-    of those without rows: the model gets them once for a batch. Requests of one `key` must have equal ones.
+    `padding` is the plan of a padded request, else None. `key` must then be made of the plan's shapes instead of the
+    request's own, and `nbytes` include its added bytes. `max_queue_time` is how many seconds the request may be queued,
+    if the policy of its class allows requests to say so (see `QueuePolicy`). `tag` identifies the request in the record of
+    the last batches; it should be small. `client` names the client (see `ClientPolicy`). `shared` has the positions, in
+    `tensors`, of those without rows: the model gets them once per batch. Requests of equal `key` must have equal ones.
 
-    All other attributes belong to the batcher and are guarded by its queue's lock.
+    All other attributes belong to the batcher. Its queue's lock guards them.
     """
 
     __slots__ = (
@@ -153,13 +148,13 @@ class Request:
         self.complete = complete
         self.names = names
         self.rows = rows
-        # The rows that it counts for: at least one, so that empty requests are bounded too.
+        # At least one, so that empty requests are bounded too.
         self.rows_counted = rows or 1
         self.nbytes = nbytes
         self.key = key
         self.deadline = deadline
         self.priority = priority
-        # The rank by which it rides, from 0, once the default class is known.
+        # From 0, the highest. Each class has one rank, or two if its requests can be delayed.
         self.rank = 0
         self.padding = padding
         self.max_queue_time = max_queue_time
@@ -167,29 +162,29 @@ class Request:
         self.client = client
         self.timed_out = False
         self.arrival = _NAN
-        # Of those with a deadline, once queued: by that, and among equal ones by arrival.
+        # Orders queued requests with a deadline by it, and equal ones by arrival.
         self.edf_key: tuple[float, int] = _UNORDERED
         self.started = _NAN
         self.state = NEW
         self.split_parts: tuple[Request, ...] = ()
-        # Of another request that was split.
+        # Whether this is a part of a request that was split.
         self.is_split_part = False
-        # What ran it failed through no fault of its own, and it went back into the queue.
+        # It was queued again, because its device failed or its worker crashed.
         self.retried = False
-        # Where clients share batches: whose turn moved on for it as it rode, until it is put back.
+        # With fair queueing, the share that was charged for it while it is in a batch.
         self.charged_share: Share | None = None
 
 
 def flatten(requests: Sequence[Request]) -> Iterator[Request]:
-    """The requests that are queued: a split one's parts, any other itself."""
+    """Yield the parts of each split request, and every other request itself."""
     for request in requests:
         yield from request.split_parts or (request,)
 
 
 class CloseReason(enum.Enum):
-    """Why a batch left."""
+    """Why a batch closed."""
 
-    # That of `Enum` is a method in Python, and batches are counted by their reason.
+    # Enum's own is pure Python and slow, and batches are counted in a dict by reason.
     __hash__ = object.__hash__
 
     FULL = "full"
@@ -216,11 +211,10 @@ class Share:
 
 
 class BatchAssignment(NamedTuple):
-    """What a worker has to do: complete the expired and the shed, run the batch (which may be empty).
+    """Work for a thread: complete the expired and the shed requests, and run the batch, which may be empty.
 
-    The expired could not make their deadlines any more; the shed were dropped so that others
-    can. `predicted` is how long the batch should take until it is answered, in seconds; 0 when
-    nothing is known.
+    The expired requests could not meet their deadlines any more. The shed ones were dropped so that others can.
+    `predicted` is how long the batch should take until it is answered, in seconds; 0 if unknown.
     """
 
     batch: tuple[Request, ...]
@@ -235,7 +229,7 @@ class BatchRun(NamedTuple):
 
     batch: Sequence[Request]
     assignment: BatchAssignment
-    times: Times
+    times: BatchTimestamps
     instance: int
 
     @property
@@ -248,10 +242,10 @@ class Recover(NamedTuple):
     """An order to a worker: recover its device, and tell the queue's `failures` whether that worked."""
 
 
-class Times(NamedTuple):
-    """When a batch began to be joined and was ready for the device, when that started on it, and had run it.
+class BatchTimestamps(NamedTuple):
+    """Timestamps of a batch: when its join began, when it was ready for the device, and when its run started and ended.
 
-    `done` gets the one moment that is known only after the answers: when all are handed out.
+    `done` receives one more when all its requests are completed.
     """
 
     begun: float

@@ -49,8 +49,8 @@ def supervise(
 ) -> None:
     """Call `run` until it returns.
 
-    Any exception, even SystemExit, is passed to `on_crash`, which reports it and cleans up; an exception of `on_crash`
-    likewise. After a pause `run` is called again. Without `backoff`, `on_crash` itself must limit the rate of restarts.
+    Any exception, even SystemExit, is passed to `on_crash`, which reports it and cleans up; so is an exception of `on_crash`
+    itself. After a pause `run` is called again. Without `backoff`, `on_crash` itself must limit the rate of restarts.
     """
     fault: BaseException | None = None
     while True:

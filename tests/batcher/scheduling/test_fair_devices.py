@@ -99,7 +99,7 @@ class FairModel(RuleBasedStateMachine):
         where = request.rank, request.client
         if not self.rows_of(*where):
             self.stays[where] += 1
-            turn = self.backlog._turns[request.rank].shares[request.client].virtual_start
+            turn = self.backlog._fair_queues[request.rank].shares[request.client].virtual_start
             self.rode[(*where, self.stays[where])] = turn * WEIGHTS[request.client]
         self.queued.append(request)
 
@@ -165,7 +165,7 @@ class FairModel(RuleBasedStateMachine):
     @invariant()
     def turns_are_what_rode(self) -> None:
         for rank in range(self.classes):
-            shares = self.backlog._turns[rank].shares
+            shares = self.backlog._fair_queues[rank].shares
             clients = {request.client for request in self.queued if request.rank == rank}
             assert shares.keys() == clients
             for client in clients:

@@ -41,7 +41,7 @@ from tensorferry.batcher import (
 from tensorferry.batcher.execution.collate import join, request_of, split
 from tensorferry.batcher.execution.completion import RequestCompleter
 from tensorferry.batcher.learning.return_model import ReturnStatistics
-from tensorferry.batcher.request import BatchAssignment, BatchRun, Times
+from tensorferry.batcher.request import BatchAssignment, BatchRun, BatchTimestamps
 from tensorferry.batcher.statistics.counters import Counters, QueueSizes
 from tensorferry.batcher.statistics.recent_batches import RecentBatches
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
@@ -118,7 +118,7 @@ def test_waiting_for_the_device_is_queue_delay(clock: VirtualClock) -> None:
     request.arrival = request.started = 0.0
     clock.advance(8.0)
     work = BatchAssignment((request,), CloseReason.IDLE, ())
-    times = Times(begun=1.0, ready=2.0, started=5.0, ended=7.0, done=[])
+    times = BatchTimestamps(begun=1.0, ready=2.0, started=5.0, ended=7.0, done=[])
     completer = RequestCompleter(counters, clock, "m", lambda: None, RecentBatches(clock))
     completer.answer([request], [0], [[1.0]], BatchRun(work.batch, work, times, 0))
     statistics = counters.statistics(1, QueueSizes(0, 0, 0, 0), {}, ReturnStatistics(0.0, 0.0, 0), ())

@@ -18,7 +18,7 @@ from tensorferry.batcher.execution.instance import Instance, NotRun
 from tensorferry.batcher.execution.splitting import cut, join_outputs
 from tensorferry.batcher.policy.prefixes import take_prefix
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import BatchAssignment, BatchRun, Request, Times
+from tensorferry.batcher.request import BatchAssignment, BatchRun, BatchTimestamps, Request
 
 _log = logging.getLogger("tensorferry.batcher")
 
@@ -40,7 +40,7 @@ class BatchExecutor:
         self._now = context.clock.now
         self._name = context.name
 
-    def run(self, work: BatchAssignment, requeued: list[Request]) -> Times | None:
+    def run(self, work: BatchAssignment, requeued: list[Request]) -> BatchTimestamps | None:
         """Run and complete a batch; return its times, or None if it did not succeed at once.
 
         Requests that go back into the queue are appended to `requeued`: this batch no longer owns them.
@@ -68,7 +68,9 @@ class BatchExecutor:
                 request.tensors = ()
         return times
 
-    def _run(self, batch: Sequence[Request], work: BatchAssignment, requeued: list[Request]) -> Times | None:
+    def _run(
+        self, batch: Sequence[Request], work: BatchAssignment, requeued: list[Request]
+    ) -> BatchTimestamps | None:
         """Run the whole batch of an assignment, or a part of it again; None if it did not succeed at once."""
         whole = batch is work.batch
         index = self._instance.index
@@ -136,7 +138,9 @@ class BatchExecutor:
             self._counters.retried(len(queued))
         self._completer.fail_unavailable(ended, error)
 
-    def _execute(self, batch: Sequence[Request]) -> tuple[Sequence[Any], BaseException | None, Times]:
+    def _execute(
+        self, batch: Sequence[Request]
+    ) -> tuple[Sequence[Any], BaseException | None, BatchTimestamps]:
         """Join, run and split a batch; return each request's outputs, or the error."""
         now, instance = self._now, self._instance
         begun = ready = started = ended = now()
@@ -159,7 +163,7 @@ class BatchExecutor:
             if staged is not None:
                 outputs = staged.fetch(outputs)
             answers = split(outputs, batch) if instance.batched else [outputs]
-            return answers, None, _new(Times, (begun, ready, started, ended, []))
+            return answers, None, _new(BatchTimestamps, (begun, ready, started, ended, []))
         except BaseException as error:
             # Whatever the model function raises must not end the worker, because others wait for it.
             # The error is returned, not handled here: otherwise errors of the batch's halves would have it as their
@@ -167,7 +171,7 @@ class BatchExecutor:
             if isinstance(error, InstanceFailed) and not isinstance(error, NotRun):
                 # A copy to or from the device may also have failed, outside of `device_lock`.
                 instance.failed(error)
-            return (), error, Times(begun, ready, started, ended, [])
+            return (), error, BatchTimestamps(begun, ready, started, ended, [])
 
     def _run_halves(self, batch: Sequence[Request], work: BatchAssignment, requeued: list[Request]) -> None:
         alive = self._queue.still_running(batch)

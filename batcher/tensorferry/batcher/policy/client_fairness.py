@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heapreplace
 from typing import Protocol, TypeVar
 
 from tensorferry.batcher.policy.protocols import BatchTimes, QueuedRequest
-from tensorferry.batcher.request import Share
+from tensorferry.batcher.request import Request, Share
 
 
 class Owned(QueuedRequest, Protocol):
@@ -76,6 +76,17 @@ class StartTimeFairQueue:
             if share.virtual_start > self._last:
                 self._last = share.virtual_start
             share.virtual_start += request.rows_counted / share.weight
+
+    def refund(self, request: Request) -> None:
+        """Take back the charge of a request that is queued again."""
+        share, request.charged_share = request.charged_share, None
+        if share is not None:
+            # The share of a client that had nothing queued meanwhile is gone, and with it the charge.
+            share.virtual_start -= request.rows_counted / share.weight
+
+    def compare_at(self, now: float | None) -> None:
+        """Compare the clients' virtual starts at this time, if there are several; never if None."""
+        self.compared_at = now if len(self.shares) > 1 else None
 
     def is_owed(self, client: str) -> bool:
         """Return whether a queued client has had no more than the last client served."""

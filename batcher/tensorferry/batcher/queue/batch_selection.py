@@ -58,7 +58,7 @@ class BatchSelector:
     def credits(self, now: float) -> Sequence[float]:
         """Return the rows that each rank may still take, replenished if no rank with requests has any left."""
         if self._fair is not None:
-            self._fair.look(now)
+            self._fair.compare_clients(now)
         self._shares.replenish(self._backlog.class_rows)
         return self._shares.credits
 

@@ -1,6 +1,6 @@
 """Device failures: the requests are queued again, other devices run them, and the device is recovered.
 
-A device with an outage takes no batches. Its workers wait apart from the others; one of them is told to recover the
+A device with an outage takes no batches. Its workers wait apart from the others; one of them recovers the
 device when it is time to try.
 """
 

@@ -168,7 +168,7 @@ class Devices:
         self.each = [Device(lock) for _ in range(count)]
         # Those without an outage; all devices if none is left, because they are expected back.
         self.available = self.each
-        # When the first device can start a batch, in the past while one is idle. None if it must be computed anew:
+        # When the first device can start a batch, in the past while one is idle. None if it must be computed again:
         # only requests with deadlines need it.
         self._next_start: float | None = None
 

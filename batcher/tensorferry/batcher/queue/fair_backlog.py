@@ -1,4 +1,4 @@
-"""A backlog whose clients share its batches and its room by weight: what is queued is known by client, too."""
+"""Backlog whose clients share its batches and its room by weight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from operator import attrgetter
 from tensorferry.batcher.policy.batch_forming import FormedBatch
 from tensorferry.batcher.policy.client_fairness import StartTimeFairQueue, all_in_time, pick_by_virtual_time
 from tensorferry.batcher.policy.protocols import BatchTimes
-from tensorferry.batcher.queue.backlog import AGING_BATCHES, Backlog
+from tensorferry.batcher.queue.backlog import AGING_BATCHES, Backlog, newest
 from tensorferry.batcher.queue.bucket import Bucket, ClassQueue
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.settings import Limits
@@ -28,45 +28,44 @@ _LONG_AGO = 1e9
 
 
 class FairClassQueue(ClassQueue):
-    """A lane that has one for each of its clients, beside that of all. Guarded by the queue's lock."""
+    """A class queue that also has a queue for each of its clients. Guarded by the queue's lock."""
 
-    __slots__ = ("clients", "turns")
+    __slots__ = ("clients", "fair_queue")
 
-    def __init__(self, turns: StartTimeFairQueue) -> None:
+    def __init__(self, fair_queue: StartTimeFairQueue) -> None:
         super().__init__()
-        self.turns = turns
+        self.fair_queue = fair_queue
         self.clients: dict[str, ClassQueue] = {}
 
     @property
     def serve_by(self) -> float:
-        """The time by which the first request is to be served.
+        """Return when the first request must be served.
 
         If buckets compete, a client that is owed service comes before all deadlines of others once its own deadline
         is near. It is not served earlier, because a batch of its requests would be smaller than necessary.
         """
-        serve_by, turns = super().serve_by, self.turns
-        now = turns.compared_at
+        serve_by, fair_queue = super().serve_by, self.fair_queue
+        now = fair_queue.compared_at
         if now is None:
             return serve_by
         max_wait = self.max_wait_before_priority
         near = now + max_wait * _TIMELY_BATCHES / AGING_BATCHES
         for client, own in self.clients.items():
-            if not turns.is_owed(client):
+            if not fair_queue.is_owed(client):
                 continue
             if own.with_deadline and own.with_deadline[0].deadline <= near:
                 serve_by = min(serve_by, own.with_deadline[0].deadline - _LONG_AGO)
-            if (
-                own.without_deadline
-                and (arrival := next(iter(own.without_deadline)).arrival) + max_wait / 2 <= now
-            ):
-                serve_by = min(serve_by, arrival - _LONG_AGO)
+            if own.without_deadline:
+                arrival = next(iter(own.without_deadline)).arrival
+                if arrival + max_wait / 2 <= now:
+                    serve_by = min(serve_by, arrival - _LONG_AGO)
         return serve_by
 
     def add(self, request: Request) -> None:
-        """Puts a request in its place."""
+        """Insert a request in its order."""
         super().add(request)
         self._own(request.client).add(request)
-        self.turns.add_rows(request.client, request.rows_counted)
+        self.fair_queue.add_rows(request.client, request.rows_counted)
 
     def _own(self, client: str) -> ClassQueue:
         own = self.clients.get(client)
@@ -75,182 +74,153 @@ class FairClassQueue(ClassQueue):
         return own
 
     def put_back(self, request: Request) -> None:
-        """As `ClassQueue.put_back`; its client's turn is as if it had not ridden, which it is to do once more."""
+        """Insert a request that was taken out before, and take back what its client was charged for it."""
         super().put_back(request)
         if request.deadline == _INF:
-            # Where it has one, `add` was asked.
+            # With a deadline, `add` has done this.
             self._own(request.client).put_back(request)
-            self.turns.add_rows(request.client, request.rows_counted)
-        share, request.charged_share = request.charged_share, None
-        if share is not None:
-            # That of a client which had nothing queued meanwhile is gone, and with it what it paid.
-            share.virtual_start -= request.rows_counted / share.weight
+            self.fair_queue.add_rows(request.client, request.rows_counted)
+        self.fair_queue.refund(request)
 
     def remove(self, request: Request) -> None:
-        """Takes a request out."""
+        """Remove one request."""
         super().remove(request)
-        self._left(request)
+        self._remove_of_client(request.client, [request], request.rows_counted)
 
     def remove_all(self, requests: list[Request], rows: int) -> None:
-        """Takes several out, of so many rows together; those with a deadline in the order of these."""
+        """Remove several requests of `rows` rows in all; those with a deadline must be ordered by it."""
         super().remove_all(requests, rows)
         if len(self.clients) == 1:
-            # Nobody shares with it.
-            self._all_left(requests[0].client, requests, rows)
+            self._remove_of_client(requests[0].client, requests, rows)
             return
-        each: dict[str, list[Request]] = {}
+        by_client: dict[str, list[Request]] = {}
         for request in requests:
-            each.setdefault(request.client, []).append(request)
-        for client, own in each.items():
-            self._all_left(client, own, sum([request.rows_counted for request in own]))
+            by_client.setdefault(request.client, []).append(request)
+        for client, own in by_client.items():
+            self._remove_of_client(client, own, sum([request.rows_counted for request in own]))
 
-    def _all_left(self, client: str, requests: list[Request], rows: int) -> None:
+    def _remove_of_client(self, client: str, requests: list[Request], rows: int) -> None:
         own = self.clients[client]
         own.remove_all(requests, rows)
         if not own.rows:
             del self.clients[client]
-        self.turns.remove_rows(client, rows)
+        self.fair_queue.remove_rows(client, rows)
 
     def rows_ahead(self, request: Request) -> float:
-        """As `ClassQueue.rows_ahead`: its client's own, and as many of the others as ride meanwhile by their weights."""
+        """Estimate how many rows are served before a request: those of its client, and the others' share meanwhile."""
         own = self.clients.get(request.client)
         if own is None:
             return 0.0
-        turns = self.turns
-        shared = own.rows_ahead(request) * turns.weight / turns.shares[request.client].weight
+        fair_queue = self.fair_queue
+        shared = own.rows_ahead(request) * fair_queue.weight / fair_queue.shares[request.client].weight
         return min(super().rows_ahead(request), shared)
-
-    def _left(self, request: Request) -> None:
-        client = request.client
-        own = self.clients[client]
-        own.remove(request)
-        if not own.rows:
-            del self.clients[client]
-        self.turns.remove_rows(client, request.rows_counted)
 
 
 class FairBacklog(Backlog):
-    """The queued requests, by client. Not thread-safe: the queue's lock guards it.
-
-    `weights` has those of clients that have another than 1.
-    """
+    """The queued requests by client. `weights` has the clients whose weight is not 1. Guarded by the queue's lock."""
 
     def __init__(self, limits: Limits, classes: int, weights: Mapping[str, int], *, pipelined: bool) -> None:
         super().__init__(limits, classes, pipelined=pipelined)
-        self._turns = [StartTimeFairQueue(weights) for _ in range(classes)]
+        self._fair_queues = [StartTimeFairQueue(weights) for _ in range(classes)]
 
     def _class_queues(self) -> Sequence[ClassQueue]:
         """Return the empty class queues of a new bucket."""
-        return [FairClassQueue(turns) for turns in self._turns]
+        return [FairClassQueue(fair_queue) for fair_queue in self._fair_queues]
 
-    def look(self, now: float) -> None:
-        """Note the time before a bucket is chosen; clients are compared only if there are several of both."""
-        for turns in self._turns:
-            compare = len(self.buckets) > 1 and len(turns.shares) > 1
-            turns.compared_at = now if compare else None
+    def compare_clients(self, now: float) -> None:
+        """Compare clients in the choice of the next bucket, if there are several buckets and clients."""
+        for fair_queue in self._fair_queues:
+            fair_queue.compare_at(now if len(self.buckets) > 1 else None)
 
-    def displaceable(self, rank: int, rows: int, client: str, most: int) -> Sequence[Request]:
-        """As `Backlog.displaceable`; and if those are not enough, who would ride last of the client with most rows.
+    def displaceable(self, rank: int, rows: int, client: str, max_rows: int) -> Sequence[Request]:
+        """Return requests whose removal makes room for `rows` rows of a client; empty if there are too few.
 
-        That is one that has more than its share of a full queue of `most` rows, for one that has less.
+        If there are too few of lower rank, a client with less than its share of a full queue displaces the last
+        requests of one with more.
         """
-        lower = super().displaceable(rank, rows, client, most)
+        lower = super().displaceable(rank, rows, client, max_rows)
         if lower:
             return lower
-        turns = self._turns[rank]
-        heaviest = turns.over_share_client(client, rows, most)
-        if heaviest is None or turns.shares[heaviest].rows < rows:
+        fair_queue = self._fair_queues[rank]
+        heaviest = fair_queue.over_share_client(client, rows, max_rows)
+        if heaviest is None or fair_queue.shares[heaviest].rows < rows:
             return ()
         found: list[Request] = []
         for bucket in self.buckets.values():
-            lane = bucket.class_queues[rank]
-            assert isinstance(lane, FairClassQueue)
-            if heaviest in lane.clients:
-                found += lane.clients[heaviest].last(rows)
-        found.sort(key=lambda request: request.arrival, reverse=True)
-        displaced: list[Request] = []
-        for request in found:
-            if rows <= 0:
-                break
-            displaced.append(request)
-            rows -= request.rows_counted
-        return displaced
+            queue = bucket.class_queues[rank]
+            assert isinstance(queue, FairClassQueue)
+            if heaviest in queue.clients:
+                found += queue.clients[heaviest].last(rows)
+        return newest(found, rows)
 
     def share(
-        self, formed: FormedBatch[Request], bucket: Bucket, now: float, times: BatchTimes, most: int
+        self, formed: FormedBatch[Request], bucket: Bucket, now: float, times: BatchTimes, max_rows: int
     ) -> FormedBatch[Request]:
-        """The same batch with as many rows of each class, of the clients whose turn it is.
+        """Return a batch with as many rows of each class, but of the clients that are next by fair queueing.
 
-        Whoever rides instead of another has at least as late a deadline as the first of those chosen had.
+        A request that replaces another has a deadline not earlier than the first one of the batch given.
         """
         batch: list[Request] = []
         rows = list(formed.rows)
-        rode = formed.batch
-        for rank, lane in enumerate(bucket.class_queues):
-            assert isinstance(lane, FairClassQueue)
+        for rank, queue in enumerate(bucket.class_queues):
+            assert isinstance(queue, FairClassQueue)
             if not rows[rank]:
                 continue
-            riding = rode
+            members = formed.batch
             if len(rows) > 1:
-                riding = [request for request in rode if request.rank == rank]
-            if len(lane.clients) > 1 and rows[rank] < lane.rows:
-                riding = self._shared(riding, lane, now, times, most)
-                rows[rank] = sum([request.rows_counted for request in riding])
-            _charge(lane.turns, riding)
-            batch += riding
+                members = [request for request in members if request.rank == rank]
+            if len(queue.clients) > 1 and rows[rank] < queue.rows:
+                members = self._share_class(members, queue, now, times, max_rows)
+                rows[rank] = sum([request.rows_counted for request in members])
+            queue.fair_queue.charge(members)
+            for request in members:
+                request.charged_share = queue.fair_queue.shares[request.client]
+            batch += members
         return FormedBatch(batch, formed.shed, rows)
 
-    def _shared(
-        self, riding: list[Request], lane: FairClassQueue, now: float, times: BatchTimes, most: int
+    def _share_class(
+        self, members: list[Request], queue: FairClassQueue, now: float, times: BatchTimes, max_rows: int
     ) -> list[Request]:
-        with_deadline = [request for request in riding if request.deadline < math.inf]
-        without_deadline = riding
+        """Return as many rows of one class, of the clients that are next."""
+        with_deadline = [request for request in members if request.deadline < _INF]
+        without_deadline = [request for request in members if request.deadline == _INF]
         if with_deadline:
-            without_deadline = [request for request in riding if request.deadline == math.inf]
-            dated_rows = (
-                sum([request.rows_counted for request in lane.with_deadline])
-                if lane.without_deadline
-                else lane.rows
-            )
-            part = lane.rows / self.rows
-            if not all_in_time(lane.with_deadline, dated_rows, most, now, times, part):
+            rows = sum([request.rows_counted for request in queue.with_deadline])
+            if not all_in_time(queue.with_deadline, rows, max_rows, now, times, queue.rows / self.rows):
                 first = with_deadline[0].edf_key
-                with_deadline = self._chosen(
-                    with_deadline, lane, {name: _dated_from(own, first) for name, own in lane.clients.items()}
+                with_deadline = self._pick(
+                    with_deadline,
+                    queue,
+                    {client: _from_deadline(own, first) for client, own in queue.clients.items()},
                 )
-                # Whoever removes them looks for neighbours.
+                # `ClassQueue.remove_all` needs them in order.
                 with_deadline.sort(key=_edf_key)
         if without_deadline:
-            without_deadline = self._chosen(
+            without_deadline = self._pick(
                 without_deadline,
-                lane,
-                {name: iter(own.without_deadline) for name, own in lane.clients.items()},
+                queue,
+                {client: iter(own.without_deadline) for client, own in queue.clients.items()},
             )
         return with_deadline + without_deadline
 
-    def _chosen(
-        self, riding: list[Request], lane: FairClassQueue, queues: Mapping[str, Iterator[Request]]
+    def _pick(
+        self, members: list[Request], queue: FairClassQueue, by_client: Mapping[str, Iterator[Request]]
     ) -> list[Request]:
-        rows = sum([request.rows_counted for request in riding])
-        chosen = pick_by_virtual_time(queues, lane.turns.shares, rows)
-        room = rows - sum([request.rows_counted for request in chosen])
-        if room and chosen != riding:
-            # What fits nobody whose turn it is: for those who would have ridden anyway.
-            taken = set(chosen)
-            for request in riding:
+        """Pick as many rows as the members have, from the queues of the clients that are next."""
+        rows = sum([request.rows_counted for request in members])
+        picked = pick_by_virtual_time(by_client, queue.fair_queue.shares, rows)
+        room = rows - sum([request.rows_counted for request in picked])
+        if room and picked != members:
+            # No next request of a client fits the rest, so the members given first fill it.
+            taken = set(picked)
+            for request in members:
                 if request.rows_counted <= room and request not in taken:
-                    chosen.append(request)
+                    picked.append(request)
                     room -= request.rows_counted
-        return chosen
+        return picked
 
 
-def _charge(turns: StartTimeFairQueue, riding: Sequence[Request]) -> None:
-    turns.charge(riding)
-    shares = turns.shares
-    for request in riding:
-        request.charged_share = shares[request.client]
-
-
-def _dated_from(own: ClassQueue, order: tuple[float, int]) -> Iterator[Request]:
-    start = bisect_left(own.with_deadline, order, key=_edf_key) if own.with_deadline else 0
+def _from_deadline(own: ClassQueue, first: tuple[float, int]) -> Iterator[Request]:
+    """Iterate over a client's requests from this key on."""
+    start = bisect_left(own.with_deadline, first, key=_edf_key) if own.with_deadline else 0
     return islice(own.with_deadline, start, None)

@@ -1,7 +1,7 @@
 """Overload control: rejects on arrival what would miss its deadline behind the requests queued before it.
 
 In overload some requests must be dropped. Dropping the oldest costs the most: they were decoded, queued, and looked at
-for each batch, and their clients waited in vain. A request that is rejected on arrival can be retried elsewhere at once.
+for each batch, and their clients have waited for nothing. A request that is rejected on arrival can be retried elsewhere at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VALID_PAUSES = 4
 class FastReject(NamedTuple):
     """The last rejection, which is repeated for requests whose deadline is not earlier. Times are on the queue's clock.
 
-    A new request would be answered at `end`; each row before it takes `row` seconds. `long_queue` says whether so many
+    A new request would be answered at `end`; each row before it takes `row` seconds. `long_queue` says whether enough
     requests are queued that they may be kept shorter. The estimate is valid until `until`.
     """
 
@@ -153,7 +153,7 @@ class OverloadControl:
         if last is None or deadline < last.deadline:
             return None
         if now >= last.until:
-            # One request is checked anew. Reading it takes a while, for which the old estimate stays valid.
+            # One request is checked again. Reading it takes a while, for which the old estimate stays valid.
             self.last_rejection = last._replace(until=now + last.error.pause_seconds)
             return None
         if last.end - now <= self._allowed(deadline - now, now, long_queue=last.long_queue):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.request import BatchInfo, BatchRun, CloseReason, Request, Times
+from tensorferry.batcher.request import BatchInfo, BatchRun, BatchTimestamps, CloseReason, Request
 
 # How many batches are kept, and how many members are noted of each.
 MOST_BATCHES = 64
@@ -77,7 +77,7 @@ class BatchRecord:
 _Member: TypeAlias = tuple[object, int, int, float, bool]
 # What a snapshot makes a `BatchRecord` of, in its order: batch, instance, whether a part, close time, times, time of the
 # first answer, error, members. Requests are not kept, because they hold tensors.
-_Kept: TypeAlias = tuple[BatchInfo, int, bool, float, Times, float, str, list[_Member] | None]
+_Kept: TypeAlias = tuple[BatchInfo, int, bool, float, BatchTimestamps, float, str, list[_Member] | None]
 
 
 class RecentBatches:
