@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from support.models.controlled import ScriptedRepository, elsewhere
+from support.models.controlled import ScriptedRepository, run_in_thread
 from support.server.rig import PATIENCE
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
@@ -245,10 +245,10 @@ def test_a_waiting_caller_gets_an_error_at_shutdown(repository: ScriptedReposito
     repository.write("m", "1")
     control = repository.start()
     repository.hold = threading.Event()
-    first = elsewhere(lambda: control.load("m"))
+    first = run_in_thread(lambda: control.load("m"))
     assert repository.holding.wait(PATIENCE)
     repository.commands.given.clear()
-    second = elsewhere(lambda: control.unload("m"))
+    second = run_in_thread(lambda: control.unload("m"))
     assert repository.commands.given.wait(PATIENCE)
     assert not control.close(0.0), "a load cannot be interrupted"
     repository.hold.set()

@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support.models.controlled import ScriptedRepository, elsewhere, runner_of
+from support.models.controlled import ScriptedRepository, run_in_thread, runner_of
 from support.server.rig import PATIENCE
 
 from tensorferry.server.errors import (
@@ -29,7 +29,7 @@ def test_the_old_version_serves_until_the_new_one_does_and_answers_its_requests(
     queued = old.batcher.submit(np.float32(2))
     repository.write("m", "1", "new")
     repository.hold = threading.Event()
-    loading = elsewhere(lambda: control.load("m"))
+    loading = run_in_thread(lambda: control.load("m"))
     assert repository.holding.wait(PATIENCE)
     assert repository.registry.get("m") is old
     repository.hold.set()

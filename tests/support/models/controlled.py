@@ -128,7 +128,7 @@ class ScriptedRepository:
 runner_of: weakref.WeakKeyDictionary[Batcher, ScriptedRunner] = weakref.WeakKeyDictionary()
 
 
-def elsewhere(action: Callable[[], Any]) -> Future[Any]:
+def run_in_thread(action: Callable[[], Any]) -> Future[Any]:
     """Run the action on a new thread."""
     future: Future[Any] = Future()
 

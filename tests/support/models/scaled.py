@@ -30,7 +30,7 @@ def with_defaults(path: Path) -> Path:
 
 
 def sometimes_mixing(path: Path) -> Path:
-    """x FP32 [n, 3], among BOOL [1] → y FP32 [n, 3]: x less the mean of all rows if `among`, else x."""
+    """x FP32 [n, 3], among BOOL [1] → y FP32 [n, 3]: x minus the mean of all rows if `among`, else x."""
     return save(
         path,
         [

@@ -191,7 +191,7 @@ def total(path: Path) -> Path:
 
 
 def noisy(path: Path) -> Path:
-    """y = random numbers of x's shape."""
+    """y = random numbers with the shape of x."""
     return save(path, [node("RandomNormalLike", "x", "y")], [value("x")], [value("y")])
 
 
@@ -271,7 +271,7 @@ def added(path: Path) -> Path:
 
 
 def sequence(path: Path) -> Path:
-    """x → a sequence of tensors, which the protocol cannot carry."""
+    """x → a sequence of tensors, which the protocol does not have."""
     output = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)
     return save(path, [node("SequenceConstruct", "x", "y")], [value("x")], [output])
 
@@ -279,8 +279,8 @@ def sequence(path: Path) -> Path:
 def masked_mean(path: Path, tokens: str = "sequence") -> Path:
     """ids, mask INT64 [batch, sequence] → tokens FP32 [batch, sequence, 4], their mean over the mask [batch, 4].
 
-    tokens = table[ids] of 100 ids, mean FP32: what masks out padding does not change with it.
-    `tokens` is what the outputs call the axis.
+    tokens = table[ids] of 100 ids. The mean does not depend on padding, because the mask excludes it.
+    `tokens` is the name of the axis in the outputs.
     """
     dims = ["batch", "sequence"]
     return save(
@@ -334,7 +334,7 @@ def with_positions(path: Path, most: int = 20) -> Path:
 def attention(path: Path, masked: bool = True, width: int = 8, layers: int = 1) -> Path:
     """ids, mask INT64 [batch, sequence] → tokens FP32 [batch, sequence, width]: self-attention.
 
-    Positions whose mask is 0 get no weight; without `masked` they get theirs as all others.
+    Positions with mask 0 have no weight. Without `masked`, the mask is ignored.
     """
     dims = ["batch", "sequence"]
     generator = np.random.default_rng(4)
