@@ -43,7 +43,7 @@ PLAIN = ModelSettings(
     default_priority=0,
     policies=(),
     devices=("cpu",),
-    session=OrtOptions(),
+    ort_options=OrtOptions(),
 )
 
 

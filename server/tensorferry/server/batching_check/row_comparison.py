@@ -161,17 +161,17 @@ class _RowComparer:
         in_rows = max(_LEAST_SECONDS, _MOST_ROWS * self._row_seconds)
         self._ends = self._settings.clock() + min(self._settings.seconds, in_rows)
         self._check_repeatable(alone[0])
-        self._compare(self._random, alone)
+        self._compare_with_alone(self._random, alone)
         if any(spec.datatype.name == "BYTES" for spec in self._signature.inputs):
             for words in self._settings.words:
                 inputs = with_vocabulary(self._signature, join(self._signature, self._random), words)
                 rows = rows_of(self._signature, inputs)
                 try:
-                    alone = self._alone(rows)
+                    alone = self._run_alone(rows)
                 except Exception:
                     # Some strings of the file may not be for this input.
                     continue
-                self._compare(rows, alone)
+                self._compare_with_alone(rows, alone)
 
     def _draw_random(self) -> list[Mapping[str, Array]]:
         """Draw random rows until the model accepts enough of them; return the outputs of each run alone."""
@@ -203,35 +203,35 @@ class _RowComparer:
     def compare_extreme_rows(self) -> None:
         """Compare rows beside extreme rows with the same rows beside random rows."""
         ranges = accepted_integers(self._signature, self._first_run, self._random[0], self._settings.clock)
-        kinds = self._accepted(ROW_KINDS, ranges)
+        kinds = self._accepted_rows(ROW_KINDS, ranges)
         subjects = [self._random[0], *(kinds[name] for name in ("tiny", "zeros", "spread") if name in kinds)]
-        self._large(subjects, kinds)
+        self._compare_large_batch(subjects, kinds)
         if self._settings.thorough:
-            self._beside(3, subjects, kinds, at=(0, 2))
-        self._all_beside_all([self._random[0], *kinds.values()], kinds)
-        again = self._accepted([kind for kind in ROW_KINDS if kind.name in kinds], ranges)
+            self._compare_beside(3, subjects, kinds, at=(0, 2))
+        self._compare_all_beside_all([self._random[0], *kinds.values()], kinds)
+        redrawn = self._accepted_rows([kind for kind in ROW_KINDS if kind.name in kinds], ranges)
         several = sum(map(has_rows, self._signature.inputs)) > 1
-        for step in range(1, len(again) if several else 2):
+        for step in range(1, len(redrawn) if several else 2):
             if self._time_is_up():
                 return
-            kinds = self._mixed(again, step)
-            self._large(list(kinds.values()), kinds)
+            kinds = self._combined_kinds(redrawn, step)
+            self._compare_large_batch(list(kinds.values()), kinds)
             subjects = [self._random[step % RANDOM_ROWS], *kinds.values()]
-            self._all_beside_all(subjects if step == 1 else subjects[:2], kinds)
+            self._compare_all_beside_all(subjects if step == 1 else subjects[:2], kinds)
 
-    def _all_beside_all(self, subjects: Sequence[Row], kinds: Mapping[str, Row]) -> None:
+    def _compare_all_beside_all(self, subjects: Sequence[Row], kinds: Mapping[str, Row]) -> None:
         """Compare each subject beside each kind of row, in batches of 2 and 3, while time is left."""
         for number, subject in enumerate(subjects):
             others = [subject, subjects[number - 1]]
             for rows, at in ((2, (number % 2,)), (3, (0, 2) if number % 2 else (1,))):
                 if self._time_is_up():
                     return
-                self._beside(rows, others, kinds, at)
+                self._compare_beside(rows, others, kinds, at)
 
     def _time_is_up(self) -> bool:
         return self._settings.clock() >= self._ends
 
-    def _alone(self, rows: Sequence[Row]) -> list[Mapping[str, Array]]:
+    def _run_alone(self, rows: Sequence[Row]) -> list[Mapping[str, Array]]:
         return [self._run(row) for row in rows]
 
     def _check_repeatable(self, alone: Mapping[str, Array]) -> None:
@@ -243,9 +243,9 @@ class _RowComparer:
             if difference:
                 raise _Unstable(f"output {spec.name!r} of one row differs from run to run: {difference}")
 
-    def _compare(self, rows: Sequence[Row], alone: Sequence[Mapping[str, Array]]) -> None:
+    def _compare_with_alone(self, rows: Sequence[Row], alone: Sequence[Mapping[str, Array]]) -> None:
         for order in ([3, 0, 4, 2, 1], [1, 3], [4, 2, 0]):
-            together = self._together([rows[row] for row in order])
+            together = self._run_together([rows[row] for row in order])
             self._check_alone({at: alone[row] for at, row in enumerate(order)}, together)
 
     def _check_alone(self, alone: Mapping[int, Mapping[str, Array]], together: Mapping[str, Array]) -> None:
@@ -257,7 +257,7 @@ class _RowComparer:
                 if difference:
                     raise _Mixes(f"output {spec.name!r} of a row depends on other rows: {difference}")
 
-    def _together(self, rows: Sequence[Row]) -> Mapping[str, Array]:
+    def _run_together(self, rows: Sequence[Row]) -> Mapping[str, Array]:
         outputs = self._run(join(self._signature, rows))
         for spec in self._signature.outputs:
             shape = outputs[spec.name].shape
@@ -269,7 +269,7 @@ class _RowComparer:
         self.batches[len(rows)] = self.batches.get(len(rows), 0) + 1
         return outputs
 
-    def _accepted(self, kinds: Iterable[RowKind], ranges: Mapping[str, IntegerRange]) -> dict[str, Row]:
+    def _accepted_rows(self, kinds: Iterable[RowKind], ranges: Mapping[str, IntegerRange]) -> dict[str, Row]:
         """Return an accepted row of each kind that changes an input; record the kinds that the model rejects."""
         found: dict[str, Row] = {}
         for kind in kinds:
@@ -288,36 +288,36 @@ class _RowComparer:
             return False
         return True
 
-    def _mixed(self, kinds: Mapping[str, Row], step: int) -> dict[str, Row]:
+    def _combined_kinds(self, kinds: Mapping[str, Row], step: int) -> dict[str, Row]:
         """Return rows whose inputs have different kinds, if the model accepts them; else the given rows.
 
         Over all steps below the number of kinds, the first two inputs have every pair of kinds.
         """
         names = list(kinds)
-        mixed: dict[str, Row] = {}
+        combined: dict[str, Row] = {}
         for number, name in enumerate(names):
             row = {
                 spec.name: kinds[names[(number + position * step) % len(names)]][spec.name]
                 for position, spec in enumerate(self._signature.inputs)
             }
             if self._accepts(row):
-                mixed[f"{name} and other"] = row
+                combined[f"{name} and other"] = row
             else:
-                mixed[name] = kinds[name]
-        return mixed
+                combined[name] = kinds[name]
+        return combined
 
-    def _beside(
+    def _compare_beside(
         self, rows: int, subjects: Sequence[Row], kinds: Mapping[str, Row], at: Sequence[int]
     ) -> None:
         """Compare the subjects, at the positions `at`, beside each kind of row with the same beside random rows."""
         positions = {position: subjects[number % len(subjects)] for number, position in enumerate(at)}
         batch = _batch(rows, positions, self._random[1:])
-        first = self._together(batch)
+        first = self._run_together(batch)
         for name, row in {**kinds, "equal": positions[at[0]]}.items():
-            other = self._together(_batch(rows, positions, [row]))
+            other = self._run_together(_batch(rows, positions, [row]))
             self._check(batch, first, other, positions, f"beside {name} rows, in a batch of {rows}")
 
-    def _large(self, subjects: Sequence[Row], kinds: Mapping[str, Row]) -> None:
+    def _compare_large_batch(self, subjects: Sequence[Row], kinds: Mapping[str, Row]) -> None:
         """Compare in the largest batch that bytes and time allow, beside rows of all kinds.
 
         Random rows are also compared with the same rows run alone.
@@ -327,8 +327,8 @@ class _RowComparer:
             positions = {position: subjects[position // 2 % len(subjects)] for position in range(0, rows, 2)}
             batch = _batch(rows, positions, self._random[1:])
             try:
-                first = self._together(batch)
-                other = self._together(_batch(rows, positions, list(kinds.values()) or self._random))
+                first = self._run_together(batch)
+                other = self._run_together(_batch(rows, positions, list(kinds.values()) or self._random))
             except _Mixes:
                 raise
             except Exception:
@@ -365,7 +365,7 @@ class _RowComparer:
         if not _difference_at(self._signature, first, first, other, positions):
             return
         # The variation between runs is measured only here, because most devices compute the same each time.
-        again = self._together(batch)
+        again = self._run_together(batch)
         found = _difference_at(self._signature, first, again, other, positions)
         if found:
             raise _Mixes(f"{found} ({where})")

@@ -35,7 +35,7 @@ class ModelSettings:
     default_priority: int
     policies: tuple[QueuePolicy, ...]
     devices: tuple[str, ...]
-    session: OrtOptions
+    ort_options: OrtOptions
 
 
 def settings_of(
@@ -43,13 +43,13 @@ def settings_of(
     batching: BatchingDecision,
     groups: Sequence[InstanceGroup],
     server_config: ServerConfig,
-    session: OrtOptions,
+    ort_options: OrtOptions,
     *,
     generated: bool,
 ) -> ModelSettings:
     """Return the settings in a completed configuration; ModelConfigError names a value that is not allowed.
 
-    `session` are the options for ONNX Runtime. `generated` says that dynamic_batching is not from the model's
+    `ort_options` are those of its sessions. `generated` says that dynamic_batching is not from the model's
     configuration but from the server's options.
     """
     dynamic = config.dynamic_batching
@@ -72,7 +72,7 @@ def settings_of(
         default_priority=default,
         policies=_policies(dynamic),
         devices=tuple(device for group in groups for device in group.devices),
-        session=session,
+        ort_options=ort_options,
     )
 
 

@@ -51,7 +51,7 @@ def load_model(
     source: ModelSource,
     config: ServerConfig,
     device: str,
-    together: ResponseBurstHook | None = None,
+    response_hook: ResponseBurstHook | None = None,
     watchdog: Watchdog | None = None,
     *,
     changed: Callable[[InstanceHealth], None] = lambda health: None,
@@ -93,7 +93,7 @@ def load_model(
         for index, session in enumerate(loaded.sessions)
     ]
     functions = [_function(io_mapping, one) for one in instances]
-    batcher = _batcher(source, config, settings, functions, together, _health_callback(health))
+    batcher = _batcher(source, config, settings, functions, response_hook, _health_callback(health))
     for index, instance in enumerate(instances):
         instance.give_up = _hung_run_callback(weakref.ref(batcher), index)
     _add_warmup_times(batcher, loaded, prepared)
@@ -122,7 +122,7 @@ def _probed_model(source: ModelSource, prepared: PreparedModel) -> ProbedModel:
         name=source.name,
         source=prepared.file.source,
         path=prepared.file.path,
-        ort_options=prepared.settings.session,
+        ort_options=prepared.settings.ort_options,
         io_mapping=prepared.io_mapping,
         max_batch_size=prepared.settings.max_batch_size,
         working_size=prepared.working_size,
@@ -162,7 +162,7 @@ def _load_sessions(source: ModelSource, config: ServerConfig, prepared: Prepared
                 steps=len(sessions) - 1,
             )
         set_load_stage(f"making session {len(sessions) + 1} of {len(settings.devices)}")
-        sessions.append(prepared.file.session(device, settings.session))
+        sessions.append(prepared.file.session(device, settings.ort_options))
     set_load_stage("checking padding")
     run_first = prepared.io_mapping.runner(prepared.session.run)
     padding = decide_padding(source.name, prepared, run_first, config, declared)
@@ -172,9 +172,9 @@ def _load_sessions(source: ModelSource, config: ServerConfig, prepared: Prepared
         axis, lengths = config.pad_lengths
         padded_sizes = [{axis: length} for length in lengths]
         batching += f", padded along {axis!r} to {', '.join(map(str, lengths))}"
-    if prepared.file.path != source.path and settings.session.fp16 is not None:
+    if prepared.file.path != source.path and settings.ort_options.fp16 is not None:
         inputs = [sample.inputs for sample in samples]
-        _check_fp16(source.name, prepared, run_first, padded_sizes[-1], inputs, settings.session.fp16)
+        _check_fp16(source.name, prepared, run_first, padded_sizes[-1], inputs, settings.ort_options.fp16)
     plan = WarmupPlan(samples, prepared.working_size, padded_sizes, config.max_queue_size)
     factory = SessionFactory(source, prepared.io_mapping, settings, plan)
     set_load_stage("capturing CUDA graphs and warming up")
@@ -192,7 +192,7 @@ def _batcher(
     config: ServerConfig,
     settings: ModelSettings,
     functions: Sequence[Callable[[Any], Any]],
-    together: ResponseBurstHook | None,
+    response_hook: ResponseBurstHook | None,
     health: Callable[[int, str | None, bool], None],
 ) -> Batcher:
     on_gpus = "cpu" not in settings.devices
@@ -211,7 +211,7 @@ def _batcher(
         # The host is free while a GPU computes. On the CPU, preparing the next batch would slow the current one.
         pipelined=on_gpus,
         steady=not on_gpus and has_steady_run_time(source.path),
-        response_hook=together,
+        response_hook=response_hook,
         clients=client_policy(config),
         name=source.name,
         health=health,
@@ -273,7 +273,7 @@ def _check_fp16(
     fp16: Fp16,
 ) -> None:
     """Compare the converted model with the original in FP32, which runs on the CPU if possible."""
-    settings = replace(prepared.settings.session, fp16=None)
+    settings = replace(prepared.settings.ort_options, fp16=None)
     device = prepared.settings.devices[0]
     try:
         reference = Session(prepared.file.source, "cpu", settings)

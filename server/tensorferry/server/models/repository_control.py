@@ -104,7 +104,7 @@ class RepositoryController:
             self._changed(source.name)
         for name in names:
             try:
-                self._bring_up_to_date(name)
+                self._update_model(name)
             except NotFoundError as error:
                 raise StartError(f"--load-model: {error}") from None
             except LoadFailedError as error:
@@ -124,7 +124,7 @@ class RepositoryController:
         the model's directory. NotFoundError if there is no such model, LoadFailedError if it cannot be loaded,
         NotReadyError if models cannot be controlled.
         """
-        self._await(lambda: self._bring_up_to_date(name, config, files or {}, again=True))
+        self._await(lambda: self._update_model(name, config, files or {}, again=True))
 
     def unload(self, name: str) -> None:
         """Stop accepting requests for a model, and unload it after it has answered those that it has accepted.
@@ -235,7 +235,7 @@ class RepositoryController:
                 continue
             try:
                 if name in names:
-                    self._bring_up_to_date(name)
+                    self._update_model(name)
                 else:
                     self._unload(name, list(self._loaded[name]))
             except LoadFailedError:
@@ -249,7 +249,7 @@ class RepositoryController:
                     name,
                 )
 
-    def _bring_up_to_date(
+    def _update_model(
         self,
         name: str,
         config: ModelConfig | None = None,
@@ -272,7 +272,7 @@ class RepositoryController:
             except OSError as error:
                 raise LoadFailedError(
                     f"load failed for model {name!r}: the uploaded files cannot be stored ({error.strerror}): give "
-                    "them names that go together, or the server's TMPDIR more room"
+                    "them consistent names, or make room in the server's TMPDIR"
                 ) from None
             repository = Repository([uploaded.directory])
         try:
@@ -289,8 +289,8 @@ class RepositoryController:
                 f"failed to load {name!r}, failed to poll from model repository: no directory of that name is in "
                 f"{', '.join(map(str, repository.roots))}"
             )
-        wanted = {version.source.version for version in versions}
-        outgoing = [version for version in self._loaded.get(name, ()) if version not in wanted]
+        selected = {version.source.version for version in versions}
+        outgoing = [version for version in self._loaded.get(name, ()) if version not in selected]
         failures = [
             failure
             for version in versions
@@ -312,10 +312,9 @@ class RepositoryController:
 
         The log names the versions that it replaces, including those `outgoing`.
         """
-        source, fingerprint = (
-            replace(version.source, keep_alive=uploaded),
-            object() if uploaded else version.fingerprint,
-        )
+        source = replace(version.source, keep_alive=uploaded)
+        # Uploaded files never equal those that were loaded before.
+        fingerprint = object() if uploaded else version.fingerprint
         name, number = source.name, source.version
         loaded, failed = self._loaded.setdefault(name, {}), self._failed.setdefault(name, {})
         if loaded.get(number) == fingerprint:

@@ -88,8 +88,8 @@ class SessionFactory:
         file was deleted.
         """
         with ExitStack() as scratch:
-            file = model_file(self.source.path, self.settings.session.fp16, scratch)
-            session = file.session(device, self.settings.session)
+            file = model_file(self.source.path, self.settings.ort_options.fp16, scratch)
+            session = file.session(device, self.settings.ort_options)
         self.capture(session)
         if not any(self.warm_up(session)) and runs:
             raise StartError(f"model {self.source.name!r} no longer runs on {device}")
