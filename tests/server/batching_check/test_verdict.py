@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from server.batching_check import graphs
-from support.models import small
+from support.models import mixing, small
 from support.server.rig import Load
 
 from tensorferry.server.batching_check import verdict
@@ -33,25 +32,25 @@ SEPARATE: dict[str, Build] = {
     "embedding": small.lookup,
     "attention": small.attention,
     "masked mean": small.masked_mean,
-    "LSTM": lambda path: graphs.recurrent(path, "LSTM"),
-    "GRU": lambda path: graphs.recurrent(path, "GRU"),
-    "log-mel of each row": lambda path: graphs.log_mel(path, (1,)),
-    "scaled by each row": lambda path: graphs.scaled(path, (1,)),
-    "quantised statically": lambda path: graphs.quantised(path, dynamic=False),
-    "normalised by constants": graphs.batch_normalised,
+    "LSTM": lambda path: mixing.recurrent(path, "LSTM"),
+    "GRU": lambda path: mixing.recurrent(path, "GRU"),
+    "log-mel of each row": lambda path: mixing.log_mel(path, (1,)),
+    "scaled by each row": lambda path: mixing.scaled(path, (1,)),
+    "quantised statically": lambda path: mixing.quantised(path, dynamic=False),
+    "normalised by constants": mixing.batch_normalised,
 }
 MIXES: dict[str, Build] = {
     "softmax over rows": small.softmax_over_rows,
     "mean over rows": small.centred,
     "running sum": small.running_sum,
     "sum over rows": small.total,
-    "log-mel of the batch": graphs.log_mel,
-    "scaled by the batch": graphs.scaled,
-    "integers above 1000": graphs.clipped_integers,
-    "similarity": graphs.similarity,
-    "reversed": graphs.reversed_rows,
-    "sorted": graphs.sorted_rows,
-    "quantised dynamically": lambda path: graphs.quantised(path, dynamic=True),
+    "log-mel of the batch": mixing.log_mel,
+    "scaled by the batch": mixing.scaled,
+    "integers above 1000": mixing.clipped_integers,
+    "similarity": mixing.similarity,
+    "reversed": mixing.reversed_rows,
+    "sorted": mixing.sorted_rows,
+    "quantised dynamically": lambda path: mixing.quantised(path, dynamic=True),
 }
 
 
@@ -87,7 +86,7 @@ def test_models_that_mix_rows_are_refused_by_running_and_by_the_graph(name: str,
 
 def test_a_model_with_an_unknown_operator_is_tested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    found = checked(graphs.hashed(tmp_path / "m.onnx"))
+    found = checked(mixing.hashed(tmp_path / "m.onnx"))
     assert found.verdict is BatchingVerdict.TESTED
     assert "MurmurHash3 /hash" in found.reason
     (line,) = [one.getMessage() for one in caplog.records if "tested by running" in one.getMessage()]
@@ -96,13 +95,13 @@ def test_a_model_with_an_unknown_operator_is_tested(tmp_path: Path, caplog: pyte
 
 
 def test_the_mixing_node_is_named(tmp_path: Path) -> None:
-    reason = checked(graphs.log_mel(tmp_path / "m.onnx")).reason
+    reason = checked(mixing.log_mel(tmp_path / "m.onnx")).reason
     assert "ReduceMax" in reason
     assert "/mel/max" in reason
 
 
 def test_static_quantisation_is_recommended_for_a_dynamically_quantised_model(tmp_path: Path) -> None:
-    assert "quantise it statically" in checked(graphs.quantised(tmp_path / "m.onnx", dynamic=True)).reason
+    assert "quantise it statically" in checked(mixing.quantised(tmp_path / "m.onnx", dynamic=True)).reason
 
 
 # The finding of the graph analysis is given.
@@ -120,7 +119,7 @@ def analysed(monkeypatch: pytest.MonkeyPatch, finding: RowMixing, *reasons: str)
         (RowMixing.MIXES, small.twice, BatchingVerdict.REFUSED, True),
         (RowMixing.SEPARATE, small.centred, BatchingVerdict.REFUSED, True),
         (RowMixing.UNKNOWN, small.centred, BatchingVerdict.REFUSED, True),
-        (RowMixing.UNKNOWN, graphs.log_mel, BatchingVerdict.REFUSED, True),
+        (RowMixing.UNKNOWN, mixing.log_mel, BatchingVerdict.REFUSED, True),
         (RowMixing.SEPARATE, small.noisy, BatchingVerdict.REFUSED, True),
         (RowMixing.SEPARATE, lambda path: small.multiples_only(path, 11), BatchingVerdict.PROVED, True),
         (RowMixing.UNKNOWN, lambda path: small.multiples_only(path, 11), BatchingVerdict.REFUSED, False),

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server.batching_check import graphs
-from support.models import small
+from support.models import mixing, small
 from support.server.rig import PATIENCE, Array, fp32
 
 from tensorferry.batcher import RequestTooLarge
@@ -120,14 +119,14 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
         ),
         (
             "max_batch_size: 8 dynamic_batching { }",
-            graphs.hashed_elevens,
+            mixing.hashed_elevens,
             8,
             True,
             "batches of up to 8 rows (trusted, as its configuration has dynamic_batching)",
         ),
         (
             "max_batch_size: 8",
-            graphs.hashed_elevens,
+            mixing.hashed_elevens,
             8,
             False,
             "requests of up to 8 rows, each alone (it does not run on random input",
@@ -168,7 +167,7 @@ def test_a_refused_model_gives_a_warning(load: Load, caplog: pytest.LogCaptureFi
 def test_an_inconclusive_check_trusts_the_configuration_with_a_warning(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    load("max_batch_size: 8 dynamic_batching { }", graphs.hashed_elevens)
+    load("max_batch_size: 8 dynamic_batching { }", mixing.hashed_elevens)
     assert (
         "model m is batched unchecked, because its configuration has dynamic_batching: it does not run on random"
         in caplog.text
@@ -404,13 +403,13 @@ def test_the_batching_parameter_of_a_model_precedes_the_option(
 
 def test_a_tested_model_is_not_batched_if_only_proved_models_are(load: Load) -> None:
     text = "max_batch_size: 8 dynamic_batching { }"
-    model = load(text, graphs.hashed)
+    model = load(text, mixing.hashed)
     assert (model.batching_verdict, model.config.HasField("dynamic_batching")) == ("tested", True)
-    model = load(text, graphs.hashed, batching="proved")
+    model = load(text, mixing.hashed, batching="proved")
     assert (model.batching_verdict, model.config.HasField("dynamic_batching")) == ("refused", False)
     assert "it is only tested" in model.batching
     # dynamic_batching in the file does not change this.
-    assert load(text, graphs.hashed_elevens, batching="proved").batching_verdict == "refused"
+    assert load(text, mixing.hashed_elevens, batching="proved").batching_verdict == "refused"
 
 
 def test_an_invalid_batching_parameter_is_refused(load: Load) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server.batching_check import graphs
-from support.models import small
+from support.models import mixing, small
 from support.server.rig import PATIENCE, Array, Load, fp32
 
 from tensorferry.batcher import Outcome, RequestTooLarge
@@ -156,7 +155,7 @@ def test_a_model_that_rejects_random_input_is_served_unbatched_without_warm_up(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    model = load(graphs.hashed_elevens)
+    model = load(mixing.hashed_elevens)
     assert (model.max_batch_size, model.batching_verdict) == (0, "refused")
     assert "warmed at batches of no size: it does not run on random input" in caplog.text
     assert model.batcher.submit_rows({"x": fp32(1, 22)}).result(30)["y"].shape == (1, 2, 11)

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from e2e.fixtures import Serve
-from server.batching_check import graphs
-from support.models import small
+from support.models import mixing, small
 
 from tensorferry.client import InferenceClient
 
@@ -16,8 +15,8 @@ from tensorferry.client import InferenceClient
 def test_the_verdict_is_in_the_ready_line_and_the_metadata(serve: Serve, tmp_path: Path) -> None:
     server = serve(
         small.twice(tmp_path / "twice.onnx"),
-        graphs.hashed(tmp_path / "hashed.onnx"),
-        graphs.scaled(tmp_path / "scaled.onnx"),
+        mixing.hashed(tmp_path / "hashed.onnx"),
+        mixing.scaled(tmp_path / "scaled.onnx"),
         small.twice(tmp_path / "fixed.onnx", dims=(1, 3)),
     )
     ready = {model["name"]: model["batching"] for model in server.ready["models"]}
@@ -38,7 +37,7 @@ def test_a_model_with_a_floor_over_the_batch_answers_each_request_correctly(
     serve: Serve, tmp_path: Path
 ) -> None:
     """Whisper's features have such a floor: a request with large values would raise it for the others."""
-    path = graphs.log_mel(tmp_path / "mel.onnx")
+    path = mixing.log_mel(tmp_path / "mel.onnx")
     session = onnxruntime.InferenceSession(str(path))
     server = serve(path)
     generator = np.random.default_rng(1)
