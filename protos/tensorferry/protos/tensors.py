@@ -180,13 +180,15 @@ def decode_contents(contents: pb.InferTensorContents, kind: Datatype, shape: Seq
         raise TensorError(f"{kind.name} has no typed contents; send it in raw_input_contents")
     if any(field != kind.contents for field in filled):
         raise TensorError(f"{kind.name} travels in {kind.contents}, got {', '.join(filled)}")
-    given = getattr(contents, kind.contents)
+    values_given = getattr(contents, kind.contents)
     count = element_count(shape)
-    if len(given) != count:
-        raise TensorError(f"shape {list(shape)} takes {count} elements in {kind.contents}, got {len(given)}")
+    if len(values_given) != count:
+        raise TensorError(
+            f"shape {list(shape)} takes {count} elements in {kind.contents}, got {len(values_given)}"
+        )
     if kind.name == "BYTES":
         elements = np.empty(count, dtype=object)
-        elements[:] = list(given)
+        elements[:] = list(values_given)
         return elements.reshape(tuple(shape))
     wide = _numbers(contents, kind.contents, count)
     if kind.size < wide.dtype.itemsize and kind.storage.kind in "iu" and count:

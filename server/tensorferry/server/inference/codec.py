@@ -88,15 +88,15 @@ def decode_request(
     """
     check_string_counts(request, limits)
     parameters = read_parameters(request)
-    given = _inputs_by_name(request, model, signature)
-    signature = signature.with_given_inputs(given)
+    inputs = _inputs_by_name(request, model, signature)
+    signature = signature.with_given_inputs(inputs)
     outputs = _requested_outputs(request, model, signature)
     class_counts, output_spans = _output_destinations(request, outputs, lease)
     spans = _input_spans(request, lease)
     raws = _raw_contents(request, model, spans)
     tensors: list[Tensor] = []
     for spec in signature.inputs:
-        message = given[spec.name]
+        message = inputs[spec.name]
         _check_tensor(message, spec, model, batched)
         if spec.optional and 0 in message.shape and 0 not in spec.dims:
             raise InvalidRequestError(
@@ -119,7 +119,7 @@ def decode_request(
         response_spec=ResponseSpec(
             outputs,
             # Clients expect raw contents if no input shows a preference: there are none, or all are in shared memory.
-            typed=raws is None and len(spans) < len(given),
+            typed=raws is None and len(spans) < len(inputs),
             explain=parameters.explain,
             class_counts=class_counts,
             spans=output_spans,
@@ -152,27 +152,27 @@ def _row_count(tensors: Sequence[Tensor], model: str, signature: Signature, limi
 def _inputs_by_name(
     request: pb.ModelInferRequest, model: str, signature: Signature
 ) -> Mapping[str, _InputMessage]:
-    given: dict[str, _InputMessage] = {}
+    inputs: dict[str, _InputMessage] = {}
     for tensor in request.inputs:
-        if tensor.name in given:
+        if tensor.name in inputs:
             raise InvalidRequestError(
                 f"input {truncate(tensor.name)!r} already exists in request for model {model!r}"
             )
-        given[tensor.name] = tensor
+        inputs[tensor.name] = tensor
     expected = [spec.name for spec in signature.inputs]
     allowed = {*expected, *(spec.name for spec in signature.optional)}
-    for name in given:
+    for name in inputs:
         if name not in allowed:
             raise InvalidRequestError(
                 f"unexpected inference input {truncate(name)!r} for model {model!r}; it takes {expected}"
             )
-    missing = [name for name in expected if name not in given]
+    missing = [name for name in expected if name not in inputs]
     if missing:
         raise InvalidRequestError(
-            f"expected {len(expected)} inputs but got {len(given)} inputs for model {model!r}. "
-            f"Got input(s) {list(given)}, but missing required input(s) {missing}"
+            f"expected {len(expected)} inputs but got {len(inputs)} inputs for model {model!r}. "
+            f"Got input(s) {list(inputs)}, but missing required input(s) {missing}"
         )
-    return given
+    return inputs
 
 
 def _input_spans(request: pb.ModelInferRequest, lease: RegionLease) -> Mapping[str, Span]:

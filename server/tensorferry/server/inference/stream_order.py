@@ -38,10 +38,10 @@ class StreamOptions(NamedTuple):
 
 def parse_stream_options(metadata: Metadata) -> StreamOptions | Status:
     """Return the options in a call's metadata, or INVALID_ARGUMENT for an unknown order."""
-    given = dict(metadata)
-    order = given.get(STREAM_ORDER, "request")
+    values = dict(metadata)
+    order = values.get(STREAM_ORDER, "request")
     if order in ("request", "completion"):
-        return StreamOptions(order == "request", end_on_error=given.get(END_ON_ERROR) == "true")
+        return StreamOptions(order == "request", end_on_error=values.get(END_ON_ERROR) == "true")
     message = f"metadata {STREAM_ORDER} is {truncate(str(order))!r}; it must be 'request' or 'completion'"
     return Status(StatusCode.INVALID_ARGUMENT, message)
 

@@ -79,10 +79,10 @@ class LogSettingsMethods:
                     f"unknown log setting {truncate(name)!r}; known are {', '.join(_SETTING_TYPES)}"
                 )
             field, kind = _SETTING_TYPES[name]
-            given = settings[name].WhichOneof("parameter_choice")
-            if given != field:
+            given_field = settings[name].WhichOneof("parameter_choice")
+            if given_field != field:
                 raise InvalidRequestError(
-                    f"expect {kind} for {name!r}, in {field}; got {given or 'no value'}"
+                    f"expect {kind} for {name!r}, in {field}; got {given_field or 'no value'}"
                 )
             value = getattr(settings[name], field)
             if name == "log_format":

@@ -82,9 +82,9 @@ class SharedMemoryMethods:
     def _registered(self, name: str, kind: type[_Kind]) -> Sequence[_Kind]:
         """Return the region of this name; for "" all of the type. NotFoundError for an unknown name."""
         memories: Sequence[RegionMemory] = [region.memory for region in self._regions.regions()]
-        found = [memory for memory in memories if isinstance(memory, kind) and name in ("", memory.name)]
-        if found or not name:
-            return found
+        matching = [memory for memory in memories if isinstance(memory, kind) and name in ("", memory.name)]
+        if matching or not name:
+            return matching
         for memory in memories:
             if memory.name == name:
                 raise NotFoundError(

@@ -34,9 +34,9 @@ def _axis_mismatches(signature: Signature, shapes: Sequence[tuple[int, ...]]) ->
         for axis, dim, size in spec.axes(shape):
             if isinstance(dim, str) and dim:
                 places.setdefault(dim, []).append((spec.name, axis, size))
-    found = []
+    mismatches = []
     for dim, uses in places.items():
         if len({size for _, _, size in uses}) > 1:
             lengths = ", ".join(f"{size} (axis {axis} of input {name!r})" for name, axis, size in uses)
-            found.append(f"axis {dim!r} has the lengths {lengths}")
-    return "; ".join(found)
+            mismatches.append(f"axis {dim!r} has the lengths {lengths}")
+    return "; ".join(mismatches)

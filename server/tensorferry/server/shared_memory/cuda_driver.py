@@ -133,8 +133,8 @@ class CudaDriver:
         """Open the memory that another process exported, by a handle of HANDLE_BYTES, on the memory's device."""
         with self._current(device):
             address, base, size = _ADDRESS(), _ADDRESS(), _SIZE()
-            given = _Handle.from_buffer_copy(handle)
-            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, _LAZY_PEER_ACCESS)
+            ipc_handle = _Handle.from_buffer_copy(handle)
+            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), ipc_handle, _LAZY_PEER_ACCESS)
             try:
                 self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address.value)
             except CudaError:

@@ -215,22 +215,26 @@ class RegionLease:
 
         `tensor` is an input or a requested output.
         """
-        given = tensor.parameters
+        parameters = tensor.parameters
         of = f" for tensor {tensor.name!r}"
-        if _REGION not in given:
+        if _REGION not in parameters:
             for key in (_OFFSET, _BYTE_SIZE):
-                if key in given:
+                if key in parameters:
                     raise InvalidRequestError(
                         f"{key!r} can not be specified without {_REGION!r} parameter{of}"
                     )
             return None
-        name: str = parameter_value(given[_REGION], _REGION, "string_param", of=of)
-        offset = parameter_value(given[_OFFSET], _OFFSET, "int64_param", of=of) if _OFFSET in given else 0
-        if _BYTE_SIZE not in given:
+        name: str = parameter_value(parameters[_REGION], _REGION, "string_param", of=of)
+        offset = (
+            parameter_value(parameters[_OFFSET], _OFFSET, "int64_param", of=of)
+            if _OFFSET in parameters
+            else 0
+        )
+        if _BYTE_SIZE not in parameters:
             raise InvalidRequestError(
                 f"{_BYTE_SIZE!r} must be specified along with {_REGION!r} parameter{of}"
             )
-        nbytes = parameter_value(given[_BYTE_SIZE], _BYTE_SIZE, "int64_param", of=of)
+        nbytes = parameter_value(parameters[_BYTE_SIZE], _BYTE_SIZE, "int64_param", of=of)
         region = self.regions.acquire(name)
         self._acquired.append(region)
         _check_bounds(region, offset & _UINT64_MAX, nbytes & _UINT64_MAX)

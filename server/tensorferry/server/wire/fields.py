@@ -12,7 +12,7 @@ Field: TypeAlias = tuple[int, int, int, int]
 
 VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
 
-_MAX_VARINT_BYTES = 10
+MAX_VARINT_BYTES = 10
 
 
 class MalformedError(ValueError):
@@ -56,7 +56,7 @@ def fields(data: Data, at: int, end: int) -> Iterator[Field]:
 def varint(data: Data, at: int) -> tuple[int, int]:
     """Return the number at a position, and its end. IndexError if the data ends before."""
     value = 0
-    for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
+    for shift in range(0, 7 * MAX_VARINT_BYTES, 7):
         byte = data[at]
         at += 1
         value |= (byte & 127) << shift

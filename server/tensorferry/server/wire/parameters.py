@@ -59,21 +59,21 @@ def read_parameters(request: pb.ModelInferRequest) -> RequestParameters:
 
     Other keys are ignored: Triton's custom parameters, which ONNX models do not use.
     """
-    given = request.parameters
-    if not given:
+    parameters = request.parameters
+    if not parameters:
         return _NONE
-    for key in given:
+    for key in parameters:
         if key in _KINDS:
-            parameter_value(given[key], key, *_KINDS[key])
+            parameter_value(parameters[key], key, *_KINDS[key])
         elif key.startswith(_RESERVED):
             raise InvalidRequestError(
                 f"parameter keys starting with {_RESERVED!r} are reserved for Triton usage, got {truncate(key)!r}. Only the "
                 f"following keys starting with {_RESERVED!r} are allowed: {_EMPTY_FINAL}"
             )
     return RequestParameters(
-        timeout=(_natural(given, TIMEOUT) or math.inf) / 1e6,
-        priority=_natural(given, PRIORITY),
-        explain=EXPLAIN in given and given[EXPLAIN].bool_param,
+        timeout=(_natural(parameters, TIMEOUT) or math.inf) / 1e6,
+        priority=_natural(parameters, PRIORITY),
+        explain=EXPLAIN in parameters and parameters[EXPLAIN].bool_param,
     )
 
 
@@ -88,11 +88,11 @@ def parameter_value(parameter: pb.InferParameter, key: str, *kinds: str, of: str
     return getattr(parameter, kind)
 
 
-def _natural(given: Any, key: str) -> int:
+def _natural(parameters: Any, key: str) -> int:
     """Return an integer parameter of at least 0; 0 if the request has none."""
-    if key not in given:
+    if key not in parameters:
         return 0
-    value: int = parameter_value(given[key], key, *_KINDS[key])
+    value: int = parameter_value(parameters[key], key, *_KINDS[key])
     if value < 0:
         raise InvalidRequestError(
             f"invalid value for {key!r}, expected value >= 0{_MEANINGS[key]}, got {value}"

@@ -20,11 +20,10 @@ from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.telemetry.logs import quote
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.bounds import FIELD_BOUNDS, FieldBound
-from tensorferry.server.wire.fields import DELIMITED, Data, MalformedError, fields
+from tensorferry.server.wire.fields import DELIMITED, MAX_VARINT_BYTES, Data, MalformedError, fields
 
 # Typed contents with fewer elements in a message are not counted, because parsing them costs little.
 _UNCHECKED_ELEMENTS = 16 * 1024
-_MAX_VARINT_BYTES = 10
 
 # The id is looked for in these fields only: protobuf writes it before the tensors.
 _ID = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["id"].number
@@ -48,17 +47,17 @@ class _Rule(NamedTuple):
 @cache
 def _rules_of(message: Any) -> Mapping[int, _Rule]:
     """Return the rules by field number. KeyError for a text or bytes field that the table of bounds lacks."""
-    known = FIELD_BOUNDS.get(message.full_name, {})
+    field_bounds = FIELD_BOUNDS.get(message.full_name, {})
     rules = {}
     for field in message.fields:
         inside = field.message_type
         is_number = inside is None and field.cpp_type != FieldDescriptor.CPPTYPE_STRING
-        if is_number and field.name not in known:
+        if is_number and field.name not in field_bounds:
             continue
         is_contents = inside is _CONTENTS
         rules[field.number] = _Rule(
             field.name,
-            known[field.name] if inside is None else known.get(field.name, FieldBound()),
+            field_bounds[field.name] if inside is None else field_bounds.get(field.name, FieldBound()),
             is_number,
             None if inside is None or is_contents else _rules_of(inside),
             is_contents,
@@ -148,7 +147,7 @@ class _MessageCheck:
 
     def _count_packed(self, start: int, stop: int, max_entries: int) -> int:
         """Count packed varints. Return more than `max_entries`, uncounted, if the bytes can only be too many."""
-        if stop - start > max_entries * _MAX_VARINT_BYTES:
+        if stop - start > max_entries * MAX_VARINT_BYTES:
             return max_entries + 1
         return sum(byte < 128 for byte in self._data[start:stop])
 
