@@ -37,8 +37,8 @@ def test_readings_of_a_gpu() -> None:
 def test_devices_are_matched_by_bus_id() -> None:
     """For example with CUDA_VISIBLE_DEVICES=1,0."""
     _, gpus = rig(FakeGpu(FIRST, "GPU-a", busy=1), FakeGpu(SECOND, "GPU-b", busy=2), places=(SECOND, FIRST))
-    told = gpus.statistics(["cuda:0", "cuda:1"])
-    assert [(gpu.device, gpu.uuid, gpu.utilization) for gpu in told] == [
+    lines = gpus.statistics(["cuda:0", "cuda:1"])
+    assert [(gpu.device, gpu.uuid, gpu.utilization) for gpu in lines] == [
         ("cuda:0", "GPU-b", 0.02),
         ("cuda:1", "GPU-a", 0.01),
     ]
@@ -106,19 +106,19 @@ def test_nvml_is_initialised(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("module", "reason"),
     [
         (None, "nvidia-ml-py is not installed (pip install 'tensorferry[gpu]' has it)"),
         (FakeNvml(starts=False), "NVML does not start (Driver/library version mismatch)"),
     ],
 )
 def test_a_missing_nvml_is_logged_once(
-    module: FakeNvml | None, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    module: FakeNvml | None, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)
     assert open_nvml() is None
     assert [(record.levelno, record.message) for record in caplog.records] == [
-        (logging.WARNING, f"no GPU metrics: {said}")
+        (logging.WARNING, f"no GPU metrics: {reason}")
     ]
 
 

@@ -150,26 +150,31 @@ def test_status_of_a_model(served: ServedRoutes, model: Model, runner: ScriptedR
     waiting = [model.batcher.submit_rows(np.zeros((3, 1)), priority=1, tag="three") for _ in range(2)]
     with pytest.raises(QueueFull):
         model.batcher.submit_rows(np.zeros((3, 1)), priority=2)
-    (told,) = served.status()["models"]
-    assert told["queue"] == {
+    (reported,) = served.status()["models"]
+    assert reported["queue"] == {
         "requests": 2,
         "rows": 6,
         "rows_by_priority": [6, 0],
         "running": 1,
         "bytes": 7 * 8,
     }
-    assert told["refusals"] == {"queue_full": 1}
-    assert told["last_batches"] == []
+    assert reported["refusals"] == {"queue_full": 1}
+    assert reported["last_batches"] == []
     runner.open()
     for future in (first, *waiting):
         future.result(PATIENCE)
-    (told,) = served.status()["models"]
-    assert (told["name"], told["version"], told["state"], told["reason"]) == ("m", "3", "READY", "")
-    assert told["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4], "axes": ["batch", 4]}]
-    assert told["outputs"] == [{"name": "y", "datatype": "INT64", "shape": [-1], "axes": ["batch"]}]
-    assert told["batching"] == "batches of up to 6 rows (proved)"
-    assert told["batching_verdict"] == "proved"
-    assert told["settings"] == {
+    (reported,) = served.status()["models"]
+    assert (reported["name"], reported["version"], reported["state"], reported["reason"]) == (
+        "m",
+        "3",
+        "READY",
+        "",
+    )
+    assert reported["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4], "axes": ["batch", 4]}]
+    assert reported["outputs"] == [{"name": "y", "datatype": "INT64", "shape": [-1], "axes": ["batch"]}]
+    assert reported["batching"] == "batches of up to 6 rows (proved)"
+    assert reported["batching_verdict"] == "proved"
+    assert reported["settings"] == {
         "max_batch_size": 6,
         "max_queue_delay_seconds": 0.0,
         "preferred_batch_sizes": [],
@@ -190,15 +195,19 @@ def test_status_of_a_model(served: ServedRoutes, model: Model, runner: ScriptedR
         "max_message_bytes": 64 << 20,
         "run_timeout_seconds": 600.0,
     }
-    assert (told["requests"]["accepted"], told["requests"]["answered"], told["requests"]["refused"]) == (
+    assert (
+        reported["requests"]["accepted"],
+        reported["requests"]["answered"],
+        reported["requests"]["refused"],
+    ) == (
         3,
         3,
         1,
     )
-    assert told["batches"]["by_rows"] == {"1": 1, "6": 1}
-    assert told["batches"]["by_reason"] == {"idle": 1, "full": 1}
-    assert [sum(told["times"][which]) for which in ("queue", "compute", "total")] == [3, 3, 3]
-    one, full = told["last_batches"]
+    assert reported["batches"]["by_rows"] == {"1": 1, "6": 1}
+    assert reported["batches"]["by_reason"] == {"idle": 1, "full": 1}
+    assert [sum(reported["times"][which]) for which in ("queue", "compute", "total")] == [3, 3, 3]
+    one, full = reported["last_batches"]
     assert (one["number"], one["requests"], one["rows"], one["reason"]) == (1, 1, 1, "idle")
     assert [rider["id"] for rider in one["riders"]] == ["first"]
     assert (full["number"], full["requests"], full["rows"], full["reason"], full["error"]) == (
@@ -242,15 +251,15 @@ def test_every_field_is_documented_and_nothing_else_is(
     model.batcher.last_batches()
     model.batcher.submit(np.zeros(1)).result(PATIENCE)
 
-    def fields(told: Any) -> Iterator[str]:
-        if isinstance(told, dict):
-            for name, value in told.items():
+    def fields(reported: Any) -> Iterator[str]:
+        if isinstance(reported, dict):
+            for name, value in reported.items():
                 yield name
                 # The keys are sizes or reasons, which are values and not names.
                 if name not in ("by_rows", "by_reason", "refusals"):
                     yield from fields(value)
-        elif isinstance(told, list):
-            for one in told:
+        elif isinstance(reported, list):
+            for one in reported:
                 yield from fields(one)
 
     schema = DOCS.read_text().split("## The schema", 1)[1].split("\n## ", 1)[0]
@@ -269,11 +278,11 @@ def test_hostile_text_is_escaped(served: ServedRoutes, registry: ModelRegistry) 
         registry.mark_failed("n", "1", HOSTILE)
         registry.mark_complete()
         status, headers, body = served.ask("/status.json")
-        told = json.loads(body)
+        reported = json.loads(body)
         assert status == 200
         assert body.isascii(), "so that no surrogate, control or line separator is in it as such"
-        assert told["models"][0]["last_batches"][0]["riders"][0]["id"] == HOSTILE
-        assert told["models"][1]["reason"] == HOSTILE
+        assert reported["models"][0]["last_batches"][0]["riders"][0]["id"] == HOSTILE
+        assert reported["models"][1]["reason"] == HOSTILE
         assert headers["X-Content-Type-Options"] == "nosniff", "or it might be taken for a page"
         status, headers, body = served.ask("/readyz")
         assert (status, "X-Injected" in headers) == (200, False)

@@ -185,7 +185,7 @@ def test_a_run_that_does_not_end_is_given_up_until_it_returns(monkeypatch: pytes
     watchdog = Watchdog(0.02)
     try:
         recovering = instance(session, limits=RunLimits(watchdog, 0.02), health=health)
-        recovering.give_up = give_up
+        recovering.on_hang(give_up)
         results: list[Any] = []
         thread = threading.Thread(target=lambda: results.append(recovering.run({})))
         thread.start()
@@ -218,7 +218,7 @@ def test_a_rebuild_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPa
     watchdog = Watchdog(0.02)
     try:
         recovering = instance(Scripted(raising(BROKEN)), rebuild, limits=RunLimits(watchdog), health=health)
-        recovering.give_up = lambda error: gave_up.set()
+        recovering.on_hang(lambda error: gave_up.set())
         with pytest.raises(InstanceFailed):
             recovering.run({})
         thread = threading.Thread(target=recovering.recover)

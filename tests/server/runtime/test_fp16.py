@@ -218,9 +218,9 @@ def tiny(path: Path) -> Path:
 def test_a_difference_above_the_tolerance_is_an_error(load: Load, scratch: Path) -> None:
     with pytest.raises(StartError) as caught:
         load(tiny)
-    said = str(caught.value)
-    assert said.startswith("model 'm' in FP16: output 'y' differs from FP32 by 59 of its")
-    assert "greatest magnitude, which is more than the tolerance, 0.02; disable FP16" in said
+    message = str(caught.value)
+    assert message.startswith("model 'm' in FP16: output 'y' differs from FP32 by 59 of its")
+    assert "greatest magnitude, which is more than the tolerance, 0.02; disable FP16" in message
     assert not list(scratch.iterdir())
 
 
@@ -399,8 +399,8 @@ def test_an_error_of_the_converted_file_names_the_original(tmp_path: Path, scrat
     file = ModelFile(tmp_path / "own.onnx", scratch / "model.onnx")
     with pytest.raises(StartError) as caught:
         file.session("cpu", OrtOptions())
-    said = str(caught.value)
-    assert said.startswith(
+    message = str(caught.value)
+    assert message.startswith(
         f"{tmp_path / 'own.onnx'}: converted to FP16, ONNX Runtime cannot load it: Load model from {tmp_path / 'own.onnx'}"
     )
-    assert "by --fp16-except or its configuration's parameter fp16_except" in said
+    assert "by --fp16-except or its configuration's parameter fp16_except" in message

@@ -261,8 +261,8 @@ class TestTokens:
         for _ in range(20):
             self.infer(channel, "Bearer wrong-secret")
             self.infer(channel, f"Bearer {TOKENS['infer']}")
-        told = [message for message in caplog.messages if "refused" in message]
-        assert told == [
+        lines = [message for message in caplog.messages if "refused" in message]
+        assert lines == [
             "access control: calls refused without a valid token or certificate: 1, the last from 127.0.0.1"
         ]
         assert "secret" not in caplog.text

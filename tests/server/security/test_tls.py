@@ -214,9 +214,9 @@ class TestReload:
                 assert served(app, files.ca) == der(pair)
                 assert served(app, files.ca) == der(pair)
             assert infer(open_before) == 12
-        told = [record.getMessage() for record in caplog.records if "new TLS files" in record.getMessage()]
-        assert len(told) == 2
-        assert str(files.certificate) in told[0]
+        logged = [record.getMessage() for record in caplog.records if "new TLS files" in record.getMessage()]
+        assert len(logged) == 2
+        assert str(files.certificate) in logged[0]
 
     def test_text_around_certificates_is_ignored(self, start: Make, files: Files) -> None:
         comment = "# Autorität für Übung\n".encode()
@@ -239,10 +239,10 @@ class TestReload:
         files.certificate.write_bytes(pair.pem)
         for _ in range(3):
             assert served(app, files.ca) == before
-        (told,) = [
+        (logged,) = [
             record.getMessage() for record in caplog.records if "cannot be used, so" in record.getMessage()
         ]
-        assert "does not belong to the certificate" in told
+        assert "does not belong to the certificate" in logged
         files.key.write_bytes(pair.key_pem)
         assert served(app, files.ca) == der(pair)
 
@@ -283,11 +283,11 @@ class TestReload:
                 patch.setattr(fails, _without_descriptors)
                 assert served(app, files.ca) == before
                 assert served(app, files.ca) == before
-        told = [
+        logged = [
             record.getMessage() for record in caplog.records if "cannot be used, so" in record.getMessage()
         ]
-        assert len(told) == 2
-        assert all("Too many open files" in message for message in told)
+        assert len(logged) == 2
+        assert all("Too many open files" in message for message in logged)
         assert served(app, files.ca) == der(pair)
 
     def test_under_load_no_call_fails(self, start: Make, files: Files) -> None:

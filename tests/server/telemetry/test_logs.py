@@ -164,10 +164,10 @@ def test_logging_never_waits_for_the_reader_and_lost_lines_are_counted(pipe: Pip
     following.start()
     messages = [json.loads(line)["message"] for line in pipe.lines_until("afterwards")]
     following.join(PATIENCE)
-    told = [message for message in messages if "log lines are lost" in message]
+    logged = [message for message in messages if "log lines are lost" in message]
     assert messages[-1] == "afterwards"
-    assert told[-1].endswith("log lines are lost: stderr was not read fast enough")
-    assert len(messages) - len(told) - 1 + sum(int(message.split()[0]) for message in told) == 30_000
+    assert logged[-1].endswith("log lines are lost: stderr was not read fast enough")
+    assert len(messages) - len(logged) - 1 + sum(int(message.split()[0]) for message in logged) == 30_000
     assert sum(map(len, messages)) < 3 * logs._MAX_LINES_BYTES
 
 

@@ -95,7 +95,7 @@ def load_model(
     functions = [_function(io_mapping, one) for one in instances]
     batcher = _batcher(source, config, settings, functions, response_hook, _health_callback(health))
     for index, instance in enumerate(instances):
-        instance.give_up = _hung_run_callback(weakref.ref(batcher), index)
+        instance.on_hang(_hung_run_callback(weakref.ref(batcher), index))
     _add_warmup_times(batcher, loaded, prepared)
     _warn_about_unreachable_batches(source.name, io_mapping.signature, settings, loaded.slowest[-1], config)
     return Model(

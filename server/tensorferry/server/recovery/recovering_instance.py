@@ -41,8 +41,7 @@ _REBUILD_FACTOR = 10.0
 class RecoveringInstance:
     """One instance of a model. One thread at a time may call `run`; the other methods are thread-safe.
 
-    `rebuild` returns a new session that is warmed up, or raises. `give_up` is called if a run or a rebuild does not
-    end even after it was asked to.
+    `rebuild` returns a new session that is warmed up, or raises.
     """
 
     def __init__(
@@ -67,18 +66,22 @@ class RecoveringInstance:
         self._where = f"model {health.name} version {health.version}, instance {index} on {session.device}"
         self._tries = 0
         self._began = 0.0
-        self.give_up: Callable[[RunTimedOut], None] = lambda error: None
+        self._give_up: Callable[[RunTimedOut], None] = lambda error: None
         # A weak reference, so that the session's memory is freed with the last use and not by the cycle collector.
-        on_hang = weakref.WeakMethod(self._on_hang)
+        give_up_run = weakref.WeakMethod(self._give_up_run)
 
-        def call_on_hang() -> None:
-            method = on_hang()
+        def on_hang() -> None:
+            method = give_up_run()
             if method is not None:
                 method()
 
-        self._watched = WatchedRun(call_on_hang)
+        self._watched = WatchedRun(on_hang)
         if limits.watchdog is not None:
             limits.watchdog.watch(self._watched)
+
+    def on_hang(self, give_up: Callable[[RunTimedOut], None]) -> None:
+        """Set the function to call if a run or a rebuild does not end even after it was asked to."""
+        self._give_up = give_up
 
     def run(self, inputs: Mapping[str, Array], steps: StagedModel | None = None) -> Any:
         """Run the model once, as `Session.run` does. `inputs` is a batch loaded by `steps`, if those are given.
@@ -145,7 +148,7 @@ class RecoveringInstance:
             )
         return None
 
-    def _on_hang(self) -> None:
+    def _give_up_run(self) -> None:
         """Give up a run that did not end when asked to. Called on the watchdog's thread."""
         if self._session is None:
             reason = f"the device failed, and its session is not rebuilt even after {self._rebuild_limit:g} s"
@@ -157,7 +160,7 @@ class RecoveringInstance:
         _log.critical("%s: %s; restart the server if it does not recover", self._where, reason)
         self._health.record(InstanceEvent.HUNG)
         self._health.mark_down(self._index, reason, unrecoverable=True)
-        self.give_up(RunTimedOut(reason))
+        self._give_up(RunTimedOut(reason))
         if not self._watched.hangs and self._session is not None:
             # The run ended meanwhile, and may have marked the instance up before it was marked down here.
             self._health.mark_up(self._index)

@@ -1,14 +1,24 @@
-"""Execution providers of a session, with their options."""
+"""Execution providers and options of a session, in ONNX Runtime's form."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from tensorferry.server.runtime.ort_options import OrtOptions
+from tensorferry.server.runtime.ort import onnxruntime
+from tensorferry.server.runtime.ort_options import DEVICE_ALLOCATOR, OrtOptions
 
 CUDA = "CUDAExecutionProvider"
 
 Providers = list[tuple[str, dict[str, Any]]]
+
+
+_GRAPH_LEVELS = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
 
 
 def providers_of(device: str, settings: OrtOptions) -> Providers:
@@ -16,9 +26,9 @@ def providers_of(device: str, settings: OrtOptions) -> Providers:
     cpu: Providers = [("CPUExecutionProvider", {})]
     if device == "cpu":
         return [(provider.name, dict(provider.options)) for provider in settings.cpu] + cpu
-    here = {"device_id": int(device.partition(":")[2])}
-    gpu = [(provider.name, {**dict(provider.options), **here}) for provider in settings.gpu]
-    return [*gpu, (CUDA, {**dict(settings.cuda), **here}), *cpu]
+    device_option = {"device_id": int(device.partition(":")[2])}
+    gpu = [(provider.name, {**dict(provider.options), **device_option}) for provider in settings.gpu]
+    return [*gpu, (CUDA, {**dict(settings.cuda), **device_option}), *cpu]
 
 
 def capturing(providers: Providers) -> Providers:
@@ -27,3 +37,29 @@ def capturing(providers: Providers) -> Providers:
         (name, {**options, "enable_cuda_graph": "1"} if name == CUDA else options)
         for name, options in providers
     ]
+
+
+def session_options(settings: OrtOptions) -> onnxruntime.SessionOptions:
+    """Return the options in ONNX Runtime's form."""
+    options = onnxruntime.SessionOptions()
+    # Idle workers that spin would take the cores that the transport needs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # ONNX Runtime also raises its errors, and the server logs those.
+    options.log_severity_level = 4
+    options.graph_optimization_level = _GRAPH_LEVELS[settings.graph]
+    # By default ONNX Runtime starts a thread for each core of the machine and binds it there, even if the process may
+    # use only some of the cores.
+    allowed = len(os.sched_getaffinity(0))
+    if settings.intra_op_threads:
+        options.intra_op_num_threads = settings.intra_op_threads
+    elif allowed < (os.cpu_count() or allowed):
+        options.intra_op_num_threads = allowed
+    if settings.inter_op_threads:
+        options.inter_op_num_threads = settings.inter_op_threads
+    if settings.parallel:
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    options.enable_cpu_mem_arena = settings.memory_arena
+    options.enable_mem_pattern = settings.memory_pattern
+    if settings.device_allocator:
+        options.add_session_config_entry(DEVICE_ALLOCATOR, settings.device_allocator)
+    return options

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,9 +31,9 @@ from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
 from tensorferry.server.runtime.cuda_stream import create_stream, keep_until_closed, with_stream
 from tensorferry.server.runtime.load_remedies import remedy_for
 from tensorferry.server.runtime.ort import onnxruntime
-from tensorferry.server.runtime.ort_options import ARENA_SHRINKAGE, DEVICE_ALLOCATOR, TENSORRT, OrtOptions
+from tensorferry.server.runtime.ort_options import ARENA_SHRINKAGE, TENSORRT, OrtOptions
 from tensorferry.server.runtime.output_rows import with_output_rows
-from tensorferry.server.runtime.providers import CUDA, Providers, capturing, providers_of
+from tensorferry.server.runtime.providers import CUDA, Providers, capturing, providers_of, session_options
 from tensorferry.server.runtime.sampling import describe_difference, random_array
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
 
@@ -47,13 +46,6 @@ _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
 _SLOTS = 2
 # Run option with the number of a captured graph; -1 for a run without one.
 _GRAPH_ID = "gpu_graph_id"
-
-_GRAPH_LEVELS = {
-    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}
 
 
 class Session:
@@ -149,7 +141,7 @@ class Session:
             return self._opened(providers)
 
     def _opened(self, providers: Providers) -> Any:
-        options = _options(self._settings)
+        options = session_options(self._settings)
         if self._graphs is not None and any(name == TENSORRT for name, _ in providers):
             self._without_graphs("TensorRT captures one graph alone, of one batch size")
         if self._graphs is not None:
@@ -362,31 +354,6 @@ def _why_not_staged(plain: bool) -> str:
 def _inference_session(path: Path, options: Any, providers: Providers) -> Any:
     # Without fallback, which would silently run the model on the CPU and report it only on stdout.
     return onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
-
-
-def _options(settings: OrtOptions) -> onnxruntime.SessionOptions:
-    options = onnxruntime.SessionOptions()
-    # Idle workers that spin would take the cores that the transport needs.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # ONNX Runtime also raises its errors, and the server logs those.
-    options.log_severity_level = 4
-    options.graph_optimization_level = _GRAPH_LEVELS[settings.graph]
-    # By default ONNX Runtime starts a thread for each core of the machine and binds it there, even if the process may
-    # use only some of the cores.
-    allowed = len(os.sched_getaffinity(0))
-    if settings.intra_op_threads:
-        options.intra_op_num_threads = settings.intra_op_threads
-    elif allowed < (os.cpu_count() or allowed):
-        options.intra_op_num_threads = allowed
-    if settings.inter_op_threads:
-        options.inter_op_num_threads = settings.inter_op_threads
-    if settings.parallel:
-        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    options.enable_cpu_mem_arena = settings.memory_arena
-    options.enable_mem_pattern = settings.memory_pattern
-    if settings.device_allocator:
-        options.add_session_config_entry(DEVICE_ALLOCATOR, settings.device_allocator)
-    return options
 
 
 def _to_ort(array: Array, spec: TensorSpec) -> Any:
