@@ -281,9 +281,9 @@ class App:
         try:
             # Imported here, because the import fails if grpcio lacks an internal name that the lane uses.
             from tensorferry.server.transport.lane.lane import Lane
-            from tensorferry.server.transport.lane.selftest import prove
+            from tensorferry.server.transport.lane.selftest import run_selftest
 
-            prove()
+            run_selftest()
             return Lane(
                 self._server,
                 self._service,

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from tensorferry.server.identity import Metadata
+from tensorferry.server.transport.call_admission import deadline_after
 
 # The metadata key. The last value counts, because it is the proxy's.
 DEADLINE = "tensorferry-deadline"
@@ -43,6 +44,6 @@ def decode_deadline(metadata: Metadata) -> float:
         return math.inf
     try:
         remaining, at, clock = str(values[-1]).split(" ")
-        return float(at) if clock == CLOCK != _NO_CLOCK else time.monotonic() + float(remaining)
+        return float(at) if clock == CLOCK != _NO_CLOCK else deadline_after(float(remaining))
     except ValueError:
         return math.inf

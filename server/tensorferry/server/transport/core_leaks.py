@@ -1,4 +1,4 @@
-"""The versions and settings of grpc's core that keep the files of some connections open for ever."""
+"""Versions and settings of gRPC core that never close the file descriptors of some connections."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Bound on the bytes of answers that clients have yet to read.
+"""Limit on the bytes of responses that clients have not read.
 
-gRPC keeps an answer in memory until its client makes room for it. A client that calls and never reads would
-otherwise fill the memory with answers.
+gRPC keeps a response in memory until its client makes room for it. A client that calls and never reads would
+otherwise fill the memory.
 """
 
 from __future__ import annotations
@@ -12,58 +12,58 @@ from collections.abc import Callable
 
 from tensorferry.server.errors import UnreadResponsesError
 
-# A connection may hold this part of the bound for all connections.
+# A connection may hold this fraction of the limit for all connections.
 _CONNECTION_SHARE = 4
-# Answers that nothing was read of for so long are given up when others need their room.
-_PATIENCE_SECONDS = 10.0
+# A call of which nothing was read for so long is given up if others need its room.
+_STALE_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
 
-# Smaller answers of unary calls are not counted, because their number is bounded by --max-calls.
+# Smaller responses of unary calls are not counted, because --max-calls limits their number.
 SMALL_BYTES = 4096
 
 
 def stale_error() -> UnreadResponsesError:
-    """Why a call ends whose answers are dropped because others need their room."""
+    """Return the error of a call whose responses are dropped because others need their room."""
     return UnreadResponsesError(
-        f"the client has read nothing of its answers for {_PATIENCE_SECONDS:g} s, and others needed their room; read answers "
+        f"the client has read nothing of its answers for {_STALE_SECONDS:g} s, and others needed their room; read answers "
         "as they come, or start the server with a larger --max-unsent-bytes",
         _RETRY_SECONDS,
     )
 
 
 class UnreadResponses:
-    """Counts the bytes of answers between their completion and their being sent. Thread-safe.
+    """Counts the bytes of responses from their completion until they are sent. Thread-safe.
 
-    At most `most` bytes in all and a quarter of it for each connection; an answer that would be the only one always
-    passes. Where an answer does not fit, those that nothing was read of for 10 seconds are given up first.
+    At most `limit` bytes in all and a quarter of it for each connection. The only response of a connection always fits.
+    If a response does not fit, calls of which nothing was read for 10 seconds are given up first.
     """
 
-    def __init__(self, most: int = 1 << 30, clock: Callable[[], float] = time.monotonic) -> None:
-        self.most = most
-        self.connection_limit = max(1, most // _CONNECTION_SHARE)
-        # A stream reads no more requests while their answers may be larger than this together.
+    def __init__(self, limit: int = 1 << 30, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
+        self.connection_limit = max(1, limit // _CONNECTION_SHARE)
+        # A stream reads no more requests while their responses may be larger than this together.
         self.stream_limit = max(1, self.connection_limit // _CONNECTION_SHARE)
         self._clock = clock
         # Guards every field below and the fields of every account. Nothing is called while it is held.
         self.lock = threading.Lock()
         self._total = 0
         self._connections: dict[str, int] = {}
-        # Those that hold bytes; the one that nothing was read of for longest is the first.
+        # Accounts that hold bytes, with the time of their last read; the oldest is the first.
         self._accounts: dict[ResponseAccount, float] = {}
-        # The bytes of the answer that was refused last, of each connection that has read nothing since, and of all.
+        # The bytes of the last response that did not fit: per connection that has read nothing since, and for all.
         self._wanted: dict[str, int] = {}
         self._wanted_of_all = 0
-        # Whether an answer was refused and nothing was read since.
+        # Whether a response did not fit and nothing was read since.
         self.refuses_some = False
 
     @property
     def total(self) -> int:
-        """How many bytes clients have yet to read."""
+        """The bytes that clients have not read."""
         with self.lock:
             return self._total
 
     def refusal(self, connection: str) -> UnreadResponsesError | None:
-        """Return why no new call of this connection is taken on; None if it is. Ask only while `pressed`."""
+        """Return why a new call of this connection is refused; None if it is not. Call this only while `refuses_some`."""
         with self.lock:
             nbytes = self._wanted.get(connection, 0) or self._wanted_of_all
             if not nbytes:
@@ -77,19 +77,19 @@ class UnreadResponses:
     def _exceeds_locked(self, connection: str, nbytes: int) -> bool:
         held = self._connections.get(connection, 0)
         return (held > 0 and held + nbytes > self.connection_limit) or (
-            self._total > 0 and self._total + nbytes > self.most
+            self._total > 0 and self._total + nbytes > self.limit
         )
 
     def _make_room_locked(self, connection: str, nbytes: int) -> list[ResponseAccount]:
-        """Takes stale accounts off the books until the bytes fit, or none is left; they are then to be given up."""
+        """Close stale accounts until the bytes fit or none is left; return them, to be given up outside the lock."""
         stale: list[ResponseAccount] = []
         if not self._exceeds_locked(connection, nbytes):
             return stale
-        long_ago = self._clock() - _PATIENCE_SECONDS
+        long_ago = self._clock() - _STALE_SECONDS
         for account, since in list(self._accounts.items()):
             if since > long_ago or not self._exceeds_locked(connection, nbytes):
                 break
-            if self._total + nbytes > self.most or account.connection == connection:
+            if self._total + nbytes > self.limit or account.connection == connection:
                 account.drop_locked()
                 stale.append(account)
         return stale
@@ -104,7 +104,7 @@ class UnreadResponses:
             what, most = f"{held} bytes of answers to this connection", self.connection_limit
         else:
             self._wanted_of_all = nbytes
-            what, most = f"{self._total} bytes of answers to all clients", self.most
+            what, most = f"{self._total} bytes of answers to all clients", self.limit
         return UnreadResponsesError(
             f"{what} wait to be read, of at most {most}; read answers as they come, or start the server with a larger "
             "--max-unsent-bytes",
@@ -114,7 +114,7 @@ class UnreadResponses:
     def admit_locked(
         self, account: ResponseAccount, nbytes: int
     ) -> tuple[UnreadResponsesError | None, list[ResponseAccount]]:
-        """Counts bytes of an account, or returns why not; and the accounts that are to be given up for it."""
+        """Count bytes of an account, or return why they do not fit; and the accounts to give up outside the lock."""
         stale = self._make_room_locked(account.connection, nbytes)
         error = self._refusal_locked(account.connection, nbytes)
         if error is None and account not in stale:
@@ -123,9 +123,9 @@ class UnreadResponses:
         return error, stale
 
     def removed_locked(self, account: ResponseAccount, nbytes: int) -> None:
-        """That many bytes of an account were read, or are dropped."""
+        """Stop counting bytes of an account that were read or dropped."""
         self._change_locked(account.connection, -nbytes)
-        # Something of it was read: it is the last to be given up.
+        # Its client reads, so it moves to the end.
         del self._accounts[account]
         if account.held:
             self._accounts[account] = self._clock()
@@ -144,9 +144,9 @@ class UnreadResponses:
 
 
 class ResponseAccount:
-    """The answers of one call. Thread-safe.
+    """The responses of one call. Thread-safe.
 
-    `give_up` is called, on any thread and at most once, when the call is to end with this error.
+    `give_up` is called at most once, on any thread, with the error with which the call must end.
     """
 
     __slots__ = ("_closed", "connection", "give_up", "held", "unread")
@@ -162,7 +162,7 @@ class ResponseAccount:
         self._closed = False
 
     def add(self, nbytes: int) -> UnreadResponsesError | None:
-        """Count an answer that is to be sent; or return why it must not be kept."""
+        """Count a response to be sent, or return why it must not be kept."""
         with self.unread.lock:
             if self._closed or not nbytes:
                 return None
@@ -174,17 +174,17 @@ class ResponseAccount:
         return error
 
     def remove(self, nbytes: int) -> None:
-        """An answer of that size was sent, or is dropped."""
+        """Stop counting a response that was sent or dropped."""
         with self.unread.lock:
             self._remove_locked(min(nbytes, self.held))
 
     def close(self) -> None:
-        """The call is over: nothing of it is kept any more. Idempotent."""
+        """Stop counting the call, which is over. Idempotent."""
         with self.unread.lock:
             self.drop_locked()
 
     def drop_locked(self) -> None:
-        """From now on nothing of the call is counted."""
+        """Count nothing of the call from now on."""
         self._closed = True
         self._remove_locked(self.held)
 

@@ -165,13 +165,13 @@ def test_one_that_cannot_be_sent_holds_no_other_up(
     with caplog.at_level(logging.ERROR):
         response_batcher.end()
     assert [number for number, _ in sent.by] == [0, 2]
-    assert "an answer could not be sent" in caplog.text
+    assert "a response could not be sent" in caplog.text
 
 
 def test_when_nobody_polls_any_more_the_worker_sends_all(
     response_batcher: ResponseBatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_HANDOVER_SECONDS", 0.01)
     stopped = Poller(response_batcher)
     stopped.stop()
     sent = Sent(stopped)
@@ -185,7 +185,7 @@ def test_when_nobody_polls_any_more_the_worker_sends_all(
 def test_a_thread_that_polls_late_sends_nothing_twice(
     response_batcher: ResponseBatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_HANDOVER_SECONDS", 0.01)
     in_the_middle, go_on = threading.Event(), threading.Event()
     numbers: list[int] = []
     stopped = Poller(response_batcher)

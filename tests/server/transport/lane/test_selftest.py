@@ -127,7 +127,7 @@ SABOTAGES: dict[str, tuple[Sabotage, str]] = {
     "wrong bytes": (_wrong_bytes, "expected an answer"),
     "status lost": (_status_lost, "expected a status"),
     "batches refused": (_batches_refused, "this takes something else now"),
-    "deaf": (_deaf, "expected to hear of a client that left"),
+    "deaf": (_deaf, "expected the cancellation of a client that left"),
     "mute streams": (_mute_streams, "a call ended with DEADLINE_EXCEEDED"),
     "no deadline": (_no_deadline, "a call ended with NOT_FOUND"),
 }
@@ -207,7 +207,7 @@ def test_lane_does_not_start_without_the_lane(
 
 def test_threaded_never_looks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cygrpc.Server, "__init__", _raise)
-    monkeypatch.setattr(selftest, "prove", _raise)
+    monkeypatch.setattr(selftest, "run_selftest", _raise)
     app = make(transport="threaded")
     app.start()
     assert app.transport == "threaded"
@@ -402,7 +402,7 @@ def test_a_clock_that_is_put_back_keeps_nothing_from_being_due(monkeypatch: pyte
 def test_what_is_due_knows_whether_more_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who would rest while calls wait would let them wait in vain, and have more after each rest."""
     clock = _Clock()
-    monkeypatch.setattr(cygrpc, "_MOST_EVENTS", 3)
+    monkeypatch.setattr(cygrpc, "_MAX_EVENTS", 3)
     handled: list[Any] = []
 
     class Call:

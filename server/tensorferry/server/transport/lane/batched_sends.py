@@ -1,10 +1,9 @@
-"""The answers of one batch leave together: from the thread that polls, and to each client as one.
+"""Sends the responses of a batch together, from the polling thread.
 
-A worker that sends answers gives the interpreter away for each of them, and the thread that polls, which
-hears that they have left, takes it: the two change places twice for every answer, which costs a model of a
-few milliseconds a twentieth of its throughput. So the worker sends one answer and leaves the others to the
-thread that polls: what tells that thread that the one has left is also what tells it of the others. The
-worker waits meanwhile, so that its batch is answered when it goes on, as ever.
+A worker that sends responses itself releases the GIL for each one, and the polling thread takes it to handle the
+send's event. The two threads then alternate twice per response, which costs a model of a few milliseconds a twentieth
+of its throughput. So the worker sends one response and hands the others to the polling thread, which finds them when
+it handles the event of the first. The worker waits meanwhile, so that its batch is answered when it continues.
 """
 
 from __future__ import annotations
@@ -19,50 +18,50 @@ from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
 _log = logging.getLogger("tensorferry.server")
 
-# Long after an answer has left, if the thread that polls still does.
-_PATIENCE_SECONDS = 1.0
-# Calls that are refused in an overload come in tens.
-_MANY = 32
+# Much longer than the polling thread needs to take a handover, unless it has ended.
+_HANDOVER_SECONDS = 1.0
+# The expected number of refusals between two pauses in an overload.
+_COALESCED_REFUSALS = 32
 
 
 class ResponseBatcher:
-    """What a batcher is told of its answers (`ResponseBurstHook`). Thread-safe, but for what is said of a method.
+    """The batcher's `ResponseBurstHook`. Thread-safe, except for the methods of the polling thread.
 
-    An answer is given as a function that starts an operation of its call, always, and must not raise.
+    A response is a function that starts an operation of its call and does not raise.
     """
 
     def __init__(self) -> None:
         self._cork = TcpCork()
-        # The thread that polls, once it does.
+        # Identifier of the polling thread; 0 before it polls.
         self._polling = 0
-        # What ends a rest.
+        # Ends a pause.
         self._wake = threading.Event()
-        # Of each other thread, the answers that it gives; only between `begin` and `end`.
+        # `batch`: the responses of each other thread between `begin` and `end`.
         self._local = threading.local()
-        # What workers have left to the thread that polls; whoever takes one out of it sends it.
+        # Responses that workers have handed over. The thread that removes a handover sends it.
         self.handovers: deque[_Handover] = deque()
 
     def serve(self, port: int) -> None:
-        """From now on for the connections to this port."""
+        """Cork the connections of this port from now on."""
         self._cork.serve(port)
 
     def bind_polling_thread(self) -> None:
-        """The calling thread is the one that polls."""
+        """Make the calling thread the polling thread."""
         self._polling = threading.get_ident()
-        # So that what is asked for each answer is there.
+        # Set, because `send` reads it for every response.
         self._local.batch = None
 
     @property
     def is_polling(self) -> bool:
-        """Whether the calling thread is the one that polls."""
+        """Whether the calling thread is the polling thread."""
         return threading.get_ident() == self._polling
 
     def begin_coalescing(self) -> None:
-        """What is written until the next `rest` may leave together: there is much of it. On the thread that polls."""
-        self._cork.begin(_MANY)
+        """Collect what is sent until the next `pause`, because many refusals follow. On the polling thread."""
+        self._cork.begin(_COALESCED_REFUSALS)
 
     def pause(self, seconds: float) -> None:
-        """Waits for so long, and sends meanwhile what workers hand over. On the thread that polls."""
+        """Wait for so long, and send meanwhile what workers hand over. On the polling thread."""
         self._cork.end()
         until = time.monotonic() + seconds
         while True:
@@ -72,14 +71,14 @@ class ResponseBatcher:
                 return
 
     def begin(self, count: int) -> None:
-        """So many answers follow on this thread."""
+        """Begin a batch of `count` responses on this thread."""
         if threading.get_ident() == self._polling:
             self._cork.begin(count)
         elif self._polling:
             self._local.batch = []
 
     def send(self, send: Callable[[], None]) -> None:
-        """An answer is to be sent: now, or with the others of its batch."""
+        """Send a response: now, or with the others of its batch."""
         batch: list[Callable[[], None]] | None = getattr(self._local, "batch", None)
         if batch is None:
             send()
@@ -87,13 +86,13 @@ class ResponseBatcher:
             batch.append(send)
 
     def sent(self, nbytes: int) -> None:
-        """An answer of this size was handed to core, on any thread."""
-        # First what is seldom so: another thread may see it a moment too late, and then asks in vain.
+        """Record a response of `nbytes` bytes that was handed to core. On any thread."""
+        # The rarer condition first. Another thread may read it too late, and then does nothing.
         if self._cork.corked and threading.get_ident() == self._polling:
             self._cork.written(nbytes)
 
     def end(self) -> None:
-        """They are given. Returns when they are sent."""
+        """Send the batch; return when every response was sent."""
         if threading.get_ident() == self._polling:
             self._cork.end()
             return
@@ -103,21 +102,21 @@ class ResponseBatcher:
             _send(batch)
             return
         handover = _Handover(batch[1:])
-        # First: it is looked for when the one has left.
+        # Before the first response is sent, because its event makes the polling thread look for handovers.
         self.handovers.append(handover)
         self._wake.set()
         _send(batch[:1])
-        while not handover.sent.acquire(timeout=_PATIENCE_SECONDS):
+        while not handover.sent.acquire(timeout=_HANDOVER_SECONDS):
             try:
                 self.handovers.remove(handover)
             except ValueError:
                 # It is being sent.
                 continue
-            # Nobody polls any more: the server has stopped.
+            # The server has stopped, and no thread polls.
             handover.send()
 
     def flush(self) -> None:
-        """Sends what workers have handed over. On the thread that polls, whenever an operation has ended."""
+        """Send what workers have handed over. On the polling thread, after every operation."""
         while self.handovers:
             try:
                 handover = self.handovers.popleft()
@@ -129,7 +128,7 @@ class ResponseBatcher:
 
 
 class _Handover:
-    """Answers that one thread leaves to another."""
+    """Responses that a worker hands to the polling thread."""
 
     __slots__ = ("sends", "sent")
 
@@ -147,5 +146,5 @@ def _send(sends: Sequence[Callable[[], None]]) -> None:
         try:
             send()
         except BaseException:
-            # Its neighbours wait for theirs.
-            _log.exception("an answer could not be sent; this is a bug in tensorferry.server")
+            # The other responses must be sent all the same.
+            _log.exception("a response could not be sent; this is a bug in tensorferry.server")

@@ -1,6 +1,6 @@
-"""What the lane uses of grpcio that is not public: all of it, and only here.
+"""The private parts of grpcio that the lane uses. No other module may use them.
 
-`lane_proof` shows at start that it is there and works; nothing else of the server depends on it.
+`selftest` checks at every start that they work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ try:
         peer_identities,
         peer_identity_key,
     )
-except ImportError as error:  # pragma: no cover - of a grpcio that is yet to come
+except ImportError as error:  # pragma: no cover - a future grpcio
     raise LookupError(f"grpcio {grpc.__version__} has changed: {error}") from error
 
 from tensorferry.server.security.access_control import ClientCertificate
@@ -38,21 +38,22 @@ __all__ = [
     "Server",
 ]
 
-# Operations without contents of their own, which batches may share.
+# Operations without contents, which any number of batches may share.
 SEND_INITIAL_METADATA = SendInitialMetadataOperation((), 0)
 SEND_OK = SendStatusFromServerOperation((), 0, b"", 0)
-# Likewise, for those who do not read what they hear.
+# Shared too, because its result is not read.
 IGNORE_CLOSE = ReceiveCloseOnServerOperation(0)
 
-# How many events are handled in a row before it is looked what else is due.
-_MOST_EVENTS = 128
-_AFTER_A_BUG_SECONDS = 1.0
-# Neither what is due nor grpcio's deadline is further away than a second.
+# Events that are handled in a row before a due wake-up.
+_MAX_EVENTS = 128
+# The next wake-up after one that raised.
+_AFTER_CRASH_SECONDS = 1.0
+# The lane's wake-ups and grpcio's deadlines are sooner, unless the system clock was set back.
 _MAX_WAIT_SECONDS = 5.0
 
 
 class FinalStatus(NamedTuple):
-    """What ends a call with a status other than OK, as core takes it."""
+    """A status other than OK in core's form. Any number of calls may share it."""
 
     trailing_metadata: tuple[tuple[str, str | bytes], ...]
     code: int
@@ -61,33 +62,33 @@ class FinalStatus(NamedTuple):
 
 
 def final_status(status: Status) -> FinalStatus:
-    """The end with this status, for any number of calls."""
+    """Return a status in core's form."""
     return FinalStatus(trailing_metadata(status), status.code.value[0], status.message.encode())
 
 
-def send_final_status(ending: FinalStatus) -> Any:
-    """The operation that ends a call so."""
-    return SendStatusFromServerOperation(*ending)
+def send_final_status(final: FinalStatus) -> Any:
+    """Return the operation that ends one call with this status."""
+    return SendStatusFromServerOperation(*final)
 
 
 def send_status(status: Status) -> Any:
-    """The operation that ends a call with a status other than OK."""
+    """Return the operation that ends one call with this status, which is not OK."""
     return send_final_status(final_status(status))
 
 
 def end(call: Any, status: Status) -> None:
-    """End a call with this status at once, though a message of it is still being sent or received. On any thread."""
+    """End a call with this status at once, even if a message is being sent or received. On any thread."""
     call.cancel(status.code.value[0], status.message)
 
 
 def peer_of(call: Any) -> str:
-    """Where a call comes from, as `grpc.ServicerContext.peer` has it."""
+    """Return the client's address as `grpc.ServicerContext.peer` does."""
     peer: bytes | str = call.peer()
     return peer.decode() if isinstance(peer, bytes) else peer
 
 
 def certificate_of(call: Any) -> ClientCertificate:
-    """Whose certificate the call's connection has, as `peer_identity_key` and `peer_identities` of `grpc.ServicerContext`."""
+    """Return the client certificate of the call's connection."""
     kind: bytes | str | None = peer_identity_key(call)
     (pem,) = auth_context(call).get(b"x509_pem_cert", (b"",))
     return ClientCertificate(
@@ -96,33 +97,33 @@ def certificate_of(call: Any) -> ClientCertificate:
 
 
 class _EventLoop(CompletionQueue):  # type: ignore[misc]
-    """A completion queue that handles the lane's events on the thread that polls it.
+    """Completion queue that handles the lane's events on the thread that polls it, which is grpcio's only one.
 
-    That is the one thread of grpcio's server: with a second queue and a thread of its own, each
-    would often do the other's input and output, and wake it. grpcio's own tags are strings and
-    functions, the lane's are bound methods; so nothing of the lane ever reaches grpcio.
+    With a queue and a thread for the lane alone, each thread would often do the other's input and output, and wake it.
+    The lane's tags are bound methods, grpcio's are strings and functions, so no event of the lane reaches grpcio.
     """
 
     def configure(self, on_wakeup: Callable[[float], float], on_crash: Callable[[Any], None]) -> None:
-        """`overdue` is called with the time when it is `due`, and returns when it is due again.
+        """Set the callbacks.
 
-        `unforeseen` is called within the handling of an exception, with what handled the event; None if it was `overdue`.
+        `on_wakeup` gets the time when `next_wakeup` is due, and returns the next; both are seconds since the epoch.
+        `on_crash` is called while an exception is handled, with the event's tag, or None if `on_wakeup` raised.
         """
         self._on_wakeup = on_wakeup
         self._on_crash = on_crash
-        # In seconds since the epoch, changed on the polling thread only. What is there already is
-        # handled before, though not more than `_MOST_EVENTS`.
+        # Seconds since the epoch; changed on the polling thread only. At most `_MAX_EVENTS` waiting events are handled
+        # before a due wake-up.
         self.next_wakeup = math.inf
-        # Whether nothing more was there when `overdue` was called.
+        # Whether no event was waiting when `on_wakeup` was called.
         self.idle = True
 
     def poll(self, deadline: float | None = None) -> Any:
-        """The next event that is grpcio's own, or the time-out."""
+        """Handle the lane's events until one of grpcio's arrives, or the deadline passes; return that."""
         poll = super().poll
         handled = 0
         event = tag = None
         while True:
-            # Let go first: an event may be the last that holds a call that has ended.
+            # Released before the next poll, because an event may hold the last reference to a call.
             event = tag = None
             event = poll(self.next_wakeup if deadline is None or self.next_wakeup < deadline else deadline)
             tag = event.tag
@@ -130,17 +131,16 @@ class _EventLoop(CompletionQueue):  # type: ignore[misc]
                 if type(tag) is MethodType:
                     tag(event)
                     handled += 1
-                    if handled < _MOST_EVENTS:
+                    if handled < _MAX_EVENTS:
                         continue
                 handled = 0
                 now = time.time()
-                # Nothing is ever due so late, unless the clock was put back since.
                 if now >= self.next_wakeup or now + _MAX_WAIT_SECONDS < self.next_wakeup < math.inf:
-                    self.next_wakeup = now + _AFTER_A_BUG_SECONDS
+                    self.next_wakeup = now + _AFTER_CRASH_SECONDS
                     self.idle = tag is None
                     self.next_wakeup = self._on_wakeup(now)
             except BaseException:
-                # It would end the thread that serves everyone.
+                # The exception would end the polling thread.
                 self._on_crash(tag if type(tag) is MethodType else None)
             if type(tag) is not MethodType and (
                 tag is not None
@@ -150,10 +150,10 @@ class _EventLoop(CompletionQueue):  # type: ignore[misc]
 
 
 class Server:
-    """The core server behind a public `grpc.server` that has not been started.
+    """The core server of a public `grpc.server` that has not been started.
 
-    Methods that are registered are taken from grpcio: each call of theirs that was requested comes
-    as an event to the tag it was requested with, on the polling thread.
+    Calls of registered methods do not reach grpcio. Each must be requested, and arrives as an event on the polling
+    thread.
     """
 
     def __init__(self, server: grpc.Server) -> None:
@@ -161,17 +161,17 @@ class Server:
         self._core = state.server
         self.queue = _EventLoop()
         self._core.register_completion_queue(self.queue)
-        # The thread that grpcio starts polls this one; the one that it made stays empty.
+        # grpcio's thread polls this queue. The queue that grpcio made stays empty.
         state.completion_queue = self.queue
 
     def register(self, method: str) -> None:
-        """Takes a method from grpcio. Before the server is started."""
+        """Take a method over from grpcio. Call this before the server is started."""
         self._core.register_method(method)
 
     def request(self, method: str, tag: Callable[[Any], None]) -> None:
-        """Asks for one call of the method. Once the server stops it does nothing, or the event has no success."""
+        """Request one call of the method, whose event `tag` gets. In a stopping server the event has no success, or none comes."""
         try:
             self._core.request_registered_call(self.queue, self.queue, method, tag)
         except ValueError:
-            # So it says that it is shutting down.
+            # The server is shutting down.
             pass

@@ -1,7 +1,7 @@
-"""Proves at start, on a server of its own, that the lane works with the grpcio that is installed.
+"""Self-test of the lane with the installed grpcio, run at every start.
 
-grpcio may change what `grpc_core` uses in any release. So every kind of operation goes to and fro
-once before the lane serves anybody.
+Any release of grpcio may change what `cygrpc` uses. So every kind of operation makes a real round trip before the
+lane serves clients.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tensorferry.server.transport.lane.unary import UNARY
 _HELD = b"held until the client leaves"
 _NAME = "x-tensorferry-proof"
 
-# Anything that takes longer than this does not work: a bound, not a delay.
+# A step that takes longer has failed.
 _SECONDS = 10.0
 
 
@@ -46,7 +46,7 @@ class _HeldCall(InferenceCall):
 
 
 class _Echo(InferenceService):
-    """Answers with what it got, on a thread of its own; keeps one request until its client leaves."""
+    """Returns each message on another thread; holds one request until its client leaves."""
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         super().__init__(ModelRegistry())
@@ -81,7 +81,7 @@ class _Echo(InferenceService):
 
 
 class _CheckingAccess(AccessControl):
-    """Finds out of each call what can be found out of one."""
+    """Reads everything that can be read of a call."""
 
     def admit(
         self,
@@ -97,27 +97,27 @@ class _CheckingAccess(AccessControl):
 
 
 class _ProbedLane(Lane):
-    """Keeps what goes wrong within an event, for whoever tries it."""
+    """A lane that keeps the first unexpected exception."""
 
     error: BaseException | None = None
 
     def _on_crash(self, tag: Any) -> None:
         error = sys.exception()
         if error is not None and self.error is None:
-            # Its frames would keep the call, which ends when nobody has it any more.
+            # The traceback's frames would keep the call alive, which ends only when it is released.
             self.error = error.with_traceback(None)
 
 
-def prove() -> None:
-    """Raises, whatever is at fault, unless calls, statuses, streams and cancels go through the lane."""
+def run_selftest() -> None:
+    """Make real calls through a lane on a server of its own; raise an exception if any result is wrong."""
     with (
-        ThreadPoolExecutor(2, thread_name_prefix="lane-proof") as threads,
+        ThreadPoolExecutor(2, thread_name_prefix="lane-selftest") as threads,
         tempfile.TemporaryDirectory() as folder,
     ):
         server = grpc.server(threads)
         echo = _Echo(threads)
         lane = _ProbedLane(server, echo, max_streams=1, max_in_flight=2, access=_CheckingAccess())
-        address = f"unix:{folder}/proof"
+        address = f"unix:{folder}/selftest"
         server.add_insecure_port(address)
         server.start()
         grace = None
@@ -126,12 +126,12 @@ def prove() -> None:
             with grpc.insecure_channel(address) as channel:
                 _try_calls(channel)
                 _try_stream(channel)
-                _try_leaving(channel, echo)
-            # Without one, core tells whoever is still connected of an error, and the user that it came.
+                _try_cancel(channel, echo)
+            # Without a grace period core would send connected clients an error and log it.
             grace = _SECONDS
         except Exception as error:
-            # A client is told less of what went wrong.
-            raise lane.error or _in_a_line(error) from None
+            # The lane's own exception says more than the client's status.
+            raise lane.error or _on_one_line(error) from None
         finally:
             stopped = server.stop(grace).wait(_SECONDS)
         if lane.error is not None:
@@ -164,15 +164,15 @@ def _try_stream(channel: grpc.Channel) -> None:
     _check(answers == expected, f"the stream {expected}", answers)
 
 
-def _try_leaving(channel: grpc.Channel, echo: _Echo) -> None:
+def _try_cancel(channel: grpc.Channel, echo: _Echo) -> None:
     method: Any = channel.unary_unary(UNARY)
     call = method.future(_HELD, timeout=_SECONDS)
     _check(echo.held.wait(_SECONDS), "a request", None)
     call.cancel()
-    _check(echo.left.wait(_SECONDS), "to hear of a client that left", None)
+    _check(echo.left.wait(_SECONDS), "the cancellation of a client that left", None)
 
 
-def _in_a_line(error: Exception) -> Exception:
+def _on_one_line(error: Exception) -> Exception:
     if not isinstance(error, grpc.RpcError):
         return error
     status: Any = error

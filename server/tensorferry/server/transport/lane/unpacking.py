@@ -1,6 +1,6 @@
-"""Compressed requests of the lane, served on threads of their own.
+"""Compressed requests of the lane, submitted on threads of their own.
 
-To unpack a message and to walk through it takes up to some 30 ms. The polling thread serves everybody, so it does neither.
+Decompressing and checking a message takes up to 30 ms, which would delay every other call on the polling thread.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Submit(Protocol):
         """Serve one request."""
 
 
-class _Waiting(InferenceCall):
-    """A request that waits for a thread, and then the call that serves it."""
+class _PendingCall(InferenceCall):
+    """A request that waits for a thread; later, its call."""
 
     __slots__ = ("_call", "_lock", "_withdraw")
 
@@ -42,7 +42,7 @@ class _Waiting(InferenceCall):
         # Guards both below. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._call: InferenceCall | None = None
-        # How the call is to be withdrawn as soon as there is one.
+        # How to withdraw the call once there is one; None unless the request was withdrawn.
         self._withdraw: Callable[[InferenceCall], None] | None = None
 
     @property
@@ -50,19 +50,19 @@ class _Waiting(InferenceCall):
         with self._lock:
             return self._withdraw is not None
 
-    def served_by(self, call: InferenceCall) -> None:
+    def submitted(self, call: InferenceCall) -> None:
         with self._lock:
             self._call, withdraw = call, self._withdraw
         if withdraw is not None:
             withdraw(call)
 
     def cancel(self) -> None:
-        self._by(lambda call: call.cancel())
+        self._withdraw_by(lambda call: call.cancel())
 
     def abandon(self) -> None:
-        self._by(lambda call: call.abandon())
+        self._withdraw_by(lambda call: call.abandon())
 
-    def _by(self, withdraw: Callable[[InferenceCall], None]) -> None:
+    def _withdraw_by(self, withdraw: Callable[[InferenceCall], None]) -> None:
         with self._lock:
             self._withdraw, call = withdraw, self._call
         if call is not None:
@@ -70,9 +70,9 @@ class _Waiting(InferenceCall):
 
 
 class Unpacker:
-    """Has `submit` called on the threads of an executor. Thread-safe.
+    """Calls `submit` on the threads of an executor. Thread-safe.
 
-    The completion of each request is called once, on any thread. After the executor is shut down, `submit` is called at once.
+    After the executor is shut down, `submit` is called on the calling thread.
     """
 
     def __init__(self, submit: Submit, threads: Executor) -> None:
@@ -87,11 +87,11 @@ class Unpacker:
         metadata: Metadata,
         caller: ClientIdentity,
     ) -> InferenceCall:
-        """As `InferenceService.submit`, but that nothing is done here. A request that is withdrawn first is not unpacked."""
-        waiting = _Waiting()
+        """See `InferenceService.submit`. A request that is withdrawn before a thread takes it is not unpacked."""
+        pending = _PendingCall()
 
         def serve() -> None:
-            if waiting.withdrawn:
+            if pending.withdrawn:
                 left = Cancelled("the caller left before its message was unpacked")
                 complete(error_reply("", left, ("", ""), metadata))
                 return
@@ -103,10 +103,10 @@ class Unpacker:
                 )
                 complete(error_reply("", error, ("", ""), metadata))
                 return
-            waiting.served_by(call)
+            pending.submitted(call)
 
         try:
             self._threads.submit(serve)
         except RuntimeError:
             serve()
-        return waiting
+        return pending

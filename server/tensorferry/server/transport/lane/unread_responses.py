@@ -1,4 +1,4 @@
-"""The accounts of unread answers, for calls of the lane."""
+"""Accounts of unread responses, for calls of the lane."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _BUILT = ServerError("the message was built")
 
 
 def account_of(unread: UnreadResponses, call: Any) -> ResponseAccount:
-    """An account for the answers of this call of core's."""
+    """Return an account for the responses of one of core's calls."""
     return ResponseAccount(unread, cygrpc.peer_of(call), partial(_give_up, call))
 
 
 def count_response(unread: UnreadResponses, call: Any, reply: InferenceReply, nbytes: int) -> ResponseAccount:
-    """Count the one answer of a call, whose message was built; UnreadResponsesError if it must not be kept."""
+    """Count the only response of a call, whose message was built; UnreadResponsesError if it must not be kept."""
     account = account_of(unread, call)
     error = account.add(nbytes)
     if error is not None:
         raise error
-    # The message is a copy. The tensors would be kept until the client has read it.
+    # The message is a copy, and without this the tensors would be kept until the client has read it.
     reply.replace_with_error(_BUILT)
     return account
 
