@@ -47,8 +47,8 @@ class Extension(Protocol):
 class ThreadedServicer:
     """The methods of GRPCInferenceService over one service. Thread-safe.
 
-    `extensions` implement all methods but ModelInfer and ModelStreamInfer. A ModelInfer call occupies its thread until
-    it is answered, a stream for as long as it is open. `max_streams` is therefore less than the number of threads.
+    `extensions` implement all methods but ModelInfer and ModelStreamInfer. A ModelInfer call occupies a thread
+    until it is answered, and an open stream occupies two. `max_streams` is therefore less than the number of threads.
     """
 
     def __init__(

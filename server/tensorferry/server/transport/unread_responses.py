@@ -14,7 +14,7 @@ from tensorferry.server.errors import UnreadResponsesError
 
 # A connection may hold this fraction of the limit for all connections.
 _CONNECTION_SHARE = 4
-# A call of which nothing was read for so long is given up if others need its room.
+# A call whose client has read nothing for this long is given up if others need its room.
 _STALE_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
 
@@ -35,7 +35,7 @@ class UnreadResponses:
     """Counts the bytes of responses from their completion until they are sent. Thread-safe.
 
     At most `limit` bytes in all and a quarter of it for each connection. The only response of a connection always fits.
-    If a response does not fit, calls of which nothing was read for 10 seconds are given up first.
+    If a response does not fit, calls whose client has read nothing for 10 seconds are given up first.
     """
 
     def __init__(self, limit: int = 1 << 30, clock: Callable[[], float] = time.monotonic) -> None:

@@ -146,5 +146,5 @@ def _send(sends: Sequence[Callable[[], None]]) -> None:
         try:
             send()
         except BaseException:
-            # The other responses must be sent all the same.
+            # The other responses of the batch must still be sent.
             _log.exception("a response could not be sent; this is a bug in tensorferry.server")

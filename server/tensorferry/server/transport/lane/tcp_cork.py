@@ -19,13 +19,13 @@ from tensorferry.server.transport.core_sockets import BorrowedSocket
 
 _CORK: int | None = getattr(socket, "TCP_CORK", None)
 
-# With more open files the search would block the polling thread too long, and each of so many connections would get
-# few responses of a batch.
+# With more open files the search takes too long on the polling thread. It would also gain little, because each
+# connection then gets few responses of a batch.
 _MAX_FILES = 256
 _RESCAN_SECONDS = 1.0
 # A larger response fills packets of its own.
 _LARGE_BYTES = 16 << 10
-# So many small responses are written within about a millisecond, which bounds the delay of the first.
+# Writing 32 small responses takes about a millisecond, which limits the delay of the first.
 _MAX_CORKED_RESPONSES = 32
 
 

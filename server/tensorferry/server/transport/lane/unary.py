@@ -55,7 +55,7 @@ class UnaryCall:
         """Submit the message, if the client has sent one."""
         data = event.batch_operations[0].message()
         if data is None:
-            # The client has left, or core has refused its message; then the status reaches nobody.
+            # The client sent no message. If it has left, or core has refused its message, the status is not sent.
             status = Status(StatusCode.UNIMPLEMENTED, f"{UNARY} requires exactly one request message")
             self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(status)))
             return
