@@ -333,13 +333,13 @@ def test_a_client_that_leaves_a_stream_of_which_an_error_would_be_the_end(served
 def test_those_whose_response_was_not_taken_are_known_in_either_order() -> None:
     for ordered in (True, False):
         responses = ResponseOrder(ordered=ordered)
-        slots = [responses.add() for _ in range(3)]
+        entries = [responses.add() for _ in range(3)]
         calls = []
-        for entry in slots:
-            entry.call = InferenceCall()
-            calls.append(entry.call)
-        responses.done(slots[1], success("1"))
+        for entry in entries:
+            calls.append(InferenceCall())
+            entry.started(calls[-1])
+        responses.done(entries[1], success("1"))
         assert set(responses.calls()) == set(calls)
-        responses.done(slots[0], success("0"))
+        responses.done(entries[0], success("0"))
         assert responses.pop() is not None
         assert len(responses.calls()) == 2

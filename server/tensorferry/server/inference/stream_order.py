@@ -78,6 +78,10 @@ class StreamEntry:
         self.call: InferenceCall | None = None
         self.reply: InferenceReply | None = None
 
+    def started(self, call: InferenceCall) -> None:
+        """Record the call of the request, once the service has it."""
+        self.call = call
+
 
 class ResponseOrder:
     """The order in which a stream's responses are sent. Not thread-safe: its owner's lock guards it."""

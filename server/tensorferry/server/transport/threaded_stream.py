@@ -157,7 +157,7 @@ class ResponseStream:
             caller=caller,
         )
         with self._lock:
-            entry.call = call
+            entry.started(call)
             closed = self._closed
         if closed:
             call.abandon()

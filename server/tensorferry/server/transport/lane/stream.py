@@ -87,9 +87,8 @@ class StreamCall:
             return
         if read_on:
             self._read()
-        entry.call = self._owner.submit(
-            data, self._deadline, partial(self._complete, entry), self._metadata, self._caller
-        )
+        complete = partial(self._complete, entry)
+        entry.started(self._owner.submit(data, self._deadline, complete, self._metadata, self._caller))
 
     def _refresh(self, authorization: StreamAuthorization | None) -> Status | None:
         """Return why the caller may send no more requests; None if it may."""
