@@ -2,15 +2,14 @@
 
     python benchmarks/closed_loop.py [--seconds 10]
 
-Closed: N callers send their next request when the last is answered, 0.2 to about 1 ms later.
-Greedy never waits for them; the ideal is all N in every batch, N / (L(N) + mean return time),
-which no rule can reach, since the last of N returns later than the mean one. What can be reached
-is near the best count in hindsight: a batch leaves when so many wait, the best of all numbers.
-(The times to return have no memory after the first 0.2 ms, so when those wait nothing else is
-worth knowing.) Open: Poisson arrivals, at a share of the full batches' rate. Then what is
-neither: both at once, callers that think for about as long as a batch takes, callers that come
-and go, callers with deadlines. Everything that decides is the product's own; only time, arrivals
-and batch durations are simulated.
+Closed: each of N clients sends its next request after the last answer, 0.2 to about 1 ms later.
+A greedy rule never waits for them. The ideal is all N in every batch, N / (L(N) + mean return
+time). No rule can reach it, because the last of N clients returns later than the mean. The best
+count in hindsight is within reach: close a batch when a fixed number of requests is queued, the
+best of all numbers. (Return times have no memory after the first 0.2 ms, so only that number
+matters.) Open: Poisson arrivals at a share of the full batches' rate. Mixed traffic: both at once,
+clients that think for about as long as a batch takes, clients that come and go, clients with
+deadlines. All decisions are the product's; only time, arrivals and batch times are simulated.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _ARRIVAL, _DONE, _TIMER = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a batch costs: `fixed` + `per_row` · rows seconds, at most `most` rows."""
+    """The cost of a batch: `fixed` + `per_row` · rows seconds, at most `most` rows."""
 
     name: str
     fixed: float
@@ -43,7 +42,7 @@ class Cost:
     most: int
 
     def seconds(self, rows: int) -> float:
-        """The time of a batch."""
+        """Return the time of a batch."""
         return self.fixed + self.per_row * rows
 
 
@@ -55,10 +54,10 @@ RETURN_SECONDS = 0.0004
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Who sends: `callers`, each from one time to another, and open arrivals at their own times.
+    """The traffic: `callers`, each from one time to another, and open arrivals.
 
-    A caller sends again `fixed` + a random number of seconds, `spread` on average, after its
-    answer, or after it was told that there is none.
+    A caller sends again `fixed` + a random number of seconds, `spread` on average, after its answer
+    or error.
     """
 
     callers: Sequence[tuple[float, float]] = ()
@@ -70,7 +69,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run: answers in time a second, mean latency in seconds of all and of open arrivals, mean rows of a batch."""
+    """Figures of a run: answers in time a second, mean latency of all and of open arrivals, mean rows of a batch."""
 
     rate: float
     latency: float
@@ -79,13 +78,13 @@ class Figures:
 
 
 class Clock:
-    """Virtual time, which is set by hand."""
+    """Virtual time that the simulation sets."""
 
     def __init__(self) -> None:
         self.time = 0.0
 
     def now(self) -> float:
-        """The time that was set."""
+        """Return the time that was set."""
         return self.time
 
     def wait(self, condition: Condition, until: float) -> None:
@@ -94,7 +93,7 @@ class Clock:
 
 
 class Greedy(ReturnModel):
-    """The rule switched off: a batch never waits for callers."""
+    """The rule switched off: no batch waits for clients."""
 
     def wait_until(
         self,
@@ -104,12 +103,12 @@ class Greedy(ReturnModel):
         room: int,
         answering: Callable[[int], float] = no_host_time,
     ) -> float:
-        """Not at all."""
+        """Return `now`: no wait."""
         return now
 
 
 class Count(ReturnModel):
-    """A rule that knows: a batch leaves when so many wait."""
+    """A rule with hindsight: a batch is closed when `count` requests are queued."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -123,12 +122,12 @@ class Count(ReturnModel):
         room: int,
         answering: Callable[[int], float] = no_host_time,
     ) -> float:
-        """Until the last of them is there."""
+        """Return until when to wait."""
         return now if queued >= self._count else math.inf
 
 
 class Window(ReturnModel):
-    """A window of so many seconds from the first arrival."""
+    """A fixed window from the first arrival."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -149,7 +148,7 @@ _OPEN = -1
 def simulate(
     cost: Cost, traffic: Traffic, *, returners: ReturnModel, seconds: float, seed: int = 3
 ) -> Figures:
-    """Runs the queue over the traffic."""
+    """Run the queue over the traffic."""
     chance = random.Random(seed)
     clock = Clock()
     window = returners.seconds if isinstance(returners, Window) else 0.0
@@ -217,17 +216,17 @@ def simulate(
 
 
 def _ignore(outcome: Outcome) -> None:
-    """Nobody waits."""
+    """Ignore the outcome."""
 
 
 def callers(count: int, start: float = 0.0, end: float = math.inf) -> list[tuple[float, float]]:
-    """So many callers, who begin within a millisecond."""
+    """Return clients that begin within a millisecond."""
     chance = random.Random(1)
     return [(start + chance.random() * 1e-3, end) for _ in range(count)]
 
 
 def poisson(rate: float, seconds: float) -> list[float]:
-    """Arrivals at a rate, independent of each other."""
+    """Return independent arrivals at a rate."""
     chance, times = random.Random(2), [0.0]
     while times[-1] < seconds:
         times.append(times[-1] + chance.expovariate(rate))
@@ -235,13 +234,13 @@ def poisson(rate: float, seconds: float) -> list[float]:
 
 
 def ideal(cost: Cost, count: int) -> float:
-    """All callers in every batch, back after the mean return time."""
+    """Return the rate with all clients in every batch, back after the mean return time."""
     size = min(count, cost.most)
     return size / (cost.seconds(size) + RETURN_SECONDS)
 
 
 def best_count(cost: Cost, count: int, seconds: float) -> float:
-    """The rate with the best of all numbers of requests for which a batch could wait."""
+    """Return the rate with the best number of requests to wait for."""
     counts = {1, count // 2, 3 * count // 4, 7 * count // 8, 15 * count // 16, count - 1, count}
     traffic = Traffic(callers(count))
     return max(
@@ -252,7 +251,7 @@ def best_count(cost: Cost, count: int, seconds: float) -> float:
 
 
 def neither(cost: Cost, seconds: float) -> dict[str, Traffic]:
-    """Traffic of other kinds."""
+    """Return mixed traffic."""
     full = cost.most / cost.seconds(cost.most)
     found = {"2 callers": Traffic(callers(2)), "16 callers": Traffic(callers(16))}
     for load in (0.05, 0.2, 0.5):
@@ -272,7 +271,7 @@ def neither(cost: Cost, seconds: float) -> dict[str, Traffic]:
 
 
 def closed_table(cost: Cost, seconds: float) -> None:
-    """Callers alone, against what can be reached."""
+    """Print closed loops, compared with the best count."""
     print("  closed, N callers | ideal/s | greedy/s (rows) | learned/s (rows) | best count/s", end="")
     print(" | of ideal | of best count | of greedy")
     for count in (1, 4, 8, 32, 64):
@@ -289,7 +288,7 @@ def closed_table(cost: Cost, seconds: float) -> None:
 
 
 def open_table(cost: Cost, seconds: float) -> None:
-    """Open arrivals alone: nothing is to be waited for."""
+    """Print open arrivals, for which no batch should wait."""
     print("  open, load        | greedy ms | learned ms | difference")
     for load in (0.05, 0.2, 0.5, 0.8):
         traffic = Traffic(arrivals=poisson(load * cost.most / cost.seconds(cost.most), seconds))
@@ -303,7 +302,7 @@ def open_table(cost: Cost, seconds: float) -> None:
 
 
 def neither_table(cost: Cost, seconds: float) -> None:
-    """What is neither: answers in time a second, and the mean latency of all and of open arrivals."""
+    """Print mixed traffic: answers in time a second, and the mean latency of all and of open arrivals."""
     print("  in time/s              | greedy | learned        | window 1 ms | mean ms", end="")
     print(" greedy, learned | of open arrivals")
     for name, traffic in neither(cost, seconds).items():
@@ -321,7 +320,7 @@ def neither_table(cost: Cost, seconds: float) -> None:
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""Closed loops with a second batch in flight, in virtual time: what pipelining is worth to callers that come back.
+"""Closed loops with a second batch in flight, in virtual time: the gain of pipelining for returning clients.
 
     python benchmarks/closed_pipeline.py [--seconds 10]
 
 The host prepares a batch for 1.5 ms before the device can run it. With two in flight it does so
-while the device runs another; but where callers come back, a batch that left early would leave
-without those that the running one is about to answer.
+while the device runs another. If clients return, a batch that is closed early does not have the
+clients that the running batch is about to answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Cost:
     most: int
 
     def seconds(self, rows: int) -> float:
-        """The device's time for a batch."""
+        """Return the device's time for a batch."""
         return self.fixed + self.per_row * rows
 
 
@@ -55,7 +55,7 @@ class _Flight:
 
 
 class _Pipe:
-    """The workers and the device: each batch is prepared, then waits for its turn on the device."""
+    """The workers and the device: each batch is prepared, then waits for the device."""
 
     def __init__(self, cost: Cost, workers: int, chance: random.Random) -> None:
         self._cost = cost
@@ -65,14 +65,14 @@ class _Pipe:
         self.running: _Flight | None = None
 
     def leave(self, work: BatchAssignment) -> _Flight:
-        """A worker takes a batch."""
+        """Note that a worker takes a batch."""
         self.workers -= 1
         device = self._cost.seconds(len(work.batch)) * self._chance.lognormvariate(0, 0.02)
         before = self._cost.host * self._chance.lognormvariate(0, 0.02) if self._cost.host else 0.0
         return _Flight(work, before, device)
 
     def start(self) -> _Flight | None:
-        """The batch whose turn on the device it is, if it is free and one is prepared."""
+        """Return the next prepared batch if the device is free."""
         if self.running is not None or not self.prepared:
             return None
         self.running = self.prepared.popleft()
@@ -82,7 +82,7 @@ class _Pipe:
 def simulate(
     cost: Cost, callers: int, *, seconds: float, pipelined: bool, seed: int = 3
 ) -> tuple[float, float]:
-    """Answers a second and mean rows of a batch, with two batches in flight or one."""
+    """Return answers a second and mean rows of a batch, with two batches in flight or one."""
     chance = random.Random(seed)
     clock = Clock()
     queue = RequestQueue(
@@ -132,11 +132,11 @@ def simulate(
 
 
 def _ignore(outcome: Outcome) -> None:
-    """Nobody waits."""
+    """Ignore the outcome."""
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

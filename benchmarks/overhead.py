@@ -1,18 +1,18 @@
-"""What the scheduler costs: one thread submits to the real batcher, whose runner does nothing.
+"""Overhead of the scheduler: one thread submits to the real batcher, whose model does nothing.
 
     python benchmarks/overhead.py [--requests 20000] [--rounds 5] [--batches 2000]
 
-Prints the time per request, from building it to its completion, and for comparison that of
-`queue.SimpleQueue` alone (put and get by two threads). Medians of the rounds, taken in turn: on one
-core, where it is the work of both threads, and on all, where it is mostly the interpreter's lock,
-which a thread that does nothing else but submit hands to and fro.
+Prints the time per request, from building it to its completion, and for comparison that of a bare
+`queue.SimpleQueue` (put and get by two threads). Values are medians of the rounds. On one core they
+are the work of both threads. On all cores they are mostly waits for the interpreter's lock.
 
-Then what one request costs whose batch the thread that brought it runs itself, alone or with 31 others.
+The next value is the time of a request whose batch runs on the thread that enqueued it, alone or
+with 31 others.
 
-At last, in runs of their own, for how long the worker holds the queue's lock for each batch of 64
-rows while 64 or 4096 wait; in between as many arrive as were taken. By the clock, where it counts
-that the system takes the core from the thread while it holds the lock; and by the thread's CPU time, where it
-does not. No other thread runs meanwhile, and none waits for the interpreter.
+The last values, from separate runs, are how long the worker holds the queue's lock for each batch of
+64 rows while 64 or 4096 rows are queued; as many arrive as are taken. One value is by the clock,
+including time in which the system takes the core from the thread, the other is CPU time. No other
+thread runs meanwhile.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _TENSORS = (Tensor(np.dtype(np.float32), (1, 4), _RAW),)
 
 
 def batcher_seconds(requests: int, timeout: float) -> tuple[float, float]:
-    """Seconds per request through the batcher, and rows of a batch."""
+    """Return seconds per request through the batcher, and rows of a batch."""
     left, done = requests, threading.Event()
 
     def complete(outcome: Outcome) -> None:
-        # Called on the one worker's thread only.
+        # Called on the worker's thread only.
         nonlocal left
         left -= 1
         if not left:
@@ -68,7 +68,7 @@ def batcher_seconds(requests: int, timeout: float) -> tuple[float, float]:
 
 
 def attended_seconds(requests: int, at_once: int) -> float:
-    """Seconds per request on one thread that enqueues so many at once and runs their batch itself."""
+    """Return seconds per request on one thread that enqueues several and runs their batch itself."""
     with Batcher(lambda x: x, 64) as batcher:
         for rows in (1, 64):
             batcher.add_warmup_sample(rows, 1e-5)
@@ -85,7 +85,7 @@ def attended_seconds(requests: int, at_once: int) -> float:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keeps this thread, and those that it starts, to one of its cores."""
+    """Pin this thread, and those that it starts, to one core."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
     try:
@@ -95,7 +95,7 @@ def one_core() -> Iterator[None]:
 
 
 def queue_seconds(requests: int) -> float:
-    """Seconds per item through a bare queue between two threads."""
+    """Return seconds per item through a bare queue between two threads."""
     items: queue.SimpleQueue[object] = queue.SimpleQueue()
 
     def drain() -> None:
@@ -112,18 +112,18 @@ def queue_seconds(requests: int) -> float:
 
 
 class TimedLock:
-    """A lock that notes for how long one thread holds it each time. Conditions can be built on it."""
+    """A lock that records how long one thread holds it each time; conditions can use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since = self._cpu_since = 0.0
-        # Whose times are taken, by thread identifier, and the times, by the clock and of CPU; only that thread
+        # Identifier of the timed thread, and its times by the clock and of CPU; only that thread
         # writes them.
         self.watched: int | None = None
         self.holds: list[tuple[float, float]] = []
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """As `threading.Lock`."""
+        """See `threading.Lock`."""
         got = self._lock.acquire(blocking, timeout)
         if got and self.watched == threading.get_ident():
             self._cpu_since = time.thread_time()
@@ -131,14 +131,14 @@ class TimedLock:
         return got
 
     def release(self) -> None:
-        """As `threading.Lock`."""
+        """See `threading.Lock`."""
         if self.watched == threading.get_ident():
             held = time.perf_counter() - self._since
             self.holds.append((held, time.thread_time() - self._cpu_since))
         self._lock.release()
 
     def locked(self) -> bool:
-        """As `threading.Lock`."""
+        """See `threading.Lock`."""
         return self._lock.locked()
 
     def __enter__(self) -> bool:
@@ -149,7 +149,7 @@ class TimedLock:
 
 
 class _Threading:
-    """The module `threading`, but for the locks, which are timed."""
+    """The module `threading` with timed locks."""
 
     Lock = TimedLock
 
@@ -158,7 +158,7 @@ class _Threading:
 
 
 def lock_seconds(batches: int, waiting: int, timeout: float) -> list[list[tuple[float, float]]]:
-    """The times for which the worker held the queue's lock, of each of so many batches: by the clock, and of CPU."""
+    """Return how long the worker held the queue's lock for each batch: by the clock, and CPU time."""
     held: list[list[tuple[float, float]]] = []
     gate, done = threading.Event(), threading.Event()
 
@@ -170,7 +170,7 @@ def lock_seconds(batches: int, waiting: int, timeout: float) -> list[list[tuple[
             )
 
     def refill(x: Any) -> Any:
-        """The model: it looks what the lock's time was, and has as many arrive as it was given."""
+        """The model function: records the lock's time, and enqueues as many requests as it got."""
         gate.wait()
         lock.watched = None
         held.append(lock.holds)
@@ -187,7 +187,7 @@ def lock_seconds(batches: int, waiting: int, timeout: float) -> list[list[tuple[
     if not isinstance(lock, TimedLock):
         raise RuntimeError("the queue's lock cannot be timed")
     with batcher:
-        # The first request holds the worker while the others come to wait.
+        # The first request keeps the worker busy while the others are queued.
         enqueue(1 + waiting)
         gate.set()
         done.wait()
@@ -195,11 +195,11 @@ def lock_seconds(batches: int, waiting: int, timeout: float) -> list[list[tuple[
 
 
 def _ignore(outcome: Outcome) -> None:
-    """Nobody waits."""
+    """Ignore the outcome."""
 
 
 def print_lock_times(batches: int) -> None:
-    """Prints how long the lock is held."""
+    """Print how long the lock is held."""
     print(f"the queue's lock, held by the worker, per batch of {_ROWS} rows:")
     for waiting in (64, 4096):
         for name, timeout in (("no deadlines", math.inf), ("deadlines", 60.0)):
@@ -216,7 +216,7 @@ def print_lock_times(batches: int) -> None:
 
 
 def print_times(cores: str, requests: int, rounds: int) -> None:
-    """What a request costs, and the rows of a batch."""
+    """Print the time of a request, and the rows of a batch."""
     rows: dict[str, list[float]] = {"bare queue": [], "batcher, no deadlines": [], "batcher, deadlines": []}
     sizes: list[float] = []
     for _ in range(rounds):
@@ -234,7 +234,7 @@ def print_times(cores: str, requests: int, rounds: int) -> None:
 
 
 def print_attended_times(requests: int, rounds: int) -> None:
-    """What a request costs whose batch the thread that brought it runs."""
+    """Print the time of a request whose batch runs inline."""
     for at_once in (1, 32):
         values = [attended_seconds(requests // 4, at_once) * 1e6 for _ in range(rounds)]
         print(
@@ -244,7 +244,7 @@ def print_attended_times(requests: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,16 +1,15 @@
 """The clairvoyant optimum: the most requests that any schedule answers in time, knowing the whole trace.
 
-For one device, one bucket, one timeout, and batch times that are known and grow with the rows.
-Then deadlines are in order of arrival, and among the best schedules is one that takes requests
-in that order, each batch consecutive ones: had a batch left one out between two that ride, it
-could as well take that one and leave out the older. So it is enough to know, for the first i
-requests with d of them dropped, the earliest time at which the device is free again: a table
-that is filled row by row.
+For one device, one bucket, one timeout, and known batch times that grow with the rows. Then
+deadlines are in order of arrival, and one of the best schedules takes requests in that order,
+each batch consecutive ones: a batch that skips a request between two others could take that one
+and drop the older instead. So a table is enough: for the first i requests with d of them dropped,
+the earliest time at which the device is free. It is filled row by row.
 
-A row needs few columns. Free before the newest request came is as good as any earlier: beyond
-the first such column nothing is gained by another drop. And who from the fewest drops d goes on
-to drop all that arrive before the device is free, at most as many as arrive within a timeout,
-is at least as well off as with that many drops more at once.
+A row needs few columns. A device that is free before the newest request arrived is as good as one
+that is free earlier, so beyond the first such column another drop gains nothing. Dropping all
+requests that arrive before the device is free, at most those of one timeout, is at least as good
+as as many more drops at once.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ import numpy as np
 import numpy.typing as npt
 from costs import Cost
 
-# Times are compared with this much room, so that a batch that ends exactly at a deadline counts.
+# Tolerance of comparisons, so that a batch that ends exactly at a deadline counts.
 SLACK = 1e-9
-# Columns by which the table is moved, once that many at its left are over.
+# The table is shifted by this many columns once they are no longer needed.
 MOVE = 512
 
 
 def fewest_misses(
     arrivals: list[float], timeout: float, cost: Cost, max_batch_size: int, limit: int | None = None
 ) -> int | None:
-    """How many requests the best schedule misses; None when these are more than `limit`."""
+    """Return how many requests the best schedule misses; None if more than `limit`."""
     count = len(arrivals)
     # More drops than this beyond the fewest never help.
     width = 1 + max(
@@ -39,8 +38,8 @@ def fewest_misses(
     )
     came = np.array(arrivals)
     seconds = np.array([cost(rows) for rows in range(1, max_batch_size + 1)])
-    # free[i % height, d - base]: when the device is free, the first i disposed of with d drops; inf
-    # for never, and where more drops do not help. `ends` has each row's end of the other columns.
+    # free[i % height, d - base]: when the device is free after the first i requests with d drops; inf
+    # for never, and if more drops do not help. `ends` has each row's end of the other columns.
     height = max_batch_size + 1
     free = np.full((height, width + MOVE + 1), np.inf)
     free[0, 0] = 0.0
@@ -51,7 +50,7 @@ def fewest_misses(
         last = arrivals[i - 1]
         start = fewest - base
         end = min(int(ends.max()) + 1 - base, start + width)
-        # The newest is dropped: one column on. Or it rides in a batch of the newest 1, 2, ...,
+        # The newest is dropped: one column on. Or it is in a batch of the newest 1, 2, ...,
         # as many as are in time if the device is free: longer ones end later and are due earlier.
         best = np.full(end - start, np.inf)
         best[1:] = free[(i - 1) % height, start : end - 1]
@@ -69,7 +68,7 @@ def fewest_misses(
         ends[row] = fewest + (int(enough[0]) + 1 if len(enough) else len(best))
         free[row, ends[row] - base :] = np.inf
         if best[0] == np.inf:
-            # Nobody gets past here with so few drops.
+            # No schedule gets past here with so few drops.
             fewest += 1
             if limit is not None and fewest > limit:
                 return None
@@ -81,14 +80,14 @@ def fewest_misses(
 
 
 def _before(free: npt.NDArray[np.float64], row: int, rows: int) -> npt.NDArray[np.float64]:
-    """The `rows` rows before `row` in the ring, the nearest first."""
+    """Return the `rows` rows before `row` in the ring, the nearest first."""
     if rows <= row:
         return free[row - rows : row][::-1]
     return np.concatenate((free[:row][::-1], free[row - rows :][::-1]))
 
 
 def share_in_time(arrivals: list[float], timeout: float, cost: Cost, max_batch_size: int) -> float:
-    """The largest share of the requests that any schedule answers in time."""
+    """Return the largest share of requests that any schedule answers in time."""
     misses = fewest_misses(arrivals, timeout, cost, max_batch_size)
     assert misses is not None
     return 1 - misses / len(arrivals)

@@ -1,4 +1,4 @@
-"""What a batch costs, the noise on it, and the line through observed costs that peers steer by."""
+"""Batch costs, their noise, and the line through observed costs that peers use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Noise = Callable[[], float]
 class Cost:
     """Seconds of a batch: `fixed + per_row * rows`, times the bucket's scale.
 
-    With a `step` above 1 the rows are rounded up to it, as a GPU's tiles do: a staircase.
+    A `step` above 1 rounds the rows up to its multiples, like a GPU's tiles.
     """
 
     fixed: float
@@ -23,18 +23,18 @@ class Cost:
     scales: tuple[float, ...] = (1.0,)
 
     def __call__(self, rows: int, key: int = 0) -> float:
-        """The batch's seconds, without noise."""
+        """Return the batch's seconds, without noise."""
         rounded = -(-rows // self.step) * self.step
         return (self.fixed + self.per_row * rounded) * self.scales[key]
 
 
 def silent() -> float:
-    """No noise."""
+    """Return the factor without noise."""
     return 1.0
 
 
 def noise(seed: int, *, sigma: float = 0.03, stalls: float = 0.002, stall: float = 2.0) -> Noise:
-    """Factors on batch times: lognormal with `sigma`, and a share of `stalls` that take `stall` times as long."""
+    """Return a source of factors on batch times: lognormal with `sigma`; a share of `stalls` is `stall` times as long."""
     draw = random.Random(seed)
 
     def factor() -> float:
@@ -45,10 +45,10 @@ def noise(seed: int, *, sigma: float = 0.03, stalls: float = 0.002, stall: float
 
 
 class Line:
-    """A least-squares line through batch times, old ones fading, held in place by warm-up runs.
+    """A decayed least-squares line through batch times, anchored by warm-up runs.
 
     The warm-up keeps the fit regular when every batch has the same size. Outliers are clipped,
-    unless so many come in a row that the device must have changed.
+    unless many follow each other, because then the device has changed.
     """
 
     DECAY = 0.98
@@ -66,13 +66,13 @@ class Line:
         self.fixed = self.per_row = 0.0
 
     def anchor(self, rows: int, seconds: float) -> None:
-        """A warm-up run."""
+        """Add a warm-up run."""
         for index, term in enumerate(_terms(rows, seconds)):
             self._anchors[index] += self.ANCHOR_WEIGHT * term
         self._fit()
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A batch that ran."""
+        """Add a batch that ran."""
         expected = self.mean(rows)
         error = abs(seconds - expected) / expected
         self._deviation += 0.05 * (min(error, 0.5) - self._deviation)
@@ -93,15 +93,15 @@ class Line:
             self.fixed = max(0.0, (seconds - self.per_row * rows) / ones)
 
     def mean(self, rows: int) -> float:
-        """What a batch takes."""
+        """Return the expected seconds of a batch."""
         return self.fixed + self.per_row * rows
 
     def padded(self, rows: int) -> float:
-        """What a batch takes at worst, but for stalls."""
+        """Return the seconds of a batch with a margin, except for stalls."""
         return self.mean(rows) * (1 + 2 * self._deviation) + self.PAD_SECONDS
 
     def fits(self, seconds: float) -> int:
-        """The largest batch that is surely over in that time; 0 or less for none."""
+        """Return the largest batch that ends within that time; 0 or less for none."""
         rows = ((seconds - self.PAD_SECONDS) / (1 + 2 * self._deviation) - self.fixed) / self.per_row
         return math.floor(min(rows, 1e9)) if seconds > 0 else 0
 

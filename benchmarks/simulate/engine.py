@@ -1,7 +1,7 @@
-"""Discrete events in one thread: arrivals, batches that end and timers drive a scheduler in virtual time.
+"""Discrete-event simulation: arrivals, ends of batches and timers drive a scheduler in virtual time.
 
 A batch goes through three stages: the host prepares it, its device runs it, the host completes it.
-The host does so for any number of batches at the same time, a device runs one after the other.
+The host handles any number of batches at once; a device runs one after the other.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from traces import Trace
 
 from tensorferry.batcher.learning.calibration import calibrate
 
-# As the server warms up.
+# As many as in the server.
 WARMUP_RUNS = 2
 
 
 class Step(NamedTuple):
-    """What a scheduler does now. Requests are named by their number in the trace.
+    """A scheduler's decision. Requests are numbers of the trace.
 
-    With neither a batch nor anyone dropped it waits, for an event or until that time.
+    Without a batch and without drops it waits, for an event or until that time.
     """
 
     batch: Sequence[int] = ()
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 class Times(NamedTuple):
-    """How long each stage of a batch took, in seconds."""
+    """Seconds of each stage of a batch."""
 
     before: float
     device: float
@@ -43,39 +43,39 @@ class Times(NamedTuple):
 
 
 class Scheduler(Protocol):
-    """What forms batches: the shipping queue or a peer."""
+    """A scheduler under test: the shipping queue or a peer."""
 
     @property
     def polls_busy(self) -> bool:
-        """Whether it is polled while all workers are busy, too."""
+        """Whether it is also polled while all workers are busy."""
 
     @property
     def in_flight(self) -> int:
-        """How many batches each device has at most, in all stages together: its workers."""
+        """The most batches of each device in all stages: its workers."""
 
     def anchor(self, key: int, rows: int, seconds: float) -> None:
-        """A warm-up run of a bucket on the first device."""
+        """Learn a warm-up run of a bucket."""
 
     def put(self, index: int, now: float) -> bool:
-        """A request arrives; whether it is accepted."""
+        """Accept or refuse a request; return whether it was accepted."""
 
     def poll(self, now: float, device: int | None) -> Step:
-        """Something happened, and a device has a free worker; None: no device has."""
+        """Decide after an event, for a device with a free worker; None if no device has one."""
 
     def released(self, device: int, now: float) -> None:
-        """A device has run a batch, which the host is yet to complete."""
+        """Note that a device has run a batch; the host has yet to complete it."""
 
     def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
-        """A batch is over, its requests are answered."""
+        """Note that a batch is completed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of each request: when it was answered or dropped, nan for the other; and the batches' rows.
+    """The outcome of each request, the time at which it was answered or dropped (else nan); the rows of batches.
 
-    `busy` are the seconds that devices ran batches; `idle` those that they stood still although a
-    request was there that could have been prepared by then; `early` the mean time that a prepared
-    batch waited for its device.
+    `busy` is the seconds that devices ran batches. `idle` is the seconds that they were idle although
+    a request could have been prepared by then. `early` is the mean time that a prepared batch waited
+    for its device.
     """
 
     answered: list[float]
@@ -88,7 +88,7 @@ class Run:
 
 @dataclass(slots=True)
 class _Flight:
-    """A batch in flight: what it takes, and when it was prepared."""
+    """A batch in flight: its times, and when it was prepared."""
 
     device: int
     batch: Sequence[int]
@@ -99,7 +99,7 @@ class _Flight:
 
 @dataclass(slots=True)
 class _Device:
-    """Free workers, prepared batches that wait, and since when the device runs nothing."""
+    """A device: free workers, prepared batches that wait, and since when it is idle."""
 
     workers: int
     waiting: deque[_Flight] = field(default_factory=deque)
@@ -116,7 +116,7 @@ class _Devices:
         self._scheduler = scheduler
         self._noise = noise
         self._devices = [_Device(scheduler.in_flight) for _ in range(scenario.devices)]
-        # The next event of each batch in flight, numbered so that none are compared.
+        # The next event of each batch in flight; numbers break ties.
         self._events: list[tuple[float, int, _Flight]] = []
         self._number = 0
         self.batches: list[int] = []
@@ -125,11 +125,11 @@ class _Devices:
         self.busy = self.idle = self.early = 0.0
 
     def next_event(self) -> float:
-        """When something happens next; inf for never."""
+        """Return the time of the next event; inf for none."""
         return self._events[0][0] if self._events else math.inf
 
     def free(self) -> list[int]:
-        """The devices with a free worker, first those without any batch, as the product wakes its workers."""
+        """Return the devices with a free worker, idle ones first, as the product wakes its workers."""
         limit = self._scheduler.in_flight
         free = [number for number, device in enumerate(self._devices) if device.workers]
         if len(free) > 1:
@@ -137,7 +137,7 @@ class _Devices:
         return free
 
     def send(self, device: int, batch: Sequence[int], now: float) -> None:
-        """A batch leaves for a device."""
+        """Dispatch a batch to a device."""
         scenario, rows, key = self._scenario, len(batch), self._trace.keys[batch[0]]
         stages = (scenario.before(rows), scenario.cost(rows, key), scenario.after(rows))
         times = Times(*(seconds * self._noise() if seconds else 0.0 for seconds in stages))
@@ -149,7 +149,7 @@ class _Devices:
             self._prepared(flight, now)
 
     def advance(self, now: float) -> Sequence[int]:
-        """The next event happens; the requests that it answers."""
+        """Process the next event; return the requests that it answers."""
         flight = heapq.heappop(self._events)[2]
         device = self._devices[flight.device]
         if flight.completing:
@@ -195,7 +195,7 @@ class _Devices:
 
 
 def run(trace: Trace, scenario: Scenario, scheduler: Scheduler, noise: Noise) -> Run:
-    """Plays a trace to its end: until every request is answered or dropped."""
+    """Simulate a trace until every request is answered or dropped."""
     _warm_up(scenario, scheduler, noise)
     arrivals = trace.arrivals
     count = len(arrivals)
@@ -229,7 +229,7 @@ def run(trace: Trace, scenario: Scenario, scheduler: Scheduler, noise: Noise) ->
 
 
 def _poll(devices: _Devices, scheduler: Scheduler, now: float, dropped: list[float]) -> float:
-    """Asks for every free worker until nothing leaves any more; when to ask again."""
+    """Poll for every free worker until no batch is closed; return when to poll again."""
     while True:
         timer = math.inf
         asked: list[int | None] = [*devices.free()]

@@ -1,4 +1,4 @@
-"""One number of the tables at a time: a job says what to simulate, and is done in any process."""
+"""Jobs: each simulates one number of the tables, in any process."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from traces import Trace
 
 OPTIMUM = "clairvoyant optimum"
 OTHERS: tuple[type[Peer], ...] = (*PEERS, NexusByDeadline, StudysRule)
-# Only for the tables that are about them: of several batches in flight, or of classes.
+# Used only by the tables about several batches in flight and about classes.
 SPECIAL: tuple[type[Peer], ...] = (TwoEager, FourEager, StrictPriority)
 BLIND = "tensorferry, deadlines not told"
 SERIAL = "tensorferry, not pipelined"
 
 
 def weighted(*weights: int) -> str:
-    """The shipping queue's name with these classes' weights."""
+    """Return the shipping queue's name with these class weights."""
     return f"tensorferry {':'.join(map(str, weights))}"
 
 
@@ -41,13 +41,13 @@ SCHEDULERS: dict[str, Callable[[Scenario, Trace], Scheduler]] = {
 }
 GOODPUT_SHARE = 0.99
 
-# The study's noise on batch times, a rougher one, none.
+# The study's noise on batch times, rougher noise, and none.
 NoiseKind = Literal["study", "rough", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One policy on one trace: at a load, or without one the search for goodput@99 %."""
+    """One policy on one trace: a run at a load, or without a load the search for goodput@99 %."""
 
     scenario: Scenario
     policy: str
@@ -59,7 +59,7 @@ class Job:
 
 
 def noise_of(job: Job) -> costs.Noise:
-    """The factors on the batch times, the same for every policy that runs as many batches."""
+    """Return the factors on batch times, equal for policies that run equally many batches."""
     if job.noise == "none":
         return costs.silent
     if job.noise == "rough":
@@ -68,7 +68,7 @@ def noise_of(job: Job) -> costs.Noise:
 
 
 def measure(job: Job, load: float) -> Summary:
-    """Runs the job's policy at a load."""
+    """Run the job's policy at a load."""
     scenario = job.scenario
     trace = scenario.trace(load, job.count, job.seed)
     if job.policy == OPTIMUM:
@@ -81,7 +81,7 @@ def measure(job: Job, load: float) -> Summary:
 
 
 def sustains(job: Job, load: float) -> bool:
-    """Whether at a load the policy keeps 99 % of all requests in time."""
+    """Return whether the policy answers 99 % of all requests in time at a load."""
     if job.policy != OPTIMUM:
         return measure(job, load).in_time >= GOODPUT_SHARE
     scenario = job.scenario
@@ -93,7 +93,7 @@ def sustains(job: Job, load: float) -> bool:
 
 
 def goodput(job: Job) -> float:
-    """The highest load that the policy sustains, a share of the offline rate, by bisection."""
+    """Return the highest load that the policy sustains, as a share of the offline rate, by bisection."""
     low, high = 0.02, 1.0
     for _ in range(job.searches):
         middle = (low + high) / 2
@@ -109,22 +109,22 @@ def _do(job: Job) -> float | Summary:
 
 
 class Results:
-    """Runs jobs once each, on every core, and answers with the means over their seeds."""
+    """Outcomes of jobs, each run once, on all cores; means over their seeds."""
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
         self._done: dict[Job, float | Summary] = {}
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Does what has not been done yet; the outcome does not depend on how many cores there are."""
+        """Run the jobs that have not run yet; outcomes do not depend on the number of cores."""
         new = [job for job in dict.fromkeys(jobs) if job not in self._done]
         with ProcessPoolExecutor(self._processes) as pool:
             self._done.update(zip(new, pool.map(_do, new, chunksize=4), strict=True))
 
     def goodputs(self, jobs: Sequence[Job]) -> list[float]:
-        """Each job's goodput@99 %."""
+        """Return each job's goodput@99 %."""
         return [value for job in jobs if isinstance(value := self._done[job], float)]
 
     def summary(self, jobs: Sequence[Job]) -> Summary:
-        """The mean of the jobs' summaries."""
+        """Return the mean of the jobs' summaries."""
         return Summary.average([value for job in jobs if isinstance(value := self._done[job], Summary)])

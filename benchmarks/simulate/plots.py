@@ -1,4 +1,4 @@
-"""The plots of the load and overload tables, as small SVG files. Needs matplotlib."""
+"""Plots of the load and overload tables as small SVG files. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from summary import Summary
 from tables import OVERLOADS, Loads, Overload
 from tables_devices import Pipelines
 
-# Only these: the other lines lie on one of them.
+# Only these, because the other lines coincide with one of them.
 LINES = {
     OPTIMUM: ("black", ":"),
     WindowFromPop.name: ("tab:red", "-"),
@@ -26,7 +26,7 @@ LINES = {
     Shipping.name: ("tab:blue", "-"),
 }
 
-# Nobody sheds: all that differs is when a batch leaves.
+# No policy sheds here: they differ only in when a batch is closed.
 PIPELINE_LINES = {
     Peer.name: ("tab:brown", "one instance"),
     TwoEager.name: ("tab:orange", TwoEager.name),
@@ -38,13 +38,13 @@ PIPELINE_LINES = {
 def write(
     folder: Path, loads: list[Loads], overload: Overload, pipelines: Pipelines, results: Results
 ) -> list[Path]:
-    """Writes all plots into the folder; returns their paths."""
+    """Write all plots into the folder; return their paths."""
     try:
         matplotlib = importlib.import_module("matplotlib")
     except ModuleNotFoundError as error:
         raise SystemExit("--plots needs matplotlib: pip install matplotlib") from error
     matplotlib.use("svg")
-    # Text stays text, and the same numbers make the same file.
+    # Text stays text, and equal numbers make an equal file.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tensorferry", "font.size": 9})
     folder.mkdir(parents=True, exist_ok=True)
     return [

@@ -1,6 +1,6 @@
-"""The peers' rules, written anew from what their sources and papers say, on one common queue.
+"""The peers' rules, written after their sources and papers, on one common queue.
 
-They are the closing and shedding rules alone: no peer's overheads are charged to it.
+Only closing and shedding rules are modelled, without the peers' overheads.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from traces import Trace
 
 
 class Peer:
-    """A queue by buckets, the bucket of the oldest request first. This one is greedy: take all, never drop."""
+    """A queue by buckets, the bucket of the oldest request first. Greedy: takes all, drops none."""
 
     name: ClassVar[str] = "greedy"
     polls_busy: ClassVar[bool] = False
     in_flight: ClassVar[int] = 1
-    # Within a bucket: the earliest deadline first, instead of the oldest.
+    # Within a bucket the earliest deadline is first, not the oldest request.
     by_deadline: ClassVar[bool] = False
 
     def __init__(self, scenario: Scenario, trace: Trace) -> None:
@@ -34,11 +34,11 @@ class Peer:
         self._queues: list[list[int]] = [[] for _ in scenario.buckets]
 
     def anchor(self, key: int, rows: int, seconds: float) -> None:
-        """A warm-up run of a bucket."""
+        """Add a warm-up run of a bucket."""
         self.lines[key].anchor(rows, seconds)
 
     def put(self, index: int, now: float) -> bool:
-        """Queues a request; all are accepted."""
+        """Queue a request; all are accepted."""
         queue = self._queues[self.trace.keys[index]]
         if self.by_deadline:
             bisect.insort(queue, index, key=self.trace.deadlines.__getitem__)
@@ -47,14 +47,14 @@ class Peer:
         return True
 
     def released(self, device: int, now: float) -> None:
-        """Nobody prepares anything in time for this."""
+        """Do nothing: peers do not prepare batches just in time."""
 
     def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
-        """Learns what a batch took."""
+        """Learn the time of a batch."""
         self.lines[self.trace.keys[batch[0]]].observe(len(batch), sum(times))
 
     def poll(self, now: float, device: int | None) -> Step:
-        """Drops and closes in the bucket whose first request is the oldest."""
+        """Drop and close in the bucket whose first request is the oldest."""
         dropped: list[int] = []
         waiting = [key for key, queue in enumerate(self._queues) if queue]
         until = math.inf
@@ -74,56 +74,56 @@ class Peer:
         return Step((), dropped, until)
 
     def queued(self) -> int:
-        """How many requests wait."""
+        """Return the number of queued requests."""
         return sum(map(len, self._queues))
 
     def drops(self, queue: list[int], line: Line, now: float) -> int:
-        """How many requests are dropped from the front of a bucket's queue."""
+        """Return how many requests to drop from the front of a bucket's queue."""
         return 0
 
     def closes(self, queue: list[int], line: Line, now: float, idle: bool) -> tuple[int, float]:
-        """How many rows leave now, or 0 and until when nothing does. The queue is never empty."""
+        """Return the rows of a batch to close now, or 0 and until when to wait. The queue is never empty."""
         return min(len(queue), self.size), math.inf
 
     def left(self, index: int, now: float) -> float:
-        """The time to a request's deadline."""
+        """Return the time to a request's deadline."""
         return self.trace.deadlines[index] - now
 
 
 class DropExpired(Peer):
-    """Greedy, and what has expired is dropped unexecuted."""
+    """Greedy, and drops expired requests."""
 
     name = "greedy + drop expired"
 
     def drops(self, queue: list[int], line: Line, now: float) -> int:
-        """The run of expired ones at the front."""
+        """Return the number of expired requests at the front."""
         return next((n for n, index in enumerate(queue) if self.left(index, now) > 0), len(queue))
 
 
 class TwoEager(Peer):
-    """Two instances on each device, each takes all that waits as soon as it is free."""
+    """Two instances on each device; each takes all queued requests when it is free."""
 
     name = "two eager instances"
     in_flight = 2
 
 
 class FourEager(Peer):
-    """Four of them."""
+    """Four instances on each device."""
 
     name = "four eager instances"
     in_flight = 4
 
 
 class StrictPriority(Peer):
-    """As Triton's priority levels: the lower classes get what the higher leave, the expired are dropped.
+    """Triton's priority levels: lower classes get what higher ones leave; expired requests are dropped.
 
-    A batch takes from a bucket's classes in their order; without own buckets they share it.
+    A batch takes from a bucket's classes in their order.
     """
 
     name = "strict priority"
 
     def put(self, index: int, now: float) -> bool:
-        """Queues a request behind those of its class."""
+        """Queue a request behind those of its class."""
         bisect.insort(self._queues[self.trace.keys[index]], index, key=self._order)
         return True
 
@@ -131,7 +131,7 @@ class StrictPriority(Peer):
         return (self.trace.levels[index] if self.trace.levels else 0), index
 
     def poll(self, now: float, device: int | None) -> Step:
-        """Drops all that have expired, then takes the bucket whose first is of the highest class."""
+        """Drop all expired requests, then take the bucket whose first request has the highest class."""
         dropped: list[int] = []
         for queue in self._queues:
             expired = [index for index in queue if self.left(index, now) <= 0]
@@ -148,12 +148,12 @@ class StrictPriority(Peer):
 
 
 class WindowFromArrival(Peer):
-    """A batch leaves when it is full or its oldest request has waited for the window."""
+    """A batch is closed when it is full or its oldest request has waited for the window."""
 
     name = "window from arrival"
 
     def closes(self, queue: list[int], line: Line, now: float, idle: bool) -> tuple[int, float]:
-        """Full, or the window is over."""
+        """Close when full, or when the window is over."""
         end = self.trace.arrivals[queue[0]] + self.scenario.window
         if len(queue) >= self.size or now >= end:
             return min(len(queue), self.size), math.inf
@@ -161,7 +161,7 @@ class WindowFromArrival(Peer):
 
 
 class WindowFromPop(Peer):
-    """The loop of many a tutorial: a free worker pops one request, then collects for the window."""
+    """The loop of many tutorials: a free worker pops one request, then collects for the window."""
 
     name = "window from pop"
 
@@ -171,7 +171,7 @@ class WindowFromPop(Peer):
         self._popped: dict[int, float] = {}
 
     def closes(self, queue: list[int], line: Line, now: float, idle: bool) -> tuple[int, float]:
-        """Full, or the window since the pop is over."""
+        """Close when full, or when the window since the pop is over."""
         key = self.trace.keys[queue[0]]
         end = self._popped.setdefault(key, now) + self.scenario.window
         if len(queue) >= self.size or now >= end:
@@ -181,12 +181,12 @@ class WindowFromPop(Peer):
 
 
 class TritonStyle(Peer):
-    """The largest preferred size that is reached, or all when the oldest has waited for the delay."""
+    """Takes the largest preferred size reached, or all once the oldest has waited for the delay."""
 
     name = "Triton-style (preferred + delay)"
 
     def closes(self, queue: list[int], line: Line, now: float, idle: bool) -> tuple[int, float]:
-        """A preferred size, full, or the delay is over."""
+        """Close at a preferred size, when full, or when the delay is over."""
         waiting = len(queue)
         end = self.trace.arrivals[queue[0]] + self.scenario.window / 2
         if now >= end or waiting >= self.size:
@@ -196,7 +196,7 @@ class TritonStyle(Peer):
 
 
 class BentoStyle(Peer):
-    """A poll each millisecond; waits while the queue's total wait is small, drops by the whole queue's time."""
+    """Polls each millisecond; waits while the queue's total wait is small, drops by the whole queue's time."""
 
     name = "BentoML-style"
     polls_busy = True
@@ -213,7 +213,7 @@ class BentoStyle(Peer):
         self._seen: list[deque[tuple[int, float, float]]] = [deque(maxlen=50) for _ in scenario.buckets]
 
     def poll(self, now: float, device: int | None) -> Step:
-        """Nothing between the ticks."""
+        """Do nothing between ticks."""
         if now < self._tick:
             return Step(until=self._tick)
         step = super().poll(now, device)
@@ -222,7 +222,7 @@ class BentoStyle(Peer):
         return step._replace(until=self._tick if waiting else math.inf)
 
     def drops(self, queue: list[int], line: Line, now: float) -> int:
-        """Those at the front whose wait and the whole queue's batch together exceed their timeout."""
+        """Return how many at the front exceed their timeout with their wait and the whole queue's batch."""
         fixed, per_row = self._costs(queue, line)
         gone = 0
         while gone < len(queue):
@@ -234,7 +234,7 @@ class BentoStyle(Peer):
         return gone
 
     def closes(self, queue: list[int], line: Line, now: float, idle: bool) -> tuple[int, float]:
-        """All, unless one more tick costs the queue less than what requests wait on average."""
+        """Close all, unless another tick costs the queue less than requests wait on average."""
         if not idle:
             return 0, math.inf
         rows = len(queue)
@@ -248,12 +248,12 @@ class BentoStyle(Peer):
         key = self.trace.keys[queue[0]]
         fit = self._fit[key]
         if fit is None:
-            # Its training before the first request, here the warm-up runs.
+            # The warm-up runs take the place of its training before the first request.
             fit = self._fit[key] = line.fixed, line.per_row
         return fit
 
     def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
-        """Remembers the last batches, and looks at them every few seconds."""
+        """Keep the last batches, and fit them every few seconds."""
         key = self.trace.keys[batch[0]]
         seconds = sum(times)
         self._seen[key].append((len(batch), seconds, now - seconds - self.trace.arrivals[batch[0]]))
@@ -282,17 +282,17 @@ def _least_squares(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 class NexusStyle(Peer):
-    """Early drop: slides past those at the front that cannot be in a batch of the target size."""
+    """Early drop: drops requests at the front that have no time for a batch of the target size."""
 
     name = "Nexus-style early drop"
 
     def target(self, line: Line) -> int:
-        """The size whose batches, one running while one gathers, just meet the timeout."""
+        """Return the size at which a batch, gathered while another runs, just meets the timeout."""
         devices = self.scenario.devices
         return max(1, min(self.size, line.fits(self.scenario.tightest / (1 + 1 / devices))))
 
     def drops(self, queue: list[int], line: Line, now: float) -> int:
-        """Those without time for a batch of the target size, or of all that would be left."""
+        """Return how many have no time for a batch of the target size, or of all that remain."""
         target = self.target(line)
         for gone, index in enumerate(queue):
             if line.fits(self.left(index, now)) >= max(1, min(len(queue) - gone, target)):
@@ -300,12 +300,12 @@ class NexusStyle(Peer):
         return len(queue)
 
     def closes(self, queue: list[int], line: Line, now: float, idle: bool) -> tuple[int, float]:
-        """All, up to the target."""
+        """Close all, up to the target."""
         return min(len(queue), self.target(line)), math.inf
 
 
 class NexusByDeadline(NexusStyle):
-    """The same on a queue in order of deadlines: the best of the peers where timeouts differ."""
+    """Early drop in order of deadlines: the best of the peers if timeouts differ."""
 
     name = "Nexus-style, earliest deadline first"
     by_deadline = True

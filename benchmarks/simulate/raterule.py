@@ -1,8 +1,8 @@
-"""The rate rule as the study wrote it, against which the shipping queue is held: both must do the same work.
+"""The rate rule as in the study, a reference for the shipping queue: both must do the same work.
 
-Work-conserving, in order of arrival. When the oldest request has no time for a batch of all that
-could ride, the fewest oldest are dropped such that the batch that then fits runs at a rate that
-the device can sustain.
+It is work-conserving, in order of arrival. If the oldest request has no time for a batch of all
+requests that fit, the fewest oldest are dropped, so that the batch that then fits runs at a rate
+that the device can sustain.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from traces import Trace
 
 
 class StudysRule(Peer):
-    """Greedy closing, rate-rule shedding, and a door that refuses what cannot be answered in time."""
+    """Greedy closing, rate-rule shedding, and an admission that refuses infeasible requests."""
 
     name = "the study's rule"
     SMOOTHING = 32
@@ -28,11 +28,11 @@ class StudysRule(Peer):
         self._gap = math.nan
         self._gaps = 0
         self._last = math.nan
-        # When each running batch, named by its first request, is expected to be over.
+        # By its first request: when each running batch should end.
         self._expected: dict[int, float] = {}
 
     def put(self, index: int, now: float) -> bool:
-        """Refuses what could not even make it alone, and more than a deadline's worth of requests."""
+        """Refuse requests that are infeasible alone, and more than fit into one deadline."""
         self._observe(now)
         line = self.lines[self.trace.keys[index]]
         devices = self.scenario.devices
@@ -53,7 +53,7 @@ class StudysRule(Peer):
         self._last = now
 
     def poll(self, now: float, device: int | None) -> Step:
-        """As any peer, and notes when the batch is expected to be over."""
+        """Poll as `Peer` does, and note when the batch should end."""
         step = super().poll(now, device)
         if step.batch:
             line = self.lines[self.trace.keys[step.batch[0]]]
@@ -61,12 +61,12 @@ class StudysRule(Peer):
         return step
 
     def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
-        """The device is free again."""
+        """Note that the device is free."""
         del self._expected[batch[0]]
         super().ran(batch, device, times, now)
 
     def drops(self, queue: list[int], line: Line, now: float) -> int:
-        """The infeasible, then the fewest oldest for a sustainable rate."""
+        """Return how many to drop: the infeasible, then the fewest oldest for a sustainable rate."""
         start = next(
             (n for n, index in enumerate(queue) if line.padded(1) <= self.left(index, now)), len(queue)
         )
@@ -85,14 +85,14 @@ class StudysRule(Peer):
         return best
 
     def closes(self, queue: list[int], line: Line, now: float, idle: bool) -> tuple[int, float]:
-        """As many as the oldest has time for."""
+        """Close as many as the oldest has time for."""
         return min(len(queue), self._fit(queue[0], line, now)), math.inf
 
     def _fit(self, index: int, line: Line, now: float) -> int:
         return max(1, min(self.size, line.fits(self.left(index, now))))
 
     def _sustainable(self, line: Line, index: int) -> float:
-        """Requests a second of a device that serves each batch's arrivals within the timeout."""
+        """Return the requests a second of a device that serves each batch's arrivals within the timeout."""
         rate = 1 / self._gap / self.scenario.devices
         timeout = self.trace.deadlines[index] - self.trace.arrivals[index]
         rows = min(self.size, rate * (timeout - line.fixed) / (1 + rate * line.per_row))

@@ -1,4 +1,4 @@
-"""Simulates the shipping queue against its peers and the clairvoyant optimum; prints tables in markdown.
+"""Simulate the shipping queue, its peers and the clairvoyant optimum; print tables in markdown.
 
     python benchmarks/simulate/run.py [--quick] [--plots DIR] [--page FILE]
 
@@ -37,7 +37,7 @@ def replace_table(page: Path, name: str, text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs what the command line asks for."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer arrivals and one seed: about a minute")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""What is simulated: a device's costs, the traffic that meets it, and what it could do at best."""
+"""Scenarios: a device's costs, its traffic, and its offline rate."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NOTHING = Cost(0.0, 0.0)
 class Scenario:
     """One device kind under one kind of traffic. Seconds throughout.
 
-    `window` and `preferred` are what the peers that need tuning are tuned to. Every request
-    has one of the `timeouts`, each as often, one of the buckets and one of the priority classes,
-    the highest first, by their shares. Each of the `devices` takes the same
-    time for a batch; the host prepares it `before` and completes it `after`.
+    `window` and `preferred` tune the peers that need tuning. Every request has one of the `timeouts`,
+    all equally often, and one of the buckets and priority classes, the highest first, by their
+    shares. Each of the `devices` takes the same time for a batch; the host prepares it `before` and
+    completes it `after`.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Scenario:
 
     @property
     def capacity(self) -> float:
-        """Requests a second of full batches, all devices together, the host never in the way: the offline rate."""
+        """The offline rate: requests a second in full batches on all devices, without the host's part."""
         seconds = sum(
             share * self.cost(self.max_batch_size, key) / self.max_batch_size
             for key, share in enumerate(self.buckets)
@@ -49,7 +49,7 @@ class Scenario:
 
     @property
     def pipelined(self) -> bool:
-        """Whether the host has a part in a batch, which the device could be spared."""
+        """Whether the host has a part in a batch that could overlap with the device's."""
         return self.before != NOTHING or self.after != NOTHING
 
     @property
@@ -59,12 +59,12 @@ class Scenario:
 
     @property
     def has_optimum(self) -> bool:
-        """Whether the clairvoyant optimum is exact here: one device, one timeout, one bucket, no host."""
+        """Whether the clairvoyant optimum is exact: one device, one timeout, one bucket, no host."""
         alone = self.devices == len(self.timeouts) == len(self.buckets) == len(self.classes) == 1
         return alone and not self.pipelined
 
     def trace(self, load: float, count: int, seed: int) -> Trace:
-        """Arrivals at a share of the capacity."""
+        """Return a trace with arrivals at a share of the capacity."""
         rate = load * self.capacity
         if self.kind == "Poisson":
             arrivals = traces.poisson(rate, count, seed)
@@ -73,7 +73,7 @@ class Scenario:
         return traces.with_deadlines(arrivals, self.timeouts, self.buckets, self.classes, seed)
 
     def under(self, kind: Kind) -> Scenario:
-        """The same device under the other kind of traffic."""
+        """Return the same device under this kind of traffic."""
         return replace(self, kind=kind)
 
 
@@ -81,7 +81,7 @@ GPU = Scenario("GPU", Cost(0.004, 0.0001), 128, (0.025,), 0.1, 0.005, (32, 64, 1
 CPU = Scenario("CPU", Cost(0.001, 0.004), 16, (0.1,), 1.0, 0.01, (4, 8, 16))
 STUDY = tuple(device.under(kind) for device in (GPU, CPU) for kind in ("Poisson", "MMPP"))
 
-# What the study left out. Each departs from GPU or CPU in one thing.
+# Scenarios beyond the study. Each differs from GPU or CPU in one property.
 BEYOND = (
     replace(GPU, name="GPU, timeouts 15/25/50 ms", timeouts=(0.015, 0.025, 0.05)),
     replace(CPU, name="CPU, timeouts 50/100/400 ms", timeouts=(0.05, 0.1, 0.4)),
@@ -105,7 +105,7 @@ BEYOND = (
     replace(CPU, name="4 CPUs", devices=4),
 )
 
-# The host's part beside the device's: before alone, and before and after, which grows with the rows.
+# With a host part: before the device only, and before and after it, growing with the rows.
 PIPELINE = replace(
     GPU,
     name="host 1.5 ms, device 2.5 + 0.1b ms",
@@ -118,7 +118,7 @@ COMPLETING = replace(
 
 
 def two_classes(device: Scenario, high: float, *, deadlines: bool, own_buckets: bool = False) -> Scenario:
-    """The device with two classes, a share of `high` of the requests in the higher."""
+    """Return the device with two classes, with a share of `high` in the higher one."""
     shares = (high, 1 - high)
     kind = f"{device.name}, {high:.0%} high"
     return replace(

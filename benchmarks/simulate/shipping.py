@@ -1,6 +1,6 @@
 """The shipping queue as a scheduler of the simulation: its own policy, latency model and shedding.
 
-It is the class that the server runs, driven by one thread on a clock that the simulation sets.
+It is the server's class, driven by one thread on a clock that the simulation sets.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, Outcome, Request
 from tensorferry.batcher.settings import BatcherSettings
 
-# High enough that only deadlines refuse: without them nothing is shed, as with the peers.
+# So high that only deadlines refuse requests, as with the peers.
 MAX_ROWS = 1_000_000
 MAX_BYTES = 1_000_000_000
 
 
 class HandClock:
-    """A clock that is set by hand; nothing ever waits on it."""
+    """A clock that the simulation sets; nothing waits on it."""
 
     def __init__(self) -> None:
         self.time = 0.0
 
     def now(self) -> float:
-        """The time that was set."""
+        """Return the time that was set."""
         return self.time
 
     def wait(self, condition: threading.Condition, until: float) -> None:
-        """One thread drives the queue: a wait would be forever."""
+        """Raise, because with one thread a wait would never end."""
         raise RuntimeError("the queue waits in a simulation of one thread; drive it with poll, not take")
 
 
 class Numbered(Request):
-    """A request that knows its number in the trace."""
+    """A request with its number in the trace."""
 
     __slots__ = ("index",)
 
@@ -52,14 +52,14 @@ class Numbered(Request):
 
 
 def _ignore(outcome: Outcome) -> None:
-    """The simulation completes nothing: it records."""
+    """Do nothing: the simulation records outcomes itself."""
 
 
 class Shipping:
     """`RequestQueue` behind the simulation's interface.
 
-    Without `weights` it is told of no classes. `deadlines` and `pipelined` say whether it is told
-    the deadlines, and pipelines where the host has a part in the batches.
+    Without `weights` there are no classes. `deadlines` passes the requests' deadlines; `pipelined`
+    pipelines if the host has a part in batches.
     """
 
     name: ClassVar[str] = "tensorferry"
@@ -96,12 +96,12 @@ class Shipping:
         self._running: dict[int, tuple[BatchAssignment, float]] = {}
 
     def anchor(self, key: int, rows: int, seconds: float) -> None:
-        """The warm-up runs one shape; the other buckets' models start from it."""
+        """Learn a warm-up run of the first shape; the other buckets' models start from it."""
         if key == 0:
             self._queue.add_warmup_sample(rows, seconds)
 
     def put(self, index: int, now: float) -> bool:
-        """Submits a request as the batcher does."""
+        """Submit a request as the batcher does."""
         self._clock.time = now
         trace = self._trace
         deadline = trace.deadlines[index] if self._deadlines else math.inf
@@ -113,7 +113,7 @@ class Shipping:
         return True
 
     def poll(self, now: float, device: int | None) -> Step:
-        """A free worker asks for work."""
+        """Poll for a free worker."""
         self._clock.time = now
         work = self._queue.poll(device or 0)
         if isinstance(work, Wait):
@@ -124,18 +124,18 @@ class Shipping:
         if batch:
             self._running[batch[0]] = work, now
         else:
-            # Nothing to run: the worker completes the dropped, and is back at once.
+            # Nothing to run: the worker completes the dropped requests and polls again.
             self._queue.batch_done((), None)
         return Step(batch, _numbers(work.expired) + _numbers(work.shed))
 
     def released(self, device: int, now: float) -> None:
-        """A worker says so once its device has run the batch; without pipelining it need not."""
+        """Note that a device has run a batch, as a worker does if it is pipelined."""
         if self._pipelined:
             self._clock.time = now
             self._queue.run_done(device)
 
     def ran(self, batch: Sequence[int], device: int, times: Times, now: float) -> None:
-        """A worker has completed its batch and is free."""
+        """Note that a worker has completed its batch."""
         self._clock.time = now
         requests = self._running.pop(batch[0])[0].batch
         self._queue.finish(requests)

@@ -1,4 +1,4 @@
-"""A run in numbers."""
+"""Summary figures of a run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from traces import Trace
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Shares of all requests, answers a second on time and (until the last arrival) in all, latencies in seconds.
+    """Shares of all requests; answers a second in time, and until the last arrival in all; latencies in seconds.
 
-    `idle` is the share of the devices' time that was lost, `early` how long a prepared batch
-    waited for its device; both are of the run, not of a class. `classes` has the same of each.
+    `idle` is the lost share of the devices' time, and `early` the time that a prepared batch waited
+    for its device; both are of the whole run. `classes` has a summary of each class.
     """
 
     in_time: float
@@ -35,7 +35,7 @@ class Summary:
 
     @classmethod
     def average(cls, summaries: Sequence[Summary]) -> Summary:
-        """The mean of each number."""
+        """Return the mean of each number."""
         names = [field.name for field in fields(cls) if field.name != "classes"]
         means = {name: statistics.mean(getattr(one, name) for one in summaries) for name in names}
         classes = zip(*(one.classes for one in summaries), strict=True)
@@ -43,7 +43,7 @@ class Summary:
 
 
 def summarize(trace: Trace, run: Run) -> Summary:
-    """Counts a dropped request as a miss, and an answer after its deadline as late: wasted work."""
+    """Summarise a run: dropped requests are misses, answers after the deadline are late."""
     levels = sorted(set(trace.levels)) if trace.levels else []
     classes = tuple(
         _summarize(trace, run, [index for index, level in enumerate(trace.levels) if level == wanted])

@@ -1,4 +1,4 @@
-"""The tables, in the study's form. Each names its jobs, so that all can be run at once, and writes markdown."""
+"""Tables in the study's form. Each lists its jobs, so that all can run at once, and writes markdown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALL = (OPTIMUM, *(peer.name for peer in PEERS), *OURS)
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is simulated for each number of a table."""
+    """The amount of simulation for each number of a table."""
 
     seeds: tuple[int, ...]
     poisson: int
@@ -36,9 +36,9 @@ class Size:
     def jobs(
         self, scenario: Scenario, policy: str, load: float | None = None, noise: NoiseKind = "study"
     ) -> list[Job]:
-        """One job for each seed; without a load, the search for goodput@99 %.
+        """Return a job for each seed; without a load, the search for goodput@99 %.
 
-        A trace above capacity lasts as long as one at capacity, or its end would weigh too much.
+        A trace above capacity lasts as long as one at capacity; otherwise its end would weigh too much.
         """
         count = round((self.poisson if scenario.kind == "Poisson" else self.mmpp) * max(1.0, load or 0))
         searches = self.searches if load is None else 0
@@ -46,21 +46,21 @@ class Size:
 
 
 class Table(Protocol):
-    """What a table can do."""
+    """A table of results."""
 
     @property
     def title(self) -> str:
-        """Its heading."""
+        """The heading."""
 
     def jobs(self) -> list[Job]:
-        """All that it needs."""
+        """Return the jobs of the table."""
 
     def text(self, results: Results) -> str:
-        """Itself, in markdown, once its jobs are done."""
+        """Return the table in markdown, once its jobs have run."""
 
 
 class Goodput:
-    """Goodput@99 %: the highest load with 99 % of all requests in time, and its share of the optimum's."""
+    """Goodput@99 %: the highest load with 99 % of all requests in time, also as a share of the optimum."""
 
     title = "Goodput@99 % / offline rate, mean ± sd over the seeds (share of the clairvoyant optimum)"
 
@@ -72,11 +72,11 @@ class Goodput:
             self._cells[f"{name}, no noise"] = [size.jobs(scenario, name, noise="none") for scenario in STUDY]
 
     def jobs(self) -> list[Job]:
-        """All that it needs."""
+        """Return the jobs of the table."""
         return [job for row in self._cells.values() for cell in row for job in cell]
 
     def text(self, results: Results) -> str:
-        """The table."""
+        """Return the table."""
         optimum = [results.goodputs(cell) for cell in self._cells[OPTIMUM]]
         rows = []
         for name, cells in self._cells.items():
@@ -90,7 +90,7 @@ class Goodput:
 
 
 class Loads:
-    """The load tables: what every policy does with the same traces, from idle to overload."""
+    """Load tables: every policy on the same traces, from low load to overload."""
 
     def __init__(self, scenario: Scenario, size: Size) -> None:
         self.scenario = scenario
@@ -103,11 +103,11 @@ class Loads:
         self.cells = {(load, name): size.jobs(scenario, name, load) for load in size.loads for name in ALL}
 
     def jobs(self) -> list[Job]:
-        """All that it needs."""
+        """Return the jobs of the table."""
         return [job for cell in self.cells.values() for job in cell]
 
     def text(self, results: Results) -> str:
-        """The table."""
+        """Return the table."""
         rows = []
         for (load, name), cell in self.cells.items():
             if load not in LOADS:
@@ -123,7 +123,7 @@ class Loads:
 
 
 class Overload:
-    """Far above capacity: what is still answered in time, what is wasted, how soon the others know."""
+    """Overload: answers in time, wasted work, and the time to a drop."""
 
     title = "Overload, Poisson: on-time throughput / offline rate, late %, mean ms to a drop"
     policies = (OPTIMUM, Peer.name, DropExpired.name, "BentoML-style", NexusStyle.name, *OURS)
@@ -137,11 +137,11 @@ class Overload:
         }
 
     def jobs(self) -> list[Job]:
-        """All that it needs."""
+        """Return the jobs of the table."""
         return [job for cell in self.cells.values() for job in cell]
 
     def text(self, results: Results) -> str:
-        """The table."""
+        """Return the table."""
         rows = []
         for device in (GPU, CPU):
             for name in self.policies:
@@ -168,11 +168,11 @@ class Rough:
         }
 
     def jobs(self) -> list[Job]:
-        """All that it needs."""
+        """Return the jobs of the table."""
         return [job for cell in self._cells.values() for job in cell]
 
     def text(self, results: Results) -> str:
-        """The table."""
+        """Return the table."""
         rows = []
         for name in self.policies:
             found = [results.summary(self._cells[name, load]) for load in ROUGH_LOADS]
@@ -181,7 +181,7 @@ class Rough:
 
 
 class Beyond:
-    """What the study left out: mixed timeouts, buckets, staircases, several devices."""
+    """Scenarios beyond the study: mixed timeouts, buckets, staircases, several devices."""
 
     title = "Beyond the study, Poisson: goodput@99 % / offline; then on-time throughput / offline (late %) at loads"
     peers = (Peer.name, DropExpired.name, "BentoML-style", NexusStyle.name)
@@ -197,11 +197,11 @@ class Beyond:
                 self._rows.append((scenario, name, size.jobs(scenario, name), at_loads))
 
     def jobs(self) -> list[Job]:
-        """All that it needs."""
+        """Return the jobs of the table."""
         return [job for _, _, search, loads in self._rows for cell in (search, *loads) for job in cell]
 
     def text(self, results: Results) -> str:
-        """The table."""
+        """Return the table."""
         rows = []
         for scenario, name, search, loads in self._rows:
             row = [scenario.name, name, spread(results.goodputs(search))]
@@ -213,22 +213,22 @@ class Beyond:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and, of several, standard deviation."""
+    """Format the mean and, for several values, the standard deviation."""
     deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.3f}{deviation}"
 
 
 def number(value: float) -> str:
-    """With one digit after the point; a dash for what is not known."""
+    """Format with one decimal; a dash if unknown."""
     return "-" if math.isnan(value) else f"{value:.1f}"
 
 
 def percent(value: float) -> str:
-    """Of a share; a dash for what is not known."""
+    """Format a share as percent; a dash if unknown."""
     return "-" if math.isnan(value) else f"{100 * value:.2f} %"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """Format a markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join('' if cell == 'nan' else cell for cell in line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""The tables about priority classes: whom an overload reaches, and who gets how much of the device."""
+"""Tables about priority classes: their answers in an overload, and their shares of the device."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Classes:
                         self._rows.append((scenario, name, cells))
 
     def jobs(self) -> list[Job]:
-        """All that it needs."""
+        """Return the jobs of the table."""
         return [job for *_, cells in self._rows for cell in cells for job in cell]
 
     def text(self, results: Results) -> str:
-        """The table."""
+        """Return the table."""
         rows = []
         for scenario, name, cells in self._rows:
             row = [scenario.name, _without(name)]
@@ -51,7 +51,7 @@ class Classes:
 
 
 class Shares:
-    """Two classes without deadlines, both with more than they can get: the rows of each against the weights."""
+    """Two backlogged classes without deadlines: their rows compared with their weights."""
 
     title = (
         f"Two classes without deadlines, half of the requests in each, {SATURATION:g}x: answers / offline rate of the "
@@ -68,11 +68,11 @@ class Shares:
                     self._rows.append((scenario, name, size.jobs(scenario, name, SATURATION)))
 
     def jobs(self) -> list[Job]:
-        """All that it needs."""
+        """Return the jobs of the table."""
         return [job for *_, cell in self._rows for job in cell]
 
     def text(self, results: Results) -> str:
-        """The table."""
+        """Return the table."""
         fair = {weighted(*weights): weights[1] / sum(weights) for weights in WEIGHTS}
         rows = []
         for scenario, name, cell in self._rows:

@@ -1,4 +1,4 @@
-"""The tables about devices: the host's part hidden behind the device's."""
+"""Table about pipelining: the host's part of a batch overlaps with the device's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOISES: dict[NoiseKind, str] = {"study": "3 %", "rough": "10 %"}
 
 
 class Pipelines:
-    """What becomes of the host's part of a batch, without and with a second batch in flight."""
+    """Batches with a host part, without and with a second batch in flight."""
 
     title = (
         "Pipelining, Poisson, 25 ms: goodput@99 % / offline; at loads mean / p99 ms, mean batch, in time %; at 0.8 "
@@ -34,12 +34,12 @@ class Pipelines:
                         self.cells[scenario, noise, name, load] = jobs
 
     def jobs(self) -> list[Job]:
-        """All that it needs."""
+        """Return the jobs of the table."""
         searches = [job for *_, search in self._rows for job in search]
         return searches + [job for cell in self.cells.values() for job in cell]
 
     def text(self, results: Results) -> str:
-        """The table."""
+        """Return the table."""
         rows = []
         for scenario, noise, name, search in self._rows:
             row = [scenario.name, NOISES[noise], name, spread(results.goodputs(search))]

@@ -1,4 +1,4 @@
-"""Arrivals: open-loop traces, fixed before a run so that every policy meets the same requests."""
+"""Open-loop traces of arrivals, fixed before a run so that every policy gets the same requests."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ CALM_RATE = (1 - BURST_SHARE * BURST_RATE) / (1 - BURST_SHARE)
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of arrival: when each came, its absolute deadline, its bucket. Seconds.
+    """Requests in order of arrival: arrival, absolute deadline, bucket. Seconds.
 
-    And its priority class, 0 the highest; empty where there are no classes.
+    `levels` are priority classes, 0 the highest; empty without classes.
     """
 
     arrivals: list[float]
@@ -25,12 +25,12 @@ class Trace:
 
     @property
     def duration(self) -> float:
-        """From the first arrival to the last."""
+        """The seconds from the first arrival to the last."""
         return self.arrivals[-1] - self.arrivals[0]
 
 
 def poisson(rate: float, count: int, seed: int) -> list[float]:
-    """`count` arrivals, `rate` a second, independent of each other."""
+    """Return `count` independent arrivals at `rate` a second."""
     draw = random.Random(seed)
     now = 0.0
     arrivals = []
@@ -41,7 +41,7 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
 
 
 def mmpp(rate: float, count: int, seed: int, dwell: float) -> list[float]:
-    """A Markov-modulated Poisson process: bursts of `dwell` seconds on average, calm between them."""
+    """Return arrivals of a Markov-modulated Poisson process with bursts of `dwell` seconds on average."""
     draw = random.Random(seed)
     calm_dwell = dwell * (1 - BURST_SHARE) / BURST_SHARE
     now = 0.0
@@ -51,7 +51,7 @@ def mmpp(rate: float, count: int, seed: int, dwell: float) -> list[float]:
     while len(arrivals) < count:
         following = now + draw.expovariate(rate * (BURST_RATE if burst else CALM_RATE))
         if following > switch:
-            # Memoryless: what was drawn beyond the switch is drawn anew at the new rate.
+            # The process has no memory: gaps beyond the switch are drawn again at the new rate.
             now, burst = switch, not burst
             switch = now + draw.expovariate(1 / (dwell if burst else calm_dwell))
         else:
@@ -67,9 +67,9 @@ def with_deadlines(
     classes: tuple[float, ...],
     seed: int,
 ) -> Trace:
-    """Gives each request one of the timeouts, each as often, a bucket and a class, by their shares.
+    """Give each request a timeout, all equally often, and a bucket and a class by their shares.
 
-    Where there are as many buckets as classes, each class has its own.
+    With as many buckets as classes, each class has its own.
     """
     draw = random.Random(seed)
     if len(timeouts) == 1:
