@@ -185,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
         route = routes.get(self.path.partition("?")[0])
         if route is None:
             self.send_error(404, explain=f"there are {', '.join(routes)}")
-        elif self.server.local and not _is_local(self.headers.get("Host", "localhost")):
+        elif self.server.local and not _names_this_machine(self.headers.get("Host", "localhost")):
             # DNS rebinding: a web site can make its name resolve to this machine, so that a browser here would let the
             # site read the response.
             self.send_error(403, explain="use localhost or 127.0.0.1 as host, or set --metrics-host")
@@ -231,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         _log.debug("metrics: %s %s", self.address_string(), format % args)
 
 
-def _is_local(host: str) -> bool:
+def _names_this_machine(host: str) -> bool:
     """Return whether a Host header names the local machine."""
     try:
         name = urlsplit(f"//{host}").hostname or ""

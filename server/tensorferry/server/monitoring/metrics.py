@@ -159,7 +159,7 @@ def model_families(entries: Sequence[RegistryEntry], counted: Sequence[Counted])
             found[ModelMetric.READY].add_metric((entry.name, entry.version), float(ready))
     for model, counts in counted:
         of = (model.name, model.version)
-        for metric, values in _values(model, counts).items():
+        for metric, values in _metric_values(model, counts).items():
             for labels, value in values.items():
                 found[metric].add_metric((*of, *labels), value)
         found[ModelMetric.BATCH_ROWS].add_metric(
@@ -205,7 +205,7 @@ def _families(group: type[_N], labels: tuple[str, ...]) -> dict[_N, Any]:
     }
 
 
-def _values(model: Model, counts: BatcherStatistics) -> Mapping[ModelMetric, _Values]:
+def _metric_values(model: Model, counts: BatcherStatistics) -> Mapping[ModelMetric, _Values]:
     """Return the values of all metrics except histograms."""
     times, sizes, batch_times = counts.answer_times, counts.sizes, counts.batch_times.values()
     health = model.health.statistics()

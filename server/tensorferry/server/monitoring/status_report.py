@@ -97,7 +97,9 @@ class StatusReport:
                 "batching_verdict": model.batching_verdict,
                 "settings": self._settings(model),
                 **_counts(model.batcher.statistics()),
-                "last_batches": [_batch(record) for record in model.batcher.last_batches()[-_MAX_BATCHES:]],
+                "last_batches": [
+                    _batch_status(record) for record in model.batcher.last_batches()[-_MAX_BATCHES:]
+                ],
             }
         return status
 
@@ -186,7 +188,7 @@ def _counts(counts: BatcherStatistics) -> dict[str, Any]:
     }
 
 
-def _batch(record: BatchRecord) -> dict[str, Any]:
+def _batch_status(record: BatchRecord) -> dict[str, Any]:
     return {
         "number": record.number,
         "instance": record.instance,
@@ -204,11 +206,11 @@ def _batch(record: BatchRecord) -> dict[str, Any]:
         "ended": record.ended,
         "answered": record.answered,
         "done": record.done,
-        "riders": None if record.members is None else [_member(member) for member in record.members],
+        "riders": None if record.members is None else [_member_status(member) for member in record.members],
     }
 
 
-def _member(member: BatchMember) -> dict[str, Any]:
+def _member_status(member: BatchMember) -> dict[str, Any]:
     return {
         "id": str(member.tag or ""),
         "rows": member.rows,

@@ -30,7 +30,7 @@ class TritonMetric(NamedTuple):
     values: Callable[[BatcherStatistics], _Values]
 
 
-def _one(value: Callable[[BatcherStatistics], int]) -> Callable[[BatcherStatistics], _Values]:
+def _single_value(value: Callable[[BatcherStatistics], int]) -> Callable[[BatcherStatistics], _Values]:
     return lambda counts: {(): value(counts)}
 
 
@@ -40,7 +40,10 @@ def _us(seconds: float) -> int:
 
 TRITON_METRICS: Sequence[TritonMetric] = (
     TritonMetric(
-        "nv_inference_request_success", "counter", "Requests answered", _one(lambda counts: counts.answered)
+        "nv_inference_request_success",
+        "counter",
+        "Requests answered",
+        _single_value(lambda counts: counts.answered),
     ),
     TritonMetric(
         "nv_inference_request_failure",
@@ -48,43 +51,45 @@ TRITON_METRICS: Sequence[TritonMetric] = (
         "Requests without an answer, by reason",
         lambda counts: {(("reason", reason),): count for reason, count in failures_by_reason(counts).items()},
     ),
-    TritonMetric("nv_inference_count", "counter", "Rows run", _one(lambda counts: counts.rows)),
-    TritonMetric("nv_inference_exec_count", "counter", "Batches run", _one(lambda counts: counts.batches)),
+    TritonMetric("nv_inference_count", "counter", "Rows run", _single_value(lambda counts: counts.rows)),
+    TritonMetric(
+        "nv_inference_exec_count", "counter", "Batches run", _single_value(lambda counts: counts.batches)
+    ),
     TritonMetric(
         "nv_inference_request_duration_us",
         "counter",
         "Microseconds from arrival to answer, summed over the answered requests",
-        _one(lambda counts: _us(counts.answer_times.total_sum)),
+        _single_value(lambda counts: _us(counts.answer_times.total_sum)),
     ),
     TritonMetric(
         "nv_inference_queue_duration_us",
         "counter",
         "Microseconds in the queue, summed over the answered requests",
-        _one(lambda counts: _us(counts.answer_times.queue_delay_sum)),
+        _single_value(lambda counts: _us(counts.answer_times.queue_delay_sum)),
     ),
     TritonMetric(
         "nv_inference_compute_input_duration_us",
         "counter",
         "Microseconds of joining batches, summed over the answered requests",
-        _one(lambda counts: _us(counts.answer_times.input_time_sum)),
+        _single_value(lambda counts: _us(counts.answer_times.input_time_sum)),
     ),
     TritonMetric(
         "nv_inference_compute_infer_duration_us",
         "counter",
         "Microseconds of running the model, summed over the answered requests",
-        _one(lambda counts: _us(counts.answer_times.compute_time_sum)),
+        _single_value(lambda counts: _us(counts.answer_times.compute_time_sum)),
     ),
     TritonMetric(
         "nv_inference_compute_output_duration_us",
         "counter",
         "Microseconds of splitting outputs, summed over the answered requests",
-        _one(lambda counts: _us(counts.answer_times.output_time_sum)),
+        _single_value(lambda counts: _us(counts.answer_times.output_time_sum)),
     ),
     TritonMetric(
         "nv_inference_pending_request_count",
         "gauge",
         "Accepted requests that do not run yet",
-        _one(lambda counts: counts.sizes.queued),
+        _single_value(lambda counts: counts.sizes.queued),
     ),
 )
 

@@ -41,9 +41,9 @@ def with_stream(providers: Providers, stream: MemoryBlock) -> Providers:
 
 def keep_until_closed(session: Any, stream: MemoryBlock) -> None:
     """Keep the stream until ONNX Runtime's session is freed. Bindings may keep the session longer than the server."""
-    weakref.finalize(getattr(session, "_sess", session), _release, stream).atexit = False
+    weakref.finalize(getattr(session, "_sess", session), _drop_stream, stream).atexit = False
 
 
-def _release(stream: MemoryBlock) -> None:
+def _drop_stream(stream: MemoryBlock) -> None:
     """Drop the last reference to the stream."""
     del stream

@@ -79,8 +79,8 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
             "'tensorferry[fp16]' has it"
         ) from None
     try:
-        model = _read(source)
-        if not any(tensor.data_type == onnx.TensorProto.FLOAT for tensor in _tensors(model.graph)):
+        model = _read_model(source)
+        if not any(tensor.data_type == onnx.TensorProto.FLOAT for tensor in _weight_tensors(model.graph)):
             _log.warning("%s has no weights in FP32: it is served without conversion", source)
             return ModelFile(source, source)
         known = {name for node in _nodes(model.graph) for name in (node.op_type, node.name)}
@@ -114,7 +114,7 @@ def _converter() -> Any:
     return float16
 
 
-def _read(source: Path) -> onnx.ModelProto:
+def _read_model(source: Path) -> onnx.ModelProto:
     """Read the model with its weights, and infer the datatype of each value, which the converter needs."""
     import onnx
     from onnx.external_data_helper import load_external_data_for_model
@@ -157,7 +157,7 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from _nodes(inner)
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def _weight_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
     for node in _nodes(graph):
         for attribute in node.attribute:
@@ -194,7 +194,7 @@ def check_accuracy(
         except ModelFailedError as error:
             raise StartError(f"model {name!r} runs in FP32, but not in FP16: {error}") from error
         for spec in signature.outputs:
-            difference = _difference(spec, expected[spec.name], got[spec.name])
+            difference = _relative_difference(spec, expected[spec.name], got[spec.name])
             if not _is_float(spec):
                 others[spec.name] = max(others.get(spec.name, 0.0), difference)
             elif difference >= worst:
@@ -243,7 +243,7 @@ def accuracy_inputs(
     return [*given, *drawn]
 
 
-def _difference(spec: TensorSpec, expected: Array, got: Array) -> float:
+def _relative_difference(spec: TensorSpec, expected: Array, got: Array) -> float:
     """Return the relative difference of floats, or the share of other values that differ; inf if not comparable."""
     if expected.shape != got.shape:
         return math.inf

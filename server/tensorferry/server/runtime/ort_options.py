@@ -222,10 +222,10 @@ def parse_ort_options(config: ModelConfig) -> OrtOptions:
             options = _tensorrt(accelerator.parameters, config.name)
             providers.append(ExecutionProvider(TENSORRT, tuple(sorted(options.items()))))
         else:
-            raise _unknown(accelerator, "gpu", "tensorrt and cuda", config.name)
+            raise _unknown_accelerator(accelerator, "gpu", "tensorrt and cuda", config.name)
     for accelerator in accelerators.cpu_execution_accelerator:
         if accelerator.name != "openvino":
-            raise _unknown(accelerator, "cpu", "openvino", config.name)
+            raise _unknown_accelerator(accelerator, "cpu", "openvino", config.name)
         if accelerator.parameters:
             raise ModelConfigError(
                 f"model {config.name!r}: cpu_execution_accelerator openvino has parameters "
@@ -293,7 +293,7 @@ def _graphs(config: ModelConfig) -> GraphOptions | None:
     return GraphOptions(tuple(dict.fromkeys(specs)), required=True)
 
 
-def _unknown(
+def _unknown_accelerator(
     accelerator: ModelOptimizationPolicy.ExecutionAccelerators.Accelerator, kind: str, known: str, model: str
 ) -> ModelConfigError:
     return ModelConfigError(

@@ -148,11 +148,11 @@ class Session:
             try:
                 return _inference_session(self.path, options, capturing(providers))
             except Exception as error:
-                self._without_graphs(_reason(error))
+                self._without_graphs(_ort_message(error))
         try:
             return _inference_session(self.path, options, providers)
         except Exception as error:
-            reason = _reason(error).rstrip(".")
+            reason = _ort_message(error).rstrip(".")
             remedy = remedy_for(self.path, reason)
             raise StartError(f"{self.path}: ONNX Runtime cannot load it: {reason}{remedy}") from error
 
@@ -187,7 +187,7 @@ class Session:
         """The session in steps, which a batcher can overlap; None if there are no staging buffers."""
         if self._staging is None:
             return None
-        return StagedSession(self.signature, self._staging, self._compute, self.run, _failed)
+        return StagedSession(self.signature, self._staging, self._compute, self.run, _model_failure)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model once. Arrays are in `storage` form (see `tensors`), BYTES as `str` objects.
@@ -199,7 +199,7 @@ class Session:
                 return self._run(inputs)
             return self._run_staged(self._staging, batch)
         except Exception as error:
-            raise _failed(error) from error
+            raise _model_failure(error) from error
 
     def _run_staged(self, staging: StagingBuffers, batch: StagedBatch) -> dict[str, Array]:
         if not staging.load(batch):
@@ -223,7 +223,7 @@ class Session:
             _log.warning(
                 "%s declares wrong shapes for its outputs, so their memory is not allocated in advance: %s",
                 self.path,
-                _reason(error),
+                _ort_message(error),
             )
             return again
 
@@ -244,7 +244,7 @@ class Session:
                 self._staging.capture(shapes, graphs, lambda shapes=shapes: self._check_captured(shapes))  # type: ignore[misc]
         except Exception as error:
             self.go_without_graphs(
-                str(error) if isinstance(error, (CaptureError, TimeoutError)) else _reason(error)
+                str(error) if isinstance(error, (CaptureError, TimeoutError)) else _ort_message(error)
             )
             return False
         self._staging.use_captured(CapturedShapes(captured, pads=pads))
@@ -333,7 +333,7 @@ class Session:
         return nullcontext() if self.device == "cpu" else capture_lock.CUDA.using()
 
 
-def _failed(error: Exception) -> ModelFailedError:
+def _model_failure(error: Exception) -> ModelFailedError:
     return ModelFailedError(f"the model failed on this request: {_run_reason(error)}")
 
 
@@ -362,14 +362,14 @@ def _to_ort(array: Array, spec: TensorSpec) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-def _reason(error: Exception) -> str:
+def _ort_message(error: Exception) -> str:
     """Return ONNX Runtime's message on one line, without the error code."""
     return " ".join(re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error)).split())
 
 
 def _run_reason(error: Exception) -> str:
     """Return what clients may see of a failed run: the node and the reason, but no source location."""
-    text = _reason(error).removeprefix("Error in execution: ")
+    text = _ort_message(error).removeprefix("Error in execution: ")
     node = re.search(r"while running (\S+) node", text)
     reason = text.rpartition("Status Message: ")[2]
     if re.search(r"\.(cc|cu|cpp|h|hpp)\b|/", reason):

@@ -29,42 +29,42 @@ def has_nul_in_name(pem: bytes) -> bool:
     """Return whether a name in a certificate has a NUL, or the certificate cannot be parsed."""
     try:
         encoded = pem[pem.index(_BEGIN) + len(_BEGIN) : pem.index(_END)]
-        return any("\0" in name for name in _names(base64.b64decode(encoded)))
+        return any("\0" in name for name in _certificate_names(base64.b64decode(encoded)))
     except (ValueError, IndexError, StopIteration):
         return True
 
 
-def _names(certificate: bytes) -> Iterator[str]:
+def _certificate_names(certificate: bytes) -> Iterator[str]:
     (outer,) = _elements(certificate)
-    signed = list(_elements(_content(next(_elements(outer[1])), _SEQUENCE)))
+    signed = list(_elements(_content_with_tag(next(_elements(outer[1])), _SEQUENCE)))
     # The fields are version (optional), serial number, algorithm, issuer, validity, subject.
     subject = signed[5 if signed[0][0] == _VERSION else 4]
-    for _, attributes in _elements(_content(subject, _SEQUENCE)):
+    for _, attributes in _elements(_content_with_tag(subject, _SEQUENCE)):
         for _, attribute in _elements(attributes):
             identifier, value = _elements(attribute)
-            if _content(identifier, _IDENTIFIER) == _COMMON_NAME:
-                yield _text(*value)
+            if _content_with_tag(identifier, _IDENTIFIER) == _COMMON_NAME:
+                yield _decode_name(*value)
     for tag, content in signed:
         if tag == _EXTENSIONS:
             (extensions,) = _elements(content)
             for _, extension in _elements(extensions[1]):
                 identifier, *_, value = _elements(extension)
                 if identifier[1] == _ALTERNATIVE_NAMES:
-                    yield from _alternative_names(_content(value, _OCTETS))
+                    yield from _alternative_names(_content_with_tag(value, _OCTETS))
 
 
 def _alternative_names(extension: bytes) -> Iterator[str]:
     (names,) = _elements(extension)
     for tag, content in _elements(names[1]):
         if tag in _TEXT_NAMES:
-            yield _text(tag, content)
+            yield _decode_name(tag, content)
 
 
-def _text(tag: int, content: bytes) -> str:
+def _decode_name(tag: int, content: bytes) -> str:
     return content.decode(_WIDE.get(tag, "latin-1"))
 
 
-def _content(element: _Element, tag: int) -> bytes:
+def _content_with_tag(element: _Element, tag: int) -> bytes:
     if element[0] != tag:
         raise ValueError(f"DER element with tag {element[0]:#x}, expected {tag:#x}")
     return element[1]

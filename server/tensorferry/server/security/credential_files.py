@@ -29,12 +29,14 @@ class CredentialFileError(Exception):
 
 def read_tokens(path: Path) -> Mapping[str, ClientIdentity]:
     """Return clients by the SHA-256 of their tokens, in hexadecimal."""
-    return _read(path, (TOKEN,), "sha256: and 64 hexadecimal digits, as tensorferry token prints them")
+    return _read_credentials(
+        path, (TOKEN,), "sha256: and 64 hexadecimal digits, as tensorferry token prints them"
+    )
 
 
 def read_certificates(path: Path) -> Mapping[str, ClientIdentity]:
     """Return clients by certificate name: `san:` and a subject alternative name, or `cn:` and a common name."""
-    return _read(path, (SAN, COMMON_NAME), "san: or cn:, and the name that the certificate has")
+    return _read_credentials(path, (SAN, COMMON_NAME), "san: or cn:, and the name that the certificate has")
 
 
 def parse_roles(text: str) -> frozenset[str]:
@@ -45,7 +47,7 @@ def parse_roles(text: str) -> frozenset[str]:
     return roles
 
 
-def _read(path: Path, kinds: tuple[str, ...], expected: str) -> Mapping[str, ClientIdentity]:
+def _read_credentials(path: Path, kinds: tuple[str, ...], expected: str) -> Mapping[str, ClientIdentity]:
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)

@@ -116,7 +116,7 @@ class TlsFiles:
                         "in its file: give the key that it was made with"
                     ) from None
                 raise TlsFileError(
-                    f"the certificate in {self._certificate} and the key in {self._key} cannot be used: {_reason(error)}"
+                    f"the certificate in {self._certificate} and the key in {self._key} cannot be used: {_ssl_reason(error)}"
                 ) from None
         return _KeyPair(certificate, key, authorities, _expiry(self._certificate, certificate, server))
 
@@ -165,7 +165,7 @@ def _check_authorities(path: Path, data: bytes) -> None:
     try:
         context.load_verify_locations(cadata=data.decode("ascii", "ignore"))
     except ssl.SSLError as error:
-        raise TlsFileError(f"the certificates in {path} cannot be read: {_reason(error)}") from None
+        raise TlsFileError(f"the certificates in {path} cannot be read: {_ssl_reason(error)}") from None
     if not context.cert_store_stats()["x509_ca"]:
         raise TlsFileError(
             f"no certificate in {path} is an authority's (basicConstraints CA:TRUE), so it could not verify any client's"
@@ -194,11 +194,11 @@ def _expiry(path: Path, certificate: bytes, server: ssl.SSLContext) -> str:
         ) from None
     except (ssl.SSLError, KeyError, ValueError) as error:
         raise TlsFileError(
-            f"the certificate in {path} and its key cannot be used for a connection: {_reason(error)}"
+            f"the certificate in {path} and its key cannot be used for a connection: {_ssl_reason(error)}"
         ) from None
 
 
-def _reason(error: Exception) -> str:
+def _ssl_reason(error: Exception) -> str:
     return (getattr(error, "reason", None) or "they cannot be read").replace("_", " ").lower()
 
 

@@ -77,7 +77,11 @@ class AccessLog:
         self._lock = threading.Lock()
         self._answered, self._others = _RateLimit(max_lines), _RateLimit(max_lines)
         self._writer: BackgroundWriter[tuple[RequestTrace, int]] = BackgroundWriter(
-            "access-log", self._write, _failed, max_items=2 * max_lines * _QUEUE_SECONDS, backoff=backoff
+            "access-log",
+            self._write,
+            _on_writer_crash,
+            max_items=2 * max_lines * _QUEUE_SECONDS,
+            backoff=backoff,
         )
 
     def start(self) -> None:
@@ -113,10 +117,10 @@ class AccessLog:
             fields = access_log_fields(trace)
             if left_out:
                 fields["left_out"] = left_out
-            _log.info("%s", _text(fields), extra=fields)
+            _log.info("%s", _line_text(fields), extra=fields)
 
 
-def _failed(fault: BaseException) -> None:
+def _on_writer_crash(fault: BaseException) -> None:
     _errors.error("the access log crashed (bug) and lost lines; restarting", exc_info=fault)
 
 
@@ -145,7 +149,7 @@ def access_log_fields(trace: RequestTrace) -> dict[str, Any]:
     return fields
 
 
-def _text(fields: dict[str, Any]) -> str:
+def _line_text(fields: dict[str, Any]) -> str:
     return " ".join(
         f"{name}={logs.quote(value) if name in _QUOTED else value}" for name, value in fields.items()
     )
