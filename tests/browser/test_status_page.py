@@ -24,7 +24,7 @@ pytestmark = needs_chromium
 
 HOSTILE = "<img src=x onerror=document.title='owned'></td><script>document.title='owned'</script>"
 
-RIDERS = "[...document.querySelectorAll('#riders tbody tr')].map((row) => row.firstChild.textContent)"
+MEMBERS = "[...document.querySelectorAll('#members tbody tr')].map((row) => row.firstChild.textContent)"
 
 
 @pytest.fixture
@@ -95,14 +95,14 @@ def test_the_page_under_load(serve: Serve, digits_model: Path, page: Chromium, t
         assert float(re.sub(r"[^\d.]", "", answered)) > 0
         # The requests of a batch are shown.
         names = {HOSTILE, *(f"caller-{number}" for number in range(1, 6))}
-        seen = page.until(RIDERS, bool)
+        seen = page.until(MEMBERS, bool)
         assert set(seen) <= names
         page.until(
-            f"state.report.models[0].last_batches.some((batch) => (batch.riders || []).some((one) => one.id === {HOSTILE!r}))"
+            f"state.report.models[0].last_batches.some((batch) => (batch.members || []).some((one) => one.id === {HOSTILE!r}))"
         )
         # A chosen batch stays selected while others arrive, until the newest is followed again.
-        page.until("document.querySelectorAll('#departures button').length", lambda count: count >= 3)
-        page.evaluate("document.querySelector('#departures button:nth-child(3)').click()")
+        page.until("document.querySelectorAll('#last-batches button').length", lambda count: count >= 3)
+        page.evaluate("document.querySelector('#last-batches button:nth-child(3)').click()")
         chosen = page.evaluate("document.querySelector('#manifest h3').textContent")
         looked = page.evaluate("state.report.now_seconds")
         page.until("state.report.now_seconds", lambda now: now > looked + 1)
@@ -111,10 +111,10 @@ def test_the_page_under_load(serve: Serve, digits_model: Path, page: Chromium, t
         page.until("document.querySelector('#manifest h3').textContent", lambda text: text != chosen)
         # The id with markup is shown as text.
         page.until(
-            f"(() => {{ const at = state.report.models[0].last_batches.find((batch) => (batch.riders || []).some((one) => "
+            f"(() => {{ const at = state.report.models[0].last_batches.find((batch) => (batch.members || []).some((one) => "
             f"one.id === {HOSTILE!r})); if (!at) return 0; state.batch = at; state.follow = false; render(); return 1; }})()"
         )
-        assert HOSTILE in page.evaluate(RIDERS)
+        assert HOSTILE in page.evaluate(MEMBERS)
         assert "owned" not in page.evaluate("document.title")
         picture = Path(os.environ.get("SCREENSHOT", tmp_path / "page.png"))
         page.screenshot(picture)

@@ -40,14 +40,14 @@ def batch(number: int, **changes: Any) -> dict[str, Any]:
         "error": "",
         "predicted_seconds": 0.003,
         "padded_length": None,
-        "left": 10.0,
-        "joining": 10.0,
+        "closed": 10.0,
+        "join_started": 10.0,
         "ready": 10.001,
         "started": 10.001,
         "ended": 10.002,
         "answered": 10.003,
         "done": 10.004,
-        "riders": [
+        "members": [
             {"id": "a", "rows": 3, "priority": 1, "waited_seconds": 0.002, "answered": True},
             {"id": "", "rows": 1, "priority": 1, "waited_seconds": 0.001, "answered": True},
         ],
@@ -89,7 +89,7 @@ def status(now: float = 0.0, answered: int = 0, **changes: Any) -> dict[str, Any
         },
         "ready": True,
         "draining": False,
-        "troubles": [],
+        "problems": [],
         "now_seconds": now,
         "bounds_seconds": [0.001, 0.002],
         "models": [model],
@@ -146,7 +146,7 @@ def test_before_anything_ran() -> None:
 
 
 def test_warnings_and_unloaded_models() -> None:
-    broken = status(ready=False, troubles=["model m version 1 is UNAVAILABLE: gone"])
+    broken = status(ready=False, problems=["model m version 1 is UNAVAILABLE: gone"])
     broken["models"] = [{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": "gone"}]
     lines = shown(broken)
     assert "NOT READY" in lines[0]
@@ -164,7 +164,7 @@ def test_a_failed_batch_and_one_without_recorded_members() -> None:
     look = status(1.0, 10)
     look["models"][0]["last_batches"] = [
         batch(0, error="ValueError", done=None, predicted_seconds=None) | {"number": None},
-        batch(7, riders=None),
+        batch(7, members=None),
     ]
     lines = shown(look)
     assert lines[-2].split()[:4] == ["#7", "4", "2", "idle"]
@@ -175,9 +175,9 @@ def test_a_failed_batch_and_one_without_recorded_members() -> None:
 
 def test_unprintable_characters_do_not_reach_the_terminal() -> None:
     hostile = "\x1b]0;owned\x07\x1b[2J\r\n\u202e"
-    look = status(1.0, 10, troubles=[hostile])
+    look = status(1.0, 10, problems=[hostile])
     look["models"][0] |= {"name": hostile, "batching": hostile, "warnings": [hostile]}
-    look["models"][0]["last_batches"][0]["riders"][0]["id"] = hostile
+    look["models"][0]["last_batches"][0]["members"][0]["id"] = hostile
     look["models"][0]["last_batches"][0]["error"] = hostile
     assert all(line.isprintable() for line in shown(look))
 

@@ -65,7 +65,7 @@ def test_an_answered_request_is_in_its_recorded_batch(serve: Serve, digits_model
             client.infer("digits", {"image": images}, request_id=f"caller/{number}", timeout=WAIT_SECONDS)
             (model,) = status(server)["models"]
             last = model["last_batches"][-1]
-            assert [(rider["id"], rider["rows"]) for rider in last["riders"]] == [
+            assert [(member["id"], member["rows"]) for member in last["members"]] == [
                 (f"caller/{number}", number + 1)
             ]
             assert (last["number"], model["requests"]["answered"]) == (number + 1, number + 1)

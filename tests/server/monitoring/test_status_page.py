@@ -209,7 +209,7 @@ def test_status_of_a_model(served: ServedRoutes, model: Model, runner: ScriptedR
     assert [sum(reported["times"][which]) for which in ("queue", "compute", "total")] == [3, 3, 3]
     one, full = reported["last_batches"]
     assert (one["number"], one["requests"], one["rows"], one["reason"]) == (1, 1, 1, "idle")
-    assert [rider["id"] for rider in one["riders"]] == ["first"]
+    assert [member["id"] for member in one["members"]] == ["first"]
     assert (full["number"], full["requests"], full["rows"], full["reason"], full["error"]) == (
         2,
         2,
@@ -217,22 +217,22 @@ def test_status_of_a_model(served: ServedRoutes, model: Model, runner: ScriptedR
         "full",
         "",
     )
-    assert [(rider["id"], rider["rows"], rider["priority"]) for rider in full["riders"]] == [
+    assert [(member["id"], member["rows"], member["priority"]) for member in full["members"]] == [
         ("three", 3, 1)
     ] * 2
-    assert all(rider["waited_seconds"] > 0 and rider["answered"] for rider in full["riders"])
-    moments = [full[name] for name in ("left", "joining", "ready", "started", "ended", "answered")]
+    assert all(member["waited_seconds"] > 0 and member["answered"] for member in full["members"])
+    moments = [full[name] for name in ("closed", "join_started", "ready", "started", "ended", "answered")]
     assert moments == sorted(moments)
 
 
 def test_status_of_the_server(served: ServedRoutes, model: Model) -> None:
     status = served.status()
     assert status["server"]["address"] == "127.0.0.1:1"
-    assert (status["ready"], status["draining"], status["troubles"]) == (True, False, [])
+    assert (status["ready"], status["draining"], status["problems"]) == (True, False, [])
     served.service.begin_drain()
     status = served.status()
     assert (status["ready"], status["draining"]) == (False, True)
-    assert status["troubles"] == ["the server is draining"]
+    assert status["problems"] == ["the server is draining"]
 
 
 def test_a_model_that_is_not_loaded_has_a_state_and_a_reason(
@@ -281,7 +281,7 @@ def test_hostile_text_is_escaped(served: ServedRoutes, registry: ModelRegistry) 
         reported = json.loads(body)
         assert status == 200
         assert body.isascii(), "so that no surrogate, control or line separator is in it as such"
-        assert reported["models"][0]["last_batches"][0]["riders"][0]["id"] == HOSTILE
+        assert reported["models"][0]["last_batches"][0]["members"][0]["id"] == HOSTILE
         assert reported["models"][1]["reason"] == HOSTILE
         assert headers["X-Content-Type-Options"] == "nosniff", "or it might be taken for a page"
         status, headers, body = served.ask("/readyz")

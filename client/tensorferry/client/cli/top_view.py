@@ -63,7 +63,7 @@ def lines_of(samples: StatusSamples, width: int, only: str | None = None, *, blo
         f"tensorferry {server['version']} on {server['address']}: {state}, {server['transport']} transport, "
         f"up {_duration(server['uptime_seconds'])}"
     ]
-    lines += [f"! {problem}" for problem in status["troubles"]]
+    lines += [f"! {problem}" for problem in status["problems"]]
     models = [model for model in status["models"] if only in (None, model["name"])]
     lines += ["", *_table(samples, models)]
     for model in models:
@@ -180,23 +180,23 @@ def _batches(batches: Sequence[Status]) -> list[str]:
         f"{'PREDICTED':>9}  REQUESTS"
     ]
     for batch in reversed(batches[-_SHOWN_BATCHES:]):
-        riders = batch["riders"]
-        waited = max((rider["waited_seconds"] for rider in riders or ()), default=None)
-        took = (batch["done"] or batch["answered"]) - batch["left"]
+        members = batch["members"]
+        waited = max((member["waited_seconds"] for member in members or ()), default=None)
+        took = (batch["done"] or batch["answered"]) - batch["closed"]
         number = "failed" if batch["error"] else f"#{batch['number']}"
         lines.append(
             f"  {number:>9} {batch['rows']:>5} {batch['requests']:>8} {batch['reason'] or '':9} {_time(waited):>8} "
             f"{_time(batch['ended'] - batch['started']):>8} {_time(took):>8} {_time(batch['predicted_seconds']):>9}  "
-            f"{batch['error'] + ' ' if batch['error'] else ''}{_members(riders)}"
+            f"{batch['error'] + ' ' if batch['error'] else ''}{_members(members)}"
         )
     return lines
 
 
-def _members(riders: Sequence[Status] | None) -> str:
-    if riders is None:
+def _members(members: Sequence[Status] | None) -> str:
+    if members is None:
         return "(not recorded: no viewer was active)"
     return ", ".join(
-        (rider["id"] or "-") + (f" x{rider['rows']}" if rider["rows"] != 1 else "") for rider in riders
+        (member["id"] or "-") + (f" x{member['rows']}" if member["rows"] != 1 else "") for member in members
     )
 
 

@@ -75,7 +75,7 @@ class StatusReport:
             },
             "ready": self.ready(),
             "draining": self._service.draining,
-            "troubles": self.problems(),
+            "problems": self.problems(),
             "now_seconds": now,
             "bounds_seconds": list(BOUNDS),
             "models": [self._model(entry) for entry in self._registry.entries()],
@@ -199,14 +199,14 @@ def _batch_status(record: BatchRecord) -> dict[str, Any]:
         "error": record.error,
         "predicted_seconds": record.predicted or None,
         "padded_length": record.padded_length,
-        "left": record.closed_at,
-        "joining": record.join_at,
+        "closed": record.closed_at,
+        "join_started": record.join_at,
         "ready": record.ready,
         "started": record.started,
         "ended": record.ended,
         "answered": record.answered,
         "done": record.done,
-        "riders": None if record.members is None else [_member_status(member) for member in record.members],
+        "members": None if record.members is None else [_member_status(member) for member in record.members],
     }
 
 
