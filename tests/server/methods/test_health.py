@@ -78,14 +78,14 @@ def statuses_of(health: HealthService) -> Mapping[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("bound", "peers", "words"),
+    ("bound", "peers", "text"),
     [
         ("_MAX_WATCHERS_PER_CONNECTION", ("a", "a", "a"), "3 calls of Watch are open on this connection"),
         ("_MAX_WATCHERS", ("a", "b", "c"), "3 calls of Watch are open, which is the most"),
     ],
 )
 def test_watchers_are_bounded(
-    health: HealthService, monkeypatch: pytest.MonkeyPatch, bound: str, peers: Sequence[str], words: str
+    health: HealthService, monkeypatch: pytest.MonkeyPatch, bound: str, peers: Sequence[str], text: str
 ) -> None:
     """The bounds are per server and per connection. A watcher that leaves makes room for another."""
     monkeypatch.setattr(module, bound, 3)
@@ -96,7 +96,7 @@ def test_watchers_are_bounded(
     assert watch.refusal is not None
     code, message = watch.refusal
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert words in message
+    assert text in message
     for each in watches:
         each.reads.set()
     watches[0].left()
@@ -208,11 +208,11 @@ def test_a_client_that_never_reads_does_not_stop_the_server(health: HealthServic
     server.add_generic_rpc_handlers((health.handler(),))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    asked = message(health_pb2.HealthCheckRequest(service="m").SerializeToString())
+    request = message(health_pb2.HealthCheckRequest(service="m").SerializeToString())
     with RawClient(address, window=0) as silent, grpc.insecure_channel(address) as channel:
         for call in (1, 3, 5):
             silent.begin(call, WATCH)
-            silent.send(call, asked, last=True)
+            silent.send(call, request, last=True)
         # The server has accepted the calls once it answers the ping.
         silent.ping(b"followed")
         watching = Stub(channel).Watch(health_pb2.HealthCheckRequest(service="m"))

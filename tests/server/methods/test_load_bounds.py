@@ -24,7 +24,7 @@ def load(make: Make, **parameters: pb.ModelRepositoryParameter) -> tuple[grpc.St
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "text"),
     [
         (
             "1" + "/d" * 400 + "/model.onnx",
@@ -36,7 +36,7 @@ def load(make: Make, **parameters: pb.ModelRepositoryParameter) -> tuple[grpc.St
     ids=["parts", "more parts", "long"],
 )
 def test_a_path_with_too_many_or_too_long_parts_is_refused(
-    start: Make, path: str, words: str, caplog: pytest.LogCaptureFixture
+    start: Make, path: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
         code, message = load(
@@ -44,7 +44,7 @@ def test_a_path_with_too_many_or_too_long_parts_is_refused(
             config=pb.ModelRepositoryParameter(string_param="{}"),
             **{f"file:{path}": pb.ModelRepositoryParameter(bytes_param=b"no model")},
         )
-    assert (code, words in message) == (INVALID, True), message
+    assert (code, text in message) == (INVALID, True), message
     assert not caplog.records
 
 

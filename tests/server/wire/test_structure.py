@@ -109,7 +109,7 @@ def test_a_message_at_its_bounds_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "words"),
+    ("message", "text"),
     [
         (
             pb.ModelInferRequest(model_name="m" * 129),
@@ -135,10 +135,10 @@ def test_a_message_at_its_bounds_is_accepted() -> None:
     ],
     ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
 )
-def test_a_message_above_a_bound_is_refused_with_bound_and_field(message: Any, words: str) -> None:
+def test_a_message_above_a_bound_is_refused_with_bound_and_field(message: Any, text: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         structure.check_message(message.SerializeToString(), type(message))
-    assert words in str(caught.value)
+    assert text in str(caught.value)
 
 
 def test_contents_of_many_inputs_count_together() -> None:
