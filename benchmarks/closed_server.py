@@ -1,17 +1,17 @@
-"""Closed loops against a real server: what waiting for returners gains, and what the ideal would be.
+"""Closed loops against a real server: the gain of waiting for returning clients, and the ideal.
 
     python benchmarks/closed_server.py [--quick]
 
-N callers send their next request when the last is answered, to a server that may wait for them
-and to one that never does (greedy), in turn. A server process has one core, the callers
-another. The mean latency R of a caller is its queue and compute time, as the server explains
-them, and the rest: transport both ways, and the caller's own time. Ideally a request would wait
-for nobody and ride in a batch of all N: L(N) + rest, where L(N) is what a batch of N rows takes
-alone (N at most the largest batch). "Of ideal" is (L(N) + rest) / R, which is the throughput as
-a share of N / (L(N) + rest). Medians of the rounds.
+N clients send their next request after the last answer, in turn to a server that may wait for them
+and to one that never does (greedy). A server process has one core, the clients another. The mean
+latency R is the queue and compute time that the server reports, and the rest: transport both ways
+and the client's own time. Ideally a request would wait for no other and be in a batch of all N:
+L(N) + rest, where L(N) is the time of a batch of N rows alone (N is at most the largest batch).
+"Of ideal" is (L(N) + rest) / R, which is the throughput as a share of N / (L(N) + rest). Figures are
+medians of the rounds.
 
-With all N in one batch each waits for the last of them to come back, and transport on one core
-takes them one by one: so up to half of the transport's time counts as queue time, which no rule
+With all N in one batch each client waits for the last one to return, and transport on one core
+handles them one by one. So up to half of the transport's time counts as queue time, which no rule
 avoids.
 """
 
@@ -37,8 +37,8 @@ GREEDY_PROGRAM = str(Path(__file__).with_name("greedy_server.py"))
 
 
 @dataclass(frozen=True, slots=True)
-class Ride:
-    """A closed loop in figures: answers a second, and mean seconds, and rows of a batch, of a request."""
+class LoopFigures:
+    """Figures of a closed loop: answers a second, mean seconds of a request, mean rows of its batch."""
 
     rate: float
     latency: float
@@ -49,7 +49,7 @@ class Ride:
 
     @property
     def rest(self) -> float:
-        """Transport both ways, and the caller's own time."""
+        """The time of transport both ways and of the client itself."""
         return self.latency - self.queue - self.compute
 
     def of_ideal(self, batch: float) -> float:
@@ -57,16 +57,16 @@ class Ride:
         return (batch + self.rest) / self.latency
 
 
-def explained(run: ClosedRun) -> Ride:
+def explained(run: ClosedRun) -> LoopFigures:
     """What the responses say of themselves."""
-    told = [pb.ModelInferResponse.FromString(response).parameters for _, response in run.responses]
+    all_parameters = [pb.ModelInferResponse.FromString(response).parameters for _, response in run.responses]
 
     def mean(name: str) -> float:
-        return fmean(parameters[name].int64_param for parameters in told)
+        return fmean(parameters[name].int64_param for parameters in all_parameters)
 
     # Of batches, not of requests, of which the large ones have more.
-    batches = {p["batch_number"].int64_param: p["batch_rows"].int64_param for p in told}
-    return Ride(
+    batches = {p["batch_number"].int64_param: p["batch_rows"].int64_param for p in all_parameters}
+    return LoopFigures(
         run.rate,
         run.latency,
         mean("queue_us") / 1e6,
@@ -81,17 +81,18 @@ HEADER = (
 )
 
 
-def line(callers: int, rule: str, rides: Sequence[Ride], batch: Sequence[float]) -> str:
+def line(callers: int, rule: str, runs: Sequence[LoopFigures], batch: Sequence[float]) -> str:
     """A line of the table: the medians of the rounds."""
-    rates = [ride.rate for ride in rides]
+    rates = [run_figures.rate for run_figures in runs]
     queue, compute, rest = (
-        median(getattr(ride, part) for ride in rides) * 1e3 for part in ("queue", "compute", "rest")
+        median(getattr(run_figures, part) for run_figures in runs) * 1e3
+        for part in ("queue", "compute", "rest")
     )
-    ratio = median(ride.of_ideal(seconds) for ride, seconds in zip(rides, batch, strict=True))
+    ratio = median(run_figures.of_ideal(seconds) for run_figures, seconds in zip(runs, batch, strict=True))
     return (
         f"{callers:4d} | {rule:9s} | {median(rates):6.0f} ({min(rates):5.0f}-{max(rates):5.0f}) "
-        f"| {median(ride.rows for ride in rides):4.1f} | {queue:5.1f} {compute:7.1f} {rest:5.1f}    "
-        f"| {median(batch) * 1e3:7.1f} | {ratio:8.3f} | {median(ride.load_cpu_share for ride in rides):10.0%}"
+        f"| {median(run_figures.rows for run_figures in runs):4.1f} | {queue:5.1f} {compute:7.1f} {rest:5.1f}    "
+        f"| {median(batch) * 1e3:7.1f} | {ratio:8.3f} | {median(run_figures.load_cpu_share for run_figures in runs):10.0%}"
     )
 
 
@@ -100,28 +101,28 @@ async def run(arguments: argparse.Namespace, addresses: dict[str, str]) -> None:
     rows = examples(64, arguments.positions)
     requests = [request_bytes(row[None], explain=True) for row in rows]
     most = arguments.max_batch_size
-    rides: dict[tuple[int, str], list[Ride]] = {}
+    runs: dict[tuple[int, str], list[LoopFigures]] = {}
     alone: dict[int, list[float]] = {callers: [] for callers in CALLERS}
     async with channels(addresses[GREEDY]) as greedy, channels(addresses[RETURNERS]) as returners:
         servers: dict[str, Sequence[Infer]] = {GREEDY: greedy, RETURNERS: returners}
         for callers in CALLERS:
             batch = examples(min(callers, most), arguments.positions)
             for infers in servers.values():
-                # What another number of callers taught must first be forgotten.
+                # First let the model forget the previous number of clients.
                 await closed_loop(infers, requests, callers, arguments.lead_in)
             for turn in range(arguments.rounds):
-                # On the server that learns nothing of its callers.
+                # On the server without the rule.
                 alone[callers].append(await batch_seconds(greedy[0], batch, 9))
                 for rule in (GREEDY, RETURNERS) if turn % 2 else (RETURNERS, GREEDY):
                     got = await closed_loop(servers[rule], requests, callers, arguments.seconds)
-                    rides.setdefault((callers, rule), []).append(explained(got))
+                    runs.setdefault((callers, rule), []).append(explained(got))
     print(HEADER)
     for callers in CALLERS:
         for rule in (GREEDY, RETURNERS):
-            print(line(callers, rule, rides[callers, rule], alone[callers]))
+            print(line(callers, rule, runs[callers, rule], alone[callers]))
         gain = median(
             with_rule.rate / without.rate
-            for with_rule, without in zip(rides[callers, RETURNERS], rides[callers, GREEDY], strict=True)
+            for with_rule, without in zip(runs[callers, RETURNERS], runs[callers, GREEDY], strict=True)
         )
         print(f"     | returners / greedy: {gain:.3f}")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from closed_server import Ride, explained
+from closed_server import LoopFigures, explained
 from load_generator import (
     BY_CLIENT,
     BY_SERVER,
@@ -83,7 +83,7 @@ def test_a_server_that_had_less_of_its_core_is_not_blamed_for_it() -> None:
 
 
 def test_the_ideal_is_one_batch_of_all_without_waiting() -> None:
-    ride = Ride(rate=100.0, latency=0.05, queue=0.02, compute=0.02, rows=4.0, load_cpu_share=0.1)
+    ride = LoopFigures(rate=100.0, latency=0.05, queue=0.02, compute=0.02, rows=4.0, load_cpu_share=0.1)
     assert ride.rest == pytest.approx(0.01)
     assert ride.of_ideal(0.02) == pytest.approx(0.6)
 

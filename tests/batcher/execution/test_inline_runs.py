@@ -316,14 +316,14 @@ def test_a_cancelled_request_is_never_run(batcher: Batcher, model: Model) -> Non
 def test_the_calling_thread_completes_expired_requests(
     batcher: Batcher, model: Model, clock: VirtualClock
 ) -> None:
-    told: list[threading.Thread] = []
+    threads: list[threading.Thread] = []
     request = request_of(
-        [1.0], lambda _: told.append(threading.current_thread()), one_row=False, deadline=clock.now() + 0.5
+        [1.0], lambda _: threads.append(threading.current_thread()), one_row=False, deadline=clock.now() + 0.5
     )
     batcher.enqueue(request, notify=False)
     clock.advance(1.0)
     assert batcher.run_inline(MOST) == math.inf
-    assert told == [threading.current_thread()]
+    assert threads == [threading.current_thread()]
     assert not model.batches
     _, recorder, _ = quietly(batcher, [2.0])
     assert batcher.run_inline(MOST) == math.inf

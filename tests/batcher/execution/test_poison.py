@@ -110,14 +110,14 @@ def test_a_cancel_while_halves_run_affects_no_other_request(make: Make) -> None:
     runner = ScriptedRunner(fails_below_zero, gated=True)
     batcher = make(runner)
     occupy(batcher, runner)
-    riders = [enqueue(batcher, [value]) for value in (-1.0, 2.0, 3.0, 4.0)]
+    requests = [enqueue(batcher, [value]) for value in (-1.0, 2.0, 3.0, 4.0)]
     runner.release(2)
     runner.await_batches(3)
     assert rows(runner, 2) == [[-1, 2]]
-    assert batcher.cancel(riders[2][0])
+    assert batcher.cancel(requests[2][0])
     runner.open()
     assert batcher.close()
-    kinds = [recorder.kind for _, recorder in riders]
+    kinds = [recorder.kind for _, recorder in requests]
     assert kinds == ["ValueError", "answered", "Cancelled", "answered"]
     assert batcher.statistics().failed_batches == 3
 
@@ -126,13 +126,13 @@ def test_a_request_cancelled_before_the_rerun_is_not_run_again(make: Make) -> No
     runner = ScriptedRunner(fails_below_zero, gated=True)
     batcher = make(runner)
     occupy(batcher, runner)
-    riders = [enqueue(batcher, [value]) for value in (-1.0, 2.0, 3.0)]
+    requests = [enqueue(batcher, [value]) for value in (-1.0, 2.0, 3.0)]
     runner.release()
     runner.await_batches(2)
-    assert batcher.cancel(riders[0][0])
+    assert batcher.cancel(requests[0][0])
     runner.open()
     assert batcher.close()
-    assert isinstance(riders[0][1].only.error, Cancelled)
+    assert isinstance(requests[0][1].only.error, Cancelled)
     assert rows(runner, 1) == [[-1, 2, 3], [2], [3]]
     assert batcher.statistics().failed_batches == 1
 

@@ -38,9 +38,9 @@ STEPS = [
     (BatchExecutor, "run", "answered"),
     (BatchExecutor, "_execute", "answered"),
     (RequestQueue, "finish", "answered"),
-    (RequestCompleter, "answer", "told"),
-    (Counters, "ran", "told"),
-    (RequestCompleter, "_hand_out", "told"),
+    (RequestCompleter, "answer", "failed"),
+    (Counters, "ran", "failed"),
+    (RequestCompleter, "_hand_out", "failed"),
     (Counters, "predicted", "answered"),
     (Devices, "completed", "answered"),
     (BatchCostModel, "should_learn", "answered"),
@@ -51,17 +51,17 @@ class HealthCalls:
     """Calls of a batcher's health callback. Thread-safe."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, str | None, bool]] = []
+        self.calls: list[tuple[int, str | None, bool]] = []
         self._changed = threading.Condition()
 
     def __call__(self, instance: int, reason: str | None, hopeless: bool) -> None:
         with self._changed:
-            self.told.append((instance, reason, hopeless))
+            self.calls.append((instance, reason, hopeless))
             self._changed.notify_all()
 
     def await_calls(self, count: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.told) >= count, PATIENCE), self.told
+            assert self._changed.wait_for(lambda: len(self.calls) >= count, PATIENCE), self.calls
 
 
 def fails_once(
@@ -69,18 +69,18 @@ def fails_once(
 ) -> threading.Event:
     """Let the method raise once, before it does anything, when a thread of this name calls it."""
     works = getattr(owner, name)
-    armed, fell = threading.Event(), threading.Event()
+    armed, crashed = threading.Event(), threading.Event()
     armed.set()
 
     def faulty(*arguments: Any, **options: Any) -> Any:
         if on in threading.current_thread().name and armed.is_set():
             armed.clear()
-            fell.set()
+            crashed.set()
             raise fault
         return works(*arguments, **options)
 
     monkeypatch.setattr(owner, name, faulty)
-    return fell
+    return crashed
 
 
 @pytest.fixture(autouse=True)
@@ -108,28 +108,28 @@ def test_after_a_crash_at_any_step_each_request_ends_once_and_the_worker_goes_on
     batcher.add_warmup_sample(4, 0.001)
     first = occupy(batcher, runner)
     sent = [enqueue(batcher, [float(tag)])[1] for tag in range(1, 7)]
-    fell = fails_once(monkeypatch, owner, name, kind())
+    crashed = fails_once(monkeypatch, owner, name, kind())
     runner.open()
-    reach(fell)
+    reach(crashed)
     outcomes = [recorder.await_outcome() for recorder in sent]
     # A bug that ends no thread fails only its own batch.
-    told = fate == "told" or (
+    failed = fate == "failed" or (
         kind is not SystemExit and (name in ("_execute", "finish") or (pipelined and name == "completed"))
     )
-    assert first.exception(PATIENCE) is None or told
+    assert first.exception(PATIENCE) is None or failed
     for tag, outcome in enumerate(outcomes, 1):
         if outcome.error is None:
             assert outcome.outputs.tolist() == [2.0 * tag]
         else:
             assert isinstance(outcome.error, BatcherError)
-            assert told
+            assert failed
     assert result(batcher.submit(np.float32(3))) == 6
     assert batcher.drain(PATIENCE), "no thread is busy"
     for recorder in sent:
         assert len(recorder.outcomes) == 1
     if kind is SystemExit:
         health.await_calls(2)
-        (out, back) = health.told
+        (out, back) = health.calls
         assert out[0] == back[0] == 0
         assert out[1] == "a worker ended unexpectedly (SystemExit) and is started anew"
         assert back[1] is None
@@ -142,7 +142,7 @@ def test_requests_that_were_taken_but_not_handed_out_are_completed(
     """Expired requests are taken before the batch is formed; a crash in between must not lose them."""
     batcher = make(runner, 4)
     occupy(batcher, runner)
-    late = request_of([1.0], (told := Recorder()), one_row=False, deadline=batcher._clock.now() + 3600)
+    late = request_of([1.0], (recorder := Recorder()), one_row=False, deadline=batcher._clock.now() + 3600)
     batcher.enqueue(late)
     _, other = enqueue(batcher, [2.0])
     expire = RequestQueue._expire_locked
@@ -152,14 +152,14 @@ def test_requests_that_were_taken_but_not_handed_out_are_completed(
             expire(queue, start + 7200, now + 7200)
 
     monkeypatch.setattr(RequestQueue, "_expire_locked", expire_by_worker)
-    fell = fails_once(monkeypatch, BatchSelector, "credits", SystemExit())
+    crashed = fails_once(monkeypatch, BatchSelector, "credits", SystemExit())
     runner.open()
-    reach(fell)
+    reach(crashed)
     # By the worker that crashed, or by the expiry thread.
-    assert isinstance(told.await_outcome().error, (InstanceFailed, DeadlineExceeded))
+    assert isinstance(recorder.await_outcome().error, (InstanceFailed, DeadlineExceeded))
     assert other.await_outcome().outputs.tolist() == [4.0]
     assert batcher.drain(PATIENCE)
-    assert len(told.outcomes) == 1
+    assert len(recorder.outcomes) == 1
 
 
 def test_a_request_that_crashes_each_worker_runs_twice(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_a_request_that_crashes_each_worker_runs_twice(make: Make, monkeypatch: 
     assert runs == 2
     assert result(batcher.submit(1.0)) == 2
     health.await_calls(4)
-    assert [reason is None for _, reason, _ in health.told] == [False, True, False, True]
+    assert [reason is None for _, reason, _ in health.calls] == [False, True, False, True]
     statistics = batcher.statistics()
     assert (statistics.answered, statistics.failed, statistics.retried) == (1, 1, 1)
 
@@ -205,12 +205,12 @@ def test_repeated_crashes_are_reported_and_fail_the_queued_requests(
     batcher = make(lambda x: x * 2, health=health)
     _, recorder = enqueue(batcher, [1.0])
     assert isinstance(recorder.await_outcome().error, InstanceFailed)
-    hopeless = [told for told in health.told if told[2]]
+    hopeless = [call for call in health.calls if call[2]]
     assert len(hopeless) == 1
     assert hopeless[0][1] == "workers end unexpectedly (SystemExit), 6 times by now"
     falling.clear()
     health.await_calls(12)
-    assert health.told[-1] == (0, None, False)
+    assert health.calls[-1] == (0, None, False)
     assert result(batcher.submit(1.0)) == 2
     assert batcher.drain(PATIENCE)
     figures_add_up(batcher.statistics())
@@ -223,11 +223,11 @@ def test_another_device_takes_the_batch_of_a_crashed_worker(
     monkeypatch.setattr(worker_module, "_LAST_SECONDS", 3600.0)
     health = HealthCalls()
     batcher = make([lambda x: x * 2, lambda x: x * 2], 4, health=health)
-    fell = fails_once(monkeypatch, BatchExecutor, "run", SystemExit())
+    crashed = fails_once(monkeypatch, BatchExecutor, "run", SystemExit())
     assert result(batcher.submit(1.0)) == 2
-    assert fell.is_set()
+    assert crashed.is_set()
     assert [result(batcher.submit(float(tag))) for tag in range(5)] == [0, 2, 4, 6, 8]
-    ((_, reason, hopeless),) = health.told
+    ((_, reason, hopeless),) = health.calls
     assert reason is not None
     assert not hopeless
 
@@ -283,11 +283,11 @@ def test_after_a_crash_of_an_inline_run_a_worker_takes_over(
     batcher.add_warmup_sample(4, 1e-5)
     for owner, name in ((BatchExecutor, "run"), (BatchSelector, "credits"), (Devices, "dispatched")):
         with monkeypatch.context() as patch:
-            fell = fails_once(patch, owner, name, SystemExit(), on=threading.current_thread().name)
+            crashed = fails_once(patch, owner, name, SystemExit(), on=threading.current_thread().name)
             recorders = [Recorder() for _ in range(3)]
             for tag, recorder in enumerate(recorders):
                 batcher.enqueue(request_of([float(tag)], recorder, one_row=False), notify=False)
-            while not fell.is_set():
+            while not crashed.is_set():
                 try:
                     assert batcher.run_inline(1.0) == math.inf
                 except SystemExit:
@@ -304,10 +304,10 @@ def test_the_expiry_thread_is_restarted(
     monkeypatch.setattr("tensorferry.batcher.execution.worker_pool._EXPIRY_SECONDS", 0.01)
     batcher = make(runner, 4)
     occupy(batcher, runner)
-    fell = fails_once(monkeypatch, Expiry, "timed_out", SystemExit(), on="-expiry")
+    crashed = fails_once(monkeypatch, Expiry, "timed_out", SystemExit(), on="-expiry")
     recorder = Recorder()
     batcher.enqueue(request_of([1.0], recorder, one_row=False, deadline=batcher._clock.now() + 0.05))
-    reach(fell)
+    reach(crashed)
     assert type(recorder.await_outcome().error).__name__ == "DeadlineExceeded"
     assert "the expiry thread crashed" in caplog.text
 

@@ -57,7 +57,7 @@ def test_a_staircase_is_found_by_the_warm_up(times: Callable[[int], float]) -> N
     model = model_of(times)
     assert model.statistics().piecewise
     for rows in (31, 33, 63, 65, 96, 97, 127, 128):
-        assert model.mean(rows) == pytest.approx(times(rows), rel=0.03), rows
+        assert model.curve.mean(rows) == pytest.approx(times(rows), rel=0.03), rows
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -28,13 +28,13 @@ def anchored(most: int = MOST) -> LatencyModel:
 
 
 def worst_error(model: LatencyModel, scale: float = 1.0) -> float:
-    return max(abs(model.mean(rows) / (scale * affine(rows)) - 1) for rows in SIZES)
+    return max(abs(model.curve.mean(rows) / (scale * affine(rows)) - 1) for rows in SIZES)
 
 
 def test_without_samples_it_predicts_nothing() -> None:
     model = LatencyModel(MOST)
-    assert not model.known
-    assert (model.mean(8), model.upper(8), model.max_rows_within(0.0)) == (0.0, 0.0, MOST)
+    assert not model.curve.known
+    assert (model.curve.mean(8), model.curve.upper(8), model.curve.max_rows_within(0.0)) == (0.0, 0.0, MOST)
 
 
 def test_it_learns_despite_noise_and_stalls() -> None:
@@ -67,8 +67,8 @@ def test_one_size_without_warm_up_has_a_defined_fit() -> None:
     model = LatencyModel(MOST)
     for _ in range(100):
         model.observe(8, 0.008)
-    assert model.mean(8) == pytest.approx(0.008, rel=0.01)
-    assert 0 < model.mean(1) <= model.mean(8) <= model.mean(64) < math.inf
+    assert model.curve.mean(8) == pytest.approx(0.008, rel=0.01)
+    assert 0 < model.curve.mean(1) <= model.curve.mean(8) <= model.curve.mean(64) < math.inf
 
 
 def test_outliers_change_the_mean_little() -> None:
@@ -101,7 +101,7 @@ def test_it_learns_a_staircase() -> None:
         for rows in (1, 2, 4, 8, 16, 32, 64):
             model.observe(rows, stairs(rows))
     for rows in (1, 8, 20, 32, 64):
-        assert model.mean(rows) == pytest.approx(stairs(rows), rel=0.05)
+        assert model.curve.mean(rows) == pytest.approx(stairs(rows), rel=0.05)
 
 
 def staircase(rows: int) -> float:
@@ -118,8 +118,8 @@ def test_it_learns_a_staircase_from_random_sizes() -> None:
         model.observe(rows, staircase(rows) * draw.lognormvariate(0, 0.03))
     assert model.statistics().piecewise
     for rows in (40, 60, 63, 66, 80, 95):
-        assert model.mean(rows) == pytest.approx(staircase(rows), rel=0.06), rows
-    assert 60 <= model.max_rows_within(staircase(64) * 1.1) <= 65, "the step is known"
+        assert model.curve.mean(rows) == pytest.approx(staircase(rows), rel=0.06), rows
+    assert 60 <= model.curve.max_rows_within(staircase(64) * 1.1) <= 65, "the step is known"
 
 
 def test_sizes_that_never_ran_are_not_excluded() -> None:
@@ -131,7 +131,7 @@ def test_sizes_that_never_ran_are_not_excluded() -> None:
         for rows in (32, 33, 50):
             model.observe(rows, staircase(rows))
     assert model.statistics().piecewise
-    assert model.max_rows_within(staircase(64) * 1.1) > 55
+    assert model.curve.max_rows_within(staircase(64) * 1.1) > 55
 
 
 def test_one_batch_beyond_a_step_is_enough_to_learn_it() -> None:
@@ -144,10 +144,10 @@ def test_one_batch_beyond_a_step_is_enough_to_learn_it() -> None:
             model.observe(rows, staircase(rows))
     for rows in (66, 99):
         assert model.statistics().piecewise
-        assert model.upper(rows) < staircase(rows), "this step is not known yet"
+        assert model.curve.upper(rows) < staircase(rows), "this step is not known yet"
         model.observe(rows, staircase(rows))
-        assert model.mean(rows) == pytest.approx(staircase(rows), rel=0.02)
-        assert model.max_rows_within(staircase(rows) * 0.95) < rows
+        assert model.curve.mean(rows) == pytest.approx(staircase(rows), rel=0.02)
+        assert model.curve.max_rows_within(staircase(rows) * 0.95) < rows
 
 
 def test_sizes_that_have_not_run_for_long_are_not_forgotten() -> None:
@@ -165,7 +165,7 @@ def test_sizes_that_have_not_run_for_long_are_not_forgotten() -> None:
             rows = draw.choice(sizes)
             model.observe(rows, stairs(rows) * draw.lognormvariate(0, 0.03))
     for rows in (1, 4, 5, 8, 9):
-        assert model.mean(rows) == pytest.approx(stairs(rows), rel=0.1), rows
+        assert model.curve.mean(rows) == pytest.approx(stairs(rows), rel=0.1), rows
 
 
 def test_the_line_is_used_if_every_row_costs_the_same() -> None:
@@ -204,13 +204,13 @@ def test_predictions_are_monotone_and_finite_for_any_samples(
         model.add_warmup_sample(rows, seconds)
     for rows, seconds in observed:
         model.observe(rows, seconds)
-    means = [model.mean(rows) for rows in range(1, 45)]
-    uppers = [model.upper(rows) for rows in range(1, 41)]
+    means = [model.curve.mean(rows) for rows in range(1, 45)]
+    uppers = [model.curve.upper(rows) for rows in range(1, 41)]
     assert means == sorted(means), "more rows never take less"
     assert all(0 <= mean < math.inf for mean in means)
     assert all(upper >= mean for upper, mean in zip(uppers, means, strict=False))
-    if model.known:
+    if model.curve.known:
         for slack in (uppers[0] / 2, uppers[0], uppers[10], uppers[-1], uppers[-1] * 2):
-            fits = model.max_rows_within(slack)
-            assert fits == 0 or model.upper(fits) <= slack
-            assert fits == 40 or model.upper(fits + 1) > slack
+            fits = model.curve.max_rows_within(slack)
+            assert fits == 0 or model.curve.upper(fits) <= slack
+            assert fits == 40 or model.curve.upper(fits + 1) > slack

@@ -109,8 +109,8 @@ def test_without_known_batch_times_no_batch_waits() -> None:
 
 def learn(returners: ReturnModel) -> None:
     """Update the model as the queue does after a batch."""
-    if (lesson := returners.snapshot) is not None:
-        returners.publish(lesson, lesson.return_cdf())
+    if (snapshot := returners.snapshot) is not None:
+        returners.publish(snapshot, snapshot.return_cdf())
 
 
 def learned_from_four_callers() -> tuple[ReturnModel, float]:

@@ -130,7 +130,7 @@ def test_a_failed_batch_and_its_halves_are_recorded() -> None:
         assert isinstance(error(bad), ValueError)
         assert result(good_one) == 2.0
         records = batcher.last_batches()
-    told = [
+    recorded = [
         (
             batch.number,
             batch.error,
@@ -140,7 +140,7 @@ def test_a_failed_batch_and_its_halves_are_recorded() -> None:
         )
         for batch in records
     ]
-    assert told == [
+    assert recorded == [
         (1, "", False, CloseReason.IDLE, [(None, True)]),
         (None, "ValueError", False, CloseReason.IDLE, [("bad", False), ("good", False)]),
         (None, "ValueError", True, CloseReason.IDLE, [("bad", False)]),
@@ -170,10 +170,10 @@ def test_the_parts_of_a_split_request_have_its_tag() -> None:
     with Batcher(lambda x: x, 2) as batcher:
         batcher.last_batches()
         result(batcher.submit_rows(np.zeros(5), tag="large"))
-        told = [
+        recorded = [
             (batch.rows, [member.tag for member in batch.members or ()]) for batch in batcher.last_batches()
         ]
-    assert told == [(2, ["large"]), (2, ["large"]), (1, ["large"])]
+    assert recorded == [(2, ["large"]), (2, ["large"]), (1, ["large"])]
 
 
 def test_a_record_names_its_function() -> None:

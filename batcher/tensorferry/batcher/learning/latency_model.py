@@ -281,23 +281,6 @@ class LatencyModel:
             pools.append((mean, weight, count))
         return sizes, [mean for mean, _, count in pools for _ in range(count)]
 
-    @property
-    def known(self) -> bool:
-        """See `Curve.known`."""
-        return self.curve.known
-
-    def mean(self, rows: int) -> float:
-        """See `Curve.mean`."""
-        return self.curve.mean(rows)
-
-    def upper(self, rows: int) -> float:
-        """See `Curve.upper`."""
-        return self.curve.upper(rows)
-
-    def max_rows_within(self, slack: float) -> int:
-        """See `Curve.max_rows_within`."""
-        return self.curve.max_rows_within(slack)
-
     def statistics(self) -> LatencyStatistics:
         """Return what was learned so far."""
         curve = self.curve
