@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.learning.cost_model import BatchCostModel, BucketStatistics, CostUpdate
+from tensorferry.batcher.learning.cost_model import BatchCostModel, BucketStatistics
 from tensorferry.batcher.learning.memory_limit import MemoryRowLimits
 from tensorferry.batcher.learning.return_model import ReturnHistogram, ReturnModel, ReturnStatistics
 from tensorferry.batcher.queue.backlog import Backlog
@@ -29,18 +29,11 @@ class PendingUpdate(NamedTuple):
     now: float
 
 
-class Update(NamedTuple):
-    """What was learned."""
-
-    cost: CostUpdate | None
-    returns: Sequence[float]
-
-
 class LearningSync:
     """Updates the learned models. Every method without `_locked` is thread-safe; `lock` is the queue's.
 
-    Learning takes longer than anything else that is done for a batch. So the update is collected under the lock,
-    computed while only `learning` is held, and published under the lock.
+    Learning takes longer than anything else that is done for a batch. So what is to be learned is collected under the lock,
+    the update computed while only `_learning` is held, and published under the lock.
     """
 
     def __init__(
@@ -54,7 +47,7 @@ class LearningSync:
         # Guards the models as published, with all else of the queue.
         self._lock = lock
         # Guards what the models compute updates from. Taken before the other lock, never while that is held.
-        self.learning = threading.Lock()
+        self._learning = threading.Lock()
         self._clock = clock
         self._backlog = backlog
         self._row_limits = row_limits
@@ -62,7 +55,7 @@ class LearningSync:
 
     def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
         """Teach the cost model of one bucket, or of every bucket, what a warm-up run of `rows` rows took."""
-        with self.learning, self._lock:
+        with self._learning, self._lock:
             self._backlog.add_warmup_sample(rows, seconds, key)
 
     def collect_locked(
@@ -89,19 +82,20 @@ class LearningSync:
             return None
         return PendingUpdate(cost_model, rows, seconds or 0.0, before, after, answers, now)
 
-    def learn(self, pending: PendingUpdate) -> Update:
-        """Compute an update. Called with `learning` held and without the queue's lock."""
-        cost = None
-        if pending.cost_model is not None:
-            cost = pending.cost_model.learn(pending.rows, pending.seconds, pending.before, pending.after)
-        return Update(cost, pending.answers.return_cdf() if pending.answers is not None else ())
-
-    def publish_locked(self, pending: PendingUpdate, update: Update) -> None:
-        """Use an update for all predictions from now on."""
-        if pending.cost_model is not None and update.cost is not None:
-            pending.cost_model.publish(update.cost, pending.now)
-        if pending.answers is not None:
-            self._returns.publish(pending.answers, update.returns)
+    def update(self, pending: PendingUpdate) -> None:
+        """Compute an update without the queue's lock, and use it for all predictions from now on."""
+        cost_model, answers = pending.cost_model, pending.answers
+        with self._learning:
+            cost = returns = None
+            if cost_model is not None:
+                cost = cost_model.learn(pending.rows, pending.seconds, pending.before, pending.after)
+            if answers is not None:
+                returns = answers.return_cdf()
+            with self._lock:
+                if cost_model is not None and cost is not None:
+                    cost_model.publish(cost, pending.now)
+                if answers is not None and returns is not None:
+                    self._returns.publish(answers, returns)
 
     def record_oom(self, batch: Sequence[Request], device: int) -> None:
         """Learn that a batch, or a part of one, did not fit into a device's memory."""
@@ -112,7 +106,7 @@ class LearningSync:
     def record_success(self, batch: Sequence[Request], device: int, seconds: float) -> None:
         """Learn that a part of a batch that had not fit into memory ran, and took `seconds`."""
         rows = sum([request.rows_counted for request in batch])
-        with self.learning, self._lock:
+        with self._learning, self._lock:
             self._row_limits.record_success(device, batch[0].key, rows)
             self._backlog.cost_model(batch[0].key).observe(self._clock.now(), rows, seconds)
 
@@ -128,5 +122,5 @@ class LearningSync:
 
     def statistics(self) -> tuple[Mapping[Hashable, BucketStatistics], ReturnStatistics]:
         """Return what is known of each bucket, and of returning clients."""
-        with self.learning, self._lock:
+        with self._learning, self._lock:
             return self._backlog.statistics(), self._returns.statistics()

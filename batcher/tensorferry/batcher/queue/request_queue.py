@@ -299,11 +299,8 @@ class RequestQueue:
         """Return until when a batch that could close waits for clients that were just answered; `now`: not at all."""
         if close.reason is not CloseReason.IDLE or self._closing or len(self._backlog.buckets) > 1:
             return now
-        bucket, max_rows, limits = (
-            self._backlog.buckets[close.key],
-            self._limits.max_batch_size,
-            self._selector.row_limits,
-        )
+        bucket, limits = self._backlog.buckets[close.key], self._selector.row_limits
+        max_rows = self._limits.max_batch_size
         if limits.needed:
             max_rows = limits.rows(self._devices.each.index(device), close.key)
         return self._reply_wait.wait_until(bucket, now, max_rows - bucket.rows)
@@ -424,7 +421,6 @@ class RequestQueue:
         If the batch failed, `seconds` is None and `before` is all the time it took. `batch` is empty if the assignment
         had none.
         """
-        learning = self.learning
         try:
             with self._lock:
                 now = self._clock.now()
@@ -436,18 +432,12 @@ class RequestQueue:
                         busy_seconds = before + (seconds or 0.0) + after
                     self._inline.observe(busy_seconds, now)
                     self._answered_locked(mine, now)
-                pending = learning.collect_locked(batch, seconds, before, after, device, now)
-                if pending is None:
-                    return self._worker_idle_locked()
-            with learning.learning:
-                update = learning.learn(pending)
-                with self._lock:
-                    learning.publish_locked(pending, update)
-                    return self._worker_idle_locked()
-        except BaseException:
-            with self._lock:
-                self._worker_idle_locked()
-            raise
+                pending = self.learning.collect_locked(batch, seconds, before, after, device, now)
+            if pending is not None:
+                self.learning.update(pending)
+        finally:
+            queued = self._worker_idle()
+        return queued
 
     def _answered_locked(self, device: Device, now: float) -> None:
         """Note that a batch's requests are completed."""
@@ -462,11 +452,12 @@ class RequestQueue:
         else:
             self._devices.completed(device, now)
 
-    def _worker_idle_locked(self) -> bool:
+    def _worker_idle(self) -> bool:
         """Note that a thread has completed what it took; return whether anything is queued."""
-        self._busy -= 1
-        self._notify_if_drained_locked()
-        return self._backlog.rows > 0
+        with self._lock:
+            self._busy -= 1
+            self._notify_if_drained_locked()
+            return self._backlog.rows > 0
 
     # Other ends of a request: it expires, is cancelled, is shed, or is queued again after a failure.
 
@@ -509,8 +500,7 @@ class RequestQueue:
 
     def expiry_done(self) -> None:
         """Note that requests that were handed out as ended are completed."""
-        with self._lock:
-            self._worker_idle_locked()
+        self._worker_idle()
 
     def backoff(self, seconds: float) -> None:
         """Let the expiry thread wait, at most until the queue closes."""
