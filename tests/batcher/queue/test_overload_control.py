@@ -261,7 +261,7 @@ def test_a_batch_that_closes_as_predicted_changes_nothing() -> None:
     door.fill()
     door.start()
     assert door.queue.fast_reject(soon) is not None
-    door.queue._overload.batch_dispatched(door.clock.now(), MOST)
+    door.queue._selector.overload.batch_dispatched(door.clock.now(), MOST)
     assert door.queue.fast_reject(soon) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tensorferry.batcher.errors import (
@@ -13,46 +14,53 @@ from tensorferry.batcher.errors import (
 )
 from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.queue.backlog import Backlog
+from tensorferry.batcher.queue.batch_selection import BatchSelector
+from tensorferry.batcher.queue.client_quotas import ClientQuotas
 from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.settings import BatcherSettings
 
 
 class Admission:
-    """Checks requests against the queue's bounds. Guarded by the queue's lock, but for `check_size`.
+    """Accepts or rejects requests by the queue's bounds, the clients' quotas, and their deadlines.
 
-    `max_queue_size` bounds the rows queued, `max_queue_bytes` the bytes of all accepted requests that are not done.
+    Guarded by the queue's lock, but for `check_size`, and `may_fast_reject`, which may be read without it.
     """
 
-    def __init__(self, settings: BatcherSettings, backlog: Backlog, devices: Devices) -> None:
+    def __init__(
+        self, settings: BatcherSettings, backlog: Backlog, devices: Devices, selector: BatchSelector
+    ) -> None:
         self._backlog = backlog
         self._devices = devices
+        self._selector = selector
+        self._overload = selector.overload
+        clients = settings.clients
+        self._quotas = ClientQuotas(clients) if clients is not None and clients.bounds else None
         self._policies = settings.policies
         self._ranks_per_class = settings.ranks_per_class
-        self.max_rows = settings.max_queue_size
-        self.max_bytes = settings.max_queue_bytes
+        # Bounds the rows queued, and the bytes of all accepted requests that are not done: they are held in memory.
+        self._max_rows = settings.max_queue_size
+        self._max_bytes = settings.max_queue_bytes
+        self.bytes_in_flight = 0
         self._closed = False
         # The error of every new request while no device is expected back.
         self._unavailable: InstanceFailed | None = None
         self._bounded = any(policy.max_requests for policy in settings.policies)
-        # Whether `admit` must be called even if there is room.
-        self.must_check = self._bounded
+        # Whether to check more than whether there is room.
+        self._must_check = self._bounded
 
     def check_size(self, rows: int, nbytes: int) -> None:
         """Raise RequestTooLarge if a request of this size can never be accepted. Thread-safe."""
-        if rows > self.max_rows:
+        if rows > self._max_rows:
             raise RequestTooLarge(
-                f"the request has {rows} rows; the queue holds {self.max_rows}: send fewer rows at once"
+                f"the request has {rows} rows; the queue holds {self._max_rows}: send fewer rows at once"
             )
-        if nbytes > self.max_bytes:
+        if nbytes > self._max_bytes:
             raise RequestTooLarge(
-                f"the request has {nbytes} bytes; the queue holds {self.max_bytes}: send less at once"
+                f"the request has {nbytes} bytes; the queue holds {self._max_bytes}: send less at once"
             )
-
-    @property
-    def open(self) -> bool:
-        """Return whether new requests can be accepted at all."""
-        return not self._closed and self._unavailable is None
+        if self._quotas is not None:
+            self._quotas.check_size(rows, nbytes)
 
     @property
     def unavailable(self) -> bool:
@@ -61,38 +69,93 @@ class Admission:
 
     def close(self) -> None:
         """Accept nothing from now on."""
-        self._closed = self.must_check = True
+        self._closed = self._must_check = True
 
     def reject_all(self, error: InstanceFailed) -> None:
         """Reject every request with this error until `accept_again`."""
-        self._unavailable, self.must_check = InstanceFailed(str(error), error.retry_after), True
+        self._unavailable, self._must_check = InstanceFailed(str(error), error.retry_after), True
 
     def accept_again(self) -> None:
         """Accept requests again, because a device has recovered."""
-        self._unavailable, self.must_check = None, self._closed or self._bounded
+        self._unavailable, self._must_check = None, self._closed or self._bounded
 
-    def admit(
-        self, first: Request, rows: int, nbytes: int, bytes_in_flight: int, now: float
-    ) -> Sequence[Request]:
-        """Return the queued requests to drop so that a request, or the parts of one, has room; raise if it is rejected.
+    def admit(self, requests: Sequence[Request], rows: int, nbytes: int, now: float) -> Sequence[Request]:
+        """Return the queued requests to drop so that a request, or all parts of one, has room; raise if it is rejected.
 
-        `rows` and `nbytes` are the new request's, `bytes_in_flight` those of all accepted requests that are not done.
-        Must be called if that exceeds a bound, or `must_check` is set.
+        `rows` and `nbytes` are those of all parts. Changes nothing; `accepted` does.
         """
-        check_deadline(first, now)
+        first = requests[0]
+        # A request that is rejected in any case must get that error, not its quota's.
+        if self._quotas is not None and not (self._closed or self._unavailable is not None):
+            self._quotas.check(first.client, rows, nbytes, now, self.drain_time)
+        displaced: Sequence[Request] = ()
+        if (
+            self._must_check
+            or self._backlog.rows + rows > self._max_rows
+            or self.bytes_in_flight + nbytes > self._max_bytes
+        ):
+            displaced = self._check_bounds(first, rows, nbytes, now)
+        # NaN must be checked too: it is rejected.
+        if first.deadline != math.inf:
+            self._check_deadline(requests, rows, now)
+        return displaced
+
+    def _check_bounds(self, first: Request, rows: int, nbytes: int, now: float) -> Sequence[Request]:
+        """Return the queued requests to drop so that there is room for `rows` and `nbytes`; raise if there is none."""
+        _check_not_passed(first, now)
         self.check_size(rows, nbytes)
         self._check_open()
         if self._policies:
             self._check_policy(first)
         displaced = self._displaced(first, rows)
-        if bytes_in_flight + nbytes > self.max_bytes:
-            held = f"it holds {bytes_in_flight} of {self.max_bytes} bytes"
+        if self.bytes_in_flight + nbytes > self._max_bytes:
+            held = f"it holds {self.bytes_in_flight} of {self._max_bytes} bytes"
             raise self._full(f"{held}, the request has {nbytes}")
         return displaced
 
+    def _check_deadline(self, requests: Sequence[Request], rows: int, now: float) -> None:
+        """Raise if requests could not meet their deadline alone, or would not behind the queued ones."""
+        first = requests[0]
+        bucket, start = self._backlog.bucket(first.key), self._devices.next_start(now)
+        # A request that has time for the longest batch has time for its own.
+        if not first.deadline > start + bucket.cost_model.full_batch_upper:
+            for request in requests:
+                _check_feasible(request, bucket.cost_model, start, now)
+        if self._backlog.rows > self._overload.full_batches_rows:
+            error = self._overload.rejection(first, bucket, now)
+            if error is not None:
+                # A rejected request is part of the demand, which batches must keep up with.
+                self._selector.arrived(first.rank, now, rows, first.deadline - now)
+                raise error
+
+    def accepted(self, requests: Sequence[Request], nbytes: int, now: float) -> None:
+        """Count the requests of one `admit`."""
+        self.bytes_in_flight += nbytes
+        if self._quotas is not None:
+            self._quotas.accepted(requests, now)
+
+    def released(self, requests: Sequence[Request]) -> None:
+        """Free what accepted requests hold, because they have ended."""
+        self.bytes_in_flight -= sum([request.nbytes for request in requests])
+        if self._quotas is not None:
+            for request in requests:
+                self._quotas.done(request)
+
+    @property
+    def may_fast_reject(self) -> bool:
+        """Return whether `fast_reject` may return an error."""
+        return self._overload.last_rejection is not None
+
+    def fast_reject(self, deadline: float, now: float) -> QueueFull | None:
+        """Return why a request with this deadline would be rejected; None if that is uncertain."""
+        error = self._overload.fast_reject(deadline, now)
+        if error is not None:
+            self._selector.arrived(0, now, 1, deadline - now)
+        return error
+
     def check_empty(self, request: Request, now: float) -> None:
         """Raise as `admit` does for a request that needs no room, because nothing is run for it."""
-        check_deadline(request, now)
+        _check_not_passed(request, now)
         self._check_open()
 
     def _check_open(self) -> None:
@@ -118,12 +181,12 @@ class Admission:
     def _displaced(self, first: Request, rows: int) -> Sequence[Request]:
         """Return the queued requests to drop for `rows` new rows; raise QueueFull if there are too few."""
         backlog = self._backlog
-        lacking = backlog.rows + rows - self.max_rows
+        lacking = backlog.rows + rows - self._max_rows
         if lacking <= 0:
             return ()
-        displaced = backlog.displaceable(first.rank, lacking, first.client, self.max_rows)
+        displaced = backlog.displaceable(first.rank, lacking, first.client, self._max_rows)
         if not displaced:
-            raise self._full(f"{backlog.rows} of {self.max_rows} rows wait, the request has {rows}")
+            raise self._full(f"{backlog.rows} of {self._max_rows} rows wait, the request has {rows}")
         return displaced
 
     def _full(self, why: str) -> QueueFull:
@@ -135,21 +198,20 @@ class Admission:
         return max(0.001, self._backlog.drain_time() / len(self._devices.available))
 
 
-def check_deadline(request: Request, now: float) -> None:
+def _check_not_passed(request: Request, now: float) -> None:
     """Raise DeadlineExceeded if the deadline has passed."""
     # Written so that NaN is rejected too, which no comparison would ever expire.
     if not request.deadline > now:
         raise DeadlineExceeded("the deadline had passed before the request was enqueued")
 
 
-def check_feasible(requests: Sequence[Request], cost_model: BatchCostModel, start: float, now: float) -> None:
+def _check_feasible(request: Request, cost_model: BatchCostModel, start: float, now: float) -> None:
     """Raise DeadlineExceeded if a request could not meet its deadline even if it ran alone from `start` on."""
-    for request in requests:
-        check_deadline(request, now)
-        end = start + cost_model.upper_if_recent(request.rows_counted, now)
-        if request.deadline <= end:
-            left = request.deadline - now
-            raise DeadlineExceeded(
-                f"the deadline is {left * 1e3:.1f} ms away; alone the request would take until "
-                f"{(end - now) * 1e3:.1f} ms from now: allow more time"
-            )
+    _check_not_passed(request, now)
+    end = start + cost_model.upper_if_recent(request.rows_counted, now)
+    if request.deadline <= end:
+        left = request.deadline - now
+        raise DeadlineExceeded(
+            f"the deadline is {left * 1e3:.1f} ms away; alone the request would take until "
+            f"{(end - now) * 1e3:.1f} ms from now: allow more time"
+        )

@@ -16,11 +16,9 @@ from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import QueueFull
 from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.policy.close_rule import Close, Wait, decide
-from tensorferry.batcher.queue.admission import Admission, check_feasible
+from tensorferry.batcher.queue.admission import Admission
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.batch_selection import BatchSelector
-from tensorferry.batcher.queue.bucket import Bucket
-from tensorferry.batcher.queue.client_quotas import ClientQuotas
 from tensorferry.batcher.queue.device_failures import DeviceFailures
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.expiry import Expiry
@@ -68,10 +66,8 @@ class RequestQueue:
         else:
             self._backlog = Backlog(limits, settings.ranks, pipelined=pipelined)
         backlog = self._backlog
-        self._quotas = ClientQuotas(clients) if clients is not None and clients.bounds else None
-        self._admission = Admission(settings, backlog, devices)
         self._selector = BatchSelector(settings, backlog, devices)
-        self._overload = self._selector.overload
+        self._admission = Admission(settings, backlog, devices, self._selector)
         self._expiry = Expiry(lock, backlog, devices, policies)
         # One device runs one batch at a time, and no batch waits for a window's end.
         simple = settings.devices == 1 and not pipelined and not limits.max_queue_delay
@@ -86,8 +82,6 @@ class RequestQueue:
         self.failures = DeviceFailures(self, lock, clock, devices, self._admission, self._inline)
         # Requests accepted since the start; the parts of a split request count as one.
         self._accepted = 0
-        # The bytes of all accepted requests that are not done: they are held in memory.
-        self._bytes_in_flight = 0
         # Requests whose batch was dispatched and that are not done.
         self._running = 0
         # Threads that took requests, and have not completed all of them.
@@ -109,8 +103,6 @@ class RequestQueue:
     def check_size(self, rows: int, nbytes: int) -> None:
         """Raise RequestTooLarge if a request of this size can never be accepted."""
         self._admission.check_size(rows, nbytes)
-        if self._quotas is not None:
-            self._quotas.check_size(rows, nbytes)
 
     def put(self, requests: Sequence[Request], *, notify: bool = True) -> tuple[Sequence[Request], bool]:
         """Accept one request, or all parts of one, or raise.
@@ -129,22 +121,16 @@ class RequestQueue:
             nbytes = sum([request.nbytes for request in requests])
         with self._lock:
             now, backlog = self._clock.now(), self._backlog
-            displaced = self._admit_locked(first, rows, nbytes, now)
-            bucket = backlog.bucket(first.key)
-            # NaN must be checked too: it is rejected.
-            has_deadline = deadline != _INF
-            if has_deadline:
-                self._check_deadline_locked(requests, rows, bucket, now)
+            displaced = self._admission.admit(requests, rows, nbytes, now)
+            self._admission.accepted(requests, nbytes, now)
             self._accepted += 1
-            self._bytes_in_flight += nbytes
-            if self._quotas is not None:
-                self._quotas.accepted(requests, now)
             for request in displaced:
                 self._end_queued_locked(request)
             # First, because it decides whether a batch waits any longer.
             self._reply_wait.returns.arrived(now)
+            has_deadline = deadline < _INF
             count_demand = self._expiry.needed or has_deadline
-            wake = False
+            bucket, wake = backlog.bucket(first.key), False
             for request in requests:
                 request.arrival = now
                 request.state = QUEUED
@@ -161,36 +147,6 @@ class RequestQueue:
                 self._wakeup.wake(now)
             return displaced, wake and not notify
 
-    def _admit_locked(self, first: Request, rows: int, nbytes: int, now: float) -> Sequence[Request]:
-        """Return the queued requests to drop for a new request of this size; raise if there is no room for it."""
-        admission = self._admission
-        # A request that is rejected in any case must get that error, not its quota's.
-        if self._quotas is not None and admission.open:
-            self._quotas.check(first.client, rows, nbytes, now, admission.drain_time)
-        if (
-            admission.must_check
-            or self._backlog.rows + rows > admission.max_rows
-            or self._bytes_in_flight + nbytes > admission.max_bytes
-        ):
-            return admission.admit(first, rows, nbytes, self._bytes_in_flight, now)
-        return ()
-
-    def _check_deadline_locked(
-        self, requests: Sequence[Request], rows: int, bucket: Bucket, now: float
-    ) -> None:
-        """Raise if requests with a deadline could not meet it alone, or would not behind the queued ones."""
-        first = requests[0]
-        start = self._devices.next_start(now)
-        # A request that has time for the longest batch has time for its own.
-        if not first.deadline > start + bucket.cost_model.full_batch_upper:
-            check_feasible(requests, bucket.cost_model, start, now)
-        if self._backlog.rows > self._overload.full_batches_rows:
-            error = self._overload.rejection(first, bucket, now)
-            if error is not None:
-                # A rejected request is part of the demand, which batches must keep up with.
-                self._selector.arrived(first.rank, now, rows, first.deadline - now)
-                raise error
-
     def put_empty(self, request: Request) -> None:
         """Accept a request that is answered without being run. Raises as `put` does."""
         with self._lock:
@@ -200,15 +156,11 @@ class RequestQueue:
 
     def fast_reject(self, deadline: float) -> QueueFull | None:
         """Return why a request with this deadline would be rejected; None if that is uncertain."""
-        # Read without the lock, because it is nearly always None. A late look at it only costs a normal check.
-        if self._overload.last_rejection is None:
+        # Without the lock, because there is nearly never one. A late look at it only costs a normal check.
+        if not self._admission.may_fast_reject:
             return None
         with self._lock:
-            now = self._clock.now()
-            error = self._overload.fast_reject(deadline, now)
-            if error is not None:
-                self._selector.arrived(0, now, 1, deadline - now)
-            return error
+            return self._admission.fast_reject(deadline, self._clock.now())
 
     def drain_time(self) -> float:
         """Estimate how long the queued requests take to run, in seconds; at least a millisecond."""
@@ -386,10 +338,7 @@ class RequestQueue:
             for request in alive:
                 request.state = DONE
             self._running -= len(alive)
-            self._bytes_in_flight -= sum([request.nbytes for request in alive])
-            if self._quotas is not None:
-                for request in alive:
-                    self._quotas.done(request)
+            self._admission.released(alive)
             if alive:
                 by_worker = not self._devices.each[0].run_inline
                 # Needed for batches run by workers only.
@@ -527,9 +476,7 @@ class RequestQueue:
     def _end_locked(self, request: Request) -> None:
         """End a request that is neither queued nor counted as running."""
         request.state = DONE
-        self._bytes_in_flight -= request.nbytes
-        if self._quotas is not None:
-            self._quotas.done(request)
+        self._admission.released((request,))
         self._notify_if_drained_locked()
 
     def end_all_queued_locked(self) -> list[Request]:
@@ -627,7 +574,7 @@ class RequestQueue:
                 len(self._backlog),
                 self._backlog.rows,
                 self._running,
-                self._bytes_in_flight,
+                self._admission.bytes_in_flight,
                 tuple(self._backlog.rows_of_classes(self._settings.ranks_per_class)),
             )
 
