@@ -58,13 +58,13 @@ class LoopFigures:
 
 
 def explained(run: ClosedRun) -> LoopFigures:
-    """What the responses say of themselves."""
+    """Return the figures that the responses report."""
     all_parameters = [pb.ModelInferResponse.FromString(response).parameters for _, response in run.responses]
 
     def mean(name: str) -> float:
         return fmean(parameters[name].int64_param for parameters in all_parameters)
 
-    # Of batches, not of requests, of which the large ones have more.
+    # A mean over batches, because large batches have more requests.
     batches = {p["batch_number"].int64_param: p["batch_rows"].int64_param for p in all_parameters}
     return LoopFigures(
         run.rate,

@@ -248,7 +248,7 @@ class BatchTimestamps(NamedTuple):
     `done` receives one more when all its requests are completed.
     """
 
-    begun: float
+    join_start: float
     ready: float
     started: float
     ended: float

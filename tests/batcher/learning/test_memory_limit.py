@@ -17,7 +17,7 @@ from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
 class Memory:
-    """A model that doubles, on a device with room for so many rows."""
+    """A model that doubles, on a device with room for `room` rows."""
 
     def __init__(self, room: int) -> None:
         self.room = room

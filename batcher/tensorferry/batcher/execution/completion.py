@@ -80,8 +80,8 @@ class RequestCompleter:
         if batch[0].padding is not None:
             padded_length = batch[0].padding.padded_length
             self._counters.padded(batch, padded_length)
-        begun, ready, started, ended, _ = run.times
-        input_time, compute_time, output_time = ready - begun, ended - started, now - ended
+        join_start, ready, started, ended, _ = run.times
+        input_time, compute_time, output_time = ready - join_start, ended - started, now - ended
         reason = work.reason
         close_reason = reason if batch is work.batch else None
         number = self._counters.ran(rows, input_time, compute_time, output_time, close_reason, latencies, now)

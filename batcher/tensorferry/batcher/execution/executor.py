@@ -143,7 +143,7 @@ class BatchExecutor:
     ) -> tuple[Sequence[Any], BaseException | None, BatchTimestamps]:
         """Join, run and split a batch; return each request's outputs, or the error."""
         now, instance = self._now, self._instance
-        begun = ready = started = ended = now()
+        join_start = ready = started = ended = now()
         try:
             staged = instance.staged
             joined = join(batch) if staged is None else staged.load(join(batch, staged.place))
@@ -163,7 +163,7 @@ class BatchExecutor:
             if staged is not None:
                 outputs = staged.fetch(outputs)
             answers = split(outputs, batch) if instance.batched else [outputs]
-            return answers, None, _new(BatchTimestamps, (begun, ready, started, ended, []))
+            return answers, None, _new(BatchTimestamps, (join_start, ready, started, ended, []))
         except BaseException as error:
             # Whatever the model function raises must not end the worker, because others wait for it.
             # The error is returned, not handled here: otherwise errors of the batch's halves would have it as their
@@ -171,7 +171,7 @@ class BatchExecutor:
             if isinstance(error, InstanceFailed) and not isinstance(error, NotRun):
                 # A copy to or from the device may also have failed, outside of `device_lock`.
                 instance.failed(error)
-            return (), error, BatchTimestamps(begun, ready, started, ended, [])
+            return (), error, BatchTimestamps(join_start, ready, started, ended, [])
 
     def _run_halves(self, batch: Sequence[Request], work: BatchAssignment, requeued: list[Request]) -> None:
         alive = self._queue.still_running(batch)

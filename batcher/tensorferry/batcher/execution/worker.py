@@ -18,7 +18,7 @@ from tensorferry.batcher.supervision import supervise
 _log = logging.getLogger("tensorferry.batcher")
 
 # Pause before a crashed worker is restarted: it doubles with each crash up to the last value. After this many
-# crashes the health callback is told that only restarting the process can help. A quiet minute resets the count.
+# crashes the health callback says that only restarting the process can help. A quiet minute resets the count.
 _FIRST_SECONDS = 0.1
 _LAST_SECONDS = 2.0
 _HOPELESS_CRASHES = 6
@@ -67,7 +67,7 @@ class Worker:
         if hopeless:
             reason = f"workers end unexpectedly ({type(fault).__name__}), {self._crashes} times by now"
         failed = InstanceFailed(reason, seconds)
-        # Before the queue is told, because another worker may bring the device back at once.
+        # Before the queue knows, because another worker may bring the device back at once.
         instance.crashed()
         ended = self._queue.failures.worker_crashed(instance.index, seconds, failed if hopeless else None)
         self._report_health(reason, hopeless=hopeless)

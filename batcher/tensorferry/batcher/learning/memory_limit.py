@@ -15,8 +15,8 @@ _LIMITS = 256
 class MemoryRowLimit:
     """The most rows of a batch on one device, after a batch did not fit. Guarded by the queue's lock.
 
-    A batch that does not fit halves the limit. Then a larger one is tried now and then, half-way to what failed, because
-    memory may be free again. A failed try costs one run, so tries become rarer.
+    A batch that does not fit halves the limit. Memory may become free again, so from time to time a larger batch is
+    tried, half-way to the size that failed. A failed try costs one run, so tries become rarer.
     """
 
     __slots__ = ("_failed", "_interval", "_most", "_try_at", "rows")
