@@ -136,7 +136,7 @@ def test_a_server_that_is_gone(serve: Serve, digits_model: Path, page: Chromium)
     assert page.evaluate("document.getElementById('lost').hidden")
     server.stop()
     page.until("!document.getElementById('lost').hidden")
-    assert "does not answer since" in page.evaluate("document.getElementById('lost').textContent")
+    assert "has not answered since" in page.evaluate("document.getElementById('lost').textContent")
     assert page.evaluate("document.getElementById('lost').getAttribute('role')") == "alert"
     assert page.evaluate("document.getElementById('state').textContent") == "No answer"
     assert page.evaluate("document.getElementById('name').textContent") == "digits · version 1"
