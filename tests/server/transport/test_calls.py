@@ -1,4 +1,4 @@
-"""What a call brings along and gets back, in the same way over either transport."""
+"""Metadata, statuses and message limits of calls, the same on both transports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOO_LARGE = "x" * 2 * MOST_BYTES
 
 
 def calling(served: ServedTransport) -> Any:
-    """ModelInfer, with as many messages as one likes."""
+    """Return ModelInfer as a method that sends any number of messages."""
     return served.channel.stream_unary(UNARY)
 
 
@@ -38,7 +38,7 @@ def error_of(call: Any) -> Any:
 
 
 def large(request_id: str) -> Any:
-    """A response that is too large, to a request that asks for it."""
+    """Return a response above the limit for the request that asks for one."""
     return success(request_id, 2 * MOST_BYTES if request_id == "large" else 0)
 
 
@@ -66,7 +66,7 @@ def test_any_text_is_a_status_message(served: ServedTransport, text: str) -> Non
     assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, text)
 
 
-def test_a_deadline_that_the_service_gives_up_is_the_calls_status(served: ServedTransport) -> None:
+def test_an_expired_deadline_is_the_calls_status(served: ServedTransport) -> None:
     call = served.infer("1", timeout=PATIENCE)
     served.service.await_received(1)
     served.service.fail("1", DeadlineExceeded("the deadline could not be met"))
@@ -75,7 +75,7 @@ def test_a_deadline_that_the_service_gives_up_is_the_calls_status(served: Served
     assert error.details() == "Request timeout expired: the deadline could not be met"
 
 
-def test_a_status_with_details_and_a_long_message_arrives_whole(served: ServedTransport) -> None:
+def test_a_status_with_details_and_a_long_message_arrives_complete(served: ServedTransport) -> None:
     call = served.infer("1")
     served.service.await_received(1)
     served.service.fail("1", QueueFull("🚢" * 10_000, 0.25))
@@ -96,7 +96,7 @@ def test_a_call_without_a_message_is_refused(served: ServedTransport) -> None:
     assert served.service.received == []
 
 
-def test_of_two_messages_of_a_call_the_first_is_served(served: ServedTransport) -> None:
+def test_only_the_first_of_two_messages_is_served(served: ServedTransport) -> None:
     served.service.answer_at_once = success
     answer = calling(served)(iter([message("1"), message("2")]), timeout=PATIENCE)
     assert pb.ModelInferResponse.FromString(answer).id == "1"
@@ -123,7 +123,7 @@ def test_a_response_that_is_too_large_is_a_status(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("which", [TOO_LARGE, "large"], ids=["request", "response"])
-def test_what_is_too_large_ends_its_stream_and_no_other(serve: Serve, which: str) -> None:
+def test_a_message_above_the_limit_ends_its_stream_and_no_other(serve: Serve, which: str) -> None:
     served = serve(options=LIMITS)
     served.service.answer_at_once = large
     stream, other = served.stream(), served.stream()

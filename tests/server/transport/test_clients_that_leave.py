@@ -1,4 +1,4 @@
-"""Clients that leave in the middle of something: their calls end once, and nothing of them stays.
+"""Clients that leave in the middle of a call: the call ends once, and nothing of it remains.
 
 That no call and no thread is left behind is shown at the end of every test, by `opened`.
 """
@@ -31,7 +31,7 @@ either_way = pytest.mark.parametrize("leave", LEAVES, ids=["cancels", "disconnec
 
 @pytest.fixture(autouse=True)
 def _nothing_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """A client that leaves is nobody's mistake."""
+    """A client that leaves must cause no error in the log."""
     yield
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
@@ -84,7 +84,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_streams_message(
 def test_a_client_that_leaves_while_its_response_is_sent(
     served: ServedTransport, leave: Leave, path: str
 ) -> None:
-    """The response is far larger than what HTTP/2 lets a server send to a client that does not read."""
+    """The response is far larger than HTTP/2's window for a client that does not read."""
     served.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
     with RawClient(served.address) as client:
         client.begin(1, path)
@@ -107,7 +107,7 @@ def test_a_client_that_leaves_while_responses_wait_behind_the_one_that_is_sent(
 
 
 class Hooked(InferenceService):
-    """One request at a time, in the test's hands: what it does when it comes, and when it is withdrawn."""
+    """A service of one request at a time, with the test's hooks for its arrival and its cancellation."""
 
     def __init__(self) -> None:
         super().__init__(ModelRegistry())
@@ -159,7 +159,7 @@ def hooked(served: ServedTransport) -> Hooked:
 
 
 def is_cancelled(call: Any) -> bool:
-    """Whether the client sees its own cancel, whatever the server did."""
+    """Return whether the client sees its own cancellation, whatever the server did."""
     with pytest.raises(grpc.FutureCancelledError):
         call.result(PATIENCE)
     return bool(call.code() is grpc.StatusCode.CANCELLED)
@@ -170,8 +170,8 @@ def other_call(served: ServedTransport) -> None:
     others_are_served(served)
 
 
-def test_a_reply_that_comes_while_the_request_is_withdrawn(served: ServedTransport, hooked: Hooked) -> None:
-    """Both at once: the thread that withdraws stands still until another has replied."""
+def test_a_reply_during_the_cancellation(served: ServedTransport, hooked: Hooked) -> None:
+    """The cancelling thread waits until another thread has replied."""
 
     def reply_meanwhile() -> None:
         thread = threading.Thread(target=hooked.complete, args=(success("1"),))
@@ -189,9 +189,7 @@ def test_a_reply_that_comes_while_the_request_is_withdrawn(served: ServedTranspo
     assert hooked.completed == 1
 
 
-def test_a_request_that_is_withdrawn_while_its_reply_is_built(
-    served: ServedTransport, hooked: Hooked
-) -> None:
+def test_a_cancellation_while_the_reply_is_built(served: ServedTransport, hooked: Hooked) -> None:
     building, built = threading.Event(), threading.Event()
 
     def build() -> list[bytes]:
@@ -217,7 +215,7 @@ def test_a_request_that_is_withdrawn_while_its_reply_is_built(
 def test_a_client_that_leaves_while_its_request_is_submitted(
     served: ServedTransport, hooked: Hooked, at_once: bool
 ) -> None:
-    """The client has left before the service has returned; it may have replied by then."""
+    """The client leaves before `submit` returns; the service may have replied by then."""
     call: Any = None
     made, left = threading.Event(), threading.Event()
 
@@ -239,7 +237,7 @@ def test_a_client_that_leaves_while_its_request_is_submitted(
     assert hooked.completed == 1
 
 
-def test_a_stream_that_is_cancelled_while_a_reply_is_built(served: ServedTransport, hooked: Hooked) -> None:
+def test_a_stream_cancelled_while_a_reply_is_built(served: ServedTransport, hooked: Hooked) -> None:
     building, built = threading.Event(), threading.Event()
 
     def build() -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Calls that are turned away in an overload before their messages are read."""
+"""Calls that are rejected in an overload before their messages are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FULL = QueueFull("overload: come back later; retry in 0.25 s", 0.25, 0.001)
 
 
 class Model:
-    """One whose batcher turns away who has a deadline before 10."""
+    """A model that is its own batcher, which rejects deadlines before 10."""
 
     def __init__(self) -> None:
         self.batcher = self
@@ -37,7 +37,7 @@ class Model:
 
 
 class Registry:
-    """Holds models; `generation` is to grow when they change."""
+    """A registry; the test increments `generation` when it changes the models."""
 
     def __init__(self, *models: Model) -> None:
         self.held = models
@@ -53,13 +53,13 @@ def early_rejection(registry: Registry, *sources: str) -> EarlyRejection:
     return EarlyRejection(held, tracing)
 
 
-def test_the_one_model_is_asked() -> None:
+def test_the_only_models_batcher_decides() -> None:
     foreseen = early_rejection(Registry(Model()))
     assert foreseen.check(9.0) is FULL
     assert foreseen.check(11.0) is None
 
 
-def test_where_nobody_knows_the_model_its_message_is_read() -> None:
+def test_a_message_is_read_unless_there_is_exactly_one_model() -> None:
     assert early_rejection(Registry()).check(9.0) is None
     registry = Registry(Model(), Model())
     foreseen = early_rejection(registry)
@@ -72,13 +72,13 @@ def test_where_nobody_knows_the_model_its_message_is_read() -> None:
     assert foreseen.check(9.0) is None
 
 
-def test_a_call_that_may_be_traced_is_read() -> None:
+def test_a_message_is_read_while_calls_are_traced() -> None:
     model = Model()
     assert early_rejection(Registry(model), "file").check(9.0) is None
     assert not model.asked
 
 
-def test_one_is_the_sole_one_as_long_as_there_is_no_other() -> None:
+def test_the_only_batcher_is_none_with_two_models() -> None:
     registry = Registry(Model())
     foreseen = early_rejection(registry, "file")
     batcher: Any = foreseen.only_batcher()
@@ -95,8 +95,8 @@ def by_lane() -> Iterator[ServedTransport]:
 
 
 @pytest.fixture
-def turning_away(served: ServedTransport) -> list[float]:
-    """Every call with a deadline is rejected from now on. Returns the deadlines."""
+def rejecting(served: ServedTransport) -> list[float]:
+    """Reject every call with a deadline; return the deadlines."""
     return reject_all(served)
 
 
@@ -112,7 +112,7 @@ def reject_all(served: ServedTransport) -> list[float]:
     return asked
 
 
-def test_the_message_is_not_read(served: ServedTransport, turning_away: list[float]) -> None:
+def test_the_message_is_not_read(served: ServedTransport, rejecting: list[float]) -> None:
     for _ in range(100):
         with pytest.raises(grpc.RpcError) as caught:
             served.infer("a", timeout=PATIENCE).result()
@@ -121,64 +121,64 @@ def test_the_message_is_not_read(served: ServedTransport, turning_away: list[flo
         assert "come back later" in error.details()
         assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == "250"
     assert not served.service.received
-    assert len(turning_away) == 100
-    assert all(deadline < math.inf for deadline in turning_away)
+    assert len(rejecting) == 100
+    assert all(deadline < math.inf for deadline in rejecting)
 
 
-def test_a_call_without_a_deadline_is_read(served: ServedTransport, turning_away: list[float]) -> None:
+def test_a_call_without_a_deadline_is_read(served: ServedTransport, rejecting: list[float]) -> None:
     served.service.answer_at_once = success
     assert served.infer("a").result(PATIENCE).id == "a"
-    assert not turning_away
+    assert not rejecting
 
 
-def test_many_at_once_are_told_together_and_then_the_thread_rests(
+def test_after_many_rejections_the_polling_thread_pauses(
     by_lane: ServedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert by_lane.lane is not None
     reject_all(by_lane)
     response_batcher = by_lane.lane.response_batcher
-    rests: list[float] = []
-    rested = threading.Event()
+    pauses: list[float] = []
+    paused = threading.Event()
 
-    def rest(seconds: float) -> None:
+    def pause(seconds: float) -> None:
         assert response_batcher.is_polling
-        rests.append(seconds)
-        rested.set()
+        pauses.append(seconds)
+        paused.set()
 
-    monkeypatch.setattr(response_batcher, "pause", rest)
+    monkeypatch.setattr(response_batcher, "pause", pause)
     calls = [by_lane.infer(str(number), timeout=PATIENCE) for number in range(50)]
     for call in calls:
         assert call.exception(PATIENCE).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert rested.wait(PATIENCE)
-    assert set(rests) == {FULL.pause_seconds}
-    assert len(rests) <= 50
+    assert paused.wait(PATIENCE)
+    assert set(pauses) == {FULL.pause_seconds}
+    assert len(pauses) <= 50
     by_lane.service.answer_at_once = success
     assert by_lane.infer("a").result(PATIENCE).id == "a"
 
 
 @pytest.mark.parametrize("others", [False, True])
-def test_the_thread_rests_only_where_no_other_model_serves(
+def test_the_polling_thread_pauses_only_with_a_single_model(
     by_lane: ServedTransport, others: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call of another's may be answered in a moment, and would be late by the rest."""
+    """The pause would delay the calls of another model, which may have no queue."""
     assert by_lane.lane is not None
     batcher = None if others else SimpleNamespace(fast_reject=lambda deadline: None)
     monkeypatch.setattr(by_lane.service.early_rejection, "only_batcher", lambda: batcher)
-    rests: list[float] = []
-    monkeypatch.setattr(by_lane.lane.response_batcher, "pause", rests.append)
+    pauses: list[float] = []
+    monkeypatch.setattr(by_lane.lane.response_batcher, "pause", pauses.append)
     by_lane.service.answer_at_once = lambda request_id: failure(request_id, FULL)
     for _ in range(20):
         error = by_lane.infer("a", timeout=PATIENCE).exception(PATIENCE)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     by_lane.service.answer_at_once = success
     assert by_lane.infer("a").result(PATIENCE).id == "a"
-    assert bool(rests) is not others
+    assert bool(pauses) is not others
 
 
-def test_what_a_call_waited_for_a_rest_to_end_is_taken_off_its_time() -> None:
-    """Its client counts from when it sent the call: else it would be answered in time by the server's clock alone."""
+def test_the_deadline_of_a_call_is_reduced_by_the_pause_before_it() -> None:
+    """The client counts its time from sending the call, the server from accepting it after the pause."""
     now = time.time()
-    rests: list[float] = []
+    pauses: list[float] = []
     deadlines: list[float] = []
 
     def admit_unary(call: Any, metadata: Any, deadline: float) -> Refusal:
@@ -188,7 +188,7 @@ def test_what_a_call_waited_for_a_rest_to_end_is_taken_off_its_time() -> None:
     lane = Lane.__new__(Lane)
     parts = SimpleNamespace(
         _thread_bound=True,
-        response_batcher=SimpleNamespace(handovers=(), pause=rests.append),
+        response_batcher=SimpleNamespace(handovers=(), pause=pauses.append),
         _core=SimpleNamespace(request=lambda *call: None, queue=SimpleNamespace(idle=True)),
         _admission=SimpleNamespace(admit_unary=admit_unary),
         _unrequested=[],
@@ -210,7 +210,7 @@ def test_what_a_call_waited_for_a_rest_to_end_is_taken_off_its_time() -> None:
 
     assert arrives(now + 60) == pytest.approx(60, abs=1)
     assert lane._on_wakeup(now) == 0.0, "called again once the waiting events are handled"
-    assert rests == [0.5]
+    assert pauses == [0.5]
     lane._last_pause = 30.0
     assert arrives(now + 60) == pytest.approx(30, abs=1)
     assert arrives(1e12) == math.inf

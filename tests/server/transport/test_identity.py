@@ -1,4 +1,4 @@
-"""Whose each call is, as the service hears of it."""
+"""The client identity of a call, as the service gets it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.security.access_control import AccessControl, address_of
 
 
-def test_without_access_every_call_is_anyones(served: ServedTransport) -> None:
+def test_without_access_control_every_call_is_anonymous(served: ServedTransport) -> None:
     call = served.infer("1")
     stream = served.stream()
     stream.send("2")
@@ -24,7 +24,7 @@ def test_without_access_every_call_is_anyones(served: ServedTransport) -> None:
     assert served.service.callers["1"] is served.service.callers["2"] is ANONYMOUS
 
 
-def test_a_caller_is_known_by_its_address(serve: Callable[..., ServedTransport]) -> None:
+def test_a_client_is_identified_by_its_address(serve: Callable[..., ServedTransport]) -> None:
     served = serve(access=AccessControl())
     call = served.infer("1")
     stream = served.stream()
@@ -36,7 +36,7 @@ def test_a_caller_is_known_by_its_address(serve: Callable[..., ServedTransport])
     assert {caller.name for caller in served.service.callers.values()} == {"127.0.0.1"}
 
 
-def test_over_a_socket_of_the_file_system_too(
+def test_a_client_of_a_unix_socket_is_identified_as_unix(
     serve: Callable[..., ServedTransport], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     address = f"unix:{tmp_path_factory.mktemp('s')}/s"

@@ -1,4 +1,4 @@
-"""The operator is told of a grpcio, or a setting of it, that leaks files."""
+"""The warning about versions and settings of grpcio that leak file descriptors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tensorferry.server.transport.core_leaks import leaks_files, warning_of
 
 
 @pytest.mark.parametrize(
-    ("version", "experiments", "words"),
+    ("version", "experiments", "expected"),
     [
         ("1.80.0", "", None),
         ("1.85.1", "another,event_engine_listener", None),
@@ -17,7 +17,7 @@ from tensorferry.server.transport.core_leaks import leaks_files, warning_of
         ("1.85.1", "another,-event_engine_listener", "remove -event_engine_listener from it"),
     ],
 )
-def test_leaks_are_warned_of(version: str, experiments: str, words: str | None) -> None:
+def test_the_warning_names_cause_and_remedy(version: str, experiments: str, expected: str | None) -> None:
     warning = warning_of(version, experiments)
-    assert leaks_files(version, experiments) is (words is not None)
-    assert warning is None if words is None else words in str(warning)
+    assert leaks_files(version, experiments) is (expected is not None)
+    assert warning is None if expected is None else expected in str(warning)

@@ -1,4 +1,4 @@
-"""Where a server listens, how it stops, and what it serves meanwhile: the same over either transport."""
+"""Addresses, connections and the stop of a server, the same on both transports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tensorferry.server.transport.lane.unary import UnaryCall
 
 Serve = Callable[..., ServedTransport]
 
-# What core tells the calls of a server that stops, whichever transport serves them.
+# Core's status for the calls of a stopping server, on both transports.
 ENDED = {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
 
 
@@ -88,12 +88,12 @@ def test_on_several_ports_at_once(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_many_connections_at_once(serve: Serve) -> None:
-    """Each with a unary call in flight and a stream; each gets its own answers."""
+    """Each connection has a unary call and a stream in flight, and gets its own responses."""
     served = serve()
     with ExitStack() as stack:
         calls: list[Any] = []
         streams: list[OpenStream] = []
-        # The threaded servicer of this test has 32 threads, of which each of these takes two.
+        # The threaded servicer of this test has 32 threads, and each connection takes two.
         for number in range(15):
             pool = [("grpc.use_local_subchannel_pool", 1)]
             channel = stack.enter_context(grpc.insecure_channel(served.address, options=pool))
@@ -112,7 +112,7 @@ def test_many_connections_at_once(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("transport", ["lane"], scope="module")  # the other keeps a thread for each
-def test_no_call_keeps_a_thread(serve: Serve) -> None:
+def test_no_call_leaves_a_thread(serve: Serve) -> None:
     served = serve()
     threads = threading.active_count()
     calls = [served.infer(str(number)) for number in range(300)]
@@ -124,8 +124,8 @@ def test_no_call_keeps_a_thread(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("transport", ["lane"], scope="module")  # the other's calls are grpcio's
-def test_calls_that_ended_are_gone_while_the_server_serves_on(serve: Serve) -> None:
-    """Without the garbage collector, however they ended; shown while one is still open."""
+def test_ended_calls_are_released_while_another_is_open(serve: Serve) -> None:
+    """They are released without the garbage collector, however they ended."""
     served = serve()
     kept = served.stream()
     kept.send("kept")
@@ -147,7 +147,7 @@ def test_calls_that_ended_are_gone_while_the_server_serves_on(serve: Serve) -> N
 
 
 def test_a_ping_is_answered_while_a_call_waits(served: ServedTransport) -> None:
-    """As clients do that keep a connection alive."""
+    """Clients send pings to keep a connection alive."""
     with RawClient(served.address) as client:
         client.begin(1, UNARY)
         client.send(1, message(pb.ModelInferRequest(id="1").SerializeToString()), last=True)
@@ -160,11 +160,11 @@ def test_a_ping_is_answered_while_a_call_waits(served: ServedTransport) -> None:
 
 @pytest.fixture
 def stopped(transport: str) -> Iterator[ServedTransport]:
-    """A served whose server the test stops: what core has in hand at that moment may outlive it."""
+    """A transport whose server the test stops; core's last events may outlive it."""
     yield from opened(transport, stopped_by_test=True)
 
 
-def test_a_stop_lets_calls_end_within_its_grace(stopped: ServedTransport) -> None:
+def test_calls_may_end_within_the_grace_period_of_a_stop(stopped: ServedTransport) -> None:
     call = stopped.infer("1")
     stream = stopped.stream()
     stream.send("2")
@@ -185,16 +185,16 @@ def test_a_stop_lets_calls_end_within_its_grace(stopped: ServedTransport) -> Non
 
 
 @pytest.mark.parametrize("grace", [None, 0.01])
-def test_after_its_grace_a_stop_cancels_what_is_in_flight(
+def test_calls_in_flight_are_cancelled_after_the_grace_period(
     stopped: ServedTransport, grace: float | None
 ) -> None:
     call = stopped.infer("1")
     stream = stopped.stream()
     stream.send("2", "3")
     stopped.service.await_received(3)
-    # Of a younger call the lane never hears that it was cancelled: what the server does next, to
+    # The lane does not notice the cancellation of a younger call: what the server does next, to
     # close its batchers, ends its request.
-    await_listening(stopped)
+    await_watching(stopped)
     done = stopped.server.stop(grace)
     stopped.service.await_cancelled(3)
     assert call.exception(PATIENCE).code() in ENDED
@@ -203,10 +203,8 @@ def test_after_its_grace_a_stop_cancels_what_is_in_flight(
 
 
 @pytest.mark.parametrize("watching", [False, True])
-def test_a_reply_after_the_stop_reaches_nobody_and_harms_nobody(
-    stopped: ServedTransport, watching: bool
-) -> None:
-    """As from a run that takes longer than the grace: its completion comes when the server is gone."""
+def test_a_reply_after_the_stop_has_no_effect(stopped: ServedTransport, watching: bool) -> None:
+    """A run longer than the grace period completes after the server has stopped."""
     service = stopped.service
     stubborn = type("Stubborn", (type(service),), {"_cancel": lambda self, request_id: None})
     service.__class__ = stubborn
@@ -215,7 +213,7 @@ def test_a_reply_after_the_stop_reaches_nobody_and_harms_nobody(
     stream.send("2")
     service.await_received(2)
     if watching:
-        await_listening(stopped)
+        await_watching(stopped)
     done = stopped.server.stop(None) if stopped.lane is not None else _in_a_thread(stopped.server)
     assert call.exception(PATIENCE) is not None
     assert stream.end() is not None
@@ -227,7 +225,7 @@ def test_a_reply_after_the_stop_reaches_nobody_and_harms_nobody(
 
 
 def _in_a_thread(server: grpc.Server) -> threading.Event:
-    """A stop that waits for what the test does next."""
+    """Stop the server on another thread, which waits for what the test does next."""
     done = threading.Event()
 
     def stop() -> None:
@@ -238,7 +236,7 @@ def _in_a_thread(server: grpc.Server) -> threading.Event:
     return done
 
 
-def await_listening(served: ServedTransport) -> None:
-    """Returns when every unary call has waited for so long that it would hear of a cancel."""
+def await_watching(served: ServedTransport) -> None:
+    """Wait until the lane watches every unary call for a cancellation."""
     if (lane := served.lane) is not None:
         until(lambda: all(call.watches_cancel for call in calls_of(lane) if isinstance(call, UnaryCall)))

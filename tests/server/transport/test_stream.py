@@ -1,4 +1,4 @@
-"""ModelStreamInfer: order, errors that do not end it, and how it ends."""
+"""ModelStreamInfer: order of responses, errors, and the end of a stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensorferry.server.transport.threaded_stream import ResponseStream
 
 
 def refuse_all(served: ServedTransport) -> None:
-    """As the service does while the server drains."""
+    """Raise the error of a draining server."""
     served.service.begin_drain()
     served.drain_streams()
 
@@ -35,7 +35,7 @@ def test_responses_come_in_request_order(served: ServedTransport, order: str | N
     assert stream.read_ids(4) == ["1", "2", "3", "4"]
 
 
-def test_responses_come_as_they_are_done_where_the_client_wants_it(served: ServedTransport) -> None:
+def test_responses_come_in_completion_order_on_request(served: ServedTransport) -> None:
     stream = served.stream("completion")
     stream.send("1", "2", "3", "4")
     served.service.await_received(4)
@@ -44,7 +44,7 @@ def test_responses_come_as_they_are_done_where_the_client_wants_it(served: Serve
         assert stream.read_ids(1) == [request_id]
 
 
-def test_a_response_in_order_does_not_wait_for_those_behind(served: ServedTransport) -> None:
+def test_a_response_in_order_does_not_wait_for_later_ones(served: ServedTransport) -> None:
     stream = served.stream()
     stream.send("1", "2", "3")
     served.service.await_received(3)
@@ -57,7 +57,7 @@ def test_a_response_in_order_does_not_wait_for_those_behind(served: ServedTransp
     assert stream.read_ids(2) == ["2", "3"]
 
 
-def test_another_order_is_refused(served: ServedTransport) -> None:
+def test_an_unknown_order_is_refused(served: ServedTransport) -> None:
     error = served.stream("random").end()
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error.details() == (
@@ -66,7 +66,7 @@ def test_another_order_is_refused(served: ServedTransport) -> None:
 
 
 @pytest.mark.parametrize("order", ["request", "completion"])
-def test_an_error_is_a_message_and_the_stream_lives_on(served: ServedTransport, order: str) -> None:
+def test_an_error_is_a_message_and_the_stream_continues(served: ServedTransport, order: str) -> None:
     stream = served.stream(order)
     stream.send("1", "2")
     served.service.await_received(2)
@@ -97,7 +97,7 @@ def test_a_refusal_in_a_stream_says_when_to_retry(served: ServedTransport) -> No
     assert parameters["tensorferry_retry_after_ms"].int64_param == 250
 
 
-def test_an_unforeseen_error_shows_nothing_of_itself(
+def test_an_unexpected_error_does_not_leak_its_text(
     served: ServedTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = served.stream()
@@ -111,10 +111,10 @@ def test_an_unforeseen_error_shows_nothing_of_itself(
     caplog.clear()  # its frames hold the call
 
 
-def test_what_breaks_amid_a_stream_is_its_end(
+def test_an_unexpected_exception_ends_the_stream(
     served: ServedTransport, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A bug of ours, or no memory left: the client must neither wait for ever nor take it for all there was."""
+    """After a bug or an exhausted memory the client must neither wait for ever nor see a regular end."""
 
     def broken(*args: Any, **options: Any) -> InferenceCall:
         raise RuntimeError("a secret")
@@ -154,7 +154,7 @@ def test_after_half_close_the_stream_ends_with_the_last_response(served: ServedT
     assert stream.call.code() is grpc.StatusCode.OK
 
 
-def test_a_stream_without_requests_ends_well(served: ServedTransport) -> None:
+def test_a_stream_without_requests_ends_with_ok(served: ServedTransport) -> None:
     stream = served.stream()
     stream.half_close()
     assert stream.rest() == []
@@ -162,7 +162,7 @@ def test_a_stream_without_requests_ends_well(served: ServedTransport) -> None:
 
 
 @pytest.mark.parametrize("order", ["request", "completion"])
-def test_a_client_that_leaves_withdraws_what_is_queued(served: ServedTransport, order: str) -> None:
+def test_a_client_that_leaves_cancels_its_requests(served: ServedTransport, order: str) -> None:
     stream = served.stream(order)
     stream.send("1", "2", "3", "4")
     served.service.await_received(4)
@@ -173,7 +173,7 @@ def test_a_client_that_leaves_withdraws_what_is_queued(served: ServedTransport, 
     assert sorted(served.service.cancelled) == ["2", "3", "4"]
 
 
-def test_what_is_done_and_waits_for_its_turn_is_not_withdrawn(served: ServedTransport) -> None:
+def test_a_completed_request_that_waits_for_its_order_is_not_cancelled(served: ServedTransport) -> None:
     stream = served.stream()
     stream.send("1", "2")
     served.service.await_received(2)
@@ -183,7 +183,7 @@ def test_what_is_done_and_waits_for_its_turn_is_not_withdrawn(served: ServedTran
     assert served.service.cancelled == ["1"]
 
 
-def test_a_streams_deadline_is_each_requests_and_withdraws_them(served: ServedTransport) -> None:
+def test_a_streams_deadline_holds_for_each_request_and_cancels_it(served: ServedTransport) -> None:
     timeout = 0.1
     ids = ["", ""]
     while not served.service.deadlines.keys() >= set(ids):  # a slow machine may need more time
@@ -208,7 +208,7 @@ def test_neighbours_of_a_client_that_leaves_are_answered(served: ServedTransport
 
 
 @pytest.mark.parametrize("order", ["request", "completion"])
-def test_a_drain_ends_a_stream_after_its_answers(served: ServedTransport, order: str) -> None:
+def test_a_drain_ends_a_stream_after_its_responses(served: ServedTransport, order: str) -> None:
     stream = served.stream(order)
     stream.send("1", "2")
     served.service.await_received(2)
@@ -265,8 +265,8 @@ def test_responses_are_the_protocols_messages(served: ServedTransport) -> None:
 END_ON_ERROR = [("triton_grpc_error", "true")]
 
 
-def test_the_first_error_is_the_end_of_a_stream_that_wants_it_so(served: ServedTransport) -> None:
-    """What comes before it in request order is answered, what comes behind is withdrawn."""
+def test_the_first_error_ends_a_stream_with_end_on_error(served: ServedTransport) -> None:
+    """Earlier requests are answered, later ones are cancelled."""
     stream = served.stream(metadata=END_ON_ERROR)
     stream.send("1", "2", "3", "4")
     served.service.await_received(4)
@@ -303,7 +303,7 @@ def test_an_error_that_ends_a_stream_may_be_its_last_message(served: ServedTrans
     assert stream.end().code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_stream_without_errors_ends_well_though_one_would_be_its_end(served: ServedTransport) -> None:
+def test_a_stream_with_end_on_error_and_no_error_ends_with_ok(served: ServedTransport) -> None:
     stream = served.stream(metadata=END_ON_ERROR)
     stream.send("1", "2")
     stream.half_close()
@@ -322,7 +322,7 @@ def test_any_other_value_leaves_errors_in_the_stream(served: ServedTransport, va
     assert stream.read().error_message == "what to change"
 
 
-def test_a_client_that_leaves_a_stream_of_which_an_error_would_be_the_end(served: ServedTransport) -> None:
+def test_a_client_that_leaves_a_stream_with_end_on_error(served: ServedTransport) -> None:
     stream = served.stream(metadata=END_ON_ERROR)
     stream.send("1", "2")
     served.service.await_received(2)
@@ -330,7 +330,7 @@ def test_a_client_that_leaves_a_stream_of_which_an_error_would_be_the_end(served
     served.service.await_cancelled(2)
 
 
-def test_those_whose_response_was_not_taken_are_known_in_either_order() -> None:
+def test_calls_whose_reply_was_not_popped_are_listed_in_either_order() -> None:
     for ordered in (True, False):
         responses = ResponseOrder(ordered=ordered)
         entries = [responses.add() for _ in range(3)]

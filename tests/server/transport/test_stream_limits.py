@@ -1,4 +1,4 @@
-"""What one client can make the server hold is bounded: requests in flight, and streams."""
+"""Limits on what one client can make the server hold: requests in flight, and streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT = 4
 
 @pytest.mark.parametrize("order", ["request", "completion"])
 def test_no_more_than_the_limit_is_in_flight(serve: Serve, order: str) -> None:
-    """Answered one by one: each answer that is sent lets one more request in."""
+    """Each response that is sent makes room for one more request."""
     served = serve(max_in_flight=LIMIT)
     stream = served.stream(order)
     ids = [str(number) for number in range(30)]
@@ -38,13 +38,13 @@ def test_no_more_than_the_limit_is_in_flight(serve: Serve, order: str) -> None:
         assert stream.read_ids(1) == [request_id]
 
 
-def test_requests_wait_for_room_in_order_of_their_coming(serve: Serve) -> None:
+def test_requests_wait_for_room_in_order_of_arrival(serve: Serve) -> None:
     served = serve(max_in_flight=LIMIT)
     stream = served.stream()
     ids = [str(number) for number in range(LIMIT + 3)]
     stream.send(*ids)
     served.service.await_received(LIMIT)
-    # All but the first are done, but their turn has not come: none of them makes room.
+    # All but the first are done, but none is sent before the first, so none makes room.
     served.service.answer(*ids[1:LIMIT])
     assert served.service.received == ids[:LIMIT]
     served.service.answer(ids[0])
@@ -54,7 +54,7 @@ def test_requests_wait_for_room_in_order_of_their_coming(serve: Serve) -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_consumer_that_does_not_take_responses_stops_the_reader(ordered: bool) -> None:
-    """Without gRPC between: the reader is never further ahead than the limit and the one in its hand."""
+    """Without gRPC in between, the reader is never further ahead than the limit."""
     service = ScriptedService(ModelRegistry())
     service.answer_at_once = success
     stream = ResponseStream(
@@ -72,7 +72,7 @@ def test_a_consumer_that_does_not_take_responses_stops_the_reader(ordered: bool)
     for number, data in enumerate(stream.responses(messages())):
         assert pb.ModelStreamInferResponse.FromString(data).infer_response.id == str(number)
         taken += 1
-        # The reader gets this far by itself; were there no bound, it would go on meanwhile.
+        # The reader reads this far by itself; without the limit it would read on meanwhile.
         for _ in range(LIMIT if number == 0 else 1 if number <= count - LIMIT else 0):
             assert pulled.acquire(timeout=PATIENCE)
     assert taken == count
@@ -81,7 +81,7 @@ def test_a_consumer_that_does_not_take_responses_stops_the_reader(ordered: bool)
 
 
 def test_a_client_that_does_not_read_stops_being_read(serve: Serve) -> None:
-    """Large answers fill HTTP/2's windows; what then reaches the service stays far below what was sent."""
+    """Large responses fill HTTP/2's windows; then far fewer requests reach the service than were sent."""
     served = serve(max_in_flight=LIMIT)
     served.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
     silent = served.stream()
@@ -99,7 +99,7 @@ def test_a_client_that_does_not_read_stops_being_read(serve: Serve) -> None:
     assert silent.rest() == ids
 
 
-def test_a_client_that_leaves_while_the_limit_holds_it_back(serve: Serve) -> None:
+def test_a_client_that_leaves_at_its_limit(serve: Serve) -> None:
     served = serve(max_in_flight=LIMIT)
     stream = served.stream()
     stream.send(*(str(number) for number in range(20)))
@@ -109,8 +109,8 @@ def test_a_client_that_leaves_while_the_limit_holds_it_back(serve: Serve) -> Non
     assert served.service.received == ["0", "1", "2", "3"]
 
 
-def test_a_drain_while_the_limit_holds_a_client_back(serve: Serve) -> None:
-    """What was read just then may still be answered; either way the end says that it was a drain."""
+def test_a_drain_while_a_client_is_at_its_limit(serve: Serve) -> None:
+    """A request that was read meanwhile may still be answered. The stream ends with UNAVAILABLE."""
     served = serve(max_in_flight=1)
     stream = served.stream()
     stream.send("1", "2")
@@ -159,7 +159,7 @@ def test_a_stream_whose_client_left_makes_room_for_another(serve: Serve) -> None
 
 
 def _open(served: ServedTransport) -> OpenStream:
-    """A stream that is not refused. The server hears of a client's leaving when it does: until then it refuses."""
+    """Return a stream that is not refused. The server refuses streams until it notices that a client has left."""
     while True:
         stream = served.stream()
         stream.send("x")
@@ -172,7 +172,7 @@ def _open(served: ServedTransport) -> OpenStream:
         assert refusal.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_a_reader_that_is_done_is_joined_and_its_stream_not_ended_by_a_drain() -> None:
+def test_a_finished_reader_is_joined_and_its_stream_is_not_ended_by_a_drain() -> None:
     service = ScriptedService(ModelRegistry())
     service.answer_at_once = success
     before = set(threading.enumerate())
@@ -201,7 +201,7 @@ def test_closing_again_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_client_that_leaves_while_its_request_is_submitted_withdraws_it(ordered: bool) -> None:
+def test_a_client_that_leaves_while_its_request_is_submitted_cancels_it(ordered: bool) -> None:
     class Leaving(ScriptedService):
         def submit(
             self,

@@ -19,7 +19,7 @@ from tensorferry.server.errors import InvalidRequestError, ModelFailedError, Not
 
 
 def failed(call: Any) -> Any:
-    """The error of a call in flight."""
+    """Wait for the error of a call in flight."""
     error = call.exception(PATIENCE)
     assert isinstance(error, grpc.RpcError)
     return error
@@ -52,7 +52,7 @@ def test_an_error_is_the_calls_status(served: ServedTransport, error: Exception,
     assert tuple(status.trailing_metadata()) == answered
 
 
-def test_an_unforeseen_error_shows_nothing_of_itself(
+def test_an_unexpected_error_does_not_leak_its_text(
     served: ServedTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     call = served.infer("1")
@@ -82,7 +82,7 @@ def test_a_full_queue_says_when_to_retry(served: ServedTransport, seconds: float
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "🚢"])
-def test_a_status_reaches_the_client_however_long_what_it_quotes(
+def test_a_status_reaches_the_client_however_long_its_quotes_are(
     served: ServedTransport, letter: str
 ) -> None:
     served.be_real()
@@ -92,7 +92,7 @@ def test_a_status_reaches_the_client_however_long_what_it_quotes(
     assert f"model_name has {100_000 * len(letter.encode())} bytes" in str(caught.value.details())
 
 
-def test_a_client_that_leaves_withdraws_its_request(served: ServedTransport) -> None:
+def test_a_client_that_leaves_cancels_its_request(served: ServedTransport) -> None:
     leaver, other = served.infer("leaver"), served.infer("other")
     served.service.await_received(2)
     leaver.cancel()
@@ -102,7 +102,7 @@ def test_a_client_that_leaves_withdraws_its_request(served: ServedTransport) -> 
     assert other.result(PATIENCE).id == "other"
 
 
-def test_a_deadline_is_handed_on_and_withdraws_the_request(served: ServedTransport) -> None:
+def test_a_deadline_is_passed_on_and_cancels_the_request(served: ServedTransport) -> None:
     before = time.monotonic()
     call = served.infer("1", timeout=0.2)
     assert failed(call).code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -119,6 +119,6 @@ def test_without_a_deadline_there_is_none(served: ServedTransport) -> None:
     assert call.result(PATIENCE).id == "1"
 
 
-def test_a_request_that_completes_before_infer_returns(served: ServedTransport) -> None:
+def test_a_request_that_completes_before_submit_returns(served: ServedTransport) -> None:
     served.service.answer_at_once = success
     assert served.infer("1").result(PATIENCE).id == "1"

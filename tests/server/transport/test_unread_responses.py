@@ -1,4 +1,4 @@
-"""The bytes of answers that clients have yet to read are bounded: for each connection, and in all."""
+"""The limits on bytes of responses that clients have not read: per connection, and in all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OF_CONNECTION = 400
 
 
 class World:
-    """A bound, a clock that a test sets, and what was given up."""
+    """A limit, a clock that the test sets, and the accounts that were given up."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -51,7 +51,7 @@ def test_a_connection_holds_a_quarter(world: World) -> None:
     assert world.unread.total == 400
 
 
-def test_all_connections_hold_the_bound(world: World) -> None:
+def test_all_connections_together_hold_the_limit(world: World) -> None:
     for name in "abcd":
         assert world.account(name).add(OF_CONNECTION) is None
     other = world.account("e")
@@ -60,7 +60,7 @@ def test_all_connections_hold_the_bound(world: World) -> None:
     assert world.unread.total == MOST
 
 
-def test_an_answer_alone_always_passes(world: World) -> None:
+def test_the_only_response_always_fits(world: World) -> None:
     account = world.account("a")
     assert account.add(10 * MOST) is None
     assert world.account("a").add(1) is not None
@@ -69,7 +69,7 @@ def test_an_answer_alone_always_passes(world: World) -> None:
     assert world.account("a").add(10 * MOST) is None
 
 
-def test_what_was_counted_is_given_back_once(world: World) -> None:
+def test_bytes_are_subtracted_once(world: World) -> None:
     account = world.account("a")
     account.add(100)
     account.remove(60)
@@ -82,8 +82,8 @@ def test_what_was_counted_is_given_back_once(world: World) -> None:
     assert world.unread._accounts == {}
 
 
-def test_stale_answers_make_room_for_others(world: World) -> None:
-    """Those of which nothing was read for ten seconds, the longest first, and no more of them than needed."""
+def test_stale_responses_make_room_for_others(world: World) -> None:
+    """Calls whose client has read nothing for ten seconds are given up, oldest first, and no more than needed."""
     for number, name in enumerate("abcd"):
         world.now = number
         world.account(name, name).add(OF_CONNECTION)
@@ -95,7 +95,7 @@ def test_stale_answers_make_room_for_others(world: World) -> None:
     assert world.unread.total == 3 * OF_CONNECTION + 100
 
 
-def test_stale_answers_of_a_full_connection_are_its_own(world: World) -> None:
+def test_a_full_connection_gives_up_only_its_own_calls(world: World) -> None:
     world.account("a", "a").add(OF_CONNECTION)
     world.account("b", "b").add(OF_CONNECTION)
     world.now = 20.0

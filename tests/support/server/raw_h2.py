@@ -25,7 +25,7 @@ def message(data: bytes) -> bytes:
 class RawClient:
     """One connection. Calls are numbered 1, 3, 5, ... in the order in which they are begun.
 
-    Each call may be sent so many bytes as `window` says.
+    `window` is the flow-control window of each call in bytes.
     """
 
     def __init__(self, address: str, *, window: int = 65535) -> None:

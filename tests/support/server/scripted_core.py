@@ -1,7 +1,7 @@
 """grpc's core as the lane sees it, scripted: calls whose events come in any order that core allows.
 
 Threads are a `Interleaver`'s: one runs at a time, and another may go on at every lock of the lane and at
-every operation that it starts. What core would abort the process for fails the test here.
+every operation that it starts. The test fails where core would abort the process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Tag = Callable[[Any], None]
 
 @dataclass
 class Operation:
-    """One operation of a batch, with what it gave once it is over."""
+    """One operation of a batch; later, its result."""
 
     kind: str
     content: Any = None
@@ -49,7 +49,7 @@ class Batch:
 
 
 class Core:
-    """What becomes of calls; the events wait here for the polling thread, which takes them in any order."""
+    """Core's calls and the events that wait for the polling thread, which takes them in any order."""
 
     def __init__(self, interleaver: Interleaver, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.interleaver = interleaver
@@ -74,11 +74,11 @@ class Core:
         )
 
     def pause(self) -> None:
-        """Another thread may go on here."""
+        """Let another thread continue here."""
         self.interleaver.wait(lambda: True)
 
     def arrive(self, tag: Tag, metadata: tuple[tuple[str, str], ...] = ()) -> WireCall:
-        """A call comes."""
+        """Add the event of a new call."""
         call = WireCall(self)
         self.calls.append(call)
         details = SimpleNamespace(deadline=float("inf"))
@@ -89,7 +89,7 @@ class Core:
         return call
 
     def poll(self, lane: Lane, over: Callable[[], bool]) -> None:
-        """Hands events out until everything is over and no event is left; calls wait for long at times."""
+        """Handle events until everything is over and no event is left; sometimes let calls wait long."""
         while True:
             self.interleaver.wait(lambda: bool(self.events) or lane._watch_cancel_at < math.inf or over())
             if lane._watch_cancel_at < math.inf and (not self.events or self.random.random() < 0.1):
@@ -109,7 +109,7 @@ def _status_of(ending: cygrpc.FinalStatus) -> Status:
 
 @dataclass(eq=False)
 class WireCall:
-    """One call: what the client has sent, what the server has started, and what has come of it."""
+    """One call: the client's messages, the server's operations, and their results."""
 
     core: Core
     sent: deque[bytes] = field(default_factory=deque)
@@ -125,12 +125,12 @@ class WireCall:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more can come to either side."""
+        """Whether neither side can send any more."""
         return self.cancelled or self.status is not None
 
     @property
     def sending(self) -> bool:
-        """Whether something of the server's is on its way, or nothing can be any more."""
+        """Whether a send of the server is outstanding."""
         return "send" in self._pending
 
     def peer(self) -> bytes:
@@ -168,7 +168,7 @@ class WireCall:
         self.settle()
 
     def settle(self) -> None:
-        """Ends what can end now."""
+        """Complete the operations that can complete now."""
         if (batch := self._pending.get("receive")) and (self.sent or self.half_closed or self.over):
             batch.operations[0].content = self.sent.popleft() if self.sent and not self.over else None
             self._end("receive", success=True)
@@ -180,7 +180,7 @@ class WireCall:
                 self._end("close", success=True)
 
     def deliver(self) -> None:
-        """What the server sends reaches the client, where it is not over before."""
+        """Complete the outstanding send; its content reaches the client unless the call is over."""
         batch = self._pending.get("send")
         if batch is None or self.over:
             return
@@ -193,7 +193,7 @@ class WireCall:
         self.settle()
 
     def cancel(self) -> None:
-        """The client leaves."""
+        """Cancel the call as its client."""
         if not self.over:
             self.cancelled = True
             self.settle()

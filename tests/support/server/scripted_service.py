@@ -1,4 +1,4 @@
-"""A service whose requests a test answers, behind a real gRPC server in this process, over either transport."""
+"""A service whose requests the test answers, behind a real gRPC server in this process, on either transport."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tensorferry.server.transport.threaded_servicer import ThreadedServicer
 
 
 class ScriptedCall(InferenceCall):
-    """Tells the service when the transport withdraws its request."""
+    """A call that reports its cancellation to the service."""
 
     __slots__ = ("_cancelled",)
 
@@ -44,7 +44,7 @@ class ScriptedCall(InferenceCall):
 
 
 class ScriptedService(InferenceService):
-    """Keeps requests by their id until the test answers them, or at once with `answer_at_once`. Thread-safe."""
+    """Holds requests by id until the test answers them, or answers at once by `answer_at_once`. Thread-safe."""
 
     def __init__(self, registry: ModelRegistry) -> None:
         super().__init__(registry)
@@ -90,12 +90,12 @@ class ScriptedService(InferenceService):
             complete(failure(request_id, Cancelled("the caller left before the answer was there")))
 
     def answer(self, *request_ids: str) -> None:
-        """Completes requests with responses that have their ids."""
+        """Complete requests with responses that have their ids."""
         for request_id in request_ids:
             self._complete(success(request_id))
 
     def fail(self, request_id: str, error: BaseException) -> None:
-        """Completes a request with an error."""
+        """Complete a request with an error."""
         self._complete(failure(request_id, error))
 
     def _complete(self, reply: InferenceReply) -> None:
@@ -104,11 +104,11 @@ class ScriptedService(InferenceService):
         complete(reply)
 
     def await_received(self, count: int) -> None:
-        """Blocks the test until that many requests have come since the beginning."""
+        """Wait until `count` requests have arrived since the start."""
         self._await(lambda: len(self.received) >= count)
 
     def await_cancelled(self, count: int) -> None:
-        """Blocks the test until that many have been withdrawn."""
+        """Wait until `count` requests were cancelled."""
         self._await(lambda: len(self.cancelled) >= count)
 
     def _await(self, predicate: Callable[[], bool]) -> None:
@@ -129,7 +129,7 @@ def failure(request_id: str, error: BaseException) -> InferenceReply:
 
 
 class OpenStream:
-    """A ModelStreamInfer that a test writes to and reads from as it likes."""
+    """A ModelStreamInfer that the test writes and reads in any order."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class OpenStream:
         )
 
     def send(self, *request_ids: str) -> None:
-        """Sends requests with these ids."""
+        """Send requests with these ids."""
         for request_id in request_ids:
             self.send_bytes(pb.ModelInferRequest(id=request_id).SerializeToString())
 
@@ -157,30 +157,30 @@ class OpenStream:
         self._requests.put(data)
 
     def half_close(self) -> None:
-        """Ends the client's side."""
+        """Send no more requests."""
         self._requests.put(None)
 
     def read(self) -> pb.ModelStreamInferResponse:
-        """The next response; the error with which the stream ended, or StopIteration."""
+        """Return the next response; raise the error with which the stream ended, or StopIteration."""
         response: pb.ModelStreamInferResponse = next(self.call)
         return response
 
     def read_ids(self, count: int) -> list[str]:
-        """The ids of the next responses."""
+        """Return the ids of the next responses."""
         return [self.read().infer_response.id for _ in range(count)]
 
     def rest(self) -> list[str]:
-        """The ids of all further responses; the stream must end well."""
+        """Return the ids of all further responses; the stream must end with OK."""
         return [response.infer_response.id for response in self.call]
 
     def end(self) -> grpc.RpcError:
-        """The error with which the stream ends, with no further response before."""
+        """Return the error with which the stream ends; there must be no further response."""
         try:
             response = next(self.call)
         except grpc.RpcError as error:
             return error
         except StopIteration:
-            raise AssertionError("the stream ended well") from None
+            raise AssertionError("the stream ended with OK") from None
         raise AssertionError(f"a response: {response}")
 
     def cancel(self) -> None:
@@ -188,7 +188,7 @@ class OpenStream:
 
 
 class _BesideTheLane(ThreadedServicer):
-    """What a lane leaves to the servicer: everything but the two methods, which must not reach it."""
+    """The servicer beside a lane; the lane's two methods must not reach it."""
 
     def model_infer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
         raise AssertionError("ModelInfer did not go through the lane")
@@ -203,7 +203,7 @@ def _listen(server: grpc.Server) -> str:
 
 @dataclass
 class ServedTransport:
-    """A transport with its service and a channel to it; `lane` is None where the servicer serves all."""
+    """A transport with its service and a channel; `lane` is None if the servicer serves all methods."""
 
     service: ScriptedService
     servicer: ThreadedServicer
@@ -223,27 +223,27 @@ class ServedTransport:
         return self._streams[-1]
 
     def serve_by(self, service: InferenceService) -> None:
-        """From now on calls go to another service."""
+        """Serve further calls by another service."""
         self.servicer._service = self.servicer._admission._service = service
         if self.lane is not None:
             self.lane._service = self.lane._admission._service = service
 
     def be_real(self) -> None:
-        """From now on there is a service that parses and decodes, over the same registry."""
+        """Serve further calls by a real service over the same registry."""
         self.serve_by(InferenceService(self.registry))
 
     def drain_streams(self) -> None:
-        """Ends open streams, as the server does when it drains."""
+        """End open streams as a draining server does."""
         self.servicer.begin_drain()
         if self.lane is not None:
             self.lane.begin_drain()
 
     def unary(self, method: str) -> Any:
-        """A method that takes and gives bytes."""
+        """Return a method of byte messages."""
         return self.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
 
     def infer(self, request_id: str, **options: Any) -> Any:
-        """A ModelInfer in flight."""
+        """Start a ModelInfer."""
         return self.stub.ModelInfer.future(pb.ModelInferRequest(id=request_id), **options)
 
 
@@ -252,21 +252,27 @@ def opened(
     *,
     max_streams: int = 100,
     max_in_flight: int = 64,
+    max_calls: int = 1000,
     options: Sequence[tuple[str, Any]] = (),
     listen: Callable[[grpc.Server], str] = _listen,
     dial: Callable[[str], grpc.Channel] = grpc.insecure_channel,
     stopped_by_test: bool = False,
     access: AccessControl | None = None,
 ) -> Iterator[ServedTransport]:
-    """A served, and afterwards the proof that no thread and nothing of the lane is left.
+    """Yield a served transport; afterwards fail if a thread or an object of the lane is left.
 
-    Where the test stops the server that is not so: events that core has in hand when grpcio's
-    thread ends are lost, with the calls that they belong to.
+    It does not fail if the test stops the server, because core's events at the end of grpcio's thread are
+    lost with their calls.
     """
     before = set(threading.enumerate())
     registry = ModelRegistry()
     service = ScriptedService(registry)
-    limits: dict[str, Any] = {"max_streams": max_streams, "max_in_flight": max_in_flight, "access": access}
+    limits: dict[str, Any] = {
+        "max_streams": max_streams,
+        "max_in_flight": max_in_flight,
+        "access": access,
+        "max_calls": max_calls,
+    }
     by_lane = transport == "lane"
     kind = _BesideTheLane if by_lane else ThreadedServicer
     core_methods = CoreMethods(service, registry, version="1.2.3")
@@ -303,7 +309,7 @@ def opened(
 
 
 def calls_of(lane: Lane) -> list[UnaryCall | StreamCall]:
-    """All calls of the lane that there are in this process, ended or not."""
+    """Return all calls of the lane in this process, ended or not."""
     calls: list[UnaryCall | StreamCall] = []
     for thing in gc.get_objects():
         if (type(thing) is UnaryCall and thing._owner is lane) or (
@@ -314,5 +320,5 @@ def calls_of(lane: Lane) -> list[UnaryCall | StreamCall]:
 
 
 def await_no_calls(lane: Lane) -> None:
-    """Returns when the last call is gone, with no help of the garbage collector."""
+    """Wait until the last call is released, without the garbage collector."""
     until(lambda: not calls_of(lane))

@@ -1,4 +1,4 @@
-"""Calls of every method, with tokens and without, and what becomes of them."""
+"""Calls of every method, with and without tokens, and their statuses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
 def outcome(
     channel: grpc.Channel, method: str, metadata: tuple[tuple[str, str], ...] = (), data: bytes = b""
 ) -> tuple[grpc.StatusCode, str]:
-    """What becomes of a call with this message: of a stream, up to its first answer."""
+    """Return the status of a call with this message: of a stream, up to its first answer."""
     try:
         if method.endswith(STREAMS):
             # Streaming both ways is what every stream can be called by.

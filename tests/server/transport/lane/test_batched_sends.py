@@ -1,4 +1,4 @@
-"""The answers of a batch that a worker gives are sent by the thread that polls, each exactly once."""
+"""The polling thread sends the responses of a worker's batch, each exactly once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 
 
 class Sent:
-    """Notes which answer was sent by which thread, and tells the polling thread of it, as core's events do."""
+    """Records which thread sent each response, and wakes the polling thread as core's events do."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
@@ -30,7 +30,7 @@ class Sent:
 
 
 class Poller:
-    """A thread that looks at the response_batcher when an operation has ended, until it is stopped."""
+    """A thread that flushes the response batcher after each operation, until it is stopped."""
 
     def __init__(self, response_batcher: ResponseBatcher) -> None:
         self._response_batcher = response_batcher
@@ -80,7 +80,7 @@ def sent(poller: Poller) -> Sent:
 HERE = threading.current_thread().name
 
 
-def test_one_is_sent_at_once_and_the_others_by_the_thread_that_polls(
+def test_the_worker_sends_one_and_the_polling_thread_the_others(
     response_batcher: ResponseBatcher, sent: Sent
 ) -> None:
     response_batcher.begin(4)
@@ -92,7 +92,7 @@ def test_one_is_sent_at_once_and_the_others_by_the_thread_that_polls(
     assert sent.by == [(0, HERE), (1, "poller"), (2, "poller"), (3, "poller")]
 
 
-def test_outside_a_batch_an_answer_is_sent_at_once(response_batcher: ResponseBatcher, sent: Sent) -> None:
+def test_outside_a_batch_a_response_is_sent_at_once(response_batcher: ResponseBatcher, sent: Sent) -> None:
     response_batcher.send(sent.answer(0))
     assert sent.by == [(0, HERE)]
     response_batcher.begin(2)
@@ -102,7 +102,7 @@ def test_outside_a_batch_an_answer_is_sent_at_once(response_batcher: ResponseBat
 
 
 @pytest.mark.parametrize("given", [0, 1])
-def test_a_batch_of_which_nobody_or_one_is_left(
+def test_the_worker_sends_a_batch_of_at_most_one(
     response_batcher: ResponseBatcher, sent: Sent, given: int
 ) -> None:
     response_batcher.begin(2)
@@ -112,7 +112,7 @@ def test_a_batch_of_which_nobody_or_one_is_left(
     assert sent.by == [(0, HERE)][:given]
 
 
-def test_the_thread_that_polls_sends_its_own_as_they_come(response_batcher: ResponseBatcher) -> None:
+def test_the_polling_thread_sends_its_own_at_once(response_batcher: ResponseBatcher) -> None:
     response_batcher.bind_polling_thread()
     numbers: list[int] = []
     response_batcher.begin(2)
@@ -123,7 +123,7 @@ def test_the_thread_that_polls_sends_its_own_as_they_come(response_batcher: Resp
     assert numbers == [1, 2]
 
 
-def test_before_anybody_polls_nothing_is_handed_over(response_batcher: ResponseBatcher) -> None:
+def test_nothing_is_handed_over_before_a_thread_polls(response_batcher: ResponseBatcher) -> None:
     numbers: list[int] = []
     response_batcher.begin(2)
     for number in (1, 2):
@@ -132,9 +132,7 @@ def test_before_anybody_polls_nothing_is_handed_over(response_batcher: ResponseB
     response_batcher.end()
 
 
-def test_workers_that_answer_at_the_same_time_send_each_answer_once(
-    response_batcher: ResponseBatcher, sent: Sent
-) -> None:
+def test_concurrent_workers_send_each_response_once(response_batcher: ResponseBatcher, sent: Sent) -> None:
     together = threading.Barrier(4)
 
     def work(first: int) -> None:
@@ -153,7 +151,7 @@ def test_workers_that_answer_at_the_same_time_send_each_answer_once(
     assert sorted(number for number, _ in sent.by) == list(range(4000))
 
 
-def test_one_that_cannot_be_sent_holds_no_other_up(
+def test_a_failed_send_does_not_affect_the_others(
     response_batcher: ResponseBatcher, sent: Sent, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails() -> None:
@@ -168,7 +166,7 @@ def test_one_that_cannot_be_sent_holds_no_other_up(
     assert "a response could not be sent" in caplog.text
 
 
-def test_when_nobody_polls_any_more_the_worker_sends_all(
+def test_the_worker_sends_all_once_no_thread_polls(
     response_batcher: ResponseBatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_HANDOVER_SECONDS", 0.01)
@@ -182,7 +180,7 @@ def test_when_nobody_polls_any_more_the_worker_sends_all(
     assert sent.by == [(0, HERE), (1, HERE), (2, HERE)]
 
 
-def test_a_thread_that_polls_late_sends_nothing_twice(
+def test_a_late_polling_thread_sends_nothing_twice(
     response_batcher: ResponseBatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_HANDOVER_SECONDS", 0.01)
@@ -218,10 +216,10 @@ def test_a_thread_that_polls_late_sends_nothing_twice(
     assert numbers == [1, 2]
 
 
-def test_what_is_handed_over_in_a_rest_is_sent_in_it(
+def test_a_handover_during_a_pause_is_sent_in_it(
     response_batcher: ResponseBatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a worker would wait for as long, and the device with it; and the rest goes on."""
+    """A worker must not wait for the end of the pause; the pause continues."""
     now = 100.0
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     response_batcher.bind_polling_thread()
@@ -237,7 +235,7 @@ def test_what_is_handed_over_in_a_rest_is_sent_in_it(
             response_batcher.end()
         worked.set()
         now += 1000.0
-        # Whoever waits looks at the clock then.
+        # The waiting thread reads the clock then.
         response_batcher._wake.set()
 
     worker = threading.Thread(target=work)
@@ -248,7 +246,7 @@ def test_what_is_handed_over_in_a_rest_is_sent_in_it(
     assert numbers == [0, 1, 2, 3]
 
 
-def test_a_rest_ends_by_itself(response_batcher: ResponseBatcher) -> None:
+def test_a_pause_ends_by_itself(response_batcher: ResponseBatcher) -> None:
     response_batcher.bind_polling_thread()
     response_batcher.pause(0.001)
     response_batcher.pause(-0.001)

@@ -1,7 +1,7 @@
-"""Calls of the lane in any order of events and threads: each ends once, and nothing is forgotten.
+"""Calls of the lane in any order of events and threads: each ends once, and nothing is left open.
 
 Each seed is another interleaving of the polling thread, clients, the network, threads that
-complete requests, and a drain. A run in which a wake-up was lost ends in nobody being able to run.
+complete requests, and a drain. A run that lost a wake-up ends when no thread can continue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.transport.lane.lane import Lane
 
-# What becomes of requests that fail, and of those that come while the server drains.
+# The errors of requests that fail, and of requests during a drain.
 FAILS, STOPS = "what to change", "the server is shutting down"
 
 OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
@@ -57,7 +57,7 @@ class Waiting(InferenceCall):
 
 
 class LoomedService(InferenceService):
-    """Completes requests at once, or on a thread's turn, or when they are withdrawn."""
+    """Completes requests at once, on another thread, or when they are cancelled."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(ModelRegistry())
@@ -125,7 +125,7 @@ class Client:
 
 
 class Fickle(AccessControl):
-    """Knows a caller, and then does not; and has always been told something else since."""
+    """Accepts a caller and later refuses it; its files have always changed."""
 
     def __init__(self, random: random.Random) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Fickle(AccessControl):
 
 
 class World:
-    """A lane, its clients, and whoever drains it, made from a seed."""
+    """A lane, its clients, and a thread that drains it, made from a seed."""
 
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random = random.Random(seed)
@@ -303,7 +303,7 @@ class World:
 
 
 @pytest.mark.parametrize("hundred", range(10))
-def test_every_call_ends_once_and_nothing_is_forgotten(hundred: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_call_ends_once_and_nothing_is_left_open(hundred: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(100 * hundred, 100 * hundred + 100):
         try:
             with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""After answers the lane tells the batcher when nothing more is there to be read, so that no batch waits in vain."""
+"""After sending responses the lane reports to the batcher when no request is left to read, so that no batch waits needlessly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS, NEVER = 1.0, 1000.0
 
 @pytest.fixture
 def runner(served: ServedTransport, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedRunner]:
-    """What runs the model `m`, whose batches wait for ever for word of what is there."""
+    """The runner of the model `m`, whose batches wait until the lane reports that no request is left."""
     if served.lane is None:
         pytest.skip("only the lane enqueues quietly")
     monkeypatch.setattr("tensorferry.batcher.queue.wakeup._INPUT_WAIT_SHARE", NEVER)
@@ -61,7 +61,7 @@ def test_streams(served: ServedTransport, runner: ScriptedRunner) -> None:
 
 
 def await_queued(served: ServedTransport, requests: int) -> None:
-    """Until so many are queued: a call that is answered after them was read after them."""
+    """Wait until this many requests are queued; a later call is then answered after them."""
     batcher = served.registry.get("m").batcher
     while batcher.statistics().sizes.queued < requests:
         assert served.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live

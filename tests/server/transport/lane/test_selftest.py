@@ -1,7 +1,7 @@
-"""When grpcio's internals are not what the lane needs, the server says so and serves without it.
+"""If grpcio's internals are not what the lane needs, the server logs it and serves without the lane.
 
-Each sabotage stands for a release of grpcio that has changed. `auto` then serves threaded, `lane`
-does not start, `threaded` never looks.
+Each sabotage stands for a changed release of grpcio. `auto` then serves threaded, `lane` does not
+start, `threaded` runs no self-test.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _raise(*args: Any, **options: Any) -> Any:
 
 
 def _without(name: str) -> Sabotage:
-    """The lane is imported anew, and the name is not there."""
+    """Import the lane again without the name."""
 
     def sabotage(monkeypatch: pytest.MonkeyPatch) -> None:
         lacking = ModuleType(CYGRPC)
@@ -67,7 +67,7 @@ def _without(name: str) -> Sabotage:
 
 
 def _public_server(**has: Any) -> Sabotage:
-    """The public server has other attributes."""
+    """Give the public server other attributes."""
 
     def sabotage(monkeypatch: pytest.MonkeyPatch) -> None:
         look = cygrpc.Server.__init__
@@ -83,7 +83,7 @@ def _no_registration(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked for never comes."""
+    """Let no requested call arrive."""
     monkeypatch.setattr(selftest, "_SECONDS", 0.2)
     monkeypatch.setattr(cygrpc.Server, "request", lambda self, method, tag: None)
 
@@ -101,14 +101,14 @@ def _batches_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cygrpc, "ReceiveMessageOperation", _raise)
 
 
-def _deaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody hears that a client has left."""
+def _no_cancellations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ignore that a client has left."""
     # Until then calls must be answered, which a busy machine takes its time for.
     monkeypatch.setattr(selftest, "_SECONDS", 1.0)
     monkeypatch.setattr(UnaryCall, "closed", lambda self, event: None)
 
 
-def _mute_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_stream_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "_SECONDS", 0.2)
     monkeypatch.setattr(StreamCall, "received", lambda self, event: None)
 
@@ -127,8 +127,8 @@ SABOTAGES: dict[str, tuple[Sabotage, str]] = {
     "wrong bytes": (_wrong_bytes, "expected an answer"),
     "status lost": (_status_lost, "expected a status"),
     "batches refused": (_batches_refused, "this takes something else now"),
-    "deaf": (_deaf, "expected the cancellation of a client that left"),
-    "mute streams": (_mute_streams, "a call ended with DEADLINE_EXCEEDED"),
+    "no cancellations": (_no_cancellations, "expected the cancellation of a client that left"),
+    "no stream messages": (_no_stream_messages, "a call ended with DEADLINE_EXCEEDED"),
     "no deadline": (_no_deadline, "a call ended with NOT_FOUND"),
 }
 sabotages = pytest.mark.parametrize(("sabotage", "reason"), SABOTAGES.values(), ids=SABOTAGES)
@@ -136,7 +136,7 @@ sabotages = pytest.mark.parametrize(("sabotage", "reason"), SABOTAGES.values(), 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes servers with the model `m`; no thread of one that was stopped is left."""
+    """Make servers with the model `m`; a stopped server must leave no thread."""
     path = small.twice(tmp_path / "m.onnx")
     before = set(threading.enumerate())
     with made_apps(path) as made:
@@ -158,13 +158,13 @@ def serves(app: App) -> None:
 
 
 def lines_of_the_server(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the server logs, but for the warning of an old grpcio that leaks files."""
+    """Return the server's log lines except the warning about a leaking grpcio."""
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("tensorferry")]
     leaks = warning_of(grpc.__version__, "")
     return [line for line in lines if line != leaks]
 
 
-def test_what_it_works_with_is_proved(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_lane_serves_after_its_self_test(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     app = make(transport="auto")
     app.start()
     assert app.transport == "lane"
@@ -173,7 +173,7 @@ def test_what_it_works_with_is_proved(make: Make, caplog: pytest.LogCaptureFixtu
 
 
 @sabotages
-def test_auto_serves_threaded_and_says_why_in_one_line(
+def test_auto_falls_back_to_threaded_with_one_log_line(
     sabotage: Sabotage,
     reason: str,
     make: Make,
@@ -194,7 +194,7 @@ def test_auto_serves_threaded_and_says_why_in_one_line(
 
 
 @sabotages
-def test_lane_does_not_start_without_the_lane(
+def test_transport_lane_does_not_start_without_the_lane(
     sabotage: Sabotage, reason: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = make(transport="lane")
@@ -205,7 +205,7 @@ def test_lane_does_not_start_without_the_lane(
     assert reason in str(refused.value)
 
 
-def test_threaded_never_looks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transport_threaded_runs_no_self_test(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cygrpc.Server, "__init__", _raise)
     monkeypatch.setattr(selftest, "run_selftest", _raise)
     app = make(transport="threaded")
@@ -243,7 +243,7 @@ def _process(transport: str, model: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("transport", ["auto", "threaded"])
-def test_a_process_without_the_lane_serves(transport: str, tmp_path: Path) -> None:
+def test_a_process_serves_without_the_lane(transport: str, tmp_path: Path) -> None:
     with _process(transport, small.twice(tmp_path / "m.onnx")) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -254,7 +254,7 @@ def test_a_process_without_the_lane_serves(transport: str, tmp_path: Path) -> No
     assert log.count("lane does not work") == (1 if transport == "auto" else 0)
 
 
-def test_a_process_that_must_have_the_lane_exits_with_1(tmp_path: Path) -> None:
+def test_a_process_that_requires_the_lane_exits_with_1(tmp_path: Path) -> None:
     with _process("lane", small.twice(tmp_path / "m.onnx")) as process:
         out, log = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (1, "")
@@ -265,10 +265,10 @@ def test_a_process_that_must_have_the_lane_exits_with_1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("transport", ["lane"], scope="module")  # the other has no such thread
 @pytest.mark.parametrize("where", ["a call that comes", "a message", "a stream's message", "the time"])
-def test_a_bug_in_an_event_does_not_end_the_thread_that_serves(
+def test_an_exception_in_an_event_does_not_end_the_polling_thread(
     served: ServedTransport, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call that it concerns is told INTERNAL, or cancelled when it had not begun; all others are served."""
+    """The event's call gets INTERNAL, or CANCELLED if it had not begun; all others are served."""
     served.service.answer_at_once = success
     assert served.lane is not None
     logged: list[str] = []
@@ -305,7 +305,7 @@ def test_a_bug_in_an_event_does_not_end_the_thread_that_serves(
 
 
 @pytest.mark.parametrize("transport", ["lane"], scope="module")
-def test_system_exit_does_not_end_the_thread_either(
+def test_system_exit_does_not_end_the_polling_thread(
     served: ServedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leave(*args: Any) -> None:
@@ -320,10 +320,10 @@ def test_system_exit_does_not_end_the_thread_either(
 
 
 @pytest.mark.parametrize("transport", ["lane"], scope="module")
-def test_calls_that_could_not_be_asked_for_are_asked_for_again(
+def test_a_failed_request_for_a_call_is_repeated(
     served: ServedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So many are asked for, each once it is there: each that was not would be missing for ever."""
+    """The number of posted requests is constant, so a lost one would be missing for ever."""
     served.service.answer_at_once = success
     assert served.lane is not None
     monkeypatch.setattr(lane._log, "exception", lambda message: None)
@@ -342,7 +342,7 @@ def test_calls_that_could_not_be_asked_for_are_asked_for_again(
 def test_calls_that_cannot_be_started_do_not_count(
     served: ServedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else each would shrink `--max-calls` or `--max-streams` for ever."""
+    """Each would reduce `--max-calls` or `--max-streams` for ever."""
     served.service.answer_at_once = success
     assert served.lane is not None
     monkeypatch.setattr(lane._log, "exception", lambda message: None)
@@ -357,7 +357,7 @@ def test_calls_that_cannot_be_started_do_not_count(
 
 
 class _Clock:
-    """Stands in for `time`, in a queue whose events are scripted."""
+    """A scripted replacement of `time`."""
 
     def __init__(self) -> None:
         self.now = 1e9
@@ -367,7 +367,7 @@ class _Clock:
 
 
 def _queue(poll: Callable[[float], Any], clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """A queue, and its own way to poll over one that returns at once, as core's does when the time is over."""
+    """Return an event loop and its `poll` over a core that returns at once, as at a time-out."""
     monkeypatch.setattr(cygrpc, "time", clock)
     own = cygrpc._EventLoop.poll
     events = SimpleNamespace(poll=poll)
@@ -375,7 +375,7 @@ def _queue(poll: Callable[[float], Any], clock: _Clock, monkeypatch: pytest.Monk
     return SimpleNamespace(next_wakeup=clock.now + 0.01, idle=True, _on_crash=_raise), rebound
 
 
-def test_a_clock_that_is_put_back_keeps_nothing_from_being_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_back_delays_no_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = _Clock()
     polled: list[float] = []
 
@@ -388,19 +388,19 @@ def test_a_clock_that_is_put_back_keeps_nothing_from_being_due(monkeypatch: pyte
     queue, own = _queue(poll, clock, monkeypatch)
     called: list[float] = []
 
-    def overdue(now: float) -> float:
+    def on_wakeup(now: float) -> float:
         called.append(now)
         return math.inf
 
-    queue._on_wakeup = overdue
+    queue._on_wakeup = on_wakeup
     event = own(queue, clock.now + 1)
     assert event.tag is None, "grpcio is to give a deadline of the clock as it is now"
     assert called == [1e9 - 3600]
     assert queue.next_wakeup == math.inf
 
 
-def test_what_is_due_knows_whether_more_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who would rest while calls wait would let them wait in vain, and have more after each rest."""
+def test_a_wake_up_knows_whether_events_are_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause while calls are waiting would only delay them, and let more arrive."""
     clock = _Clock()
     monkeypatch.setattr(cygrpc, "_MAX_EVENTS", 3)
     handled: list[Any] = []
@@ -415,10 +415,10 @@ def test_what_is_due_knows_whether_more_is_there(monkeypatch: pytest.MonkeyPatch
     )
     looks: list[tuple[int, bool]] = []
 
-    def overdue(now: float) -> float:
+    def on_wakeup(now: float) -> float:
         looks.append((len(handled), queue.idle))
         return 0.0 if waiting else math.inf
 
-    queue._on_wakeup, queue.next_wakeup = overdue, 0.0
+    queue._on_wakeup, queue.next_wakeup = on_wakeup, 0.0
     own(queue, clock.now)
     assert looks == [(3, False), (6, False), (7, True)]

@@ -1,4 +1,4 @@
-"""Small writes on a port's connections are held back between `begin` and `end`, and nothing else ever is."""
+"""Small writes on a port's connections are held back between `begin` and `end`, and at no other time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDLESS = 1 << 30
 
 
 class Served:
-    """A listening socket with connections to it, as core's are: without Nagle's algorithm."""
+    """A listening socket with connections, without Nagle's algorithm as in core."""
 
     def __init__(self, connections: int) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -57,7 +57,7 @@ def holds(server: socket.socket) -> bool:
     return server.getsockopt(socket.IPPROTO_TCP, socket.TCP_CORK) == 1
 
 
-def test_what_is_written_in_between_leaves_at_the_end_as_one(served: Served) -> None:
+def test_writes_in_between_are_sent_together_at_the_end(served: Served) -> None:
     held = TcpCork()
     held.serve(served.port)
     held.begin(8)
@@ -71,7 +71,7 @@ def test_what_is_written_in_between_leaves_at_the_end_as_one(served: Served) -> 
     assert not any(map(holds, served.servers))
 
 
-def test_fewer_than_two_answers_for_each_connection_leave_at_once(served: Served) -> None:
+def test_fewer_than_two_responses_per_connection_are_sent_at_once(served: Served) -> None:
     held = TcpCork()
     held.serve(served.port)
     held.begin(3)
@@ -80,7 +80,7 @@ def test_fewer_than_two_answers_for_each_connection_leave_at_once(served: Served
     held.end()
 
 
-def test_before_it_serves_a_port_it_holds_nothing(served: Served) -> None:
+def test_nothing_is_corked_before_serve(served: Served) -> None:
     held = TcpCork()
     held.begin(ENDLESS)
     assert not any(map(holds, served.servers))
@@ -88,7 +88,7 @@ def test_before_it_serves_a_port_it_holds_nothing(served: Served) -> None:
     held.end()
 
 
-def test_a_large_answer_takes_what_was_gathered_along(served: Served) -> None:
+def test_a_large_response_sends_what_was_collected(served: Served) -> None:
     held = TcpCork()
     held.serve(served.port)
     held.begin(4)
@@ -100,7 +100,7 @@ def test_a_large_answer_takes_what_was_gathered_along(served: Served) -> None:
     held.end()
 
 
-def test_the_first_of_many_does_not_wait_for_the_last(served: Served) -> None:
+def test_the_first_of_many_responses_does_not_wait_for_the_last(served: Served) -> None:
     held = TcpCork()
     held.serve(served.port)
     held.begin(100)
@@ -115,7 +115,7 @@ def test_the_first_of_many_does_not_wait_for_the_last(served: Served) -> None:
     assert received(served.clients[0]) == SMALL
 
 
-def test_the_last_that_was_announced_is_left_to_the_end(served: Served) -> None:
+def test_the_last_announced_response_is_sent_by_end(served: Served) -> None:
     held = TcpCork()
     held.serve(served.port)
     held.begin(32)
@@ -131,7 +131,7 @@ def test_the_last_that_was_announced_is_left_to_the_end(served: Served) -> None:
     assert not any(map(holds, served.servers))
 
 
-def test_connections_that_come_and_go_are_noticed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_and_closed_connections_are_found(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_cork, "_RESCAN_SECONDS", 0.0)
     held = TcpCork()
     held.serve(served.port)
@@ -149,7 +149,7 @@ def test_connections_that_come_and_go_are_noticed(served: Served, monkeypatch: p
     held.end()
 
 
-def test_a_look_borrows_and_closes_nothing(served: Served) -> None:
+def test_a_scan_closes_no_socket(served: Served) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(3):
         held = TcpCork()
@@ -175,7 +175,7 @@ def test_other_ports_are_left_alone(served: Served) -> None:
         other.close()
 
 
-def test_with_too_many_files_it_does_not_look(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_corked_with_too_many_open_files(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_cork, "_MAX_FILES", 3)
     held = TcpCork()
     held.serve(served.port)
@@ -183,7 +183,7 @@ def test_with_too_many_files_it_does_not_look(served: Served, monkeypatch: pytes
     assert not any(map(holds, served.servers))
 
 
-def test_a_system_without_corks_is_served_without(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_corked_without_tcp_cork(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_cork, "_CORK", None)
     held = TcpCork()
     held.serve(served.port)

@@ -1,0 +1,52 @@
+"""Admission of calls, the same on both transports."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from support.server.rig import PATIENCE
+from support.server.scripted_service import ServedTransport
+
+from tensorferry.server.transport.call_admission import deadline_after
+
+Serve = Callable[..., ServedTransport]
+
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("remaining", [None, 1e9, 9e18, math.inf])
+def test_a_call_without_a_deadline_has_an_infinite_one(remaining: float | None) -> None:
+    assert deadline_after(remaining) == math.inf
+
+
+@pytest.mark.parametrize("remaining", [-1.0, 0.0, 5.0, 86400.0])
+def test_a_deadline_is_on_the_monotonic_clock(remaining: float) -> None:
+    assert deadline_after(remaining) == pytest.approx(time.monotonic() + remaining, abs=1)
+
+
+def test_a_call_above_the_limit_is_refused_with_a_retry_hint(serve: Serve) -> None:
+    """It is refused before its message is read, and counted; both calls are answered."""
+    served = serve(max_calls=2)
+    held = [served.infer(str(number), timeout=PATIENCE) for number in range(2)]
+    served.service.await_received(2)
+    error: Any = served.infer("refused", timeout=PATIENCE).exception()
+    assert error.code() is EXHAUSTED
+    assert "2 calls are in progress" in error.details()
+    assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == "100"
+    assert sorted(served.service.received) == ["0", "1"]
+    assert served.service.refused == {EXHAUSTED: 1}
+    served.service.answer("0", "1")
+    for call in held:
+        call.result(PATIENCE)
+
+
+def test_a_draining_server_refuses_calls_before_their_message_is_read(served: ServedTransport) -> None:
+    served.service.begin_drain()
+    error: Any = served.infer("late", timeout=PATIENCE).exception()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert not served.service.received

@@ -1,0 +1,141 @@
+"""The state machine of a stream, which every transport uses: limits, order and end."""
+
+from __future__ import annotations
+
+import random
+
+import grpc
+import pytest
+from support.server.scripted_service import success
+
+from tensorferry.server.inference.reply import InferenceReply
+from tensorferry.server.inference.stream_order import (
+    STREAM_SHUTTING_DOWN,
+    StreamEntry,
+    StreamOptions,
+)
+from tensorferry.server.status import Status
+from tensorferry.server.transport.stream_state import StreamEnd, StreamState
+
+REFUSED = Status(grpc.StatusCode.PERMISSION_DENIED, "not any more")
+
+
+def state(*, ordered: bool = True, max_in_flight: int = 4, max_bytes: int = 1000) -> StreamState:
+    return StreamState(StreamOptions(ordered), max_in_flight, max_bytes)
+
+
+def test_no_more_requests_are_read_than_may_be_in_flight() -> None:
+    stream = state(max_in_flight=2)
+    first = stream.request_read(1)
+    assert stream.may_read
+    stream.request_read(1)
+    assert not stream.may_read
+    stream.completed(first, success("1"), 1)
+    assert not stream.may_read, "its response is not sent"
+    assert isinstance(stream.next_send(), InferenceReply)
+    stream.sent()
+    assert stream.may_read
+
+
+def test_fewer_large_requests_are_read() -> None:
+    stream = state(max_in_flight=100, max_bytes=1000)
+    stream.request_read(600)
+    assert stream.may_read
+    stream.request_read(1)
+    assert not stream.may_read, "the next may have 600 bytes, too"
+
+
+def test_a_large_response_counts_like_a_large_request() -> None:
+    stream = state(max_in_flight=100, max_bytes=1000)
+    first = stream.request_read(1)
+    stream.request_read(1)
+    assert stream.may_read
+    stream.completed(first, success("1"), 600)
+    assert not stream.may_read
+
+
+def test_one_response_is_sent_at_a_time() -> None:
+    stream = state()
+    for entry in [stream.request_read(1) for _ in range(2)]:
+        stream.completed(entry, success(""), 1)
+    assert isinstance(stream.next_send(), InferenceReply)
+    assert stream.next_send() is None
+    stream.sent()
+    assert isinstance(stream.next_send(), InferenceReply)
+
+
+@pytest.mark.parametrize(
+    ("half_closed", "draining", "refused", "status"),
+    [
+        (True, False, False, None),
+        (True, True, False, None),
+        (False, True, False, STREAM_SHUTTING_DOWN),
+        (False, False, True, REFUSED),
+        (False, True, True, REFUSED),
+    ],
+)
+def test_a_stream_ends_once_after_its_last_response(
+    half_closed: bool, draining: bool, refused: bool, status: Status | None
+) -> None:
+    stream = state()
+    entry = stream.request_read(1)
+    if half_closed:
+        stream.half_close()
+    if draining:
+        stream.drain()
+    if refused:
+        stream.refuse(REFUSED)
+    assert stream.may_read == (draining and not (half_closed or refused))
+    assert stream.next_send() is None
+    stream.completed(entry, success("1"), 1)
+    assert isinstance(stream.next_send(), InferenceReply)
+    assert stream.next_send() is None
+    stream.sent()
+    assert stream.next_send() == StreamEnd(status)
+    assert stream.next_send() is None
+    assert stream.ended
+    assert not stream.may_read
+
+
+def test_nothing_is_sent_or_read_after_the_end() -> None:
+    stream = state()
+    stream.completed(stream.request_read(1), success("1"), 1)
+    stream.end()
+    assert stream.next_send() is None
+    assert not stream.may_read
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("seed", range(20))
+def test_every_request_is_answered_once_within_the_limits(seed: int, ordered: bool) -> None:
+    """Requests, replies and sends in any order."""
+    chance = random.Random(seed)
+    stream = state(ordered=ordered, max_in_flight=3, max_bytes=50)
+    open_entries: list[tuple[StreamEntry, str]] = []
+    read = 0
+    sent: list[str] = []
+    completed: list[str] = []
+    sending = False
+    while not stream.ended:
+        step = chance.randrange(4)
+        if step == 0 and stream.may_read:
+            if read == 20:
+                stream.half_close()
+            else:
+                open_entries.append((stream.request_read(chance.randrange(20)), str(read)))
+                read += 1
+        elif step == 1 and open_entries:
+            entry, request_id = open_entries.pop(chance.randrange(len(open_entries)))
+            completed.append(request_id)
+            stream.completed(entry, success(request_id), chance.randrange(20))
+        elif step == 2 and sending:
+            stream.sent()
+            sending = False
+        elif step == 3:
+            content = stream.next_send()
+            assert content is None or not sending
+            if isinstance(content, InferenceReply):
+                sent.append(content.request_id)
+                sending = True
+        assert read - len(sent) + sending <= 3
+    assert sent == ([str(number) for number in range(20)] if ordered else completed)
