@@ -66,16 +66,12 @@ class RequestCompleter:
         now, batch, work = self._clock.now(), run.batch, run.assignment
         # Everything is counted before the first callback, so that a caller with an answer finds it counted. What the
         # callbacks take can thus be in no figure.
-        if len(batch) == 1 == len(requests) and requests[0].deadline > now and not requests[0].is_split_part:
-            # Fast path of a single request.
-            latencies, rows = [now - requests[0].arrival], batch[0].rows
-        else:
-            latencies = [
-                now - request.arrival
-                for request in requests
-                if request.deadline > now and not request.is_split_part
-            ]
-            rows = sum([request.rows for request in batch])
+        latencies = [
+            now - request.arrival
+            for request in requests
+            if request.deadline > now and not request.is_split_part
+        ]
+        rows = sum([request.rows for request in batch])
         padded_length = None
         if batch[0].padding is not None:
             padded_length = batch[0].padding.padded_length

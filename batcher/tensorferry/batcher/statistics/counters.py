@@ -248,31 +248,18 @@ class Counters:
         the seconds since arrival of each request that is answered; this method sorts it.
         """
         answered, batch_time = len(latencies), input_time + compute_time + output_time
-        more = answered > 1
-        in_latencies: Sequence[tuple[int, int]] = ()
-        in_delays = in_latencies
-        if more:
-            total = sum(latencies)
-            latencies.sort()
-            in_latencies = spread(latencies)
-            in_delays = spread(latencies, batch_time)
-        else:
-            # Fast path without calls.
-            total = latencies[0] if answered else 0.0
-            in_latency = bisect_left(BOUNDS, total)
-            in_delay = bisect_left(BOUNDS, total - batch_time)
+        total = sum(latencies)
+        latencies.sort()
+        in_latencies = spread(latencies) if answered else ()
+        in_delays = spread(latencies, batch_time) if answered else ()
         in_compute_time = bisect_left(BOUNDS, compute_time)
         queue_delay = total - answered * batch_time
         with self._lock:
             self._compute_times[in_compute_time] += answered
-            if more:
-                for interval, count in in_latencies:
-                    self._latencies[interval] += count
-                for interval, count in in_delays:
-                    self._queue_delays[interval] += count
-            else:
-                self._latencies[in_latency] += answered
-                self._queue_delays[in_delay] += answered
+            for interval, count in in_latencies:
+                self._latencies[interval] += count
+            for interval, count in in_delays:
+                self._queue_delays[interval] += count
             if reason is not None:
                 self._reasons[reason] += 1
             size = self._sizes.get(rows)
