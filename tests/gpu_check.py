@@ -173,7 +173,7 @@ def check(case: Case, device: str, memory: DeviceMemory | None = None) -> list[s
         options = OrtOptions(graphs=GraphOptions()) if graphs else OrtOptions()
         session = Session(case.path, device, options, memory)
         if graphs:
-            rungs = [
+            batch_shapes = [
                 {
                     name: array.shape
                     for name, array in random_inputs(on_cpu.signature, rows, case.size).items()
@@ -181,7 +181,7 @@ def check(case: Case, device: str, memory: DeviceMemory | None = None) -> list[s
                 for rows in RUNGS
             ]
             # If a model mixes rows, the answers depend on the neighbours.
-            if not session.capture(rungs, pads=case.name not in MIXING):
+            if not session.capture(batch_shapes, pads=case.name not in MIXING):
                 if case.captured:
                     wrong.append(f"{case.name} could not be captured")
                 continue

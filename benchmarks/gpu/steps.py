@@ -132,8 +132,8 @@ def ways(
     if device == "cpu":
         return found, requests, "graphs: nothing to capture on the CPU"
     captured = Session(path, device, OrtOptions(graphs=GraphOptions()))
-    rungs = [{name: (count, *array.shape[1:]) for name, array in inputs.items()} for count in rows]
-    if not captured.capture(rungs, pads=False):
+    batch_shapes = [{name: (count, *array.shape[1:]) for name, array in inputs.items()} for count in rows]
+    if not captured.capture(batch_shapes, pads=False):
         return found, requests, "graphs: the model cannot be captured; the log says why"
     found["graphs"] = staged(captured)
     return found, requests, ""

@@ -21,7 +21,7 @@ from support.models import small
 from tensorferry.client import InferenceClient, InferenceResult
 
 SIZE = 8
-LADDER = (8, 16, 32)
+PADDED_LENGTHS = (8, 16, 32)
 OPTIONS = ("--pad-lengths", "sequence=8,16,32", "--pad-values", "ids=0,mask=0")
 
 Inputs = dict[str, npt.NDArray[np.int64]]
@@ -71,7 +71,7 @@ def test_lengths_share_batches_and_answers_are_those_alone(serve: Serve, masked_
         length = inputs["ids"].shape[1]
         assert result.parameters["batch_rows"] == SIZE
         assert result.parameters.get("padded_length") == min(
-            (rung for rung in LADDER if rung >= length), default=None
+            (padded for padded in PADDED_LENGTHS if padded >= length), default=None
         )
         shared[int(result.parameters["batch_number"])].add(length)
     # 15 full batches of the 120 single rows, and 8 of the rows beyond the longest length.

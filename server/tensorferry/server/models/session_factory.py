@@ -64,16 +64,18 @@ class SessionFactory:
             session.go_without_graphs(f"its input {name!r} has no batch axis")
             return []
         try:
-            rungs = shapes_to_capture(
+            batch_shapes = shapes_to_capture(
                 graphs, session.signature, settings.max_batch_size, self.warmup.padded_sizes
             )
         except StartError as error:
             session.go_without_graphs(str(error))
             return []
         # Padding rows are safe if requests may share a batch.
-        if not session.capture(rungs, pads=settings.merges):
+        if not session.capture(batch_shapes, pads=settings.merges):
             return []
-        return sorted({next(iter(shapes.values()))[0] if settings.max_batch_size else 1 for shapes in rungs})
+        return sorted(
+            {next(iter(shapes.values()))[0] if settings.max_batch_size else 1 for shapes in batch_shapes}
+        )
 
     def warm_up(self, session: Session) -> list[dict[int, float]]:
         """Run the samples and batches of increasing size; return the seconds by number of rows, for each length."""
