@@ -80,9 +80,9 @@ class Admission:
         self._unavailable, self._must_check = None, self._closed or self._bounded
 
     def admit(self, requests: Sequence[Request], rows: int, nbytes: int, now: float) -> Sequence[Request]:
-        """Return the queued requests to drop so that a request, or all parts of one, has room; raise if it is rejected.
+        """Accept a request, or all parts of one, and return the queued requests to drop for it; raise if it is rejected.
 
-        `rows` and `nbytes` are those of all parts. Changes nothing; `accepted` does.
+        `rows` and `nbytes` are those of all parts.
         """
         first = requests[0]
         # A request that is rejected in any case must get that error, not its quota's.
@@ -98,6 +98,9 @@ class Admission:
         # NaN must be checked too: it is rejected.
         if first.deadline != math.inf:
             self._check_deadline(requests, rows, now)
+        self.bytes_in_flight += nbytes
+        if self._quotas is not None:
+            self._quotas.accepted(requests, now)
         return displaced
 
     def _check_bounds(self, first: Request, rows: int, nbytes: int, now: float) -> Sequence[Request]:
@@ -127,12 +130,6 @@ class Admission:
                 # A rejected request is part of the demand, which batches must keep up with.
                 self._selector.arrived(first.rank, now, rows, first.deadline - now)
                 raise error
-
-    def accepted(self, requests: Sequence[Request], nbytes: int, now: float) -> None:
-        """Count the requests of one `admit`."""
-        self.bytes_in_flight += nbytes
-        if self._quotas is not None:
-            self._quotas.accepted(requests, now)
 
     def released(self, requests: Sequence[Request]) -> None:
         """Free what accepted requests hold, because they have ended."""

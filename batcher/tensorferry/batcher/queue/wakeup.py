@@ -74,7 +74,7 @@ class InlineExecution:
 
     def observe(self, seconds: float, now: float) -> None:
         """Note how long a batch took, whether or not it succeeded."""
-        if self.is_long(seconds):
+        if seconds > _LONG_SECONDS:
             again = now < self._suspended_until + _MAX_SUSPENSION_SECONDS
             longer = min(2 * self._suspension_seconds, _MAX_SUSPENSION_SECONDS)
             self._suspension_seconds = longer if again else _FIRST_SUSPENSION_SECONDS
