@@ -143,20 +143,19 @@ class Gate:
                 assert self.open.wait(PATIENCE)
             return run(session, inputs)
 
-        monkeypatch.setattr(RequestQueue, "put", self._heard(RequestQueue.put))
-
+        monkeypatch.setattr(RequestQueue, "put", self._reporting(RequestQueue.put))
         monkeypatch.setattr(Session, "run", gated)
         # Only a worker may be held, never the thread that serves the lane.
         monkeypatch.setattr(loader, "has_steady_run_time", lambda path: False)
 
-    def _heard(self, put: Callable[..., Any]) -> Callable[..., Any]:
-        def heard(*arguments: Any) -> Any:
+    def _reporting(self, put: Callable[..., Any]) -> Callable[..., Any]:
+        def reporting_put(*arguments: Any, **options: Any) -> Any:
             try:
-                return put(*arguments)
+                return put(*arguments, **options)
             finally:
                 self.taken.put(None)
 
-        return heard
+        return reporting_put
 
     def close(self) -> None:
         self.open.clear()
