@@ -11,11 +11,12 @@ class OpenCalls:
     """Number of open calls of one kind. A stopping server waits until it is 0. Thread-safe."""
 
     def __init__(self) -> None:
-        # Guards _count. Nothing is called while it is held.
+        # Guards the fields below. Nothing is called while it is held.
         self._lock = threading.Lock()
-        # Notified when _count reaches 0.
+        # Notified when _count reaches 0 while _waiting is set, because notifying costs more than counting.
         self._none_open = threading.Condition(self._lock)
         self._count = 0
+        self._waiting = False
 
     @property
     def count(self) -> int:
@@ -35,7 +36,7 @@ class OpenCalls:
         """Stop counting a call."""
         with self._lock:
             self._count -= 1
-            if not self._count:
+            if self._waiting and not self._count:
                 self._none_open.notify_all()
 
     def end_with(self, context: grpc.ServicerContext) -> None:
@@ -47,4 +48,6 @@ class OpenCalls:
     def wait_until_none(self, timeout: float) -> bool:
         """Wait until no call is open; return false if some are after `timeout` seconds."""
         with self._lock:
+            # Never reset: the server stops.
+            self._waiting = True
             return self._none_open.wait_for(lambda: not self._count, timeout)
