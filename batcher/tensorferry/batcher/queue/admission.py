@@ -133,9 +133,9 @@ class Admission:
 
     def released(self, requests: Sequence[Request]) -> None:
         """Free what accepted requests hold, because they have ended."""
-        self.bytes_in_flight -= sum([request.nbytes for request in requests])
-        if self._quotas is not None:
-            for request in requests:
+        for request in requests:
+            self.bytes_in_flight -= request.nbytes
+            if self._quotas is not None:
                 self._quotas.done(request)
 
     @property

@@ -71,7 +71,8 @@ class LearningSync:
         cost_model: BatchCostModel | None = None
         rows = 0
         if seconds is not None:
-            rows = sum([request.rows_counted for request in batch])
+            for request in batch:
+                rows += request.rows_counted
             if self._row_limits.needed:
                 self._row_limits.record_success(device, batch[0].key, rows)
             found = self._backlog.cost_model(batch[0].key)

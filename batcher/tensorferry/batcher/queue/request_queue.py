@@ -72,6 +72,8 @@ class RequestQueue:
         # One device runs one batch at a time, and no batch waits for a window's end.
         simple = settings.devices == 1 and not pipelined and not limits.max_queue_delay
         self._reply_wait = ReplyWait(returns or ReturnModel(), enabled=simple)
+        # To be called when the last request of a batch is about to be completed. Takes no lock.
+        self.last_response = self._reply_wait.last_response
         self._inline = InlineExecution(devices.each[0], enabled=simple and settings.steady)
         self._wakeup = WorkerWakeup(
             clock, limits, backlog, devices, self._reply_wait, wake_for_timeouts=bool(policies)
@@ -376,9 +378,11 @@ class RequestQueue:
     def finish(self, requests: Sequence[Request]) -> list[Request]:
         """End the requests of a batch, and return those that were alive, which the caller completes."""
         with self._lock:
-            alive = [request for request in requests if request.state is RUNNING]
-            for request in alive:
-                request.state = DONE
+            alive: list[Request] = []
+            for request in requests:
+                if request.state is RUNNING:
+                    request.state = DONE
+                    alive.append(request)
             self._running -= len(alive)
             self._admission.released(alive)
             if alive:
@@ -387,10 +391,6 @@ class RequestQueue:
                 alone = self._backlog.cost_model(alive[0].key).mean(1) if by_worker else 0.0
                 self._reply_wait.batch_ran(self._clock.now(), len(alive), alone, by_worker=by_worker)
             return alive
-
-    def last_response(self) -> None:
-        """Note that the last request of a batch is about to be completed. Takes no lock."""
-        self._reply_wait.last_response()
 
     @property
     def waiting_for_input(self) -> bool:
@@ -447,8 +447,11 @@ class RequestQueue:
         """Note that a thread has completed what it took; return whether anything is queued."""
         with self._lock:
             self._busy -= 1
-            self._notify_if_drained_locked()
-            return self._backlog.rows > 0
+            if self._backlog.rows:
+                return True
+            if self._drainers or self._closing:
+                self._notify_if_drained_locked()
+            return False
 
     # Other ends of a request: it expires, is cancelled, is shed, or is queued again after a failure.
 
