@@ -119,7 +119,7 @@ class _WithoutRuntime:
     def prepare(self, source: ModelSource, options: ServerConfig = _OPTIONS) -> Model:
         """Run `load_model` on a configuration, up to a running batcher."""
         with ExitStack() as scratch:
-            prepared: PreparedModel = preparation.prepare(source, options, "cpu", scratch)
+            prepared: PreparedModel = preparation.prepare_model(source, options, "cpu", scratch)
         signature, settings = prepared.io_mapping.signature, prepared.settings
         warmup_samples(prepared.config, signature, source.directory)
         labels = read_labels(prepared.config, source.directory)

@@ -35,7 +35,7 @@ def compare_model(build: Build, directory: Path) -> RowComparison:
     return compare_rows(
         session.signature,
         session.run,
-        ComparisonSettings(words=string_lists(session.path), clock=stopped_clock),
+        ComparisonSettings(vocabularies=string_lists(session.path), clock=stopped_clock),
     )
 
 

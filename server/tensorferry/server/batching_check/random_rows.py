@@ -27,16 +27,16 @@ def rows_of(signature: Signature, inputs: Mapping[str, Array]) -> list[Row]:
 
 
 def with_vocabulary(
-    signature: Signature, inputs: Mapping[str, Array], words: Sequence[str]
+    signature: Signature, inputs: Mapping[str, Array], vocabulary: Sequence[str]
 ) -> dict[str, Array]:
-    """Return the inputs with every second string replaced by one of the words, in turn."""
+    """Return the inputs with every second string replaced by one of the vocabulary, in turn."""
     filled = dict(inputs)
     for spec in signature.inputs:
         if spec.datatype.name == "BYTES":
             array = inputs[spec.name].copy()
             flat = array.reshape(-1)
             for at in range(0, len(flat), 2):
-                flat[at] = words[at // 2 % len(words)]
+                flat[at] = vocabulary[at // 2 % len(vocabulary)]
             filled[spec.name] = array
     return filled
 

@@ -24,8 +24,8 @@ from tensorferry.server.batching_check.row_kinds import (
     Row,
     RowKind,
     accepted_integers,
+    batch_of_rows,
     has_rows,
-    join,
     rows_of_kind,
 )
 from tensorferry.server.runtime.sampling import Array, Run, describe_difference, working_size
@@ -80,13 +80,13 @@ class RowComparison:
 class ComparisonSettings:
     """What is compared, and for how long.
 
-    `max_batch_size` is the largest batch. `words` are lists of strings from the model's file. `precision` is the
+    `max_batch_size` is the largest batch. `vocabularies` are lists of strings from the model's file. `precision` is the
     device's relative precision, if it is worse than the outputs' datatypes. After `seconds`, only the minimum is run:
     one draw of each kind of row, all in one batch, and if `thorough`, each kind in its own batch.
     """
 
     max_batch_size: int = 32
-    words: Sequence[Sequence[str]] = ()
+    vocabularies: Sequence[Sequence[str]] = ()
     precision: float = 0.0
     seconds: float = 1.0
     thorough: bool = True
@@ -163,8 +163,10 @@ class _RowComparer:
         self._check_repeatable(alone[0])
         self._compare_with_alone(self._random, alone)
         if any(spec.datatype.name == "BYTES" for spec in self._signature.inputs):
-            for words in self._settings.words:
-                inputs = with_vocabulary(self._signature, join(self._signature, self._random), words)
+            for vocabulary in self._settings.vocabularies:
+                inputs = with_vocabulary(
+                    self._signature, batch_of_rows(self._signature, self._random), vocabulary
+                )
                 rows = rows_of(self._signature, inputs)
                 try:
                     alone = self._run_alone(rows)
@@ -258,7 +260,7 @@ class _RowComparer:
                     raise _Mixes(f"output {spec.name!r} of a row depends on other rows: {difference}")
 
     def _run_together(self, rows: Sequence[Row]) -> Mapping[str, Array]:
-        outputs = self._run(join(self._signature, rows))
+        outputs = self._run(batch_of_rows(self._signature, rows))
         for spec in self._signature.outputs:
             shape = outputs[spec.name].shape
             if shape[:1] != (len(rows),):

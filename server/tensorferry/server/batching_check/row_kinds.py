@@ -99,7 +99,7 @@ def has_rows(spec: TensorSpec) -> bool:
     return bool(spec.dims) and not isinstance(spec.dims[0], int)
 
 
-def join(signature: Signature, rows: Sequence[Row]) -> dict[str, Array]:
+def batch_of_rows(signature: Signature, rows: Sequence[Row]) -> dict[str, Array]:
     """Return the rows as one batch. Inputs without a batch axis come from the first row."""
     return {
         spec.name: np.concatenate([row[spec.name] for row in rows]) if has_rows(spec) else rows[0][spec.name]

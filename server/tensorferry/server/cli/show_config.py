@@ -14,7 +14,7 @@ from tensorferry.server.config.load import load_config, model_source
 from tensorferry.server.config.server_config import OPTIONS, ModelSource
 from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.model_config.pbtxt import config_text
-from tensorferry.server.models.preparation import prepare
+from tensorferry.server.models.preparation import prepare_model
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.telemetry import logs
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
         server_config = load_config([f"{source.name}={source.path}"], flags, os.environ, None)
         logs.configure(server_config.log_format, server_config.log_level)
         with ExitStack() as scratch:
-            prepared = prepare(source, server_config, choose_device(server_config.device), scratch)
+            prepared = prepare_model(source, server_config, choose_device(server_config.device), scratch)
     except ConfigError as error:
         print(f"tensorferry config: {error}", file=sys.stderr)
         return 2

@@ -68,7 +68,7 @@ def _external_data(path: Path, _inode: int, _modified: int, size: int) -> list[P
 
 def _locations(data: mmap.mmap) -> Iterator[Path]:
     for match in _LOCATION.finditer(data):
-        length = sum((byte & 127) << 7 * place for place, byte in enumerate(match[1]))
+        length = sum((byte & 127) << 7 * index for index, byte in enumerate(match[1]))
         name = data[match.end() : match.end() + length]
         with suppress(UnicodeDecodeError):
             if b"\0" not in name:

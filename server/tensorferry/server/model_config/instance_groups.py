@@ -75,11 +75,11 @@ def _group(
         )
     del group.gpus[:]
     group.gpus.extend(gpus)
-    places = [f"cuda:{gpu}" for gpu in gpus] or ["cpu"]
-    if not group.passive and len(places) * group.count > _MOST:
+    names = [f"cuda:{gpu}" for gpu in gpus] or ["cpu"]
+    if not group.passive and len(names) * group.count > _MOST:
         # Checked before the list is made, because a client may request two thousand million instances.
-        raise _too_many(model, len(places) * group.count)
-    devices = () if group.passive else tuple(place for place in places for _ in range(group.count))
+        raise _too_many(model, len(names) * group.count)
+    devices = () if group.passive else tuple(name for name in names for _ in range(group.count))
     return InstanceGroup(devices, group)
 
 

@@ -22,7 +22,7 @@ from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.model_config.settings import ModelSettings
 from tensorferry.server.models.labels import read_labels
 from tensorferry.server.models.padding_check import decide_padding, declared_padding
-from tensorferry.server.models.preparation import PreparedModel, prepare
+from tensorferry.server.models.preparation import PreparedModel, prepare_model
 from tensorferry.server.models.registry import Model
 from tensorferry.server.models.session_factory import SessionFactory, WarmupPlan
 from tensorferry.server.models.warmup_samples import warmup_samples
@@ -63,7 +63,7 @@ def load_model(
     """
     started = time.monotonic()
     with ExitStack() as scratch, LoadProgress(f"model {source.name} version {source.version}"):
-        prepared = prepare(source, config, device, scratch)
+        prepared = prepare_model(source, config, device, scratch)
         settings, io_mapping = prepared.settings, prepared.io_mapping
         # The probe runs during the warm-up.
         with EmptyAxesProbe(_probed_model(source, prepared)) as probe:

@@ -52,7 +52,7 @@ class PreparedModel:
     precision: float
 
 
-def prepare(
+def prepare_model(
     source: ModelSource, server_config: ServerConfig, device: str, scratch: ExitStack
 ) -> PreparedModel:
     """Load a model's first session and decide how it is served; StartError gives the reason of a failure.
@@ -61,7 +61,7 @@ def prepare(
     """
     requested = _requested_config(source)
     groups = instance_groups(requested, source.name, available_devices(server_config.device, device))
-    devices = [place for group in groups for place in group.devices]
+    devices = [name for group in groups for name in group.devices]
     base = requested or ModelConfig(name=source.name)
     _warn_about_unused_providers(source.name, base, devices)
     base = with_server_defaults(base, server_config, devices)
@@ -75,7 +75,7 @@ def prepare(
     set_load_stage(f"making its session on {devices[0]}")
     session = file.session(devices[0], ort_options)
     set_load_stage("checking whether rows of a batch affect each other")
-    precision = max(ort_options.precision(place) for place in devices)
+    precision = max(ort_options.precision(name) for name in devices)
 
     def completed(decision: BatchingDecision) -> ModelConfig:
         return complete_config(base, source, session.signature, decision, groups, server_config)

@@ -83,7 +83,7 @@ def of_content(content: Content) -> Value:
     return Value(content.shape, depends_on_row_count=depends_on_row_count, content=content)
 
 
-def integers(numbers: Iterable[Size]) -> Content:
+def vector_of(numbers: Iterable[Size]) -> Content:
     """Return a vector of sizes as the content of a tensor."""
     listed = list(numbers)
     array = np.empty(len(listed), object)

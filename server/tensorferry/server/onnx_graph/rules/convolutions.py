@@ -91,11 +91,11 @@ def pool(node: Node) -> list[Value]:
     rows = rows_on_first_axis(node, (0,), "pools over")
     sizes = shape_of(node.input(0))
     found = with_rows((*sizes[:2], *_windows(node, sizes[2:], node.attribute("kernel_shape", []))), rows)
-    places = found
+    indices = found
     if rows is not None:
         why = f"{node.label} returns indices that count through the whole batch"
-        places = Value(problems=RowProblems(unknown=(why,)))
-    return [found, places][: node.outputs]
+        indices = Value(problems=RowProblems(unknown=(why,)))
+    return [found, indices][: node.outputs]
 
 
 @operator("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")

@@ -121,7 +121,7 @@ def matrix_product(one: Value, other: Value) -> Value:
 
 def sum_of_products(values: Sequence[Value], terms: Sequence[Sequence[str]], out: Sequence[str]) -> Value:
     """Return the sum of products over the axes whose labels are not in `out`."""
-    place: tuple[str, RowAxis] | None = None
+    row_label: tuple[str, RowAxis] | None = None
     for value, labels in zip(values, terms, strict=True):
         if value.rows is None:
             continue
@@ -130,22 +130,25 @@ def sum_of_products(values: Sequence[Value], terms: Sequence[Sequence[str]], out
             raise MixesRows("takes a diagonal across the batch axis")
         if label not in out:
             raise MixesRows("adds up over the batch axis")
-        if place is not None and place[0] != label:
+        if row_label is not None and row_label[0] != label:
             raise MixesRows("multiplies rows along one axis with rows along another")
-        if place is not None and (place[1].outer, place[1].inner) != (value.rows.outer, value.rows.inner):
+        if row_label is not None and (row_label[1].outer, row_label[1].inner) != (
+            value.rows.outer,
+            value.rows.inner,
+        ):
             raise UnknownEffect("combines rows that are merged with other axes in different ways")
-        place = label, value.rows
+        row_label = label, value.rows
     sizes: dict[str, Size] = {}
     for value, labels in zip(values, terms, strict=True):
         for label, size in zip(labels, shape_of(value), strict=True):
             if sizes.get(label, 1) == 1:
                 sizes[label] = size
-            if place is not None and label == place[0] and value.rows is None and size != 1:
+            if row_label is not None and label == row_label[0] and value.rows is None and size != 1:
                 raise UnknownEffect(f"multiplies the batch axis with an axis of size {size}")
     shape = tuple(sizes[label] for label in out)
-    if place is None:
+    if row_label is None:
         return Value(shape)
-    return with_rows(shape, RowAxis(list(out).index(place[0]), place[1].outer, place[1].inner))
+    return with_rows(shape, RowAxis(list(out).index(row_label[0]), row_label[1].outer, row_label[1].inner))
 
 
 @operator("Einsum")

@@ -23,7 +23,7 @@ from tensorferry.server.onnx_graph.sizes import (
     product,
     quotient,
 )
-from tensorferry.server.onnx_graph.values import ALL, RowAxis, Value, integers, of_content
+from tensorferry.server.onnx_graph.values import ALL, RowAxis, Value, of_content, vector_of
 
 # Longer ranges are not kept.
 _MOST = 256
@@ -38,7 +38,7 @@ def constant_of(node: Node) -> Value:
         if name in ("value_int", "value_float"):
             return of_content(np.array(value, object))
         if name in ("value_ints", "value_floats"):
-            return of_content(integers(value))
+            return of_content(vector_of(value))
         if name in ("value_string", "value_strings"):
             return Value(() if name == "value_string" else (len(value),))
     raise UnknownEffect("has no tensor of a known kind")
@@ -48,11 +48,11 @@ def constant_of(node: Node) -> Value:
 def shape(node: Node) -> Value:
     """Return the sizes of the axes, or of some of them."""
     sizes = shape_of(node.input(0))
-    return of_content(integers(sizes[slice(node.attribute("start"), node.attribute("end"))]))
+    return of_content(vector_of(sizes[slice(node.attribute("start"), node.attribute("end"))]))
 
 
 @operator("Size", shape_only=True)
-def size(node: Node) -> Value:
+def element_count(node: Node) -> Value:
     """Return the number of elements."""
     content = np.empty((), object)
     content[()] = product(*shape_of(node.input(0)))
@@ -104,7 +104,7 @@ def _numbered(value: Value, made: Value) -> Value:
 
 
 @operator("Flatten")
-def flatten(node: Node) -> Value:
+def flatten_axes(node: Node) -> Value:
     """Merge the axes before the given axis, and those from it on."""
     value = node.input(0)
     sizes = shape_of(value)
@@ -238,7 +238,7 @@ def numbers_in_a_range(node: Node) -> Value:
     count = max(math.ceil((limit - start) / delta), 0)
     if count > _MOST:
         return Value((count,))
-    return of_content(integers(start + at * delta for at in range(count)))
+    return of_content(vector_of(start + at * delta for at in range(count)))
 
 
 @operator("Tile", shape_inputs=(1,))

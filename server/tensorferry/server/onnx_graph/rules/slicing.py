@@ -93,26 +93,26 @@ def joined_along(values: Sequence[Value], axis: int) -> Value:
     row_axes = [value.rows for value in values if value.rows is not None]
     if not row_axes:
         return Value(sizes)
-    place = row_axes[0]
-    if any(rows.axis != place.axis for rows in row_axes):
+    first_rows = row_axes[0]
+    if any(rows.axis != first_rows.axis for rows in row_axes):
         raise MixesRows("joins rows along one axis with rows along another")
     if len(row_axes) != len(values):
-        how = "along the batch axis" if place.axis == axis else "that are not broadcast"
+        how = "along the batch axis" if first_rows.axis == axis else "that are not broadcast"
         raise UnknownEffect(f"joins rows with other values {how}")
-    if place.axis != axis:
-        if any((rows.outer, rows.inner) != (place.outer, place.inner) for rows in row_axes):
+    if first_rows.axis != axis:
+        if any((rows.outer, rows.inner) != (first_rows.outer, first_rows.inner) for rows in row_axes):
             raise UnknownEffect("combines rows that are merged with other axes in different ways")
-        return with_rows(sizes, place)
-    if any(rows.inner != place.inner for rows in row_axes):
+        return with_rows(sizes, first_rows)
+    if any(rows.inner != first_rows.inner for rows in row_axes):
         raise UnknownEffect("joins rows of different lengths along the batch axis")
     outer: Size = 0
     for rows in row_axes:
         outer = total(outer, rows.outer)
-    return with_rows(sizes, RowAxis(axis, outer, place.inner))
+    return with_rows(sizes, RowAxis(axis, outer, first_rows.inner))
 
 
 @operator("Split", shape_inputs=(1,))
-def split(node: Node) -> list[Value]:
+def split_axis(node: Node) -> list[Value]:
     """Split an axis. The batch axis may be split only into copies of all rows."""
     value = node.input(0)
     sizes = shape_of(value)
