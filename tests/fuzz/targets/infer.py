@@ -62,7 +62,7 @@ class InferTarget:
                 if shared:
                     self._world.fill()
                 asked = self._counted.ask(service, data)
-                # Beside a request that waits for its batch, and now and then beside a refused one.
+                # These run beside a request that waits for its batch, and sometimes beside a refused one.
                 if service is self._plain and (asked.reply is None or self._counted.asked % 16 == 0):
                     self._check_neighbour(service)
                 results.append(self._result(asked))

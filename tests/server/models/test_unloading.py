@@ -63,7 +63,7 @@ def test_no_reference_to_an_unloaded_model_is_left(repository: ScriptedRepositor
     left = weakref.ref(repository.registry.get("m").batcher)
     control.unload("m")
     repository.await_state(("m", "1", UNAVAILABLE))
-    # Its thread has said so, and is about to end.
+    # The thread has reported the end of the model, and ends soon.
     assert control.close(PATIENCE)
     assert left() is None
 
