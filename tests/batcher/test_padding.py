@@ -87,7 +87,7 @@ def test_inputs_are_padded_each_with_its_value_and_the_others_left(make: Make) -
     sizes=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 11)), min_size=1, max_size=12),
     most=st.integers(1, 6),
 )
-def test_each_gets_exactly_what_it_gets_alone(sizes: list[tuple[int, int]], most: int) -> None:
+def test_each_request_gets_exactly_its_answer_alone(sizes: list[tuple[int, int]], most: int) -> None:
     """For any mix of rows and lengths, also split requests and lengths beyond the last padded length."""
     runner = ScriptedRunner(encoder, gated=True)
     sent = [text(rows, length, tag) for tag, (rows, length) in enumerate(sizes)]
@@ -342,7 +342,7 @@ def test_examples_of_the_offline_utility_share_batches_too() -> None:
     assert batches == [[3, 4], [1, 4], [2, 8], [1, 9], [1, 4]]
 
 
-def test_callers_requests_ride_padded_by_their_own_plan(make: Make, clock: VirtualClock) -> None:
+def test_requests_with_their_own_plan_are_padded(make: Make, clock: VirtualClock) -> None:
     """Requests as a server builds them: from bytes, with a key of the plan's shapes."""
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     batcher = make(lambda x: x, clock=clock)

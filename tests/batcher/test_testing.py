@@ -12,7 +12,7 @@ from tensorferry.batcher.clock import MonotonicClock
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
-def test_the_clock_moves_only_when_told(clock: VirtualClock) -> None:
+def test_the_clock_moves_only_on_request(clock: VirtualClock) -> None:
     assert clock.now() == clock.now() == 0
     clock.advance(2.5)
     assert clock.now() == 2.5
@@ -68,7 +68,7 @@ def test_a_release_may_come_before_its_batch(runner: ScriptedRunner) -> None:
     assert [runner(1), runner(2)] == [2, 4]
 
 
-def test_a_runner_without_gate_runs_what_it_is_given() -> None:
+def test_a_runner_without_a_gate_runs_at_once() -> None:
     runner = ScriptedRunner(lambda x: x + 1)
     assert runner(1) == 2
     assert len(runner.batches) == 1

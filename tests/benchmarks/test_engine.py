@@ -38,7 +38,7 @@ def play(policy: type[Peer], arrivals: list[float], *, timeout: float = 100.0, d
     return run(trace, scenario, policy(scenario, trace), costs.silent)
 
 
-def test_greedy_takes_what_waits_when_the_device_is_free() -> None:
+def test_greedy_takes_all_queued_requests_when_the_device_is_free() -> None:
     assert play(Peer, [0.0, 1.0, 2.0, 10.0]).answered == [3.0, 7.0, 7.0, 13.0]
 
 
@@ -117,7 +117,7 @@ def test_windows_from_arrival_and_from_pop() -> None:
     assert play(WindowFromPop, [0.0, 4.0]).answered == [6.0, 12.0]
 
 
-def test_triton_style_leaves_at_a_preferred_size_or_after_the_delay() -> None:
+def test_triton_style_closes_at_a_preferred_size_or_after_the_delay() -> None:
     assert play(TritonStyle, [0.0, 1.0]).answered == [5.0, 5.0]
     assert play(TritonStyle, [0.0]).answered == [4.5]
 
@@ -165,7 +165,7 @@ def test_every_request_is_answered_or_dropped_once(scenario: Scenario, name: str
     assert got.busy <= scenario.devices * elapsed * (1 + 1e-9)
 
 
-def test_who_forgets_a_request_is_found_out() -> None:
+def test_a_policy_that_loses_a_request_is_detected() -> None:
     class Forgetful(Peer):
         def put(self, index: int, now: float) -> bool:
             return index == 1 or super().put(index, now)

@@ -88,7 +88,7 @@ def test_the_ideal_is_one_batch_of_all_without_waiting() -> None:
     assert ride.of_ideal(0.02) == pytest.approx(0.6)
 
 
-def test_what_responses_explain_is_averaged_over_requests_and_rows_over_batches() -> None:
+def test_explained_times_are_averaged_over_requests_and_rows_over_batches() -> None:
     def response(batch: int, rows: int, queue_us: int) -> bytes:
         message = pb.ModelInferResponse()
         for name, value in (

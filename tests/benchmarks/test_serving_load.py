@@ -25,7 +25,7 @@ def test_the_line_is_read_as_printed() -> None:
 @pytest.mark.parametrize(
     "line", ["", "no", "{}", '{"answers": 1}', json.dumps({**asdict(MEASURED), "more": 1})]
 )
-def test_what_is_not_the_line_is_an_error(line: str) -> None:
+def test_any_other_output_is_an_error(line: str) -> None:
     with pytest.raises(LoadError, match="not the load generator's line"):
         parse(line)
 
@@ -78,7 +78,7 @@ def test_raw_and_typed_answers_read_the_same() -> None:
     assert grpc_output(raw).tolist() == grpc_output(typed).tolist() == [1.0, 2.0]
 
 
-def test_each_http_encoding_reads_what_a_server_of_it_answers() -> None:
+def test_each_http_encoding_decodes_its_servers_answer() -> None:
     row = MLP.row()
     assert RAW.decode(RAW.encode(row)).tolist() == row[0].tolist()
     assert JSON.decode(JSON.encode(row)).tolist() == row[0].tolist()

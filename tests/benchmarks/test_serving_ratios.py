@@ -74,7 +74,7 @@ def test_a_figure_is_found_by_all_that_names_it() -> None:
         ([], None, False, "not measured"),
     ],
 )
-def test_the_median_of_the_rounds_meets_what_is_wanted_or_not(
+def test_the_median_of_the_rounds_meets_the_target_or_not(
     values: list[float], stretch: float | None, at_most: bool, verdict: str
 ) -> None:
     assert Ratio("a", "b", 2.5, values, stretch, at_most).verdict == verdict
@@ -110,7 +110,7 @@ def test_latency_in_the_open_loop_is_in_batch_times() -> None:
     ]
 
 
-def test_the_table_shows_what_was_measured_and_counts_the_rest() -> None:
+def test_the_table_shows_measured_ratios_and_counts_the_rest() -> None:
     rows = [row(0, LANE, "tiny", UNARY, 32, rate=300.0), row(0, TRITON, "tiny", UNARY, 32, rate=100.0)]
     header, line, rest = table(rows).splitlines()
     assert header.split()[0] == "figure"

@@ -83,12 +83,12 @@ def test_a_table_has_medians_and_the_fastest_first() -> None:
     ]
 
 
-def test_what_was_not_measured_is_a_dash() -> None:
+def test_a_missing_figure_is_a_dash() -> None:
     assert tables.number(None) == "–"
     assert tables.middle(rows(), LANE, "tiny", UNARY, 64, "rate") is None
 
 
-def test_the_page_says_where_and_what_failed_and_what_is_missing() -> None:
+def test_the_page_names_the_machine_failures_and_missing_servers() -> None:
     page = generated(results())
     assert "3 rounds in 30 minutes, on a processor, 2 cores" in page
     assert (
@@ -126,7 +126,7 @@ def test_an_open_loop_comes_after_the_closed_loops_that_tell_the_capacity() -> N
             assert UNARY in patterns[: patterns.index(OPEN)]
 
 
-def test_a_round_leaves_time_for_five_in_forty_minutes() -> None:
+def test_five_rounds_fit_into_forty_minutes() -> None:
     seconds = sum(cell.seconds + cell.warm_up for visit in full_round(1) for cell in visit.cells)
     assert seconds < 400
     assert sum(cell.seconds + cell.warm_up for visit in quick_round(0) for cell in visit.cells) < 60

@@ -161,9 +161,7 @@ def test_it_fits_windows_of_any_width(serve: Serve, digits_model: Path, page: Ch
     page.evaluate("render()")
 
 
-def test_pause_theme_and_what_assistive_technology_is_told(
-    serve: Serve, digits_model: Path, page: Chromium
-) -> None:
+def test_pause_theme_and_accessibility_labels(serve: Serve, digits_model: Path, page: Chromium) -> None:
     server = serve(digits_model, "--metrics-port", 0)
     page.open(server.ready["metrics"].removesuffix("metrics"))
     page.until("document.getElementById('state').textContent", lambda text: text == "Ready")

@@ -51,7 +51,7 @@ def test_the_faulty_request_may_get_internal(tmp_path: Path) -> None:
     assert account(tmp_path, "S 1.1 1.000 10.0 robin RAISE", "E 1.1 INTERNAL 10.1").right
 
 
-def test_a_caller_that_was_killed_leaves_its_calls(tmp_path: Path) -> None:
+def test_a_killed_caller_leaves_calls_open(tmp_path: Path) -> None:
     found = account(tmp_path, "S 1.1 1.000 10.0 robin NONE", killed=True)
     assert found.right
     assert found.left == 1

@@ -50,7 +50,7 @@ def test_infer_prints_the_outputs(
     ]
 
 
-def test_infer_sends_what_the_options_say(server: ScriptedServer, tmp_path: Path) -> None:
+def test_infer_sends_its_options(server: ScriptedServer, tmp_path: Path) -> None:
     received: list[pb.ModelInferRequest] = []
 
     def infer(request: pb.ModelInferRequest, context: object) -> pb.ModelInferResponse:

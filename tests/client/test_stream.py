@@ -265,7 +265,7 @@ def test_a_call_that_breaks_fails_every_request(
     assert ids(results)[:2] == ["!r1", "!r2"]
 
 
-def test_a_server_that_leaves_requests_unanswered_is_noticed(
+def test_unanswered_requests_of_a_finished_stream_are_an_error(
     servicer: ScriptedServicer, stream: Stream
 ) -> None:
     def answer(requests: Requests, context: Context) -> Answers:

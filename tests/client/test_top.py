@@ -104,7 +104,7 @@ def shown(*samples: dict[str, Any], width: int = 200, **options: Any) -> list[st
     return lines_of(kept, width, **options)
 
 
-def test_what_is_shown() -> None:
+def test_the_display() -> None:
     lines = shown(status(0.0), status(2.0, 400), blocks="#")
     assert [line.rstrip() for line in lines] == [
         "tensorferry 0.1.0 on 127.0.0.1:8001: ready, lane transport, up 1 h 1 min",

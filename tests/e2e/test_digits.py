@@ -17,7 +17,7 @@ from tensorferry.client import InferenceClient
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 
 
-def test_the_accuracy_is_what_the_readme_says() -> None:
+def test_the_accuracy_in_the_readme_is_true() -> None:
     heldout = np.load(DIGITS / "heldout.npz")
     session = onnxruntime.InferenceSession(str(DIGITS / "digits.onnx"), providers=["CPUExecutionProvider"])
     (labels,) = session.run(["label"], {"image": heldout["images"]})

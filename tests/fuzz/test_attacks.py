@@ -142,7 +142,7 @@ def test_half_closed_connections(wire: Wire) -> None:
     ],
     ids=["http1", "http1 post", "tls", "zeros", "ones", "after the preface", "half a preface", "ssh"],
 )
-def test_what_is_not_http2(wire: Wire, data: bytes) -> None:
+def test_other_protocols(wire: Wire, data: bytes) -> None:
     with Connection.raw(wire.server.address, PATIENCE) as bare:
         bare.sendall(data)
         say_no_more(bare)

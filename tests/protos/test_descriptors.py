@@ -81,7 +81,7 @@ def test_we_have_all_that_the_protocol_has_and_nothing_else(file: str) -> None:
 
 
 @pytest.mark.parametrize("file", PAIRS)
-def test_what_both_have_is_the_same(file: str) -> None:
+def test_common_declarations_are_equal(file: str) -> None:
     ours, theirs = map(described, PAIRS[file])
     different = {
         key: (ours[key], theirs[key]) for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]

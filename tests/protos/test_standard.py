@@ -29,7 +29,7 @@ def test_reflection_is_that_of_grpcio_in_both_versions() -> None:
     assert renamed == repr(described(reflection_v1alpha_pb2.DESCRIPTOR))
 
 
-def test_what_we_use_of_the_errors_with_details_is_google_s() -> None:
+def test_the_error_details_equal_googles() -> None:
     theirs = described(google_status.DESCRIPTOR) | described(error_details_pb2.DESCRIPTOR)
     for key, fact in described(status_pb2.DESCRIPTOR).items():
         assert theirs[key] == fact, key

@@ -31,7 +31,7 @@ def test_requests_that_arrive_during_a_batch_are_the_next_batch(make: Make, runn
     assert rows(runner, 1) == [[1, 2, 3, 4, 5, 6, 7]]
 
 
-def test_a_batch_takes_what_fits_in_order_of_arrival(make: Make, runner: ScriptedRunner) -> None:
+def test_a_batch_takes_the_requests_that_fit_in_order_of_arrival(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 3)
     occupy(batcher, runner)
     futures = [batcher.submit(float(value)) for value in range(1, 8)]

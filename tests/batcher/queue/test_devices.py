@@ -50,7 +50,7 @@ def test_a_second_batch_runs_after_the_first(device: Device) -> None:
 
 
 @pytest.mark.parametrize("when", [8.0, 12.0], ids=["early", "late"])
-def test_a_release_corrects_what_was_expected(device: Device, when: float) -> None:
+def test_a_completed_batch_corrects_the_estimate(device: Device, when: float) -> None:
     device.dispatched(0.0, 10.0)
     device.dispatched(7.0, 5.0)
     device.completed(when)

@@ -224,7 +224,7 @@ def test_a_preferred_batch_closes_without_delayed_requests(
     assert result(first) == 2.0
 
 
-def test_one_class_may_reject_what_another_delays(
+def test_one_class_may_reject_and_another_delay(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     batcher = make(

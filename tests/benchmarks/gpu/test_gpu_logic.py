@@ -134,7 +134,7 @@ def snapshot(
     return Snapshot(at, stages, answered, answered * 0.02, cpu, threads)
 
 
-def test_an_account_is_what_happened_between_two_snapshots() -> None:
+def test_an_account_is_the_difference_of_two_snapshots() -> None:
     first = snapshot(10.0, {1: Stages(5, 1.0, 1.0, 1.0)}, 5, 1.0, {7: 0.5})
     second = snapshot(
         20.0, {1: Stages(5, 1.0, 1.0, 1.0), 4: Stages(100, 0.1, 6.0, 0.3)}, 405, 9.0, {7: 6.5, 8: 2.0}
@@ -149,7 +149,7 @@ def test_an_account_is_what_happened_between_two_snapshots() -> None:
         Account.between(second, second)
 
 
-def test_a_line_is_fitted_by_weight_and_neither_falls_nor_starts_below_nothing() -> None:
+def test_a_weighted_line_neither_falls_nor_starts_below_zero() -> None:
     exact = fitted({1: (3.0, 1), 2: (5.0, 10), 4: (9.0, 1)})
     assert (exact.fixed, exact.per_row) == pytest.approx((1.0, 2.0))
     falling = fitted({1: (3.0, 1), 2: (1.0, 1)})
@@ -212,7 +212,7 @@ def test_the_eager_server_closes_a_second_batch_at_once_and_the_shipped_one_just
     assert isinstance(_second_batch(), Wait)
 
 
-def test_what_is_missing_is_named_with_what_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_modules_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODULES, "no_such_module.inside", "no-such-package")
     assert missing(["numpy", "no_such_module.inside"]) == ["no_such_module.inside (no-such-package)"]
 

@@ -89,7 +89,7 @@ def test_the_offline_rate_is_that_of_the_faster_server() -> None:
     assert latency_bounded(part(small=False), "eager") == []
 
 
-def test_the_report_on_a_gpu_says_what_is_met() -> None:
+def test_the_report_on_a_gpu_states_the_targets_met() -> None:
     page = report({"parts": {"bert": part(small=False)}})
     assert "not measured on a GPU" not in page.lower()
     assert "on NVIDIA H100" in page

@@ -112,7 +112,7 @@ def test_fp16_stays_finite_through_all_layers(tmp_path: Path) -> None:
     assert np.abs(logits[0] - logits[1]).max() > 1e-2
 
 
-def test_the_bare_loop_times_batches_and_says_what_the_model_says(workload: Workload, tmp_path: Path) -> None:
+def test_the_bare_loop_times_batches_and_returns_outputs(workload: Workload, tmp_path: Path) -> None:
     path = workload.write(tmp_path)
     layout = Layout.here()
     with Loop(path, workload, "cpu", layout.server, tmp_path / "log") as loop:
@@ -216,7 +216,7 @@ def test_the_checkout_has_a_version_where_nothing_is_installed() -> None:
     assert (told.name, told.version) == ("tensorferry", metadata.version("tensorferry"))
 
 
-def test_what_there_is_no_time_for_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_without_time_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlperf_loadgen", reason="`make gpu-bench` installs it")
     said: list[str] = []
     # As if the bare loop had found another fastest size than the bound allows.

@@ -25,7 +25,7 @@ CLIENTS = 8
 STANDS_BACK = (0.1, 0.2, 0.4, 0.8, 1.6)
 
 
-def test_health_turns_with_each_fall_and_is_back(serve_faulty: Serve) -> None:
+def test_health_follows_each_crash_and_recovery(serve_faulty: Serve) -> None:
     """Under load each request gets its right answer, and none is lost, though workers crash."""
     server = serve_faulty("--metrics-port", "0", expects_falls=True)
     ended: Counter[str] = Counter()

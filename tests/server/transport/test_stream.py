@@ -162,7 +162,7 @@ def test_a_stream_without_requests_ends_with_ok(served: ServedTransport) -> None
 
 
 @pytest.mark.parametrize("order", ["request", "completion"])
-def test_a_client_that_leaves_cancels_its_requests(served: ServedTransport, order: str) -> None:
+def test_a_disconnect_cancels_the_streams_requests(served: ServedTransport, order: str) -> None:
     stream = served.stream(order)
     stream.send("1", "2", "3", "4")
     served.service.await_received(4)
@@ -196,7 +196,7 @@ def test_a_streams_deadline_holds_for_each_request_and_cancels_it(served: Served
     assert served.service.deadlines[ids[0]] == served.service.deadlines[ids[1]] < float("inf")
 
 
-def test_neighbours_of_a_client_that_leaves_are_answered(served: ServedTransport) -> None:
+def test_neighbours_of_a_disconnected_client_are_answered(served: ServedTransport) -> None:
     leaver, other = served.stream(), served.stream()
     leaver.send("leaver")
     other.send("other")
@@ -322,7 +322,7 @@ def test_any_other_value_leaves_errors_in_the_stream(served: ServedTransport, va
     assert stream.read().error_message == "what to change"
 
 
-def test_a_client_that_leaves_a_stream_with_end_on_error(served: ServedTransport) -> None:
+def test_a_disconnect_from_a_stream_with_end_on_error(served: ServedTransport) -> None:
     stream = served.stream(metadata=END_ON_ERROR)
     stream.send("1", "2")
     served.service.await_received(2)

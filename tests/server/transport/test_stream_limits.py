@@ -99,7 +99,7 @@ def test_a_client_that_does_not_read_stops_being_read(serve: Serve) -> None:
     assert silent.rest() == ids
 
 
-def test_a_client_that_leaves_at_its_limit(serve: Serve) -> None:
+def test_a_disconnect_at_the_stream_limit(serve: Serve) -> None:
     served = serve(max_in_flight=LIMIT)
     stream = served.stream()
     stream.send(*(str(number) for number in range(20)))
@@ -201,7 +201,7 @@ def test_closing_again_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_client_that_leaves_while_its_request_is_submitted_cancels_it(ordered: bool) -> None:
+def test_a_disconnect_during_submit_cancels_the_request(ordered: bool) -> None:
     class Leaving(ScriptedService):
         def submit(
             self,

@@ -92,7 +92,7 @@ def test_a_status_reaches_the_client_however_long_its_quotes_are(
     assert f"model_name has {100_000 * len(letter.encode())} bytes" in str(caught.value.details())
 
 
-def test_a_client_that_leaves_cancels_its_request(served: ServedTransport) -> None:
+def test_a_disconnect_cancels_the_request(served: ServedTransport) -> None:
     leaver, other = served.infer("leaver"), served.infer("other")
     served.service.await_received(2)
     leaver.cancel()

@@ -49,7 +49,7 @@ def others_are_served(served: ServedTransport, request_id: str = "other") -> Non
 
 @either_way
 @pytest.mark.parametrize("length", [0, 3, 5, 8], ids=["nothing", "prefix", "length", "message"])
-def test_a_client_that_leaves_before_its_message_is_complete(
+def test_a_disconnect_before_the_message_is_complete(
     served: ServedTransport, leave: Leave, length: int
 ) -> None:
     with RawClient(served.address) as client:
@@ -66,9 +66,7 @@ def test_a_client_that_leaves_before_its_message_is_complete(
 
 
 @either_way
-def test_a_client_that_leaves_in_the_middle_of_a_streams_message(
-    served: ServedTransport, leave: Leave
-) -> None:
+def test_a_disconnect_within_a_message_of_a_stream(served: ServedTransport, leave: Leave) -> None:
     with RawClient(served.address) as client:
         client.begin(1, STREAM)
         client.send(1, asked("1") + asked("never complete")[:8])
@@ -81,9 +79,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_streams_message(
 
 @either_way
 @pytest.mark.parametrize("path", [UNARY, STREAM], ids=["unary", "streamed"])
-def test_a_client_that_leaves_while_its_response_is_sent(
-    served: ServedTransport, leave: Leave, path: str
-) -> None:
+def test_a_disconnect_while_the_response_is_sent(served: ServedTransport, leave: Leave, path: str) -> None:
     """The response is far larger than HTTP/2's window for a client that does not read."""
     served.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
     with RawClient(served.address) as client:
@@ -94,7 +90,7 @@ def test_a_client_that_leaves_while_its_response_is_sent(
     assert served.infer("other").result(PATIENCE).id == "other"
 
 
-def test_a_client_that_leaves_while_responses_wait_behind_the_one_that_is_sent(
+def test_a_disconnect_while_further_responses_wait(
     served: ServedTransport,
 ) -> None:
     served.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
@@ -212,9 +208,7 @@ def test_a_cancellation_while_the_reply_is_built(served: ServedTransport, hooked
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_client_that_leaves_while_its_request_is_submitted(
-    served: ServedTransport, hooked: Hooked, at_once: bool
-) -> None:
+def test_a_disconnect_during_submit(served: ServedTransport, hooked: Hooked, at_once: bool) -> None:
     """The client leaves before `submit` returns; the service may have replied by then."""
     call: Any = None
     made, left = threading.Event(), threading.Event()
