@@ -104,7 +104,7 @@ def test_a_refusal_has_a_retry_time() -> None:
     door = Door()
     door.fill()
     error = door.refusal
-    assert "behind those that ride before" in str(error)
+    assert "behind the requests queued before it" in str(error)
     assert f"retry in {error.retry_after:g} s" in str(error)
     assert not door.offer()
     door.run()

@@ -129,7 +129,7 @@ class BatchSelector:
         """
         devices = len(self._devices.available)
         demands = [rate.demand(now, devices) for rate in self._arrival_rates[: lead + 1]]
-        rate, patience = sum([demand.rows_per_second for demand in demands]), demands[lead].typical_deadline
-        if patience:
-            rate = max(rate, self._backlog.count_with_deadline(lead) / devices / patience)
-        return ArrivalDemand(rate, patience, devices)
+        rate, deadline = sum([demand.rows_per_second for demand in demands]), demands[lead].typical_deadline
+        if deadline:
+            rate = max(rate, self._backlog.count_with_deadline(lead) / devices / deadline)
+        return ArrivalDemand(rate, deadline, devices)

@@ -130,7 +130,7 @@ class OverloadControl:
             min(self._shortest, self._shortest_before) * _PAUSE_OF_DEADLINE,
         )
         error = QueueFull(
-            f"overload: the answer would take about {wait:.2g} s behind those that ride before, and the deadline is "
+            f"overload: the answer would take about {wait:.2g} s behind the requests queued before it, and the deadline is "
             f"{time_left:.2g} s away; retry in {retry_after:g} s",
             retry_after,
             pause,

@@ -267,14 +267,17 @@ class RequestQueue:
         ((_, bucket),) = self._backlog.buckets.items()
         queue, cost_model, rows = bucket.class_queues[0], bucket.cost_model, bucket.rows
         if (
-            self._expiry.needed
+            len(bucket) != 1
             or self._closing
+            or self._unreported
             or self._selector.row_limits.needed
-            or len(queue.without_deadline) != 1
             or not cost_model.device.sizes
         ):
             return None
-        (request,) = queue.without_deadline
+        (request,) = queue.with_deadline or queue.without_deadline
+        # With time for the longest batch it has time for its own.
+        if not request.deadline > now + cost_model.full_batch_upper:
+            return None
         reason, room = CloseReason.FULL, self._limits.max_batch_size - rows
         if room > 0:
             reason = CloseReason.IDLE
@@ -285,6 +288,8 @@ class RequestQueue:
         # Nothing was changed if one of these raises.
         self._devices.dispatched(device, now, predicted)
         self._backlog.remove(request)
+        if self._expiry.needed:
+            self._selector.overload.batch_dispatched(now, 0)
         request.state = RUNNING
         request.started = now
         self._running += 1
