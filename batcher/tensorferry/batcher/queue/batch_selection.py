@@ -98,6 +98,12 @@ class BatchSelector:
             limits.dispatched(index, close.key, sum(rows), now)
         return formed
 
+    def lone_dispatched(self, now: float) -> None:
+        """Note the batch of a lone request, which was dispatched without `select`."""
+        self.overload.batch_dispatched(now, 0)
+        # Each batch makes it forget tight deadlines a little.
+        self._arrival_rates[0].least_patience()
+
     def _cap_for_tight_deadlines(
         self, cost_model: BatchCostModel, max_rows: int, lead: int, now: float
     ) -> int:

@@ -289,7 +289,7 @@ class RequestQueue:
         self._devices.dispatched(device, now, predicted)
         self._backlog.remove(request)
         if self._expiry.needed:
-            self._selector.overload.batch_dispatched(now, 0)
+            self._selector.lone_dispatched(now)
         request.state = RUNNING
         request.started = now
         self._running += 1
