@@ -36,9 +36,9 @@ class Server:
     http_path: str = "/"
     streams: bool = False
     window_ms: float = 2
-    """How long a batch waits for company, where the server has such a setting."""
+    """Batching window in milliseconds, for servers that have such a setting."""
     windows_ms: Mapping[str, float] = field(default_factory=dict)
-    """The same for some models, which without it batch badly."""
+    """Windows of single models, which batch badly with the general one."""
 
     def installed(self, cache: Path) -> bool:
         """Return whether it can be started."""

@@ -93,6 +93,9 @@ class CallAdmission(Generic[CallT]):
             return self._counted(_DRAINING)
         if not self.unary_calls.begin(self._max_calls):
             return self._counted(self._too_many)
+        if self._access is None and deadline == math.inf and not self._unread.refuses_some:
+            # The usual call has nothing left to check.
+            return ANONYMOUS
         try:
             admitted = self._check_unary(call, metadata, deadline)
         except BaseException:
