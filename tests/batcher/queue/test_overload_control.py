@@ -22,12 +22,12 @@ def ignore(outcome: Outcome) -> None:
     """Ignore the outcome."""
 
 
-class Door:
+class QueueUnderLoad:
     """A queue whose batches take 10 ms per row, on one device, which the test runs."""
 
     def __init__(self, classes: int = 1, clients: ClientPolicy | None = None) -> None:
         self.clock = VirtualClock()
-        self.queue = RequestQueue(
+        self.inner = RequestQueue(
             BatcherSettings(
                 MOST,
                 0.0,
@@ -39,7 +39,7 @@ class Door:
             self.clock,
         )
         for rows in (1, MOST):
-            self.queue.add_warmup_sample(rows, rows * FULL / MOST)
+            self.inner.add_warmup_sample(rows, rows * FULL / MOST)
         self.work: BatchAssignment | None = None
         # The prediction is recent.
         self.offer(TIMEOUT)
@@ -61,7 +61,7 @@ class Door:
         )
         request.rank = rank
         try:
-            self.queue.put([request])
+            self.inner.put([request])
         except QueueFull as error:
             self.refusal = error
             return False
@@ -73,7 +73,7 @@ class Door:
 
     def start(self) -> int:
         """Start a batch; return its rows."""
-        work = self.queue.poll()
+        work = self.inner.poll()
         assert isinstance(work, BatchAssignment)
         self.work = work
         return len(work.batch)
@@ -84,8 +84,8 @@ class Door:
         batch = self.work.batch
         seconds = sum(request.rows for request in batch) * FULL / MOST
         self.clock.advance(seconds)
-        in_time = sum(request.deadline > self.clock.now() for request in self.queue.finish(batch))
-        self.queue.batch_done(batch, seconds)
+        in_time = sum(request.deadline > self.clock.now() for request in self.inner.finish(batch))
+        self.inner.batch_done(batch, seconds)
         return in_time
 
     def run(self) -> int:
@@ -94,161 +94,161 @@ class Door:
 
 
 def test_as_many_are_let_in_as_are_answered_in_time() -> None:
-    door = Door()
-    let_in = door.fill()
-    assert 9 * MOST <= let_in <= 10 * MOST
-    assert sum(door.run() for _ in range(let_in // MOST)) == let_in // MOST * MOST, "none was shed"
+    queue = QueueUnderLoad()
+    accepted = queue.fill()
+    assert 9 * MOST <= accepted <= 10 * MOST
+    assert sum(queue.run() for _ in range(accepted // MOST)) == accepted // MOST * MOST, "none was shed"
 
 
 def test_a_refusal_has_a_retry_time() -> None:
-    door = Door()
-    door.fill()
-    error = door.refusal
+    queue = QueueUnderLoad()
+    queue.fill()
+    error = queue.refusal
     assert "behind the requests queued before it" in str(error)
     assert f"retry in {error.retry_after:g} s" in str(error)
-    assert not door.offer()
-    door.run()
+    assert not queue.offer()
+    queue.run()
     assert error.retry_after <= FULL
-    assert door.offer()
+    assert queue.offer()
 
 
 def test_an_earlier_deadline_runs_first_and_is_accepted() -> None:
-    door = Door()
-    door.fill()
-    assert not door.offer(TIMEOUT)
-    assert door.offer(TIMEOUT / 2)
+    queue = QueueUnderLoad()
+    queue.fill()
+    assert not queue.offer(TIMEOUT)
+    assert queue.offer(TIMEOUT / 2)
 
 
 def test_a_later_deadline_is_accepted() -> None:
-    door = Door()
-    door.fill()
-    assert door.offer(2 * TIMEOUT)
-    assert door.offer(math.inf)
+    queue = QueueUnderLoad()
+    queue.fill()
+    assert queue.offer(2 * TIMEOUT)
+    assert queue.offer(math.inf)
 
 
 def test_a_tight_deadline_is_left_to_the_rate_rule() -> None:
     """It would be in time only before the queued requests, which the rate rule decides."""
-    assert Door().fill(timeout=1.9 * FULL) == 200
-    assert Door().fill(timeout=2.1 * FULL) < 3 * MOST
+    assert QueueUnderLoad().fill(timeout=1.9 * FULL) == 200
+    assert QueueUnderLoad().fill(timeout=2.1 * FULL) < 3 * MOST
 
 
 def test_where_requests_share_no_batch_all_are_let_in() -> None:
     """A long queue makes batches of rare shapes larger."""
-    door = Door()
-    assert door.offer(key="rare")
-    assert door.fill() == 200
+    queue = QueueUnderLoad()
+    assert queue.offer(key="rare")
+    assert queue.fill() == 200
 
 
 def test_outdated_estimates_refuse_no_request() -> None:
-    door = Door()
-    door.fill()
-    door.clock.advance(0.99)
-    assert not door.offer()
-    door.clock.advance(0.02)
-    assert door.offer()
+    queue = QueueUnderLoad()
+    queue.fill()
+    queue.clock.advance(0.99)
+    assert not queue.offer()
+    queue.clock.advance(0.02)
+    assert queue.offer()
 
 
-def overloaded(door: Door, batches: int) -> int:
+def overloaded(queue: QueueUnderLoad, batches: int) -> int:
     """Offer twice the capacity for this many batches; return the rows that then wait."""
     for _ in range(batches):
         for _ in range(2 * MOST):
-            door.offer()
-        door.run()
-    return door.queue.sizes().queued_rows
+            queue.offer()
+        queue.run()
+    return queue.inner.sizes().queued_rows
 
 
-def test_a_queue_that_stands_for_long_is_kept_short() -> None:
+def test_a_queue_that_has_been_long_is_kept_short() -> None:
     """And as long as before for the next burst, once it was empty."""
-    door = Door()
-    assert overloaded(door, 40) >= 8 * MOST, "it may be a burst"
-    assert overloaded(door, 40) <= 6 * MOST
-    assert overloaded(door, 400) <= 3 * MOST
-    while door.queue.sizes().queued:
-        door.run()
-    assert door.fill() >= 9 * MOST
+    queue = QueueUnderLoad()
+    assert overloaded(queue, 40) >= 8 * MOST, "it may be a burst"
+    assert overloaded(queue, 40) <= 6 * MOST
+    assert overloaded(queue, 400) <= 3 * MOST
+    while queue.inner.sizes().queued:
+        queue.run()
+    assert queue.fill() >= 9 * MOST
 
 
 def test_however_long_it_stood_the_device_has_full_batches() -> None:
-    door = Door()
-    overloaded(door, 2000)
+    queue = QueueUnderLoad()
+    overloaded(queue, 2000)
     for _ in range(20):
-        assert overloaded(door, 1) >= MOST
+        assert overloaded(queue, 1) >= MOST
 
 
 def test_a_higher_class_does_not_wait_for_a_lower() -> None:
-    door = Door(classes=2)
-    door.fill(rank=1)
-    assert door.fill(rank=0) >= 9 * MOST
+    queue = QueueUnderLoad(classes=2)
+    queue.fill(rank=1)
+    assert queue.fill(rank=0) >= 9 * MOST
 
 
 def test_a_client_does_not_wait_for_another_that_sends_more() -> None:
-    door = Door(clients=ClientPolicy(fair=True))
-    greedy = door.fill(client="greedy")
+    queue = QueueUnderLoad(clients=ClientPolicy(fair=True))
+    greedy = queue.fill(client="greedy")
     assert greedy >= 9 * MOST
-    assert door.offer(client="meek")
+    assert queue.offer(client="meek")
     # Half of the answers in that time are theirs.
-    assert 4 * MOST <= door.fill(client="meek") <= 6 * MOST
-    assert not door.offer(client="greedy")
+    assert 4 * MOST <= queue.fill(client="meek") <= 6 * MOST
+    assert not queue.offer(client="greedy")
 
 
 def test_refused_requests_count_as_demand() -> None:
     """The rate rule follows the arrivals, not the accepted requests."""
-    door = Door()
+    queue = QueueUnderLoad()
     for _ in range(300):
-        door.clock.advance(0.001)
-        door.offer()
-    demand = door.queue._selector._arrival_rates[0].demand(door.clock.now(), 1.0)
+        queue.clock.advance(0.001)
+        queue.offer()
+    demand = queue.inner._selector._arrival_rates[0].demand(queue.clock.now(), 1.0)
     assert demand.rows_per_second == pytest.approx(1000, rel=0.3)
 
 
 def test_others_like_one_that_was_turned_away_are_so_before_they_are_read() -> None:
-    door = Door()
-    soon = door.clock.now() + TIMEOUT
-    assert door.queue.fast_reject(soon) is None, "nobody was turned away"
-    door.fill()
-    told = door.queue.fast_reject(soon)
+    queue = QueueUnderLoad()
+    soon = queue.clock.now() + TIMEOUT
+    assert queue.inner.fast_reject(soon) is None, "nobody was turned away"
+    queue.fill()
+    told = queue.inner.fast_reject(soon)
     assert told is not None
-    assert (str(told), told.retry_after) == (str(door.refusal), door.refusal.retry_after)
-    assert door.queue.fast_reject(soon - 0.5) is None, "it rides before"
-    assert door.queue.fast_reject(soon + 1.0) is None, "it has more time"
-    door.clock.advance(4.1 * door.refusal.pause_seconds)
-    assert door.queue.fast_reject(soon) is None, "it was a while ago"
+    assert (str(told), told.retry_after) == (str(queue.refusal), queue.refusal.retry_after)
+    assert queue.inner.fast_reject(soon - 0.5) is None, "it rides before"
+    assert queue.inner.fast_reject(soon + 1.0) is None, "it has more time"
+    queue.clock.advance(4.1 * queue.refusal.pause_seconds)
+    assert queue.inner.fast_reject(soon) is None, "it was a while ago"
 
 
 def test_others_may_wait_for_a_part_of_their_timeout() -> None:
     """And of a batch's time, because no batch starts before its end."""
-    door = Door()
-    door.fill()
-    assert door.refusal.pause_seconds == pytest.approx(FULL / 4)
-    assert door.offer(2.5 * FULL)
-    assert not door.offer()
-    assert door.refusal.pause_seconds == pytest.approx(2.5 * FULL / 16)
-    door.run()
-    door.fill()
-    assert door.refusal.pause_seconds == pytest.approx(2.5 * FULL / 16), "the hasty come again"
+    queue = QueueUnderLoad()
+    queue.fill()
+    assert queue.refusal.pause_seconds == pytest.approx(FULL / 4)
+    assert queue.offer(2.5 * FULL)
+    assert not queue.offer()
+    assert queue.refusal.pause_seconds == pytest.approx(2.5 * FULL / 16)
+    queue.run()
+    queue.fill()
+    assert queue.refusal.pause_seconds == pytest.approx(2.5 * FULL / 16), "the hasty come again"
     for _ in range(2):
-        door.run()
-        door.fill()
-    assert door.refusal.pause_seconds == pytest.approx(FULL / 4)
+        queue.run()
+        queue.fill()
+    assert queue.refusal.pause_seconds == pytest.approx(FULL / 4)
 
 
 def test_one_in_a_while_is_looked_at() -> None:
-    door = Door()
-    soon = door.clock.now() + TIMEOUT
-    door.fill()
-    door.clock.advance(4.1 * door.refusal.pause_seconds)
-    assert door.queue.fast_reject(soon) is None
-    assert door.queue.fast_reject(soon) is not None, "one will do"
-    door.clock.advance(1.1 * door.refusal.pause_seconds)
-    assert door.queue.fast_reject(soon) is None, "it may have left"
+    queue = QueueUnderLoad()
+    soon = queue.clock.now() + TIMEOUT
+    queue.fill()
+    queue.clock.advance(4.1 * queue.refusal.pause_seconds)
+    assert queue.inner.fast_reject(soon) is None
+    assert queue.inner.fast_reject(soon) is not None, "one will do"
+    queue.clock.advance(1.1 * queue.refusal.pause_seconds)
+    assert queue.inner.fast_reject(soon) is None, "it may have left"
 
 
 def test_as_many_are_read_as_find_room() -> None:
     """However many arrive before the first of them is queued."""
-    door = Door()
-    door.fill()
-    later = door.clock.now() + TIMEOUT + 0.3 * FULL
-    read = [door.queue.fast_reject(later) is None for _ in range(20)]
+    queue = QueueUnderLoad()
+    queue.fill()
+    later = queue.clock.now() + TIMEOUT + 0.3 * FULL
+    read = [queue.inner.fast_reject(later) is None for _ in range(20)]
     assert 2 <= sum(read) <= 4
 
 
@@ -256,39 +256,39 @@ def test_a_batch_that_closes_as_predicted_changes_nothing() -> None:
     """A request behind the queued ones would start as late as before, unless some of them were
     dropped.
     """
-    door = Door()
-    soon = door.clock.now() + TIMEOUT
-    door.fill()
-    door.start()
-    assert door.queue.fast_reject(soon) is not None
-    door.queue._selector.overload.batch_dispatched(door.clock.now(), MOST)
-    assert door.queue.fast_reject(soon) is None
+    queue = QueueUnderLoad()
+    soon = queue.clock.now() + TIMEOUT
+    queue.fill()
+    queue.start()
+    assert queue.inner.fast_reject(soon) is not None
+    queue.inner._selector.overload.batch_dispatched(queue.clock.now(), MOST)
+    assert queue.inner.fast_reject(soon) is None
 
 
 def test_if_all_queued_requests_fit_every_deadline_is_checked() -> None:
-    door = Door()
-    soon = door.clock.now() + TIMEOUT
-    door.fill()
-    while door.queue.sizes().queued_rows > 2 * MOST:
-        door.run()
+    queue = QueueUnderLoad()
+    soon = queue.clock.now() + TIMEOUT
+    queue.fill()
+    while queue.inner.sizes().queued_rows > 2 * MOST:
+        queue.run()
         # As if it took no time, so that all the others can still be answered.
-        soon = door.clock.now() + TIMEOUT
-        door.offer()
-    door.start()
-    assert door.queue.fast_reject(soon) is None
+        soon = queue.clock.now() + TIMEOUT
+        queue.offer()
+    queue.start()
+    assert queue.inner.fast_reject(soon) is None
 
 
 @pytest.mark.parametrize(("classes", "fair"), [(2, False), (1, True)])
 def test_where_requests_are_not_alike_each_is_looked_at(classes: int, fair: bool) -> None:
-    door = Door(classes, ClientPolicy(fair=fair))
-    door.fill()
-    assert door.queue.fast_reject(door.clock.now() + TIMEOUT) is None
+    queue = QueueUnderLoad(classes, ClientPolicy(fair=fair))
+    queue.fill()
+    assert queue.inner.fast_reject(queue.clock.now() + TIMEOUT) is None
 
 
 def test_where_shapes_differ_each_is_looked_at() -> None:
-    door = Door()
-    assert door.offer(key="rare")
-    door.run()
-    door.fill()
-    assert not door.offer()
-    assert door.queue.fast_reject(door.clock.now() + TIMEOUT) is None
+    queue = QueueUnderLoad()
+    assert queue.offer(key="rare")
+    queue.run()
+    queue.fill()
+    assert not queue.offer()
+    assert queue.inner.fast_reject(queue.clock.now() + TIMEOUT) is None

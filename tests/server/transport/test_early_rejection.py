@@ -54,22 +54,22 @@ def early_rejection(registry: Registry, *sources: str) -> EarlyRejection:
 
 
 def test_the_only_models_batcher_decides() -> None:
-    foreseen = early_rejection(Registry(Model()))
-    assert foreseen.check(9.0) is FULL
-    assert foreseen.check(11.0) is None
+    rejection = early_rejection(Registry(Model()))
+    assert rejection.check(9.0) is FULL
+    assert rejection.check(11.0) is None
 
 
 def test_a_message_is_read_unless_there_is_exactly_one_model() -> None:
     assert early_rejection(Registry()).check(9.0) is None
     registry = Registry(Model(), Model())
-    foreseen = early_rejection(registry)
-    assert foreseen.check(9.0) is None
+    rejection = early_rejection(registry)
+    assert rejection.check(9.0) is None
     registry.held = registry.held[:1]
     registry.generation += 1
-    assert foreseen.check(9.0) is FULL
+    assert rejection.check(9.0) is FULL
     registry.held = ()
     registry.generation += 1
-    assert foreseen.check(9.0) is None
+    assert rejection.check(9.0) is None
 
 
 def test_a_message_is_read_while_calls_are_traced() -> None:
@@ -80,12 +80,12 @@ def test_a_message_is_read_while_calls_are_traced() -> None:
 
 def test_the_only_batcher_is_none_with_two_models() -> None:
     registry = Registry(Model())
-    foreseen = early_rejection(registry, "file")
-    batcher: Any = foreseen.only_batcher()
+    rejection = early_rejection(registry, "file")
+    batcher: Any = rejection.only_batcher()
     assert batcher is registry.held[0]
     registry.held = (Model(), Model())
     registry.generation += 1
-    assert foreseen.only_batcher() is None
+    assert rejection.only_batcher() is None
 
 
 @pytest.fixture
