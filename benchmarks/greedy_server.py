@@ -1,4 +1,4 @@
-"""`tensorferry` without the rule for returning clients: no batch waits for them. For `closed_server.py`.
+"""`tensorferry` without the rule for returning callers: no batch waits for them. For `closed_server.py`.
 
 python benchmarks/greedy_server.py serve model.onnx
 """

@@ -1,21 +1,22 @@
-"""What a real server does when it is offered more than it can do.
+"""A real server under more load than it can serve.
 
-    python benchmarks/overload.py [--quick]
+    python benchmarks/overload.py [--quick] [--transport threaded]
 
-A server process on one core serves an MLP; the load comes from another. The capacity is
-measured (64 callers in a closed loop, no deadlines), then an open loop offers a share or a
-multiple of it, Poisson arrivals, each request with a gRPC deadline; then the capacity again, and
-so on. What counts is the requests answered by their deadlines, as a share of the mean of the
-capacity before and after, since a shared machine is not as fast at all times. At the end, for contrast, the same load on a server that is not told the deadlines. Every answer is
-compared with what ONNX Runtime gives for its input alone.
+A server process on one core serves an MLP; the load comes from another. The capacity is measured
+(64 callers in a closed loop, without deadlines). Then an open loop offers a share or a multiple of
+it, as Poisson arrivals with a gRPC deadline each; then the capacity is measured again, and so on.
+The result is the requests answered by their deadlines, relative to the mean of the capacity before
+and after, because the speed of a shared machine varies. At the end, for contrast, the same load
+goes to a server without deadlines. Every answer is compared with ONNX Runtime's output for its
+input alone.
 
-On one core every call, refused or answered, takes from the model the time that the transport
-needs for it. If that is a share u of the core at capacity, no more than (1 - k·u) / (1 - u) of the
-capacity can be answered at k times the capacity: the column "bound", from an estimate of u. And
-where others use the core too, "of core" shows it: the server's processor time, as a share of the
-time. "per core second" is on time/capacity with both divided by it. With `--spare-core` the server may
-use the load's core, too, once it has started: its model has one thread, which keeps one core busy, and calls
-are taken in and refused on the other.
+On one core the transport of every call, refused or answered, takes time from the model. If the
+transport needs a share u of the core at capacity, at most (1 - k·u) / (1 - u) of the capacity can
+be answered at k times the capacity: the column "bound", with an estimate of u. The column "of core"
+is the server's processor time relative to elapsed time; it is below 1 if other processes use the
+core. "per core second" is on time/capacity with both divided by it. With `--spare-core` the server
+may use the load's core, too, after its start: its model has one thread, which keeps one core busy,
+and calls are read and refused on the other.
 """
 
 from __future__ import annotations
@@ -66,25 +67,25 @@ LOADS = (0.5, 0.8, 1.5, 2.0, 3.0, 5.0, 10.0)
 CONTRAST = 2.0
 CALLERS = 64
 EXAMPLES = 64
-# Of each open loop the first part is not counted: the queue is not yet what it will be.
+# The first part of each open loop is not counted, because the queue has not reached its length.
 LEAD_IN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A closed loop: answers a second, and the server's processor time as a share of the time."""
+    """Closed loop: answers per second, and the server's processor time relative to elapsed time."""
 
     rate: float
     of_core: float
 
     def between(self, other: Capacity) -> Capacity:
-        """The mean of both."""
+        """Return the mean of both."""
         return Capacity((self.rate + other.rate) / 2, (self.of_core + other.of_core) / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One round's open loop at one load, beside the capacity around it."""
+    """One round's open loop at one load, with the capacity around it."""
 
     load: float
     capacity: Capacity
@@ -93,18 +94,18 @@ class Sample:
 
     @property
     def ratio(self) -> float:
-        """On-time throughput as a share of the capacity."""
+        """On-time throughput relative to the capacity."""
         return self.summary.on_time / self.capacity.rate
 
     @property
     def ratio_per_core(self) -> float:
-        """The same, had the server had as much of the core in both."""
+        """The same for an equal share of the core in both."""
         return self.ratio * self.capacity.of_core / self.of_core
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server, the requests to send it, and what it must answer."""
+    """A server, the requests for it, and their expected answers."""
 
     server: RealServer
     infers: Sequence[Infer]
@@ -112,12 +113,12 @@ class Target:
     expected: Array
 
     def check(self, responses: Sequence[tuple[int, bytes]]) -> None:
-        """AssertionError unless each response is what the model says of its request's input."""
+        """Raise AssertionError unless each response is the model's output for its request."""
         for number, response in responses:
             np.testing.assert_allclose(output_of(response)[0], self.expected[number], rtol=1e-3, atol=1e-3)
 
     async def capacity(self, seconds: float) -> Capacity:
-        """What it answers when it always has enough to do."""
+        """Measure the answers per second with enough callers."""
         used, started = self.server.cpu_seconds(), time.perf_counter()
         run = await closed_loop(self.infers, self.requests, CALLERS, seconds)
         of_core = (self.server.cpu_seconds() - used) / (time.perf_counter() - started)
@@ -134,7 +135,7 @@ class Target:
         *,
         told: bool = True,
     ) -> Sample:
-        """One open loop at a multiple of the capacity."""
+        """Run one open loop at a multiple of the capacity."""
         schedule = poisson(load * capacity.rate, LEAD_IN + seconds, seed)
         used, started = self.server.cpu_seconds(), time.perf_counter()
         answers = await open_loop(self.infers, self.requests, schedule, deadline, told=told)
@@ -149,11 +150,11 @@ load | offered answered  on time  | median (min-max)    bound core second | on t
 
 
 def line(samples: Sequence[Sample], transport: float) -> str:
-    """A line of the table: the median over the rounds of each figure."""
+    """Return a line of the table: the median over the rounds of each figure."""
 
     def middle(figure: str) -> float:
         values = [getattr(sample.summary, figure) for sample in samples]
-        # A round that answers nothing has no latency.
+        # A round without answers has no latency.
         return float(median([value for value in values if not math.isnan(value)] or [math.nan]))
 
     def share(fate: str) -> str:
@@ -176,13 +177,13 @@ def line(samples: Sequence[Sample], transport: float) -> str:
 async def run(
     arguments: argparse.Namespace, server: RealServer, contrast: RealServer, expected: Array
 ) -> None:
-    """All rounds, and the tables."""
+    """Run all rounds, and print the tables."""
     rows = examples(EXAMPLES, arguments.positions)
     requests = [request_bytes(row[None]) for row in rows]
     most, seconds = arguments.max_batch_size, arguments.seconds
     async with channels(server.address) as infers, channels(contrast.address) as others:
         target = Target(server, infers, requests, expected)
-        # Until it has learned how long batches take while calls come in.
+        # Until it has learned batch times under load.
         await target.capacity(1.0)
         full = await batch_seconds(infers[0], examples(most, arguments.positions))
         alone = await batch_seconds(infers[0], rows[:1])
@@ -222,7 +223,7 @@ async def run(
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -241,6 +242,7 @@ def main() -> None:
     parser.add_argument(
         "--spare-core", action="store_true", help="the transport need not share the model's core"
     )
+    parser.add_argument("--transport", choices=("auto", "lane", "threaded"), default="auto")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="multiples of the capacity")
     parser.add_argument("--quick", action="store_true", help="one short round, about 20 s")
     arguments = parser.parse_args()
@@ -257,10 +259,10 @@ def main() -> None:
         build_mlp(model, arguments.layers, arguments.width, arguments.positions)
         expected = run_directly(model, examples(EXAMPLES, arguments.positions))
         pin(os.getpid(), cores.load)
-        batch = f"--max-batch-size={arguments.max_batch_size}"
+        options = f"--max-batch-size={arguments.max_batch_size}", f"--transport={arguments.transport}"
         with (
-            serving(model, cores.server, batch, program=program) as server,
-            serving(model, cores.server, batch, program=program) as contrast,
+            serving(model, cores.server, *options, program=program) as server,
+            serving(model, cores.server, *options, program=program) as contrast,
         ):
             if arguments.spare_core:
                 for each in (server, contrast):
