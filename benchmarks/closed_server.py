@@ -128,7 +128,7 @@ async def run(arguments: argparse.Namespace, addresses: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

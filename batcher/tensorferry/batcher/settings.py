@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """How long requests of a class may be queued, and how many. `timeout` is in seconds from arrival, inf for none.
+    """Bounds on the queue of a class: time and number of requests. `timeout` is in seconds from arrival, inf for none.
 
     A request may bring a shorter timeout if `overridable`. When it has passed, the request fails (DeadlineExceeded) or,
     if `delays`, is served after all requests of its class and higher ones whose timeout has not passed. `max_requests`
@@ -35,7 +35,7 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class ClientPolicy:
-    """What each client may have and send. 0 means no bound.
+    """Bounds on the requests of each client. 0 means no bound.
 
     `max_requests`, `max_rows` and `max_bytes` bound what was accepted of a client and is not done. `rate` is in rows a
     second. `burst` is how many rows a client may send at once after a pause (0: those of a second, at least one). If
@@ -74,7 +74,7 @@ class ClientPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the close rule needs: `max_batch_size` in rows (at least 1), `max_queue_delay` in seconds from arrival.
+    """Settings of the close rule: `max_batch_size` in rows (at least 1), `max_queue_delay` in seconds from arrival.
 
     `preferred` are batch sizes in ascending order. Unless requests `merge`, each is a batch of its own; then there are
     neither windows nor preferred sizes.

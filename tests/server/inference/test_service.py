@@ -43,7 +43,7 @@ def runner() -> ScriptedRunner:
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Makes a service with the model `m` of a runner. Its batcher is closed after the test."""
+    """Make a service with the model `m` of a runner. Its batcher is closed after the test."""
     made: list[tuple[Any, Batcher]] = []
 
     def make(runner: Any, max_batch_size: int = 4, slo: float = math.inf, **options: Any) -> InferenceService:

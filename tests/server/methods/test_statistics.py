@@ -27,7 +27,7 @@ def registry() -> ModelRegistry:
 
 @pytest.fixture
 def ready(registry: ModelRegistry) -> Iterator[Ready]:
-    """Makes models ready. Their batchers are closed after the test."""
+    """Make models ready. Their batchers are closed after the test."""
     made: list[Batcher] = []
 
     def make(name: str, version: str = "1", model_fn: Any = lambda x: x, **options: Any) -> Model:

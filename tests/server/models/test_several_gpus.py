@@ -92,7 +92,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
 
 @pytest.fixture
 def load(scripted: Devices, load: Load) -> Iterator[Load]:
-    """Loads y = 2 x on these devices, or the model that a builder builds."""
+    """Load y = 2 x on these devices, or the model that a builder builds."""
 
     def on(
         device: str, config: str | None = None, build: Callable[[Path], Path] = small.twice, **options: Any

@@ -73,13 +73,13 @@ class RawClient:
         self._socket.close()
 
     def ping(self, content: bytes) -> None:
-        """Sends a PING of eight bytes and reads until it is acknowledged."""
+        """Send a PING of eight bytes and read until it is acknowledged."""
         self._socket.sendall(_frame(_PING, 0, 0, content))
         while self._next_frame() != (_PING, _ACK, 0, content):
             pass
 
     def await_data(self, call: int) -> None:
-        """Reads until a part of a response has come. No room is made for more than HTTP/2's first 64 KiB."""
+        """Read until a part of a response has come. No room is made for more than HTTP/2's first 64 KiB."""
         while self._next_frame()[::2] != (_DATA, call):
             pass
 

@@ -18,7 +18,7 @@ InstanceHealthCallback = Callable[[int, str | None, bool], None]
 
 @dataclass(frozen=True, slots=True)
 class ExecutionContext:
-    """What the workers of one batcher share. `name` is the batcher's, for log lines and thread names."""
+    """Objects shared by the workers of one batcher. `name` is the batcher's, for log lines and thread names."""
 
     queue: RequestQueue
     completer: RequestCompleter

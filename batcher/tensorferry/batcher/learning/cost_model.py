@@ -42,7 +42,7 @@ class BucketStatistics:
 
 
 class CostUpdate(NamedTuple):
-    """What was learned from a batch: times on device and host, and the host's share before the device.
+    """Observation of one batch: times on device and host, and the host's share before the device.
 
     `suspect` says that the batch was much faster than these times.
     """

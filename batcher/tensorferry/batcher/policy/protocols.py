@@ -57,7 +57,7 @@ class ClassQueueView(Protocol[R_co]):
 
     @property
     def max_wait_before_priority(self) -> float:
-        """How long a request without a deadline waits before it may precede those with one."""
+        """Time that a request without a deadline waits before it may precede those with one."""
 
 
 class BucketView(Protocol):

@@ -16,7 +16,7 @@ _FORGET_TRIES = 2
 
 
 class ClientUsage:
-    """What was accepted of a client and is not done."""
+    """Accepted requests of a client that are not done."""
 
     __slots__ = ("nbytes", "requests", "rows")
 

@@ -15,7 +15,7 @@ from tensorferry.batcher.request import Request
 
 
 class PendingUpdate(NamedTuple):
-    """What is to be learned from a batch of `rows` rows: its cost, and the clients that returned before it.
+    """Observations to learn from a batch of `rows` rows: its cost, and the clients that returned before it.
 
     Either is None if there is nothing to learn. The device took `seconds`, the host `before` and `after` them.
     """

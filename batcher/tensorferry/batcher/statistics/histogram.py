@@ -21,7 +21,7 @@ INTERVALS = len(BOUNDS) + 1
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many times, in seconds, were in each interval, and their `sum`.
+    """Counts of times, in seconds, in each interval, and the `sum` of the times.
 
     An interval has the times up to its bound in `BOUNDS`, and above the bound before; the last has those above
     all bounds.

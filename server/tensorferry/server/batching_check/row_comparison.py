@@ -78,7 +78,7 @@ class RowComparison:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSettings:
-    """What is compared, and for how long.
+    """Settings of a comparison: batch size, values, tolerance and time limit.
 
     `max_batch_size` is the largest batch. `vocabularies` are lists of strings from the model's file. `precision` is the
     device's relative precision, if it is worse than the outputs' datatypes. After `seconds`, only the minimum is run:

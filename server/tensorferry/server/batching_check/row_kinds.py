@@ -32,7 +32,7 @@ _LONG_TEXT = "long text " * 200
 
 @dataclass(frozen=True, slots=True)
 class RowKind:
-    """How one kind of row is filled, for each type of input.
+    """One kind of row: how inputs of each type are filled.
 
     `floats` returns numbers of a shape; None leaves floats unchanged. `scales` are magnitudes, tried in turn until the
     model runs. `integer` returns integers of a shape within a minimum and a maximum.

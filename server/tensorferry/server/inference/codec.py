@@ -39,7 +39,7 @@ _InputMessage = pb.ModelInferRequest.InferInputTensor
 
 
 class ResponseSpec(NamedTuple):
-    """What a request asks its response to contain.
+    """Contents of a response, as its request asks for them.
 
     `typed` asks for typed contents, `explain` for a description of the batch. `class_counts` has for each output
     the number of classes asked for, 0 for its values; empty if no output is classified. `spans` has for each

@@ -1,4 +1,4 @@
-"""What a transport gets for one request: a call while it is in flight, then a reply to send."""
+"""Result of one request for a transport: a call while it is in flight, then a reply to send."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class ProbeRun:
 
 @dataclass(frozen=True, slots=True)
 class ProbeRuns:
-    """What the process reads from its standard input. `run_seconds` limits one run."""
+    """Input that the process reads from its standard input. `run_seconds` limits one run."""
 
     path: Path
     ort_options: OrtOptions

@@ -28,7 +28,7 @@ _CONFIG_NAMES = {"BYTES": "STRING"}
 
 @dataclass(frozen=True, slots=True)
 class BatchingDecision:
-    """How a model is batched.
+    """Batching settings of a model.
 
     If `max_batch_size` is above 0, axis 0 counts rows, and `merges` says whether requests share a batch. `description`
     is for people. `verdict` is for programs: proved, tested, trusted, refused or off.

@@ -20,7 +20,7 @@ _MOST_LEVELS = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """How a model is scheduled and run. Times are in seconds.
+    """Scheduling and execution settings of a model. Times are in seconds.
 
     `devices` has the device of each instance. Priority classes share rows by `priority_weights`; with
     `strict_priorities`, a class precedes all lower ones. `policies` has one entry per class, or none.

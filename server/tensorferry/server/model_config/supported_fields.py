@@ -19,7 +19,7 @@ from tensorferry.server.model_config.pbtxt import BACKEND, PLATFORM
 
 
 class Treatment(enum.Enum):
-    """What the server does with a field that is set."""
+    """Treatment of a field that is set."""
 
     USED = "used"
     PASSED_ON = "passed on"

@@ -31,7 +31,7 @@ _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 @dataclass(frozen=True, slots=True)
 class WarmupPlan:
-    """What a session runs to warm up.
+    """Warm-up runs of a session.
 
     `samples` are those of the model's configuration. `working_size` is as in `PreparedModel`. `padded_sizes` has the
     axis sizes of each padded length, or one empty mapping without padding. No batch has more than `max_rows`, because

@@ -1,4 +1,4 @@
-"""What is known of a tensor before the model runs."""
+"""Properties of a tensor that are known before the model runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ALL = frozenset({-1})
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is known of a tensor.
+    """Known properties of a tensor.
 
     `rows` is the row axis; each row depends only on the same row of the inputs. `problems` says why this could not be
     shown. A tensor with neither does not depend on the rows' values; `depends_on_row_count` says whether it depends on

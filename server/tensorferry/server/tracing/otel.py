@@ -85,17 +85,17 @@ class OpenTelemetrySource:
         self._local = threading.local()
 
     def sample(self, model: Model | None, parent: TraceContext | None) -> RequestSpans | None:
-        """As `TraceSource.sample`."""
+        """See `TraceSource.sample`."""
         trace_id = self._sampler(parent)
         return None if trace_id is None else RequestSpans(self, trace_id, self.new_span_id(), parent)
 
     def begin(self, count: int) -> None:
-        """As `ResponseBurstHook.begin`."""
+        """See `ResponseBurstHook.begin`."""
         self._local.answered = []
         self._together.begin(count)
 
     def end(self) -> None:
-        """As `ResponseBurstHook.end`."""
+        """See `ResponseBurstHook.end`."""
         self._together.end()
         answered: list[_BatchSpan] = self._local.answered
         self._local.answered = None

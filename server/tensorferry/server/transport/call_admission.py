@@ -45,7 +45,7 @@ class Refusal(NamedTuple):
 
 
 class StreamAdmission(NamedTuple):
-    """What an admitted stream asked for, and its authorization; None if clients are not identified."""
+    """Options of an admitted stream, and its authorization; None if clients are not identified."""
 
     options: StreamOptions
     authorization: StreamAuthorization | None = None

@@ -1,4 +1,4 @@
-"""Checks a message against the bounds before it is parsed.
+"""Check of a message against the bounds before it is parsed.
 
 Protobuf parses a message whole while it holds the GIL: 60 MB of empty entries take seconds and gigabytes. The check
 stops at the first bound exceeded, so a message costs at most what the bounds allow.
@@ -35,7 +35,7 @@ _FIXED_WIDTH = {_CONTENTS.fields_by_name[name].number for name in ("fp32_content
 
 
 class _Rule(NamedTuple):
-    """What a field may hold. `inside` has the rules of a message; typed contents have their own."""
+    """Bounds of a field. `inside` has the rules of a message; typed contents have their own."""
 
     name: str
     bound: FieldBound

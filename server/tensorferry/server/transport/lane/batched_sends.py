@@ -1,4 +1,4 @@
-"""Sends the responses of a batch together, from the polling thread.
+"""Sending of a batch's responses together, from the polling thread.
 
 A worker that sends responses itself releases the GIL for each one, and the polling thread takes it to handle the
 send's event. The two threads then alternate twice per response, which costs a model of a few milliseconds a twentieth

@@ -1,4 +1,4 @@
-"""What the calls of the lane need of it."""
+"""Interface of the lane to its calls."""
 
 from __future__ import annotations
 
