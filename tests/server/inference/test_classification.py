@@ -218,6 +218,7 @@ def test_a_model_without_config_or_directory_has_no_labels(tmp_path: Path) -> No
         ("../labels.txt", "'../labels.txt', which is outside of the model's directory"),
         ("/etc/hostname", "which is outside of the model's directory"),
         ("link.txt", "which is outside of the model's directory"),
+        ("lab\0els.txt", "which is no file name"),
     ],
 )
 def test_a_missing_label_file_or_one_outside_the_models_directory_is_refused(

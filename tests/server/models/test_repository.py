@@ -182,7 +182,9 @@ def test_default_model_filename_may_be_a_file_or_a_directory(tmp_path: Path) -> 
     assert source.path == home / "1" / "model.onnx" / "model.onnx"
 
 
-@pytest.mark.parametrize("file", ["../../secret.onnx", "/secret.onnx", "deep/../../../secret.onnx", ".."])
+@pytest.mark.parametrize(
+    "file", ["../../secret.onnx", "/secret.onnx", "deep/../../../secret.onnx", "..", "a\0b"]
+)
 def test_a_file_name_outside_the_version_is_refused(tmp_path: Path, file: str) -> None:
     """Clients that may load models can send a configuration."""
     add(tmp_path, "m", "1")

@@ -127,6 +127,7 @@ def test_a_file_has_one_row_which_is_repeated(directory: Path) -> None:
         (x(file("../config.pbtxt")) + S, r"'\.\./config\.pbtxt', which is not in"),
         (x(file("/etc/hostname")) + S, "'/etc/hostname', which is not in"),
         (x(file("link")) + S, "'link', which is not in"),
+        (x(file("a\\000b")) + S, "which is no file name"),
         (x("zero_data: true") + S.replace("zero_data: true", file("wrong")), "from the file 'wrong': "),
         (x("zero_data: true") + S.replace("zero_data: true", file("latin")), "from the file 'latin': "),
     ],

@@ -20,6 +20,8 @@ def read_labels(config: ModelConfig | None, directory: Path | None) -> dict[str,
         if not output.label_filename:
             continue
         where = f"label_filename of output {output.name!r} is {output.label_filename!r}"
+        if "\0" in output.label_filename:
+            raise StartError(f"{directory}: {where}, which is no file name")
         path = (directory / output.label_filename).resolve()
         if not path.is_relative_to(directory.resolve()):
             raise StartError(f"{directory}: {where}, which is outside of the model's directory")

@@ -137,7 +137,7 @@ def _versions(directory: Path, given: ModelConfig | None) -> Sequence[ServedVers
         _files(directory, skip=present),
     )
     file_name = (config.default_model_filename if config is not None else "") or _MODEL_FILE
-    if Path(file_name).is_absolute() or ".." in Path(file_name).parts:
+    if "\0" in file_name or Path(file_name).is_absolute() or ".." in Path(file_name).parts:
         # Checked because a client may send the configuration.
         raise RepositoryError(
             f"{directory}: default_model_filename is {file_name!r}; it must be a file or directory in the version's "

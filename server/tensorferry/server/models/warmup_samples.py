@@ -138,6 +138,8 @@ def _from_file(name: str, spec: TensorSpec, dims: tuple[int, ...], directory: Pa
         raise ModelConfigError(
             f"input {spec.name!r} comes from the file {name!r}, but the model has no directory with such files"
         )
+    if "\0" in name:
+        raise ModelConfigError(f"input {spec.name!r} comes from the file {name!r}, which is no file name")
     folder = (directory / _DIRECTORY).resolve()
     path = (folder / name).resolve()
     if not path.is_relative_to(folder):
