@@ -1,8 +1,8 @@
 """Closed and open loops over gRPC, cheap enough that the server is the bottleneck.
 
 Requests are serialised before the run, and responses are parsed after it. In an open loop the send
-times are fixed before the run. A latency counts from the intended send time, so that a load
-generator that falls behind hides nothing.
+times are fixed before the run. A latency counts from the intended send time, so a late load
+generator cannot hide queueing.
 """
 
 from __future__ import annotations

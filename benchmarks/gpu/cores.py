@@ -82,7 +82,7 @@ def _seconds(stat: Path) -> float:
 
 
 def end(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait `seconds` for a process that was told to end, then kill it."""
+    """Wait up to `seconds` for a terminated process, then kill it."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:

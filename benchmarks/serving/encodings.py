@@ -32,7 +32,7 @@ def grpc_message(workload: Workload, row: Array, *, explain: bool = False) -> by
 
 
 def grpc_frame(message: bytes) -> bytes:
-    """Return a message as it is in a DATA frame, with its length prefix."""
+    """Return a message with its length prefix, the content of a DATA frame."""
     return _PREFIX.pack(0, len(message)) + message
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from fuzz.target import Target
+from fuzz.target import InputSource
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
@@ -60,7 +60,7 @@ _SIGNED = {FieldDescriptor.CPPTYPE_INT32: 31, FieldDescriptor.CPPTYPE_INT64: 63}
 _UNSIGNED = {FieldDescriptor.CPPTYPE_UINT32: 32, FieldDescriptor.CPPTYPE_UINT64: 64}
 
 
-def mutant(random: Random, target: Target, parents: Sequence[bytes]) -> bytes:
+def mutant(random: Random, target: InputSource, parents: Sequence[bytes]) -> bytes:
     """Return an input made from one or two of the parents."""
     data = random.choice(parents)
     if random.random() < 0.6:
@@ -99,7 +99,7 @@ def with_bytes_changed(random: Random, data: bytes, other: bytes = b"") -> bytes
     return bytes(made)
 
 
-def with_fields_changed(random: Random, target: Target, data: bytes, other: bytes) -> bytes | None:
+def with_fields_changed(random: Random, target: InputSource, data: bytes, other: bytes) -> bytes | None:
     """Return the message with some fields changed; None if the data has no message."""
     front, kind = target.shape(data)
     if kind is None:

@@ -36,10 +36,9 @@ class Shape(NamedTuple):
     kind: type[Message] | None
 
 
-class Target(Protocol):
-    """One fuzz target. Used by one thread: `run` any number of times, then `check`, then `close`."""
+class InputSource(Protocol):
+    """Good inputs, and their structure: what mutation needs."""
 
-    name: str
     # Strings of a message are chosen from these and from hostile ones.
     words: Sequence[str]
 
@@ -48,6 +47,12 @@ class Target(Protocol):
 
     def shape(self, data: bytes) -> Shape:
         """Return the structure of these bytes, for mutation."""
+
+
+class Target(InputSource, Protocol):
+    """One fuzz target. Used by one thread: `run` any number of times, then `check`, then `close`."""
+
+    name: str
 
     def run(self, data: bytes) -> str:
         """Return the outcome of the input: the name of a status code. Raise AssertionError for

@@ -68,7 +68,7 @@ class Batcher:
 
     When the queue is full
         `submit` raises QueueFull when `max_queue_size` rows wait, or accepted requests hold `max_queue_bytes`. It never
-        blocks. `clients` bounds what each client may have in here and send, see `ClientPolicy`.
+        blocks. `clients` bounds the requests of each client, see `ClientPolicy`.
 
     When the model fails
         The batch runs again in halves until the failing request is alone. That request gets the exception, the others

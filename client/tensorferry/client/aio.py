@@ -27,32 +27,7 @@ from tensorferry.protos import inference_pb2 as pb
 class InferenceClient(ClientBase):
     """A client of one server, over one channel. Use it with `async with`, or await `close`.
 
-    Arguments:
-
-    - `target`: "host:port", or any other name that gRPC resolves.
-    - `tls`: True for TLS with the system's certificate authorities, or a `Tls` with files.
-    - `credentials`: grpcio's channel credentials, instead of `tls`.
-    - `metadata`: metadata of every call. A current OpenTelemetry context is added to it.
-    - `token`: bearer token of every call. A token that would leave this machine without TLS raises
-      InvalidInput, unless `token_over_plaintext` is true.
-    - `max_message_bytes`: bound on a message in either direction.
-    - `options`: gRPC channel options, which override those of the client.
-    - `check`: compare each request with the model's metadata before it is sent (the default).
-      If false, the dtype of each array decides its datatype.
-    - `retry`: how calls are repeated, None for never.
-
-    The first call connects, not the constructor. Streams use a second connection.
-
-    Retries: a call that got UNAVAILABLE, or RESOURCE_EXHAUSTED with a retry time, is sent again
-    within its timeout. A call whose connection broke while it was in progress is sent again at
-    most once, and never if it is part of a sequence.
-
-    Timeouts: a positive number of seconds for the whole call, retries included. The timeout
-    becomes the gRPC deadline. None and infinity mean no limit.
-
-    Errors: calls raise `InferenceError`. Its subclass follows from the server's status code.
-    `InvalidInput` (a ValueError) is raised for unusable arguments, and `ClientClosed`
-    (a RuntimeError) after `close`.
+    Arguments, retries, timeouts and errors are those of `tensorferry.client.InferenceClient`.
 
     Not thread-safe: a client belongs to the event loop in which it is created. Any number of tasks
     of that loop may use it at once.

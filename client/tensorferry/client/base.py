@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ class StreamPlan:
     raises: bool
 
 
-class ClientBase:
+class ClientBase(ABC):
     """State of a client; subclasses open its channels and make its calls."""
 
     def __init__(
@@ -65,6 +66,7 @@ class ClientBase:
         self._closed = False
         self._open(target, secured, channel.channel_options(max_message_bytes, options))
 
+    @abstractmethod
     def _open(
         self,
         target: str,
@@ -72,7 +74,6 @@ class ClientBase:
         options: list[tuple[str, str | int]],
     ) -> None:
         """Create the channels; each connects with its first call."""
-        raise NotImplementedError
 
     def _check_open(self) -> None:
         if self._closed:

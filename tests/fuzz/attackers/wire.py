@@ -82,9 +82,8 @@ _FULL = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
 
 
 class _Messages:
-    """The part of a target that the mutator needs."""
+    """ModelInfer messages for mutation."""
 
-    name = "wire"
     words: Sequence[str] = (*WORDS, "m")
 
     def shape(self, data: bytes) -> Shape:
@@ -94,15 +93,6 @@ class _Messages:
         made = [_good(number) for number in range(3)]
         made.append(request({"x": fp32(2, 3)}, typed=True, model="m"))
         return [message.SerializeToString() for message in made]
-
-    def run(self, data: bytes) -> str:
-        raise NotImplementedError
-
-    def check(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def _good(number: int) -> pb.ModelInferRequest:

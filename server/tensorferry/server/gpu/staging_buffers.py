@@ -73,21 +73,21 @@ class BufferPool(Generic[_T]):
         buffer = _pop(self._free.get(size))
         if buffer is not None:
             return buffer
-        with self._lock:
-            self._free.setdefault(size, deque())
-            if self._bytes + size > self._max_bytes:
-                for buffers in self._free.values():
-                    while (unused := _pop(buffers)) is not None:
-                        self._bytes -= unused.nbytes
-            if self._bytes + size > self._max_bytes:
-                return None
-            try:
+        try:
+            with self._lock:
+                self._free.setdefault(size, deque())
+                if self._bytes + size > self._max_bytes:
+                    for buffers in self._free.values():
+                        while (unused := _pop(buffers)) is not None:
+                            self._bytes -= unused.nbytes
+                if self._bytes + size > self._max_bytes:
+                    return None
                 buffer = self._allocate(size)
-            except (MemoryError, RuntimeError) as error:
-                _log.warning("no memory of %d bytes for a batch, which runs without staging: %s", size, error)
-                return None
-            self._bytes += size
-            return buffer
+                self._bytes += size
+                return buffer
+        except (MemoryError, RuntimeError) as error:
+            _log.warning("no memory of %d bytes for a batch, which runs without staging: %s", size, error)
+            return None
 
     def release(self, buffer: _T) -> None:
         """Return a buffer to the pool."""

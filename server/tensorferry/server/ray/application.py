@@ -98,6 +98,7 @@ class Replica:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         config = configuration(options)
+        # Acquired by the first stop, and never released; guards nothing.
         self._stopped = threading.Lock()
         logs.configure(config.log_format, config.log_level)
         self._app = App(config)
