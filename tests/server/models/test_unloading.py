@@ -14,6 +14,7 @@ from tensorferry.server.errors import (
     NotFoundError,
     NotReadyError,
 )
+from tensorferry.server.models import unloading
 from tensorferry.server.models.registry import ModelState
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
@@ -55,6 +56,26 @@ def test_a_model_is_unloaded_after_its_requests(repository: ScriptedRepository) 
     control.unload("m")
     control.load("m")
     assert repository.serving() == "slow"
+
+
+def test_closing_waits_until_unloaded_models_have_released_their_memory(
+    repository: ScriptedRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    releasing, release = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        releasing.set()
+        assert release.wait(PATIENCE)
+
+    monkeypatch.setattr(unloading, "_release_memory", wait)
+    repository.write("m", "1", "fast")
+    control = repository.start("m")
+    control.unload("m")
+    assert releasing.wait(PATIENCE)
+    assert control.drain(0.0), "it has answered everything"
+    assert not control.close(0.0)
+    release.set()
+    assert control.close(PATIENCE)
 
 
 def test_no_reference_to_an_unloaded_model_is_left(repository: ScriptedRepository) -> None:

@@ -21,7 +21,9 @@ class ModelUnloader:
         self._changed = changed
         # Guards _models. No waiting while it is held.
         self._lock = threading.Lock()
-        self._models: dict[threading.Thread, Model] = {}
+        # Each unloading thread with its model, and with None once the model has answered. The entry is removed after the
+        # thread's last reference to the model, so that `close` returns after the model's files and memory are free.
+        self._models: dict[threading.Thread, Model | None] = {}
 
     def unload(self, model: Model) -> None:
         """Start to unload a model that accepts no more requests; it answers those that it has accepted."""
@@ -31,14 +33,16 @@ class ModelUnloader:
         del model
 
         def end() -> None:
-            model = held.pop()
+            model, thread = held.pop(), threading.current_thread()
             model.batcher.close()
             self._registry.mark_unloaded(model)
             self._changed(model.name)
             with self._lock:
-                model = self._models.pop(threading.current_thread())
+                self._models[thread] = None
             del model
             _release_memory()
+            with self._lock:
+                del self._models[thread]
 
         thread = threading.Thread(target=end, name=f"unload-{held[0].name}-{held[0].version}", daemon=True)
         with self._lock:
@@ -48,7 +52,7 @@ class ModelUnloader:
     def drain(self, until: float) -> bool:
         """Wait until all models have answered their requests, at most until a monotonic time; return whether they have."""
         with self._lock:
-            models = list(self._models.values())
+            models = [model for model in self._models.values() if model is not None]
         ended = [model.batcher.drain(max(0.0, until - time.monotonic())) for model in models]
         return all(ended)
 
@@ -57,7 +61,8 @@ class ModelUnloader:
         with self._lock:
             unloading = dict(self._models)
         for model in unloading.values():
-            model.batcher.close(drain=False, timeout=0.0)
+            if model is not None:
+                model.batcher.close(drain=False, timeout=0.0)
         for thread in unloading:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in unloading)
