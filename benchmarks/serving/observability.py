@@ -68,7 +68,7 @@ def variants(folder: Path) -> Sequence[Variant]:
         Variant("metrics", _METRICS, scraped=True),
         Variant("metrics, calls with a trace", _METRICS, (_TRACED,), scraped=True),
         # The size that gRPC itself needs for such a header.
-        Variant("a token that nobody asks for", (), (bearer,)),
+        Variant("a token that is never asked for", (), (bearer,)),
         Variant("authentication by token", authentication, (bearer,)),
         Variant("metrics and authentication", (*_METRICS, *authentication), (bearer,), scraped=True),
     )

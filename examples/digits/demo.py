@@ -91,7 +91,7 @@ def show(address: str) -> None:
         print(draw(images[start : start + ACROSS], captions[start : start + ACROSS]), end="\n\n")
     right = sum(int(result["label"][0]) == truth for result, truth in zip(results, labels, strict=True))
     batches = len({result.parameters["batch_number"] for result in results})
-    print(f"{right} of {PICTURES} right; the {PICTURES} requests rode in {batches} batches.\n")
+    print(f"{right} of {PICTURES} right; the {PICTURES} requests ran in {batches} batches.\n")
 
 
 def show_next_steps(address: str) -> None:

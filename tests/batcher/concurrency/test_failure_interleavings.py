@@ -39,7 +39,7 @@ class FailingScenario(Scenario):
             assert self.running[device] == 0, "while it runs"
             self.interleaver.sleep(self.random.choice([0.0, 0.003, 0.05]))
             if self.random.random() < self.vain:
-                raise InstanceFailed("in vain", self.random.choice([0.001, 0.02]))
+                raise InstanceFailed("not recovered yet", self.random.choice([0.001, 0.02]))
             self.broken[device] = False
 
         def run(x: Any) -> Any:
@@ -76,7 +76,7 @@ class FailingScenario(Scenario):
         for sent in self.sent if at_its_post else ():
             waits = sent.request is not None and sent.request.state is State.QUEUED
             assert not waits or sent.deadline >= self.interleaver.now(), (
-                "a deadline passed, and nobody was told"
+                "a deadline passed, and its caller got no answer"
             )
 
     def main(self) -> None:

@@ -129,7 +129,7 @@ class Scenario:
         for sent in self.sent if at_its_post else ():
             waits = sent.request is not None and sent.request.state is State.QUEUED
             assert not waits or sent.deadline >= self.interleaver.now(), (
-                "a deadline passed, and nobody was told"
+                "a deadline passed, and its caller got no answer"
             )
 
     def main(self) -> None:

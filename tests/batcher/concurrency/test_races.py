@@ -108,18 +108,18 @@ def test_cancel_between_the_closing_of_a_batch_and_its_join(
     """The completion of an expired request runs exactly there. The batch must not fail because of it."""
     batcher = make(runner, clock=clock)
     occupy(batcher, runner)
-    riders: list[tuple[Request, Recorder]] = []
+    members: list[tuple[Request, Recorder]] = []
     cancelled: list[bool] = []
     expiring = request_of(
-        [0.0], lambda _: cancelled.append(batcher.cancel(riders[0][0])), one_row=False, deadline=5.0
+        [0.0], lambda _: cancelled.append(batcher.cancel(members[0][0])), one_row=False, deadline=5.0
     )
     batcher.enqueue(expiring)
-    riders += [enqueue(batcher, [value]) for value in (1.0, 2.0)]
+    members += [enqueue(batcher, [value]) for value in (1.0, 2.0)]
     clock.advance(5)
     runner.open()
     assert batcher.close()
     assert cancelled == [True]
-    assert [recorder.kind for _, recorder in riders] == ["Cancelled", "answered"]
+    assert [recorder.kind for _, recorder in members] == ["Cancelled", "answered"]
     assert batcher.statistics().failed_batches == 0
 
 

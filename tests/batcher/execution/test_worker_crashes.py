@@ -131,7 +131,7 @@ def test_after_a_crash_at_any_step_each_request_ends_once_and_the_worker_goes_on
         health.await_calls(2)
         (out, back) = health.calls
         assert out[0] == back[0] == 0
-        assert out[1] == "a worker ended unexpectedly (SystemExit) and is started anew"
+        assert out[1] == "a worker ended unexpectedly (SystemExit) and is restarted"
         assert back[1] is None
     figures_add_up(batcher.statistics())
 

@@ -36,23 +36,23 @@ def test_the_others_are_answered_and_the_one_ends_once(
     values = [float(10 + tag) for tag in range(N)]
     if way == "the model raises for it":
         values[position] *= -1
-    riders = []
+    members = []
     for tag, value in enumerate(values):
         deadline = {"deadline": 5.0} if "expired" in way and tag == position else {}
-        riders.append(enqueue(batcher, np.full(size, value), **deadline))
+        members.append(enqueue(batcher, np.full(size, value), **deadline))
 
     if "running" in way:
         runner.release()
         runner.await_batches(2)
     if "cancelled" in way:
-        assert batcher.cancel(riders[position][0])
-        assert not batcher.cancel(riders[position][0])
+        assert batcher.cancel(members[position][0])
+        assert not batcher.cancel(members[position][0])
     if "expired" in way:
         clock.advance(5)
     runner.open()
     assert batcher.close()
 
-    for tag, (_, recorder) in enumerate(riders):
+    for tag, (_, recorder) in enumerate(members):
         if tag == position:
             assert recorder.kind == WAYS[way]
             assert recorder.only.outputs is None
@@ -76,27 +76,27 @@ def test_several_requests_end_early_in_different_ways(
     runner = ScriptedRunner(fails_below_zero, gated=True)
     batcher = make(runner, 6, clock=clock)
     occupy(batcher, runner)
-    riders = []
+    members = []
     for tag in range(6):
         way = ways[tag // 2] if tag % 2 else ""
         value = -10.0 - tag if way == "the model raises for it" else 10.0 + tag
         deadline = {"expired while queued": 5.0, "expired while running": 9.0}.get(way)
-        riders.append(
+        members.append(
             (way, value, *enqueue(batcher, [value], **({} if deadline is None else {"deadline": deadline})))
         )
-    for way, _, request, _ in riders:
+    for way, _, request, _ in members:
         if way == "cancelled while queued":
             assert batcher.cancel(request)
     clock.advance(5)
     runner.release()
     runner.await_batches(2)
-    for way, _, request, _ in riders:
+    for way, _, request, _ in members:
         if way == "cancelled while running":
             assert batcher.cancel(request)
     clock.advance(4)
     runner.open()
     assert batcher.close()
-    for way, value, _, recorder in riders:
+    for way, value, _, recorder in members:
         if way:
             assert recorder.kind == WAYS[way]
         else:

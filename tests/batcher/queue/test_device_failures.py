@@ -315,7 +315,7 @@ def test_a_cancel_while_the_device_fails(make: Make) -> None:
     runner.open()
     assert batcher.close()
     assert recorder.kind == "Cancelled"
-    assert len(runner.batches) == 1, "nobody is left to run it for"
+    assert len(runner.batches) == 1, "its callers have all gone"
 
 
 def test_a_split_request_whose_part_fails_is_answered_as_one(make: Make) -> None:

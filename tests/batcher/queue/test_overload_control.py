@@ -204,12 +204,12 @@ def test_refused_requests_count_as_demand() -> None:
 def test_others_like_one_that_was_turned_away_are_so_before_they_are_read() -> None:
     queue = QueueUnderLoad()
     soon = queue.clock.now() + TIMEOUT
-    assert queue.inner.fast_reject(soon) is None, "nobody was turned away"
+    assert queue.inner.fast_reject(soon) is None, "no request was rejected"
     queue.fill()
     told = queue.inner.fast_reject(soon)
     assert told is not None
     assert (str(told), told.retry_after) == (str(queue.refusal), queue.refusal.retry_after)
-    assert queue.inner.fast_reject(soon - 0.5) is None, "it rides before"
+    assert queue.inner.fast_reject(soon - 0.5) is None, "it runs before"
     assert queue.inner.fast_reject(soon + 1.0) is None, "it has more time"
     queue.clock.advance(4.1 * queue.refusal.pause_seconds)
     assert queue.inner.fast_reject(soon) is None, "it was a while ago"

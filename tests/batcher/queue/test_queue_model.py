@@ -148,13 +148,13 @@ class QueueModel(RuleBasedStateMachine):
         if isinstance(work, Wait):
             assert work.until > now, "no wait is already over: a worker would spin"
             assert busy or self.window or not self.queued, "work-conserving"
-            assert not self.queued or busy or work.until < math.inf, "somebody sees to what waits"
+            assert not self.queued or busy or work.until < math.inf, "a device takes what waits"
             return
         if work is None:
             assert self.closed
             assert not self.queued
             return
-        assert bool(work.batch) == (work.reason is not None), "a batch that leaves has riders"
+        assert bool(work.batch) == (work.reason is not None), "a batch that starts has members"
         self.check_dropped(work, now, busy)
         if work.batch:
             self.check_batch(work, now, busy)
@@ -183,8 +183,8 @@ class QueueModel(RuleBasedStateMachine):
         for rank in range(self.classes):
             of_class = [r for r in self.queued if r.rank == rank and r.key == work.batch[0].key]
             without_deadline = [request for request in of_class if request.deadline == math.inf]
-            rode = [request for request in work.batch if request in without_deadline]
-            assert rode == without_deadline[: len(rode)], "those without deadline in order of arrival"
+            taken = [request for request in work.batch if request in without_deadline]
+            assert taken == without_deadline[: len(taken)], "those without deadline in order of arrival"
             with_deadline = [
                 request for request in work.batch if request.rank == rank and request not in without_deadline
             ]

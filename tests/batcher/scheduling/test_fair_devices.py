@@ -85,7 +85,7 @@ class FairModel(RuleBasedStateMachine):
         # By class and client: the number of the present backlog period, and the rows that ran in
         # it.
         self.stays: Counter[tuple[int, str]] = Counter()
-        self.rode: dict[tuple[int, str, int], float] = {}
+        self.taken: dict[tuple[int, str, int], float] = {}
         self.rode_in: dict[Request, int] = {}
 
     def rows_of(self, rank: int, client: str) -> int:
@@ -100,7 +100,7 @@ class FairModel(RuleBasedStateMachine):
         if not self.rows_of(*where):
             self.stays[where] += 1
             turn = self.backlog._fair_queues[request.rank].shares[request.client].virtual_start
-            self.rode[(*where, self.stays[where])] = turn * WEIGHTS[request.client]
+            self.taken[(*where, self.stays[where])] = turn * WEIGHTS[request.client]
         self.queued.append(request)
 
     @rule(
@@ -137,7 +137,7 @@ class FairModel(RuleBasedStateMachine):
         self.backlog.remove_all(kind, batch, taken)
         for request in batch:
             where = request.rank, request.client
-            self.rode[(*where, self.stays[where])] += request.rows_counted
+            self.taken[(*where, self.stays[where])] += request.rows_counted
             self.rode_in[request] = self.stays[where]
             self.queued.remove(request)
         self.flights.append(batch)
@@ -153,7 +153,7 @@ class FairModel(RuleBasedStateMachine):
         for request in reversed(batch):
             where, stay = (request.rank, request.client), self.rode_in.pop(request)
             if self.rows_of(*where) and stay == self.stays[where]:
-                self.rode[(*where, stay)] -= request.rows_counted
+                self.taken[(*where, stay)] -= request.rows_counted
             self.queued.append(request) if self.rows_of(*where) else self.enter(request)
 
     @precondition(lambda self: self.queued)
@@ -169,8 +169,8 @@ class FairModel(RuleBasedStateMachine):
             clients = {request.client for request in self.queued if request.rank == rank}
             assert shares.keys() == clients
             for client in clients:
-                rode = self.rode[rank, client, self.stays[rank, client]]
-                assert shares[client].virtual_start * WEIGHTS[client] == pytest.approx(rode)
+                taken = self.taken[rank, client, self.stays[rank, client]]
+                assert shares[client].virtual_start * WEIGHTS[client] == pytest.approx(taken)
                 assert shares[client].rows == self.rows_of(rank, client)
 
 

@@ -85,7 +85,7 @@ def test_no_request_waits_for_more_batches_than_promised(
         pytest.param([], 0, id="nothing ahead"),
         pytest.param([1] * 5, 0, id="room in the next batch"),
         pytest.param([1] * 6, 1, id="a full batch ahead"),
-        pytest.param([1] * 17, 2, id="rides in the third"),
+        pytest.param([1] * 17, 2, id="in the third batch"),
         pytest.param([1] * 18, 3, id="three full batches"),
         pytest.param([3, 4, 3, 4, 3], 4, id="17 rows that do not fill batches"),
     ],

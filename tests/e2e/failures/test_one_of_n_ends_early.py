@@ -217,8 +217,8 @@ def test_one_sends_a_malformed_tensor(
 def test_one_makes_the_model_raise(scene: Scene, position: str) -> None:
     neighbours = [request(tag) for tag in NEIGHBOURS]
     poisoned = request(VICTIM, index=99)
-    riders = [poisoned, *neighbours] if position == "first" else [*neighbours, poisoned]
-    scene.others.send(*riders, *(request(tag) for tag in FILLERS[:2]))
+    members = [poisoned, *neighbours] if position == "first" else [*neighbours, poisoned]
+    scene.others.send(*members, *(request(tag) for tag in FILLERS[:2]))
     scene.await_neighbours()
     scene.check_neighbours(same_batch=False)
     failed = scene.others.await_answer(str(VICTIM))

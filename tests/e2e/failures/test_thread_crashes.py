@@ -51,7 +51,7 @@ def test_health_follows_each_crash_and_recovery(serve_faulty: Serve) -> None:
             for fall, seconds in enumerate(STANDS_BACK):
                 seen = len(health.changes), len(whole.changes)
                 began = time.monotonic()
-                assert infer(stub, faulty.FALL + fall) == "right", "it rode once more"
+                assert infer(stub, faulty.FALL + fall) == "right", "it ran once more"
                 for watched, before in zip((health, whole), seen, strict=True):
                     watched.await_status(NOT_SERVING, after=before)
                     watched.await_status(SERVING, after=watched.changes.index(NOT_SERVING, before))
@@ -116,6 +116,6 @@ def test_without_the_polling_thread_the_process_exits(serve_faulty: Serve, tmp_p
         else:
             raise AssertionError("it was answered all the same")
         assert in_flight.exception(PATIENCE).code() is grpc.StatusCode.UNAVAILABLE
-        print(f"nobody polls: ended after {time.monotonic() - began:.3f} s")
+        print(f"without polling: ended after {time.monotonic() - began:.3f} s")
     assert server.wait() == 1
     assert any("the thread that serves every call has ended unexpectedly" in line for line in server.log)

@@ -176,7 +176,7 @@ def test_the_run_time_of_each_length_is_known_before_its_first_request(load: Loa
     explain = {"explain": pb.InferParameter(bool_param=True)}
     response = infer(InferenceService(registry), request({"ids": ids, "mask": ids}, parameters=explain))
     assert response.parameters["predicted_us"].int64_param > 0
-    assert set(model.batcher.statistics().buckets) == set(buckets), "it rode in one of these"
+    assert set(model.batcher.statistics().buckets) == set(buckets), "it ran in one of these"
 
 
 @pytest.mark.parametrize(

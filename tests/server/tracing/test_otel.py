@@ -92,19 +92,19 @@ def test_a_batch_and_its_sampled_requests_link_to_each_other(
     assert [call.result(PATIENCE).id for call in calls] == ["first", "a", "b", "unsampled"]
     spans = at.spans(3, 2)
     batch = spans.batches[2]
-    riders = [spans.requests["a"], spans.requests["b"]]
-    assert ids_of([link.context for link in batch.links]) == ids_of([rider.context for rider in riders])
+    members = [spans.requests["a"], spans.requests["b"]]
+    assert ids_of([link.context for link in batch.links]) == ids_of([member.context for member in members])
     assert batch.context is not None
     # All links were there when the span was exported.
     assert at.exporter.links[batch.context.span_id] == 2
     assert of(batch)["tensorferry.batch.requests"] == of(batch)["tensorferry.batch.rows"] == 3
     assert of(batch)["tensorferry.batch.compute_seconds"] > 0
-    for rider in ("a", "b"):
-        (link,) = spans.stages(rider)["batch"].links
+    for member in ("a", "b"):
+        (link,) = spans.stages(member)["batch"].links
         assert link.context == batch.context
-        assert of(spans.requests[rider])["tensorferry.queue.delay_seconds"] > 0
+        assert of(spans.requests[member])["tensorferry.queue.delay_seconds"] > 0
     # A request without a parent span is the root of a trace.
-    assert riders[1].parent is None
+    assert members[1].parent is None
 
 
 def test_the_links_of_a_batch_are_bounded(traced: Callable[..., TracedService]) -> None:

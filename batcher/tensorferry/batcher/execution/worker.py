@@ -63,7 +63,7 @@ class Worker:
         self._crashed_at = now
         seconds = min(_FIRST_SECONDS * 2 ** (self._crashes - 1), _LAST_SECONDS)
         hopeless = self._crashes >= _HOPELESS_CRASHES
-        reason = f"a worker ended unexpectedly ({type(fault).__name__}) and is started anew"
+        reason = f"a worker ended unexpectedly ({type(fault).__name__}) and is restarted"
         if hopeless:
             reason = f"workers end unexpectedly ({type(fault).__name__}), {self._crashes} times by now"
         failed = InstanceFailed(reason, seconds)
