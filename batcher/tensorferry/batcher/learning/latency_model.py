@@ -1,4 +1,4 @@
-"""Model of batch time by rows, record_success online to the batches that ran.
+"""Model of batch time by rows, fitted online to the batches that ran.
 
 Two models predict each batch before it is learned, and the more accurate one is used. The line (decayed least
 squares) needs few samples and is right if every row costs the same. The table (isotonic regression: a running mean for
@@ -35,7 +35,7 @@ _LINE_BETTER, _LINE_NEAR = 0.95, 2.0
 _TABLE_KNOWN = 4
 # Each size of the table is a mean over about this many of its last batches.
 _MEAN_OF = 16
-# The table is record_success again after this many batches, or at once after a batch that took longer than its upper bound: on a
+# The table is fitted again after this many batches, or at once after a batch that took longer than its upper bound: on a
 # staircase the next batch may be beyond the same step. The table has at most `_TABLE_SIZES` sizes; others are rounded up.
 _TABLE_EVERY = 16
 _TABLE_SIZES = 128
