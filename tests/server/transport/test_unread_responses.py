@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tensorferry.server.errors import UnreadResponsesError
@@ -19,12 +21,21 @@ class World:
         self.unread = UnreadResponses(MOST, lambda: self.now)
         self.stale_error: list[str] = []
 
-    def account(self, connection: str, name: str = "") -> ResponseAccount:
+    def account(self, connection: str, name: str = "") -> Account:
         def give_up(error: UnreadResponsesError) -> None:
             assert error.retry_after > 0
             self.stale_error.append(name)
 
-        return ResponseAccount(self.unread, connection, give_up)
+        return Account(self.unread, ResponseAccount(connection, give_up))
+
+
+class Account:
+    """The responses of one call."""
+
+    def __init__(self, unread: UnreadResponses, account: ResponseAccount) -> None:
+        self.add = partial(unread.add, account)
+        self.remove = partial(unread.remove, account)
+        self.close = partial(unread.close, account)
 
 
 @pytest.fixture

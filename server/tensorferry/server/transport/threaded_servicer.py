@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -158,6 +159,7 @@ class ThreadedServicer:
             admission=admitted,
             max_in_flight=self._max_in_flight,
             metadata=metadata,
+            unread=self._unread,
             account=self._account_of(context),
         )
         refusal = self._streams.register(stream)
@@ -193,17 +195,17 @@ class ThreadedServicer:
         def give_up(error: UnreadResponsesError) -> None:
             context.cancel()
 
-        return ResponseAccount(self._unread, context.peer(), give_up)
+        return ResponseAccount(context.peer(), give_up)
 
     def _count_response(self, context: grpc.ServicerContext, nbytes: int) -> None:
         """Count the response of a unary call until it is sent; UnreadResponsesError if it must not be kept."""
         account = self._account_of(context)
-        error = account.add(nbytes)
+        error = self._unread.add(account, nbytes)
         if error is not None:
             raise error
         # Called when the response is sent or the client has left; false if that has already happened.
-        if not context.add_callback(account.close):
-            account.close()
+        if not context.add_callback(partial(self._unread.close, account)):
+            self._unread.close(account)
 
 
 def _method(

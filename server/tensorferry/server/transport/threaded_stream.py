@@ -36,9 +36,11 @@ class ResponseStream:
         admission: StreamAdmission,
         max_in_flight: int,
         metadata: Metadata = (),
+        unread: UnreadResponses | None = None,
         account: ResponseAccount | None = None,
     ) -> None:
-        self._account = account or ResponseAccount(UnreadResponses(), "", lambda error: None)
+        self._unread = unread or UnreadResponses()
+        self._account = account or ResponseAccount("", lambda error: None)
         self._service = service
         self._deadline = deadline
         self._options = admission.options
@@ -52,7 +54,7 @@ class ResponseStream:
         self._may_read = threading.Condition(self._lock)
         # The handler waits until a response may be sent, or the stream ends.
         self._may_send = threading.Condition(self._lock)
-        self._state = StreamState(admission.options, max_in_flight, self._account.unread.stream_limit)
+        self._state = StreamState(admission.options, max_in_flight, self._unread.stream_limit)
         self._reading = True
         self._closed = False
         self._end: Status | None = None
@@ -83,7 +85,7 @@ class ResponseStream:
                     return
                 yield message
             finally:
-                self._account.remove(reply.nbytes)
+                self._unread.remove(self._account, reply.nbytes)
                 if reply.trace is not None:
                     reply.trace.sent()
             with self._lock:
@@ -165,7 +167,7 @@ class ResponseStream:
 
     def _complete(self, entry: StreamEntry, reply: InferenceReply) -> None:
         nbytes = reply.nbytes
-        error = self._account.add(nbytes)
+        error = self._unread.add(self._account, nbytes)
         if error is not None:
             reply.replace_with_error(error)
         with self._lock:
@@ -187,6 +189,6 @@ class ResponseStream:
             calls = self._state.end()
             self._may_read.notify()
             self._may_send.notify()
-        self._account.close()
+        self._unread.close(self._account)
         for call in calls:
             call.abandon()

@@ -31,6 +31,22 @@ def stale_error() -> UnreadResponsesError:
     )
 
 
+class ResponseAccount:
+    """The responses of one call, for the methods of `UnreadResponses`.
+
+    `give_up` is called at most once, on any thread, with the error with which the call must end.
+    """
+
+    __slots__ = ("closed", "connection", "give_up", "held")
+
+    def __init__(self, connection: str, give_up: Callable[[UnreadResponsesError], None]) -> None:
+        self.connection = connection
+        self.give_up = give_up
+        # Both belong to `UnreadResponses`.
+        self.held = 0
+        self.closed = False
+
+
 class UnreadResponses:
     """Counts the bytes of responses from their completion until they are sent. Thread-safe.
 
@@ -44,8 +60,8 @@ class UnreadResponses:
         # A stream reads no more requests while their responses may be larger than this together.
         self.stream_limit = max(1, self.connection_limit // _CONNECTION_SHARE)
         self._clock = clock
-        # Guards every field below and the fields of every account. Nothing is called while it is held.
-        self.lock = threading.Lock()
+        # Guards every field below, and `held` and `closed` of every account. Nothing is called while it is held.
+        self._lock = threading.Lock()
         self._total = 0
         self._connections: dict[str, int] = {}
         # Accounts that hold bytes, with the time of their last read; the oldest is the first.
@@ -59,12 +75,69 @@ class UnreadResponses:
     @property
     def total(self) -> int:
         """The bytes that clients have not read."""
-        with self.lock:
+        with self._lock:
             return self._total
+
+    def add(self, account: ResponseAccount, nbytes: int) -> UnreadResponsesError | None:
+        """Count a response to be sent, or return why it must not be kept. A closed account counts nothing."""
+        connection = account.connection
+        stale: list[ResponseAccount] = []
+        error = None
+        with self._lock:
+            if account.closed or not nbytes:
+                return None
+            if (
+                self._connections.get(connection, 0) + nbytes > self.connection_limit
+                or self._total + nbytes > self.limit
+            ):
+                stale = self._make_room_locked(connection, nbytes)
+                error = self._refusal_locked(connection, nbytes)
+            # Making room may have closed this account.
+            if error is None and not account.closed:
+                if not account.held:
+                    self._accounts[account] = self._clock()
+                account.held += nbytes
+                self._connections[connection] = self._connections.get(connection, 0) + nbytes
+                self._total += nbytes
+        for other in stale:
+            other.give_up(stale_error())
+        return error
+
+    def remove(self, account: ResponseAccount, nbytes: int) -> None:
+        """Stop counting a response that was sent or dropped."""
+        with self._lock:
+            self._remove_locked(account, min(nbytes, account.held))
+
+    def close(self, account: ResponseAccount) -> None:
+        """Stop counting a call, which is over. Idempotent."""
+        with self._lock:
+            self._drop_locked(account)
+
+    def _drop_locked(self, account: ResponseAccount) -> None:
+        account.closed = True
+        self._remove_locked(account, account.held)
+
+    def _remove_locked(self, account: ResponseAccount, nbytes: int) -> None:
+        if not nbytes:
+            return
+        account.held -= nbytes
+        self._total -= nbytes
+        # Its client reads, so it moves to the end.
+        del self._accounts[account]
+        if account.held:
+            self._accounts[account] = self._clock()
+        connection = account.connection
+        self._connections[connection] -= nbytes
+        if not self._connections[connection]:
+            del self._connections[connection]
+        if self.refuses_some:
+            self._wanted.pop(connection, None)
+            self._wanted_of_all = 0
+            self.refuses_some = bool(self._wanted)
 
     def refusal(self, connection: str) -> UnreadResponsesError | None:
         """Return why a new call of this connection is refused; None if it is not. Call this only while `refuses_some`."""
-        with self.lock:
+        with self._lock:
             nbytes = self._wanted.get(connection, 0) or self._wanted_of_all
             if not nbytes:
                 return None
@@ -90,7 +163,7 @@ class UnreadResponses:
             if since > long_ago or not self._exceeds_locked(connection, nbytes):
                 break
             if self._total + nbytes > self.limit or account.connection == connection:
-                account.drop_locked()
+                self._drop_locked(account)
                 stale.append(account)
         return stale
 
@@ -110,85 +183,3 @@ class UnreadResponses:
             "--max-unsent-bytes",
             _RETRY_SECONDS,
         )
-
-    def admit_locked(
-        self, account: ResponseAccount, nbytes: int
-    ) -> tuple[UnreadResponsesError | None, list[ResponseAccount]]:
-        """Count bytes of an account, or return why they do not fit; and the accounts to give up outside the lock."""
-        stale = self._make_room_locked(account.connection, nbytes)
-        error = self._refusal_locked(account.connection, nbytes)
-        if error is None and account not in stale:
-            self._accounts.setdefault(account, self._clock())
-            self._change_locked(account.connection, nbytes)
-        return error, stale
-
-    def removed_locked(self, account: ResponseAccount, nbytes: int) -> None:
-        """Stop counting bytes of an account that were read or dropped."""
-        self._change_locked(account.connection, -nbytes)
-        # Its client reads, so it moves to the end.
-        del self._accounts[account]
-        if account.held:
-            self._accounts[account] = self._clock()
-
-    def _change_locked(self, connection: str, nbytes: int) -> None:
-        left = self._connections.get(connection, 0) + nbytes
-        if left:
-            self._connections[connection] = left
-        else:
-            del self._connections[connection]
-        self._total += nbytes
-        if nbytes < 0 and self.refuses_some:
-            self._wanted.pop(connection, None)
-            self._wanted_of_all = 0
-            self.refuses_some = bool(self._wanted)
-
-
-class ResponseAccount:
-    """The responses of one call. Thread-safe.
-
-    `give_up` is called at most once, on any thread, with the error with which the call must end.
-    """
-
-    __slots__ = ("_closed", "connection", "give_up", "held", "unread")
-
-    def __init__(
-        self, unread: UnreadResponses, connection: str, give_up: Callable[[UnreadResponsesError], None]
-    ) -> None:
-        self.unread = unread
-        self.connection = connection
-        self.give_up = give_up
-        # Both are guarded by the lock of `unread`.
-        self.held = 0
-        self._closed = False
-
-    def add(self, nbytes: int) -> UnreadResponsesError | None:
-        """Count a response to be sent, or return why it must not be kept."""
-        with self.unread.lock:
-            if self._closed or not nbytes:
-                return None
-            error, stale = self.unread.admit_locked(self, nbytes)
-            if error is None and not self._closed:
-                self.held += nbytes
-        for other in stale:
-            other.give_up(stale_error())
-        return error
-
-    def remove(self, nbytes: int) -> None:
-        """Stop counting a response that was sent or dropped."""
-        with self.unread.lock:
-            self._remove_locked(min(nbytes, self.held))
-
-    def close(self) -> None:
-        """Stop counting the call, which is over. Idempotent."""
-        with self.unread.lock:
-            self.drop_locked()
-
-    def drop_locked(self) -> None:
-        """Count nothing of the call from now on."""
-        self._closed = True
-        self._remove_locked(self.held)
-
-    def _remove_locked(self, nbytes: int) -> None:
-        if nbytes:
-            self.held -= nbytes
-            self.unread.removed_locked(self, nbytes)

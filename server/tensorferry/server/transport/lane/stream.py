@@ -38,7 +38,7 @@ class StreamCall:
         self._call = event.call
         self._metadata = event.invocation_metadata
         self._deadline = deadline
-        self._account = account_of(owner.unread, event.call)
+        self._account = account_of(event.call)
         self._options = admission.options
         # Both belong to the polling thread.
         self._authorization = admission.authorization
@@ -102,7 +102,7 @@ class StreamCall:
 
     def _complete(self, entry: StreamEntry, reply: InferenceReply) -> None:
         nbytes = reply.nbytes
-        error = self._account.add(nbytes)
+        error = self._owner.unread.add(self._account, nbytes)
         if error is not None:
             reply.replace_with_error(error)
         with self._lock:
@@ -144,7 +144,7 @@ class StreamCall:
         with self._lock:
             reply, self._sending = self._sending, None
         if reply is not None:
-            self._account.remove(reply.nbytes)
+            self._owner.unread.remove(self._account, reply.nbytes)
         with self._lock:
             self._state.sent()
             read_on = not self._reading and self._state.may_read
@@ -186,7 +186,7 @@ class StreamCall:
         """Withdraw what is in flight: the call is over, or the client has left."""
         with self._lock:
             calls = self._state.end()
-        self._account.close()
+        self._owner.unread.close(self._account)
         self._owner.stream_ended(self)
         for call in calls:
             call.abandon()

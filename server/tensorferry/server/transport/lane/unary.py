@@ -105,7 +105,7 @@ class UnaryCall:
         reply, self._reply, self._handle = self._reply, None, None
         self._call = self._metadata = None
         if self._account is not None:
-            self._account.close()
+            self._owner.unread.close(self._account)
         self._owner.unary_ended()
         self._owner.sent(reply)
 

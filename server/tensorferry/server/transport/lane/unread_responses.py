@@ -14,15 +14,15 @@ from tensorferry.server.transport.unread_responses import ResponseAccount, Unrea
 _BUILT = ServerError("the message was built")
 
 
-def account_of(unread: UnreadResponses, call: Any) -> ResponseAccount:
+def account_of(call: Any) -> ResponseAccount:
     """Return an account for the responses of one of core's calls."""
-    return ResponseAccount(unread, cygrpc.peer_of(call), partial(_give_up, call))
+    return ResponseAccount(cygrpc.peer_of(call), partial(_give_up, call))
 
 
 def count_response(unread: UnreadResponses, call: Any, reply: InferenceReply, nbytes: int) -> ResponseAccount:
     """Count the only response of a call, whose message was built; UnreadResponsesError if it must not be kept."""
-    account = account_of(unread, call)
-    error = account.add(nbytes)
+    account = account_of(call)
+    error = unread.add(account, nbytes)
     if error is not None:
         raise error
     # The message is a copy, and without this the tensors would be kept until the client has read it.
