@@ -390,7 +390,7 @@ class App:
             source,
             self.config,
             self._device,
-            self._telemetry.together,
+            self._telemetry.response_hook,
             self._watchdog,
             changed=self._health_changed,
             lost=self._on_device_loss,

@@ -61,7 +61,7 @@ class ModelFailedError(ServerError):
 
 
 class StartError(Exception):
-    """The server cannot start; the message tells the operator the cause."""
+    """The server cannot start; the message names the cause, for the operator."""
 
 
 class ModelConfigError(StartError):

@@ -56,7 +56,7 @@ _MAX_MESSAGE_BYTES = 1500
 _DETAILS = "grpc-status-details-bin"
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 
-# Tells the bundled client that the server is alive, so that it can repeat a call.
+# A mark for the bundled client: the server is alive, so the call can be repeated.
 _SENT_BY_SERVER = (("tensorferry-answered", "1"),)
 
 # Triton's texts for these errors. Here they are followed by details.

@@ -20,7 +20,7 @@ from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry
-from tensorferry.server.monitoring.http_server import HttpResponse, MetricsServer, Route
+from tensorferry.server.monitoring.http_server import HttpResponse, MetricsServer
 from tensorferry.server.monitoring.status_page import content_security_policy, routes_of
 from tensorferry.server.monitoring.status_report import StatusReport
 from tensorferry.server.recovery.instance_health import InstanceHealth
@@ -368,7 +368,7 @@ def test_a_failing_report_reveals_no_reason(caplog: pytest.LogCaptureFixture) ->
     def broken(accept: str) -> HttpResponse:
         raise RuntimeError("a secret")
 
-    server = MetricsServer("127.0.0.1", 0, lambda accept: (b"", ""), {"/broken": Route(broken)})
+    server = MetricsServer("127.0.0.1", 0, lambda accept: (b"", ""), {"/broken": broken})
     parts = urlsplit(server.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
     with caplog.at_level(logging.ERROR):

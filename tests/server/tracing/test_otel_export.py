@@ -166,7 +166,7 @@ def test_opentelemetry_is_not_imported_if_it_is_off(variables: pytest.MonkeyPatc
     response_batcher = ResponseBatcher()
     telemetry = RequestTelemetry(ServerConfig(()), response_batcher)
     telemetry.start()
-    assert telemetry.together is response_batcher
+    assert telemetry.response_hook is response_batcher
     assert not telemetry.tracing.sources
     telemetry.stop(0)
 

@@ -9,17 +9,17 @@ from typing import NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors are one line, with the nearest flag for one that is not known."""
+    """Argument parser that reports an error in one line, with the nearest known flag for an unknown one."""
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The arguments; exits with code 2 if they are wrong."""
+        """Return the arguments; exit with code 2 if they are wrong."""
         arguments, unknown = self.parse_known_args(argv)
         for text in unknown:
             self.error(self._unknown(text))
         return arguments
 
     def error(self, message: str) -> NoReturn:
-        """Exit code 2."""
+        """Exit with code 2."""
         self.exit(2, f"{self.prog}: {' '.join(message.split())} (--help shows all options)\n")
 
     def _unknown(self, text: str) -> str:

@@ -25,15 +25,13 @@ from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.cli.top_view import StatusSamples, lines_of
 
 _DEFAULT = "http://127.0.0.1:8002"
-_HOW = (
-    "is it there, and was it started with --metrics-port? Its first line of output says where its metrics are"
-)
-# The schema that is understood; newer ones of the same number have more fields at most.
+_HOW = "check that it runs and was started with --metrics-port; its first line of output has the address of its metrics"
+# The supported schema. New versions of the server may add fields without a new number.
 _SCHEMA = 1
 _MOST_BYTES = 64 << 20
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
-# The other screen, without a cursor; and back.
+# Switch to the terminal's alternate screen without a cursor, and back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _LINE_END, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
@@ -41,11 +39,11 @@ Status = dict[str, Any]
 
 
 class StatusError(Exception):
-    """The status cannot be had; the message says what to do."""
+    """The status cannot be read; the message says what to do."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Shows it until q or Ctrl-C; 1 after one line on stderr when there is nothing to show at first."""
+    """Show the status until q or Ctrl-C; return 1, after one line on stderr, if the first read fails."""
     parser = CommandParser(
         prog="tensorferry top",
         description="Show what a running server does: rates, latencies, queues, and its last batches. q ends it.",
@@ -55,16 +53,22 @@ def main(argv: Sequence[str]) -> int:
         "url",
         metavar="URL",
         nargs="?",
-        help=f"where the server's metrics are, as http://HOST:PORT or HOST:PORT (default: {_DEFAULT})",
+        help=f"address of the server's metrics, as http://HOST:PORT or HOST:PORT (default: {_DEFAULT})",
     )
     parser.add_argument(
-        "--target", metavar="HOST:PORT", help="the same as a flag, as the other commands have it"
+        "--target", metavar="HOST:PORT", help="the same address as a flag, as in the other commands"
     )
     parser.add_argument("--model", metavar="NAME", help="show this model alone")
     parser.add_argument(
-        "--interval", metavar="SECONDS", type=_interval, default=1.0, help="between samples (default: 1)"
+        "--interval",
+        metavar="SECONDS",
+        type=_interval,
+        default=1.0,
+        help="time between two samples (default: 1)",
     )
-    parser.add_argument("--once", action="store_true", help="look twice, print it as plain text, and end")
+    parser.add_argument(
+        "--once", action="store_true", help="take two samples, print them as plain text, and end"
+    )
     arguments = parser.parse(argv)
     try:
         if arguments.url is not None and arguments.target is not None:
@@ -103,7 +107,7 @@ def read(url: str, timeout: float = 5.0) -> Status:
     """Fetch the status of a server; raise StatusError if that fails."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as response:
-            told = json.loads(response.read(_MOST_BYTES))
+            status = json.loads(response.read(_MOST_BYTES))
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 404:
@@ -120,10 +124,10 @@ def read(url: str, timeout: float = 5.0) -> Status:
         reason = getattr(error, "reason", None) or error
         raise StatusError(f"no server answers at {url} ({reason}): {_HOW}") from None
     except ValueError:
-        raise StatusError(f"{url} is no status: give the metrics' port, not the one of gRPC") from None
-    if not isinstance(told, dict) or told.get("schema") != _SCHEMA:
-        raise StatusError(f"{url} is no status that this version understands: it needs schema {_SCHEMA}")
-    return told
+        raise StatusError(f"{url} returns no status: give the metrics' port, not the one of gRPC") from None
+    if not isinstance(status, dict) or status.get("schema") != _SCHEMA:
+        raise StatusError(f"{url} returns no status that this version understands: it needs schema {_SCHEMA}")
+    return status
 
 
 def _speaks_http2(url: str, timeout: float) -> bool:
@@ -147,7 +151,7 @@ def _interval(text: str) -> float:
 
 
 def _once(url: str, samples: StatusSamples, arguments: argparse.Namespace) -> int:
-    """Rates need two samples."""
+    """Take a second sample, because rates need two, and print the status."""
     time.sleep(arguments.interval)
     try:
         samples.add(read(url))

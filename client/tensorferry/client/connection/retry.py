@@ -145,21 +145,21 @@ class RetryBudget:
         seconds, None without a deadline.
         """
         attempts = self._retry.attempts
-        told = error.retry_after
+        pause = error.retry_after
         if isinstance(error, Unavailable):
             attempts = min(attempts, _UNAVAILABLE_ATTEMPTS)
-            if told is None:
-                told = _PAUSE * (1 << (attempt - 1))
+            if pause is None:
+                pause = _PAUSE * (1 << (attempt - 1))
         elif not isinstance(error, ResourceExhausted):
             return None
-        if told is None or attempt >= attempts:
+        if pause is None or attempt >= attempts:
             return None
-        delay = told * (1 + self._chance() * (1 << (attempt - 1)))
+        delay = pause * (1 + self._chance() * (1 << (attempt - 1)))
         if left is not None and delay >= left:
             # The server's own pause may still fit.
-            if told >= left:
+            if pause >= left:
                 return None
-            delay = told + self._chance() * (left - told) / 2
+            delay = pause + self._chance() * (left - pause) / 2
         with self._lock:
             if self._left < 1:
                 return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tensorferry.server.batching_check.row_kinds import Row, has_rows
+from tensorferry.server.batching_check.row_kinds import Row
 from tensorferry.server.runtime.sampling import Array, random_inputs
 from tensorferry.server.signature import Signature
 
@@ -19,7 +19,9 @@ def rows_of(signature: Signature, inputs: Mapping[str, Array]) -> list[Row]:
     """Return the rows of a batch as batches of one row."""
     return [
         {
-            spec.name: np.ascontiguousarray(inputs[spec.name][[row]]) if has_rows(spec) else inputs[spec.name]
+            spec.name: np.ascontiguousarray(inputs[spec.name][[row]])
+            if spec.has_row_axis
+            else inputs[spec.name]
             for spec in signature.inputs
         }
         for row in range(RANDOM_ROWS)
@@ -50,7 +52,7 @@ def distinct_rows(signature: Signature, size: int, seed: int = 0) -> dict[str, A
     first = seed * _DRAWS
     inputs = random_inputs(signature, RANDOM_ROWS, size, first)
     for other in range(first + 1, first + _DRAWS):
-        rows = {spec.name: inputs[spec.name] for spec in signature.inputs if has_rows(spec)}
+        rows = {spec.name: inputs[spec.name] for spec in signature.inputs if spec.has_row_axis}
         alike = [name for name, array in rows.items() if np.array_equal(array[1:], array[:-1])]
         if not alike:
             break

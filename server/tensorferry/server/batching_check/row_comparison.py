@@ -25,7 +25,6 @@ from tensorferry.server.batching_check.row_kinds import (
     RowKind,
     accepted_integers,
     batch_of_rows,
-    has_rows,
     rows_of_kind,
 )
 from tensorferry.server.runtime.sampling import Array, Run, describe_difference, working_size
@@ -185,7 +184,7 @@ class _RowComparer:
             for drawn in rows_of(self._signature, distinct_rows(self._signature, self._size, seed)):
                 # Inputs without a batch axis are the same in all rows.
                 shared = shared or {
-                    spec.name: drawn[spec.name] for spec in self._signature.inputs if not has_rows(spec)
+                    spec.name: drawn[spec.name] for spec in self._signature.inputs if not spec.has_row_axis
                 }
                 row = {**drawn, **shared}
                 try:
@@ -212,7 +211,7 @@ class _RowComparer:
             self._compare_beside(3, subjects, kinds, at=(0, 2))
         self._compare_all_beside_all([self._random[0], *kinds.values()], kinds)
         redrawn = self._accepted_rows([kind for kind in ROW_KINDS if kind.name in kinds], ranges)
-        several = sum(map(has_rows, self._signature.inputs)) > 1
+        several = sum(spec.has_row_axis for spec in self._signature.inputs) > 1
         for step in range(1, len(redrawn) if several else 2):
             if self._time_is_up():
                 return

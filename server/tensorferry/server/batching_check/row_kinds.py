@@ -94,15 +94,12 @@ class IntegerRange:
     most: int = 1
 
 
-def has_rows(spec: TensorSpec) -> bool:
-    """Whether an input has a batch axis."""
-    return bool(spec.dims) and not isinstance(spec.dims[0], int)
-
-
 def batch_of_rows(signature: Signature, rows: Sequence[Row]) -> dict[str, Array]:
     """Return the rows as one batch. Inputs without a batch axis come from the first row."""
     return {
-        spec.name: np.concatenate([row[spec.name] for row in rows]) if has_rows(spec) else rows[0][spec.name]
+        spec.name: np.concatenate([row[spec.name] for row in rows])
+        if spec.has_row_axis
+        else rows[0][spec.name]
         for spec in signature.inputs
     }
 
@@ -114,7 +111,7 @@ def accepted_integers(
 
     The search ends at values that fail, change the shape of an output or take much longer, because these are sizes.
     """
-    inputs = [spec for spec in signature.inputs if has_rows(spec) and _is_integer(spec)]
+    inputs = [spec for spec in signature.inputs if spec.has_row_axis and _is_integer(spec)]
     if not inputs:
         return {}
     started = clock()
@@ -166,7 +163,7 @@ def rows_of_kind(
 
     `base` is a row that the model accepts. Its values stay for the datatypes that the kind does not change.
     """
-    inputs = [spec for spec in signature.inputs if has_rows(spec)]
+    inputs = [spec for spec in signature.inputs if spec.has_row_axis]
     if not any(_applies(kind, spec) for spec in inputs):
         return []
     # The model may reject several extreme integer inputs together, although it accepts each one.
@@ -192,7 +189,7 @@ def _filled(
 ) -> dict[str, Array]:
     return {
         spec.name: _values(kind, spec, base[spec.name], ranges, generator, scale)
-        if has_rows(spec) and _applies(kind, spec)
+        if spec.has_row_axis and _applies(kind, spec)
         else base[spec.name]
         for spec in signature.inputs
     }

@@ -14,7 +14,6 @@ from tensorferry.server.batching_check.row_comparison import (
     RowComparison,
     compare_rows,
 )
-from tensorferry.server.batching_check.row_kinds import has_rows
 from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing, analyse_batching, operator_types
 from tensorferry.server.runtime.sampling import Run, working_size
 from tensorferry.server.signature import Signature
@@ -72,7 +71,7 @@ def check_batching(
     first_run: Run | None = None,
 ) -> BatchingFinding:
     """Check a model whose signature has a batch axis, and log the evidence. Arguments are as in `compare_rows`."""
-    analysis = analyse_batching(path, [spec.name for spec in signature.inputs if has_rows(spec)])
+    analysis = analyse_batching(path, [spec.name for spec in signature.inputs if spec.has_row_axis])
     operators = operator_types(path)
     if analysis.finding is RowMixing.MIXES:
         # The model is not run, because running can miss the mixing.

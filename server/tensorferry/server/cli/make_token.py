@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tensorferry.server.config.flags import CommandParser
 from tensorferry.server.identity import INFER, ROLES
-from tensorferry.server.names import NAME
+from tensorferry.server.names import NAME, NAME_RULE
 from tensorferry.server.security.credential_files import TOKEN, parse_roles
 
 # A fixed prefix, so that scanners find the token in logs and repositories.
@@ -75,10 +75,7 @@ def _add(path: str, line: str) -> None:
 
 def _name(text: str) -> str:
     if not NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: a name starts with a letter or digit, continues with letters, digits, '.', '_' and '-', and has at "
-            "most 128 characters"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r}: {NAME_RULE}")
     return text
 
 

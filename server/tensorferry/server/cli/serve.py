@@ -71,8 +71,8 @@ _Events: TypeAlias = "queue.SimpleQueue[_Event]"
 # The ready line describes at most this many models.
 _MAX_MODELS_SHOWN = 8
 
-# The garbage collector runs after this many more allocations than deallocations of containers: about as many as many
-# requests in flight hold.
+# The garbage collector runs after this many more allocations than deallocations of containers: about the number that
+# hundreds of requests in flight hold.
 _GC_THRESHOLD = 50_000
 
 
@@ -163,7 +163,7 @@ def _serve(config: ServerConfig, output: logs.LogOutput) -> int:
 def _start(app: App, events: _Events) -> None:
     app.start()
     app.load()
-    # Loaded objects stay, so they are excluded from collection. Requests leave no cycles, so collection is rarely needed.
+    # Loaded objects stay, so they are excluded from collection. Requests make no cycles, so collection is rarely needed.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)

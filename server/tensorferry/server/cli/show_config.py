@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Return 0 if the configuration is printed, 1 if the model cannot be served, 2 for bad options."""
     arguments, flags = read_flags(_parser(), argv, _OPTIONS)
-    # The configuration goes to stdout; the log is limited to warnings, so that it does not bury them.
+    # The configuration goes to stdout; the log is limited to warnings, so that they are not lost among other lines.
     flags["log-level"] = flags["log-level"] or os.environ.get("TENSORFERRY_LOG_LEVEL", "warning")
     model = arguments["model"]
     directory = Path(model)

@@ -41,8 +41,3 @@ def client_policy(config: ServerConfig) -> ClientPolicy | None:
         weights=dict(config.client_weights),
     )
     return policy if policy.fair or policy.bounds else None
-
-
-def identifies_clients(config: ServerConfig) -> bool:
-    """Return whether a limit or the scheduling depends on the client of a request."""
-    return client_policy(config) is not None

@@ -13,7 +13,7 @@ from tensorferry.server.config.flags import nearest
 from tensorferry.server.config.option import Option
 from tensorferry.server.config.server_config import OPTIONS, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError
-from tensorferry.server.names import NAME
+from tensorferry.server.names import NAME, NAME_RULE
 
 # Kubernetes sets these variables in every pod if a Service is named tensorferry.
 _SERVICE_LINKS = re.compile(r"TENSORFERRY_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP)\w*)")
@@ -30,8 +30,7 @@ def model_source(text: str) -> ModelSource:
         raise ConfigError(f"MODEL is {text!r}; it must be path.onnx or name=path.onnx")
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"MODEL is {text!r}, and its name {name!r} is not allowed: a name starts with a letter or digit, continues "
-            "with letters, digits, '.', '_' and '-', and has at most 128 characters; choose one by name=path.onnx"
+            f"MODEL is {text!r}, and its name {name!r} is not allowed: {NAME_RULE}; choose one by name=path.onnx"
         )
     return ModelSource(name, Path(path))
 

@@ -1,7 +1,7 @@
 """grpc.health.v1: the health that probes, load balancers and clients' channels ask for.
 
-grpcio-health-checking's servicer cannot be used. It sends while it holds its lock, and when a watcher leaves, the thread
-that polls for the whole server waits for that lock: a watcher that does not read stops the server. Its generated code
+grpcio-health-checking's servicer cannot be used. It sends while it holds its lock, and when a call of Watch ends, the
+thread that polls for the whole server waits for that lock: a watcher that does not read stops the server. Its generated code
 also refuses the older protobuf that other packages, such as tritonclient, need.
 """
 

@@ -69,7 +69,7 @@ class LogSettingsMethods:
         if "log_file" in settings:
             raise UnsupportedError(
                 "log file location can not be updated through network protocol: the server logs to stderr, "
-                "its operator says where that goes"
+                "only its operator can redirect that"
             )
         changes: dict[str, Any] = {}
         # Sorted, so that the same request always gets the same error.

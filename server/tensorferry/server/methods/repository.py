@@ -15,7 +15,7 @@ from tensorferry.server.errors import InvalidRequestError, truncate
 from tensorferry.server.identity import CONTROL, CURRENT_CLIENT
 from tensorferry.server.models.registry import ModelRegistry, ModelState
 from tensorferry.server.models.repository_control import RepositoryController
-from tensorferry.server.names import NAME
+from tensorferry.server.names import NAME, NAME_RULE
 from tensorferry.server.wire import bounds
 
 CONFIG, FILE = "config", "file:"
@@ -146,10 +146,7 @@ def _check_path(path: str) -> None:
 
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
-        raise InvalidRequestError(
-            f"model_name is {name!r}; a name starts with a letter or digit, goes on with these and '.', '_', '-', and "
-            "has at most 128 characters"
-        )
+        raise InvalidRequestError(f"model_name is {name!r}; {NAME_RULE}")
 
 
 def _config(text: str, name: str) -> ModelConfig:

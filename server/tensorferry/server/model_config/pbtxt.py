@@ -1,6 +1,6 @@
 """Reading and completion of a model's config.pbtxt.
 
-The configuration is completed from the ONNX file and the server's server_config. The completed configuration describes what
+The configuration is completed from the ONNX file and the server's options. The completed configuration describes what
 is really used. ModelConfig returns it to clients, and `settings_of` reads it.
 """
 

@@ -261,10 +261,7 @@ class RepositoryController:
 
         A version that failed to load is tried again if its files changed, or if `again`.
         """
-        if name in self._named:
-            raise InvalidRequestError(
-                f"model {name!r} was named on the command line by its file, and is not in a model repository"
-            )
+        self._check_not_named(name)
         repository, uploaded = self._repository, None
         if files:
             try:
@@ -351,11 +348,14 @@ class RepositoryController:
         _log.error("model %s version %s cannot be loaded: %s%s", name, version or "?", error, serves)
         self._changed(name)
 
-    def _unload_all_versions(self, name: str) -> None:
+    def _check_not_named(self, name: str) -> None:
         if name in self._named:
             raise InvalidRequestError(
                 f"model {name!r} was named on the command line by its file, and is not in a model repository"
             )
+
+    def _unload_all_versions(self, name: str) -> None:
+        self._check_not_named(name)
         if name not in self._loaded and name not in self._names():
             raise NotFoundError(
                 f"failed to unload {name!r}: no model of that name is loaded, or in the repository"

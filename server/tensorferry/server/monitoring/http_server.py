@@ -56,11 +56,8 @@ class HttpResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Route: a function from the header Accept to the response."""
-
-    respond: Callable[[str], HttpResponse]
+# Function from the header Accept to the response.
+Route: TypeAlias = Callable[[str], HttpResponse]
 
 
 class MetricsServer:
@@ -73,7 +70,7 @@ class MetricsServer:
         self, host: str, port: int, page: PageRenderer, routes: Mapping[str, Route] | None = None
     ) -> None:
         bare = host.strip("[]")
-        all_routes = {PATH: Route(lambda accept: HttpResponse(*page(accept))), **(routes or {})}
+        all_routes = {PATH: lambda accept: HttpResponse(*page(accept)), **(routes or {})}
         try:
             family = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0][0]
             self._server = _Server((bare, port), family, all_routes)
@@ -191,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(403, explain="use localhost or 127.0.0.1 as host, or set --metrics-host")
         else:
             try:
-                response = route.respond(", ".join(self.headers.get_all("Accept", [])))
+                response = route(", ".join(self.headers.get_all("Accept", [])))
             except Exception:
                 _log.exception("the page %r failed; this is a bug in tensorferry", self.path)
                 self.send_error(500, explain="see the server's log")

@@ -131,7 +131,7 @@ class ServerMetric(MetricName):
     CALL_THREADS = (
         "call_threads",
         "gauge",
-        "Threads in the pools for calls, created on demand and kept",
+        "Threads in the pools for calls, started on demand; idle threads end after 10 seconds",
     )
 
 

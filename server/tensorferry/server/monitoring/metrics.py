@@ -80,7 +80,7 @@ class ServerStatistics:
 
     `refused` counts by code the requests that were answered before they reached a model's queue. `transport` names
     the transport of the inference methods. `unsent_bytes` is the size of responses that clients have yet to read.
-    `call_threads` counts threads in the pools for calls: they are started on demand and kept.
+    `call_threads` counts threads in the pools for calls, which are started on demand.
     """
 
     release: str

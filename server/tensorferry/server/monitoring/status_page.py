@@ -26,10 +26,10 @@ def routes_of(report: StatusReport) -> Mapping[str, Route]:
         headers={"Content-Security-Policy": content_security_policy(page)},
     )
     return {
-        "/": Route(lambda accept: html),
-        "/status.json": Route(partial(_status, report)),
-        "/healthz": Route(lambda accept: HttpResponse(b"alive\n", TEXT)),
-        "/readyz": Route(partial(_readiness, report)),
+        "/": lambda accept: html,
+        "/status.json": partial(_status, report),
+        "/healthz": lambda accept: HttpResponse(b"alive\n", TEXT),
+        "/readyz": partial(_readiness, report),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tensorferry.server.onnx_graph.operators import MixesRows, UnknownEffect
+from tensorferry.server.onnx_graph.row_axis import require_same_merging
 from tensorferry.server.onnx_graph.sizes import Size, unknown
 from tensorferry.server.onnx_graph.values import RowAxis, Value
 
@@ -45,8 +46,8 @@ def row_axis_from_right(values: Sequence[Value]) -> tuple[int, RowAxis] | None:
             found = position
         elif found[0] != position[0]:
             raise MixesRows("combines rows along one axis with rows along another")
-        elif (found[1].outer, found[1].inner) != (position[1].outer, position[1].inner):
-            raise UnknownEffect("combines rows that are merged with other axes in different ways")
+        else:
+            require_same_merging(found[1], position[1])
     return found
 
 

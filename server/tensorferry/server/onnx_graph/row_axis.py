@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from tensorferry.server.onnx_graph.operators import MixesRows, Node, UnknownEffect
 from tensorferry.server.onnx_graph.sizes import Size
@@ -48,23 +48,37 @@ def on_axis(rows: RowAxis | None, axis: int) -> RowAxis | None:
     return None if rows is None else RowAxis(axis, rows.outer, rows.inner)
 
 
-def rows_on_first_axis(node: Node, batched: Collection[int], how: str = "computes across") -> RowAxis | None:
-    """Return the row axis of an operator whose inputs `batched` have rows on axis 0.
+def require_same_merging(one: RowAxis, other: RowAxis) -> None:
+    """Raise UnknownEffect if Reshape merged other axes with the two row axes in different ways."""
+    if (one.outer, one.inner) != (other.outer, other.inner):
+        raise UnknownEffect("combines rows that are merged with other axes in different ways")
 
-    If one of these inputs has rows, all must have, because the operator does not broadcast them. Other inputs must not
-    have rows.
+
+def rows_on_axes(
+    node: Node, axes: Mapping[int, int], *, optional: Collection[int] = (), how: str = "computes across"
+) -> RowAxis | None:
+    """Return the rows of an operator whose inputs have them on these axes, by number of the input.
+
+    If one of these inputs has rows, all but the `optional` ones must have, because the operator does not broadcast them.
+    Other inputs must not have rows.
     """
-    require_rows_only_in(node, *batched)
+    require_rows_only_in(node, *axes)
     found: RowAxis | None = None
-    for index in batched:
-        if node.has(index) and (rows := node.input(index).rows) is not None:
-            if rows.axis:
-                raise MixesRows(f"{how} the batch axis")
-            if found is not None and (found.outer, found.inner) != (rows.outer, rows.inner):
-                raise UnknownEffect("combines rows that are merged with other axes in different ways")
-            found = rows
+    for index, axis in axes.items():
+        if not node.has(index) or (rows := node.input(index).rows) is None:
+            continue
+        if rows.axis != axis:
+            raise MixesRows(f"{how} the batch axis")
+        if found is not None:
+            require_same_merging(found, rows)
+        found = rows
     if found is not None:
-        for index in batched:
-            if node.has(index) and node.input(index).rows is None:
+        for index in axes:
+            if node.has(index) and node.input(index).rows is None and index not in optional:
                 raise UnknownEffect(f"has rows, but not in its input {index}")
     return found
+
+
+def rows_on_first_axis(node: Node, batched: Collection[int], how: str = "computes across") -> RowAxis | None:
+    """Return the row axis of an operator whose inputs `batched` have rows on axis 0, as `rows_on_axes` does."""
+    return rows_on_axes(node, dict.fromkeys(batched, 0), how=how)

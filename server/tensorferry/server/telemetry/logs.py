@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tensorferry.server.errors import truncate
 from tensorferry.server.telemetry.log_writer import BackgroundWriter
 from tensorferry.server.telemetry.repeated_warnings import RepeatLimit
 from tensorferry.server.telemetry.trace_context import TraceContext
@@ -53,7 +54,7 @@ _MAX_QUOTED = 128
 
 def quote(text: str) -> str:
     """Quote and shorten text of a client for a log line, with control characters escaped."""
-    return ascii(text if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "...")
+    return ascii(truncate(text))
 
 
 def request_fields(request_id: str, model: tuple[str, str], context: TraceContext | None) -> dict[str, str]:

@@ -69,14 +69,14 @@ class OpenTelemetrySource:
         resource: Resource,
         limits: SpanLimits,
         version: str,
-        together: ResponseBurstHook,
+        response_hook: ResponseBurstHook,
     ) -> None:
         self._processor = processor
         self._sampler = sampler
         self._resource = resource
         self._scope = InstrumentationScope("tensorferry", version)
         self._max_links = limits.max_links
-        self._together = together
+        self._response_hook = response_hook
         self._new_id = random.Random(random.SystemRandom().getrandbits(64)).getrandbits
         # Guards _batches and the links of each. Nothing is called while it is held.
         self._lock = threading.Lock()
@@ -92,11 +92,11 @@ class OpenTelemetrySource:
     def begin(self, count: int) -> None:
         """See `ResponseBurstHook.begin`."""
         self._local.answered = []
-        self._together.begin(count)
+        self._response_hook.begin(count)
 
     def end(self) -> None:
         """See `ResponseBurstHook.end`."""
-        self._together.end()
+        self._response_hook.end()
         answered: list[_BatchSpan] = self._local.answered
         self._local.answered = None
         for batch in answered:

@@ -31,7 +31,9 @@ _ABORT_SECONDS = 0.5
 class SpanExport:
     """Trace source for spans, and their exporter. `source` is None if the variables disable OpenTelemetry."""
 
-    def __init__(self, environment: Mapping[str, str], version: str, together: ResponseBurstHook) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], version: str, response_hook: ResponseBurstHook
+    ) -> None:
         """Create the exporter. StartError for invalid variables."""
         self.source: OpenTelemetrySource | None = None
         if environment.get(_DISABLED, "").strip().lower() == "true":
@@ -54,7 +56,7 @@ class SpanExport:
         except ValueError as error:
             raise StartError(f"a variable OTEL_* is invalid: {error}") from None
         self.source = OpenTelemetrySource(
-            self._processor, sampler, _resource(version), limits, version, together
+            self._processor, sampler, _resource(version), limits, version, response_hook
         )
 
     def stop(self, timeout: float) -> bool:

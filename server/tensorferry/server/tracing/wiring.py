@@ -22,12 +22,12 @@ _log = logging.getLogger("tensorferry.server")
 class RequestTelemetry:
     """Trace sources that the options enable. `tracing` creates the traces of requests.
 
-    `together` is the hook for batchers: the given one, wrapped by OpenTelemetry if spans are enabled.
+    `response_hook` is the hook for batchers: the given one, wrapped by OpenTelemetry if spans are enabled.
     """
 
-    def __init__(self, config: ServerConfig, together: ResponseBurstHook) -> None:
+    def __init__(self, config: ServerConfig, response_hook: ResponseBurstHook) -> None:
         self.tracing = Tracer()
-        self.together = together
+        self.response_hook = response_hook
         self._otel = config.otel
         self._access_log = AccessLog(config.access_log) if config.access_log else None
         self._export: SpanExport | None = None
@@ -35,9 +35,9 @@ class RequestTelemetry:
     def start(self) -> None:
         """Start the sources, before any model is loaded. StartError for invalid options."""
         if self._otel:
-            self._export = _open_export(self.together)
+            self._export = _open_export(self.response_hook)
             if (source := self._export.source) is not None:
-                self.together = source
+                self.response_hook = source
                 self.tracing.switch(source, on=True)
         if self._access_log is not None:
             self._access_log.start()
@@ -54,7 +54,7 @@ class RequestTelemetry:
             )
 
 
-def _open_export(together: ResponseBurstHook) -> SpanExport:
+def _open_export(response_hook: ResponseBurstHook) -> SpanExport:
     try:
         # Imported only if enabled: it is an optional extra and slow to import.
         from tensorferry.server.tracing.otel_export import SpanExport
@@ -64,4 +64,4 @@ def _open_export(together: ResponseBurstHook) -> SpanExport:
         raise StartError(
             f"--otel is given, but {error.name} is not installed: pip install 'tensorferry[otel]'"
         ) from None
-    return SpanExport(os.environ, version("tensorferry"), together)
+    return SpanExport(os.environ, version("tensorferry"), response_hook)

@@ -216,22 +216,19 @@ def quantise_dynamically(node: Node) -> list[Value]:
     return [Value(value.shape), Value(()), Value(())]
 
 
-@operator("QLinearSigmoid", "QLinearLeakyRelu", domain=MICROSOFT)
-def quantised_of_one(node: Node) -> Value:
-    """Elementwise on input 0; the others are scales and zero points."""
-    require_rows_only_in(node, 0)
-    return broadcast([node.input(0)])
+# The inputs that are tensors; the others are scales and zero points.
+_QUANTISED = {
+    "QLinearSigmoid": (0,),
+    "QLinearLeakyRelu": (0,),
+    "QLinearAdd": (0, 3),
+    "QLinearMul": (0, 3),
+    "QLinearWhere": (0, 1, 4),
+}
 
 
-@operator("QLinearAdd", "QLinearMul", domain=MICROSOFT)
-def quantised_of_two(node: Node) -> Value:
-    """Elementwise on inputs 0 and 3; the others are scales and zero points."""
-    require_rows_only_in(node, 0, 3)
-    return broadcast([node.input(0), node.input(3)])
-
-
-@operator("QLinearWhere", domain=MICROSOFT)
-def quantised_where(node: Node) -> Value:
-    """Elementwise on inputs 0, 1 and 4; the others are scales and zero points."""
-    require_rows_only_in(node, 0, 1, 4)
-    return broadcast([node.input(0), node.input(1), node.input(4)])
+@operator(*_QUANTISED, domain=MICROSOFT)
+def quantised(node: Node) -> Value:
+    """Broadcast the quantised tensors together."""
+    tensors = _QUANTISED[node.operator]
+    require_rows_only_in(node, *tensors)
+    return broadcast([node.input(index) for index in tensors])

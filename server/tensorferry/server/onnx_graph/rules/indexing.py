@@ -147,7 +147,7 @@ def scatter_nd(node: Node) -> Value:
         raise UnknownEffect(USES_ROW_INDICES)
     if data.rows is None or indices.rows is not None or not isinstance(width, int):
         raise UnknownEffect(
-            "puts rows at row_axes that are computed as it runs, or into a tensor that has none"
+            "puts rows at positions that are computed at run time, or into a tensor without rows"
         )
     reject_rows_on(data, range(width), "puts elements along")
     expected = on_axis(data.rows, len(at) - 1 + data.rows.axis - width)

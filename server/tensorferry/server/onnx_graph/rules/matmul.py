@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from tensorferry.server.onnx_graph.broadcasting import broadcast
 from tensorferry.server.onnx_graph.operators import MICROSOFT, MixesRows, Node, UnknownEffect, operator
-from tensorferry.server.onnx_graph.row_axis import reject_rows_on, require_rows_only_in, shape_of, with_rows
+from tensorferry.server.onnx_graph.row_axis import (
+    reject_rows_on,
+    require_rows_only_in,
+    require_same_merging,
+    shape_of,
+    with_rows,
+)
 from tensorferry.server.onnx_graph.sizes import Size
 from tensorferry.server.onnx_graph.values import RowAxis, Value
 
@@ -46,11 +52,7 @@ def fused_matmul(node: Node) -> Value:
     """Multiply matrices, transposed first if the attributes say so."""
     if node.attribute("transBatchA", 0) or node.attribute("transBatchB", 0):
         raise UnknownEffect("moves the first axis of its inputs")
-    values = []
-    for index, name in enumerate(("transA", "transB")):
-        value = node.input(index)
-        values.append(_transposed(value) if node.attribute(name, 0) else value)
-    return matrix_product(values[0], values[1])
+    return matrix_product(_factor(node, 0, "transA"), _factor(node, 1, "transB"))
 
 
 @operator("MatMulNBits", domain=MICROSOFT)
@@ -67,11 +69,7 @@ def matmul_of_few_bits(node: Node) -> Value:
 @operator("FusedGemm", domain=MICROSOFT)
 def gemm(node: Node) -> Value:
     """Multiply two matrices and add a third tensor."""
-    values = []
-    for index, name in enumerate(("transA", "transB")):
-        value = node.input(index)
-        values.append(_transposed(value) if node.attribute(name, 0) else value)
-    found = matrix_product(values[0], values[1])
+    found = matrix_product(_factor(node, 0, "transA"), _factor(node, 1, "transB"))
     return broadcast([found, node.input(2)]) if node.has(2) else found
 
 
@@ -79,12 +77,14 @@ def gemm(node: Node) -> Value:
 def quantised_gemm(node: Node) -> Value:
     """Multiply inputs 0 and 3, with a bias that has no rows."""
     require_rows_only_in(node, 0)
-    value = _transposed(node.input(0)) if node.attribute("transA", 0) else node.input(0)
-    weights = _transposed(node.input(3)) if node.attribute("transB", 0) else node.input(3)
-    return matrix_product(value, weights)
+    return matrix_product(_factor(node, 0, "transA"), _factor(node, 3, "transB"))
 
 
-def _transposed(value: Value) -> Value:
+def _factor(node: Node, index: int, transposes: str) -> Value:
+    """Return an input, with its last two axes exchanged if the attribute says so."""
+    value = node.input(index)
+    if not node.attribute(transposes, 0):
+        return value
     sizes = shape_of(value)
     if len(sizes) < 2:
         return value
@@ -132,11 +132,8 @@ def sum_of_products(values: Sequence[Value], terms: Sequence[Sequence[str]], out
             raise MixesRows("adds up over the batch axis")
         if row_label is not None and row_label[0] != label:
             raise MixesRows("multiplies rows along one axis with rows along another")
-        if row_label is not None and (row_label[1].outer, row_label[1].inner) != (
-            value.rows.outer,
-            value.rows.inner,
-        ):
-            raise UnknownEffect("combines rows that are merged with other axes in different ways")
+        if row_label is not None:
+            require_same_merging(row_label[1], value.rows)
         row_label = label, value.rows
     sizes: dict[str, Size] = {}
     for value, labels in zip(values, terms, strict=True):

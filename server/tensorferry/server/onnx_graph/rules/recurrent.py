@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tensorferry.server.onnx_graph.operators import MICROSOFT, MixesRows, Node, UnknownEffect, operator
 from tensorferry.server.onnx_graph.row_axis import (
     axis_of,
+    on_axis,
     reject_rows_on,
     require_rows_only_in,
+    rows_on_axes,
     rows_on_first_axis,
     shape_of,
     with_rows,
@@ -22,7 +22,7 @@ def recurrent(node: Node) -> list[Value]:
     """Process one sequence for each row; the row axis depends on the layout."""
     first = bool(node.attribute("layout", 0))
     in_x, in_state = (0, 0) if first else (1, 1)
-    rows = _rows_on(node, {0: in_x, 4: 0, 5: in_state, 6: in_state})
+    rows = rows_on_axes(node, {0: in_x, 4: 0, 5: in_state, 6: in_state})
     sizes = shape_of(node.input(0))
     batch = sizes[in_x]
     length = sizes[1 - in_x]
@@ -46,26 +46,7 @@ def dynamically_quantised_lstm(node: Node) -> list[Value]:
 
 
 def _on(sizes: tuple[Size, ...], rows: RowAxis | None, axis: int) -> Value:
-    return with_rows(sizes, None if rows is None else RowAxis(axis, rows.outer, rows.inner))
-
-
-def _rows_on(node: Node, axes: Mapping[int, int], optional: tuple[int, ...] = ()) -> RowAxis | None:
-    """Return the rows, which must be on the given axes of the given inputs; `optional` inputs may have none."""
-    require_rows_only_in(node, *axes)
-    found: RowAxis | None = None
-    for index, axis in axes.items():
-        if not node.has(index) or (rows := node.input(index).rows) is None:
-            continue
-        if rows.axis != axis:
-            raise MixesRows("computes across the batch axis")
-        if found is not None and (found.outer, found.inner) != (rows.outer, rows.inner):
-            raise UnknownEffect("combines rows that are merged with other axes in different ways")
-        found = rows
-    if found is not None:
-        for index in axes:
-            if node.has(index) and node.input(index).rows is None and index not in optional:
-                raise UnknownEffect(f"has rows, but not in its input {index}")
-    return found
+    return with_rows(sizes, on_axis(rows, axis))
 
 
 def _check_mask(node: Node, index: int, rank: int) -> None:
@@ -84,7 +65,7 @@ def _check_mask(node: Node, index: int, rank: int) -> None:
 @operator("Attention")
 def attention(node: Node) -> list[Value]:
     """Compute attention within each row."""
-    rows = _rows_on(node, {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0}, optional=(3,))
+    rows = rows_on_axes(node, {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0}, optional=(3,))
     _check_mask(node, 3, 4)
     sizes = shape_of(node.input(0))
     found = with_rows((*sizes[:-1], node.fresh()), rows)
@@ -126,7 +107,7 @@ def rotary_embedding(node: Node) -> Value:
 @operator("Attention", domain=MICROSOFT)
 def fused_attention(node: Node) -> list[Value]:
     """Self-attention; inputs: input, weights, bias, mask, past, bias of the scores."""
-    rows = _rows_on(node, {0: 0, 3: 0, 4: 1}, optional=(3,))
+    rows = rows_on_axes(node, {0: 0, 3: 0, 4: 1}, optional=(3,))
     _check_mask(node, 5, 4)
     require_rows_only_in(node, 0, 3, 4, 5)
     if node.has(3) and node.input(3).rows is None and rows is not None:
@@ -142,7 +123,7 @@ def multi_head_attention(node: Node) -> list[Value]:
     bias = node.input(5) if node.has(5) else None
     given = [value if at != 5 else None for at, value in enumerate(node.inputs)]
     inner = Node(node.operator, node.opset, given, node.outputs, node.attributes, node.label)
-    rows = _rows_on(inner, {0: 0, 1: 0, 2: 0, 4: 0, 6: 0, 7: 0})
+    rows = rows_on_axes(inner, {0: 0, 1: 0, 2: 0, 4: 0, 6: 0, 7: 0})
     _check_mask(node, 5, 4)
     if rows is None and bias is not None and bias.rows is not None:
         raise UnknownEffect("has no rows in its query")

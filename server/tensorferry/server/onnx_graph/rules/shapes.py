@@ -176,8 +176,7 @@ def expand(node: Node) -> Value:
         return constant_along_axes(new)
     rows = RowAxis(value.rows.axis + rank - len(shape_of(value)), value.rows.outer, value.rows.inner)
     if wanted[rows.axis] not in (1, rows.size):
-        fixed = wanted[rows.axis]
-        raise UnknownEffect(f"stretches the batch axis to the size {fixed}")
+        raise UnknownEffect(f"stretches the batch axis to the size {wanted[rows.axis]}")
     return _numbered(value, with_rows(new, rows))
 
 

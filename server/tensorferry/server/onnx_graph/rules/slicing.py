@@ -21,6 +21,7 @@ from tensorferry.server.onnx_graph.row_axis import (
     axis_of,
     reject_rows_on,
     require_rows_only_in,
+    require_same_merging,
     shape_of,
     with_rows,
 )
@@ -100,8 +101,8 @@ def joined_along(values: Sequence[Value], axis: int) -> Value:
         how = "along the batch axis" if first_rows.axis == axis else "that are not broadcast"
         raise UnknownEffect(f"joins rows with other values {how}")
     if first_rows.axis != axis:
-        if any((rows.outer, rows.inner) != (first_rows.outer, first_rows.inner) for rows in row_axes):
-            raise UnknownEffect("combines rows that are merged with other axes in different ways")
+        for rows in row_axes:
+            require_same_merging(first_rows, rows)
         return with_rows(sizes, first_rows)
     if any(rows.inner != first_rows.inner for rows in row_axes):
         raise UnknownEffect("joins rows of different lengths along the batch axis")
