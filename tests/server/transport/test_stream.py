@@ -8,13 +8,13 @@ from typing import Any
 
 import grpc
 import pytest
-from support.server.scripted_service import ServedTransport, success
+from support.server.scripted_service import ServedTransport
 
 from tensorferry.batcher import QueueFull
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.reply import InferenceCall
-from tensorferry.server.inference.stream_order import ResponseOrder, StreamOptions
+from tensorferry.server.inference.stream_order import StreamOptions
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.threaded_stream import ResponseStream
 
@@ -328,18 +328,3 @@ def test_a_disconnect_from_a_stream_with_end_on_error(served: ServedTransport) -
     served.service.await_received(2)
     stream.cancel()
     served.service.await_cancelled(2)
-
-
-def test_calls_whose_reply_was_not_popped_are_listed_in_either_order() -> None:
-    for ordered in (True, False):
-        responses = ResponseOrder(ordered=ordered)
-        entries = [responses.add() for _ in range(3)]
-        calls = []
-        for entry in entries:
-            calls.append(InferenceCall())
-            entry.started(calls[-1])
-        responses.done(entries[1], success("1"))
-        assert set(responses.calls()) == set(calls)
-        responses.done(entries[0], success("0"))
-        assert responses.pop() is not None
-        assert len(responses.calls()) == 2

@@ -8,14 +8,10 @@ import grpc
 import pytest
 from support.server.scripted_service import success
 
-from tensorferry.server.inference.reply import InferenceReply
-from tensorferry.server.inference.stream_order import (
-    STREAM_SHUTTING_DOWN,
-    StreamEntry,
-    StreamOptions,
-)
+from tensorferry.server.inference.reply import InferenceCall
+from tensorferry.server.inference.stream_order import STREAM_SHUTTING_DOWN, StreamOptions
 from tensorferry.server.status import Status
-from tensorferry.server.transport.stream_state import StreamEnd, StreamState
+from tensorferry.server.transport.stream_state import StreamEnd, StreamEntry, StreamState
 
 REFUSED = Status(grpc.StatusCode.PERMISSION_DENIED, "not any more")
 
@@ -32,7 +28,7 @@ def test_no_more_requests_are_read_than_may_be_in_flight() -> None:
     assert not stream.may_read
     stream.completed(first, success("1"), 1)
     assert not stream.may_read, "its response is not sent"
-    assert isinstance(stream.next_send(), InferenceReply)
+    assert isinstance(stream.next_send(), StreamEntry)
     stream.sent()
     assert stream.may_read
 
@@ -58,10 +54,10 @@ def test_one_response_is_sent_at_a_time() -> None:
     stream = state()
     for entry in [stream.request_read(1) for _ in range(2)]:
         stream.completed(entry, success(""), 1)
-    assert isinstance(stream.next_send(), InferenceReply)
+    assert isinstance(stream.next_send(), StreamEntry)
     assert stream.next_send() is None
     stream.sent()
-    assert isinstance(stream.next_send(), InferenceReply)
+    assert isinstance(stream.next_send(), StreamEntry)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +80,11 @@ def test_a_stream_ends_once_after_its_last_response(
     if draining:
         stream.drain()
     if refused:
-        stream.refuse(REFUSED)
+        stream.half_close(REFUSED)
     assert stream.may_read == (draining and not (half_closed or refused))
     assert stream.next_send() is None
     stream.completed(entry, success("1"), 1)
-    assert isinstance(stream.next_send(), InferenceReply)
+    assert isinstance(stream.next_send(), StreamEntry)
     assert stream.next_send() is None
     stream.sent()
     assert stream.next_send() == StreamEnd(status)
@@ -134,8 +130,26 @@ def test_every_request_is_answered_once_within_the_limits(seed: int, ordered: bo
         elif step == 3:
             content = stream.next_send()
             assert content is None or not sending
-            if isinstance(content, InferenceReply):
-                sent.append(content.request_id)
+            if isinstance(content, StreamEntry):
+                assert content.reply is not None
+                sent.append(content.reply.request_id)
                 sending = True
         assert read - len(sent) + sending <= 3
     assert sent == ([str(number) for number in range(20)] if ordered else completed)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("taken", [0, 1])
+def test_calls_whose_response_was_not_taken_are_listed(taken: int, ordered: bool) -> None:
+    stream = state(ordered=ordered)
+    entries = [stream.request_read(1) for _ in range(3)]
+    calls = [InferenceCall() for _ in entries]
+    for entry, call in zip(entries, calls, strict=True):
+        entry.call = call
+    stream.completed(entries[1], success("1"), 1)
+    stream.completed(entries[0], success("0"), 1)
+    for _ in range(taken):
+        assert stream.next_send() is entries[0 if ordered else 1]
+    left = set(stream.end())
+    assert left < set(calls) if taken else left == set(calls)
+    assert len(left) == 3 - taken

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tensorferry.batcher import Batcher
 from tensorferry.server.identity import Metadata
-from tensorferry.server.inference.responses import Piece, stream_response
+from tensorferry.server.inference.responses import Piece
 from tensorferry.server.telemetry import logs
 from tensorferry.server.telemetry.trace_context import parse_trace_context
 from tensorferry.server.tracing.trace import RequestTrace
@@ -79,12 +79,6 @@ class InferenceReply(ABC):
     def message(self) -> bytes:
         """Return the serialised ModelInferResponse, or raise the request's error."""
         return b"".join(self.pieces())
-
-    def stream_message(self) -> bytes:
-        """Return the serialised ModelStreamInferResponse, or raise the request's error."""
-        if self.trace is not None:
-            self.trace.mark_streamed()
-        return b"".join(stream_response(self.pieces()))
 
     def log_fields(self) -> Mapping[str, str]:
         """Return the fields by which a log line names the request."""

@@ -118,7 +118,9 @@ class ResponseTemplate:
 
 def stream_response(pieces: Sequence[Piece]) -> Sequence[Piece]:
     """Wrap the pieces of a response as the last ModelStreamInferResponse to its request."""
-    size = sum([piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces])
+    size = 0
+    for piece in pieces:
+        size += piece.nbytes if isinstance(piece, np.ndarray) else len(piece)
     return (_stream_head(size), *pieces)
 
 

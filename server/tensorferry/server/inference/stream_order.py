@@ -1,15 +1,14 @@
-"""One open ModelStreamInfer: what its client may choose, and the order of its responses."""
+"""One open ModelStreamInfer: what its client may choose, and its errors."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from tensorferry.server.errors import truncate
 from tensorferry.server.identity import Metadata
-from tensorferry.server.inference.reply import InferenceCall, InferenceReply
-from tensorferry.server.inference.responses import stream_error
+from tensorferry.server.inference.reply import InferenceReply
+from tensorferry.server.inference.responses import stream_error, stream_response
 from tensorferry.server.status import Status, StatusCode
 
 # The metadata by which a client chooses the order of responses.
@@ -53,7 +52,9 @@ def encode_or_status(
 ) -> bytes | Status:
     """Return the serialised ModelStreamInferResponse to send, or the status that ends the stream."""
     try:
-        return reply.stream_message()
+        if reply.trace is not None:
+            reply.trace.mark_streamed()
+        return b"".join(stream_response(reply.pieces()))
     except BaseException as error:
         # Every exception, SystemExit too, because the client waits for a response.
         status = status_of(error, reply)
@@ -67,52 +68,3 @@ def too_many_streams(limit: int) -> Status:
         f"{limit} streams are open, which is the most this server keeps; close one, or send several requests in one "
         "stream",
     )
-
-
-class StreamEntry:
-    """A request of a stream until its response is taken: its call, then its reply."""
-
-    __slots__ = ("call", "reply")
-
-    def __init__(self) -> None:
-        self.call: InferenceCall | None = None
-        self.reply: InferenceReply | None = None
-
-    def started(self, call: InferenceCall) -> None:
-        """Record the call of the request, once the service has it."""
-        self.call = call
-
-
-class ResponseOrder:
-    """The order in which a stream's responses are sent. Not thread-safe: its owner's lock guards it."""
-
-    def __init__(self, *, ordered: bool) -> None:
-        self._ordered = ordered
-        # In request order. With `ordered` an entry stays until it is popped, else until it has a reply.
-        self._entries: deque[StreamEntry] = deque()
-        # In completion order, entries with a reply. Empty with `ordered`.
-        self._done: deque[StreamEntry] = deque()
-
-    def add(self) -> StreamEntry:
-        """Add an entry for the request that was read last."""
-        entry = StreamEntry()
-        self._entries.append(entry)
-        return entry
-
-    def done(self, entry: StreamEntry, reply: InferenceReply) -> None:
-        """Record the reply to an entry's request."""
-        entry.reply = reply
-        if not self._ordered:
-            self._entries.remove(entry)
-            self._done.append(entry)
-
-    def pop(self) -> InferenceReply | None:
-        """Remove and return the next reply to send; None if there is none yet."""
-        if not self._ordered:
-            return self._done.popleft().reply if self._done else None
-        entries = self._entries
-        return entries.popleft().reply if entries and entries[0].reply is not None else None
-
-    def calls(self) -> list[InferenceCall]:
-        """Return the calls whose reply was not popped yet."""
-        return [entry.call for entry in (*self._entries, *self._done) if entry.call is not None]

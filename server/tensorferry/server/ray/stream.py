@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.stream_order import (
-    StreamEntry,
     StreamOptions,
     encode_or_status,
     parse_stream_options,
 )
 from tensorferry.server.status import Status
-from tensorferry.server.transport.stream_state import StreamEnd, StreamState
+from tensorferry.server.transport.stream_state import StreamEnd, StreamEntry, StreamState
 
 
 class RayStream:
@@ -51,8 +50,9 @@ class RayStream:
             return
         self._start(self._read(messages))
         try:
-            while (reply := await self._next()) is not None:
-                message = encode_or_status(reply, self._options, self._status_of)
+            while (entry := await self._next()) is not None:
+                assert entry.reply is not None
+                message = encode_or_status(entry.reply, self._options, self._status_of)
                 if isinstance(message, Status):
                     self.end = message
                     return
@@ -63,8 +63,8 @@ class RayStream:
             for task in self._tasks:
                 task.cancel()
 
-    async def _next(self) -> InferenceReply | None:
-        """Return the next response to send; None if the stream has ended."""
+    async def _next(self) -> StreamEntry | None:
+        """Return the next request to answer; None if the stream has ended."""
         while (content := self._state.next_send()) is None:
             await self._change()
         return None if isinstance(content, StreamEnd) else content

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
-from tensorferry.server.inference.stream_order import (
-    STREAM_SHUTTING_DOWN,
-    ResponseOrder,
-    StreamEntry,
-    StreamOptions,
-)
+from tensorferry.server.inference.stream_order import STREAM_SHUTTING_DOWN, StreamOptions
 from tensorferry.server.status import Status
 
 
@@ -18,6 +14,20 @@ class StreamEnd(NamedTuple):
     """The end of a stream; the status is None for OK."""
 
     status: Status | None
+
+
+class StreamEntry:
+    """A request of a stream until its response is sent.
+
+    `call` is set once the service has the request. `unread_bytes` are those counted by `UnreadResponses`.
+    """
+
+    __slots__ = ("call", "reply", "unread_bytes")
+
+    def __init__(self) -> None:
+        self.call: InferenceCall | None = None
+        self.reply: InferenceReply | None = None
+        self.unread_bytes = 0
 
 
 class StreamState:
@@ -31,19 +41,22 @@ class StreamState:
     """
 
     def __init__(self, options: StreamOptions, max_in_flight: int, max_bytes: int) -> None:
-        self.options = options
+        self._ordered = options.ordered
         self._max_in_flight = max_in_flight
         self._max_bytes = max_bytes
-        self._order = ResponseOrder(ordered=options.ordered)
+        # Requests whose response was not taken by `next_send`, in the order of their responses.
+        self._entries: deque[StreamEntry] = deque()
+        # How many of them have a reply.
+        self._completed = 0
+        # Those, and the one whose response is being sent.
         self._in_flight = 0
         # Bytes of the largest request or response so far; the next one may be as large.
         self._largest = 0
         self._sending = False
-        # Whether the client has sent its last request.
+        # Whether no more requests are read.
         self._half_closed = False
-        self._draining = False
-        # Why nothing more is read although the client may send more.
-        self._refusal: Status | None = None
+        # How the stream ends after its last response; None while it does not end.
+        self._end: StreamEnd | None = None
         # The stream has its final status, or the client has left. Nothing more is read or sent.
         self.ended = False
 
@@ -51,46 +64,54 @@ class StreamState:
     def may_read(self) -> bool:
         """Whether the next request may be read now."""
         return (
-            not (self.ended or self._half_closed or self._refusal)
-            and self._in_flight < self._max_in_flight
+            self._in_flight < self._max_in_flight
             and self._in_flight * self._largest < self._max_bytes
+            and not (self.ended or self._half_closed)
         )
 
     def request_read(self, nbytes: int) -> StreamEntry:
         """Add a request of `nbytes` bytes."""
         self._in_flight += 1
-        self._largest = max(self._largest, nbytes)
-        return self._order.add()
+        if nbytes > self._largest:
+            self._largest = nbytes
+        entry = StreamEntry()
+        self._entries.append(entry)
+        return entry
 
-    def half_close(self) -> None:
-        """Record that the client sends no more requests: the stream ends with OK after the last response."""
-        self._half_closed = True
-
-    def refuse(self, status: Status) -> None:
-        """Read no more requests: the stream ends with this status after the last response."""
-        self._refusal = status
+    def half_close(self, status: Status | None = None) -> None:
+        """Read no more requests: the stream ends after the last response, with OK unless a status is given."""
+        if not self._half_closed:
+            self._half_closed = True
+            self._end = StreamEnd(status)
 
     def drain(self) -> None:
         """End the stream with UNAVAILABLE once every request that was read is answered."""
-        self._draining = True
+        if self._end is None:
+            self._end = StreamEnd(STREAM_SHUTTING_DOWN)
 
     def completed(self, entry: StreamEntry, reply: InferenceReply, nbytes: int) -> None:
         """Record the reply to a request; its response has `nbytes` bytes."""
-        self._largest = max(self._largest, nbytes)
-        self._order.done(entry, reply)
+        if nbytes > self._largest:
+            self._largest = nbytes
+        entry.reply = reply
+        if not self._ordered:
+            # The response is the next after those of the requests that have a reply.
+            self._entries.remove(entry)
+            self._entries.insert(self._completed, entry)
+        self._completed += 1
 
-    def next_send(self) -> InferenceReply | StreamEnd | None:
-        """Return the response to send now, or the stream's end, once; None if there is nothing to send yet."""
+    def next_send(self) -> StreamEntry | StreamEnd | None:
+        """Return the request to answer now, or the stream's end, once; None if there is nothing to send yet."""
         if self._sending or self.ended:
             return None
-        reply = self._order.pop()
-        if reply is not None:
+        if self._entries and self._entries[0].reply is not None:
             self._sending = True
-            return reply
-        if self._in_flight or not (self._half_closed or self._draining or self._refusal):
+            self._completed -= 1
+            return self._entries.popleft()
+        if self._in_flight or self._end is None:
             return None
         self.ended = True
-        return StreamEnd(self._refusal or (None if self._half_closed else STREAM_SHUTTING_DOWN))
+        return self._end
 
     def sent(self) -> None:
         """Record that the response of `next_send` was sent."""
@@ -100,4 +121,4 @@ class StreamState:
     def end(self) -> list[InferenceCall]:
         """End the stream now; return the calls in flight, to be abandoned outside the owner's lock."""
         self.ended = True
-        return self._order.calls()
+        return [entry.call for entry in self._entries if entry.call is not None]

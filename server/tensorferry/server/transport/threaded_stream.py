@@ -13,13 +13,12 @@ from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_order import (
     NO_THREAD_FOR_STREAM,
-    StreamEntry,
     encode_or_status,
 )
 from tensorferry.server.security.access_control import StreamAuthorization
 from tensorferry.server.status import INTERNAL_ERROR, Status
 from tensorferry.server.transport.call_admission import StreamAdmission
-from tensorferry.server.transport.stream_state import StreamEnd, StreamState
+from tensorferry.server.transport.stream_state import StreamEnd, StreamEntry, StreamState
 from tensorferry.server.transport.unread_responses import ResponseAccount, UnreadResponses
 
 _log = logging.getLogger("tensorferry.server")
@@ -75,7 +74,9 @@ class ResponseStream:
             with self._lock:
                 self._end = NO_THREAD_FOR_STREAM
             return
-        while (reply := self._next()) is not None:
+        while (entry := self._next()) is not None:
+            reply = entry.reply
+            assert reply is not None
             try:
                 message = encode_or_status(reply, self._options, self._service.status_of)
                 if isinstance(message, Status):
@@ -85,7 +86,7 @@ class ResponseStream:
                     return
                 yield message
             finally:
-                self._unread.remove(self._account, reply.nbytes)
+                self._unread.remove(self._account, entry.unread_bytes)
                 if reply.trace is not None:
                     reply.trace.sent()
             with self._lock:
@@ -96,8 +97,8 @@ class ResponseStream:
         if not reader_ends_with_call:
             reader.join()
 
-    def _next(self) -> InferenceReply | None:
-        """Return the next response to send; None if the stream has ended."""
+    def _next(self) -> StreamEntry | None:
+        """Return the next request to answer; None if the stream has ended."""
         with self._lock:
             while True:
                 content = self._state.next_send()
@@ -145,7 +146,7 @@ class ResponseStream:
             except Exception as error:
                 refusal = self._service.status_of(error)
                 with self._lock:
-                    self._state.refuse(refusal)
+                    self._state.half_close(refusal)
                 return False
         with self._lock:
             if self._state.ended:
@@ -159,7 +160,7 @@ class ResponseStream:
             caller=caller,
         )
         with self._lock:
-            entry.started(call)
+            entry.call = call
             closed = self._closed
         if closed:
             call.abandon()
@@ -168,7 +169,9 @@ class ResponseStream:
     def _complete(self, entry: StreamEntry, reply: InferenceReply) -> None:
         nbytes = reply.nbytes
         error = self._unread.add(self._account, nbytes)
-        if error is not None:
+        if error is None:
+            entry.unread_bytes = nbytes
+        else:
             reply.replace_with_error(error)
         with self._lock:
             self._state.completed(entry, reply, nbytes)
