@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,6 +54,19 @@ class CostUpdate(NamedTuple):
     suspect: bool = False
 
 
+class _TimesByRows(dict[int, float]):
+    """Seconds by rows, each computed when it is first asked for."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        self._seconds = seconds
+
+    def __missing__(self, rows: int) -> float:
+        seconds = self[rows] = self._seconds(rows)
+        return seconds
+
+
 class BatchCostModel:
     """Times of a bucket's batches, in seconds; kept while the bucket is empty. Implements the policy's `BatchTimes`.
 
@@ -63,23 +77,26 @@ class BatchCostModel:
 
     __slots__ = (
         "_device_model",
-        "_end_to_end",
         "_host_batches",
         "_host_model",
         "_lead_share",
         "_learned_lead_share",
-        "_mean",
         "_most",
         "_pipelined",
         "_sample_at",
         "_samples",
         "_since_large",
         "_suspect",
-        "_upper",
         "device",
+        "device_time",
+        "end_to_end",
         "full_batch_upper",
         "host",
+        "known",
+        "mean",
         "observed",
+        "response_time",
+        "upper",
     )
 
     def __init__(self, max_batch_size: int, *, pipelined: bool = False) -> None:
@@ -90,36 +107,20 @@ class BatchCostModel:
         self._host_model = LatencyModel(max_batch_size)
         self._host_batches = 0
         self._learned_lead_share = 0.5
-        # The published curves.
-        self.device = self._device_model.curve
-        self.host = self._host_model.curve
-        # The share of the host's time before the device can start.
-        self._lead_share = 0.5
         self.observed = -math.inf
         # Whether the last sample was so fast that the device seems to have recovered from a slow spell.
         self._suspect = False
-        # `upper` of the largest batch: a request with that much time has time for any batch.
-        self.full_batch_upper = 0.0
         # Batches since one of more than half of the largest size.
         self._since_large = 0
         # Batches that were learned, and the time from which on a short batch is learned again.
         self._samples = 0
         self._sample_at = -math.inf
-        # Results of `upper`, `mean` and `end_to_end` since the last update. The first is asked for many requests with a
-        # deadline, the second for every arrival while a batch waits for clients, the third for every batch.
-        self._upper: dict[int, float] = {}
-        self._mean: dict[int, float] = {}
-        self._end_to_end: dict[int, float] = {}
+        self._predict_from(CostUpdate(self._device_model.curve, self._host_model.curve, 0.5))
 
     def add_warmup_sample(self, rows: int, seconds: float) -> None:
         """Learn a warm-up run. One thread at a time, with the queue's lock."""
         self._device_model.add_warmup_sample(rows, seconds)
         self._predict_from(CostUpdate(self._device_model.curve, self.host, self._lead_share))
-
-    @property
-    def known(self) -> bool:
-        """Whether anything was learned."""
-        return bool(self.device.sizes)
 
     def observe(
         self, now: float, rows: int, device_seconds: float, before: float = 0.0, after: float = 0.0
@@ -167,10 +168,23 @@ class BatchCostModel:
         self._predict_from(update)
 
     def _predict_from(self, update: CostUpdate) -> None:
-        self.device, self.host, self._lead_share, _ = update
-        self._upper.clear()
-        self._mean.clear()
-        self._end_to_end.clear()
+        device, host, lead_share, _ = update
+        self.device, self.host, self._lead_share = device, host, lead_share
+        # Whether anything was learned.
+        self.known = device.known
+        # New tables, which are looked up several times for each decision. Each is a function of the rows:
+        # the time on the device; that from closing a batch to its answers, if the device is idle; and the same with
+        # a margin, for feasibility only. All are 0 if nothing is known.
+        self.device_time = _TimesByRows(device.mean).__getitem__
+        self.end_to_end = _TimesByRows(lambda rows: device.mean(rows) + host.mean(rows)).__getitem__
+        self.upper = _TimesByRows(lambda rows: device.upper(rows) + host.upper(rows)).__getitem__
+        # By how much a batch delays the next one, for rates; and its part after the device: the clients answered first
+        # may send again by the end of that.
+        self.mean, after = self.end_to_end, 1 - lead_share
+        if self._pipelined:
+            self.mean, after = self.device_time, 0.0
+        self.response_time = _TimesByRows(lambda rows: host.mean(rows) * after).__getitem__
+        # A request with that much time has time for any batch.
         self.full_batch_upper = self.upper(self._most)
 
     @property
@@ -178,37 +192,9 @@ class BatchCostModel:
         """Whether large batches have not run for so long that their time is a guess."""
         return self._since_large >= _STALE_BATCHES
 
-    def mean(self, rows: int) -> float:
-        """Return by how much a batch delays the next one; 0 if nothing is known. For rates."""
-        seconds = self._mean.get(rows)
-        if seconds is None:
-            seconds = self.device.mean(rows)
-            if not self._pipelined:
-                seconds += self.host.mean(rows)
-            self._mean[rows] = seconds
-        return seconds
-
-    def end_to_end(self, rows: int) -> float:
-        """Return the expected time from closing a batch to its answers, on an idle device; 0 if nothing is known."""
-        seconds = self._end_to_end.get(rows)
-        if seconds is None:
-            seconds = self._end_to_end[rows] = self.device.mean(rows) + self.host.mean(rows)
-        return seconds
-
     def host_lead_time(self, rows: int) -> float:
         """Return the host's time before the device can start a batch."""
         return self.host.mean(rows) * self._lead_share
-
-    def response_time(self, rows: int) -> float:
-        """Return the part of `mean` after the device: the clients answered first may send again by its end."""
-        return 0.0 if self._pipelined else self.host.mean(rows) * (1 - self._lead_share)
-
-    def upper(self, rows: int) -> float:
-        """Return `end_to_end` with a margin. For feasibility only."""
-        seconds = self._upper.get(rows)
-        if seconds is None:
-            seconds = self._upper[rows] = self.device.upper(rows) + self.host.upper(rows)
-        return seconds
 
     def max_rows_within(self, slack: float) -> int:
         """Return the most rows whose `upper` is within the slack; the maximum if nothing is known."""

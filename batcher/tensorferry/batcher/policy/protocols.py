@@ -87,10 +87,10 @@ class BatchTimes(Protocol):
     def stale(self) -> bool:
         """Whether large batches have not run for so long that their time is a guess."""
 
-    def mean(self, rows: int) -> float:
+    def mean(self, rows: int, /) -> float:
         """Return the expected time; 0 if nothing is known."""
 
-    def upper(self, rows: int) -> float:
+    def upper(self, rows: int, /) -> float:
         """Return the time with a margin; 0 if nothing is known."""
 
     def max_rows_within(self, slack: float) -> int:
