@@ -165,9 +165,7 @@ class Batcher:
             _log.warning("%s: %s", name, warning)
         self._queue = queue = RequestQueue(settings, clock)
         self._counters, self._recent = counters, recent = Counters(), RecentBatches(clock)
-        self._completer = completer = RequestCompleter(
-            counters, clock, name, queue.last_response, recent, response_hook
-        )
+        self._completer = completer = RequestCompleter(counters, clock, name, recent, response_hook)
         divisible = self._batched and merge
         instances = [
             Instance(index, function, batched=self._batched, pipelined=pipelined, divisible=divisible)
@@ -355,15 +353,6 @@ class Batcher:
         until then for returning clients; inf if none does.
         """
         return self._workers.inline_worker.run_inline(max_seconds)
-
-    @property
-    def wants_inline_run(self) -> bool:
-        """Return whether a batch waits only until `run_inline` is called.
-
-        After answers it waits a moment, because the thread that enqueues without `notify` may have received the next
-        requests already. By calling `run_inline` that thread says that it has no more.
-        """
-        return self._queue.waiting_for_input
 
     def fast_reject(self, deadline: float) -> QueueFull | None:
         """Return why a request with this deadline would be rejected, before it is read; None if that is uncertain.

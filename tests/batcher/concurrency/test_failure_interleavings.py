@@ -70,7 +70,7 @@ class FailingScenario(Scenario):
             for device in queue._devices.each
             if device.outage is None and device.idle and device.waiting
         ]
-        if self.patience is None and not self.window and not self.attending:
+        if self.patience is None and not self.window:
             assert not (free and queue._backlog.rows), "a device that works is idle, and requests wait"
         at_its_post = vars(queue._expiry._due)["_waiters"]
         for sent in self.sent if at_its_post else ():

@@ -330,6 +330,17 @@ def test_the_calling_thread_completes_expired_requests(
     assert recorder.kind == "answered"
 
 
+def test_an_unsteady_model_runs_on_its_worker(make: Make, model: Model, clock: VirtualClock) -> None:
+    batcher = make(model, 4, clock=clock, steady=False)
+    for rows in (1, 4):
+        batcher.add_warmup_sample(rows, SHORT)
+    await_worker(clock)
+    _, recorder, _ = quietly(batcher, [1.0])
+    assert batcher.run_inline(MOST) == math.inf
+    assert recorder.await_outcome().outputs.tolist() == [2.0]
+    assert not model.here
+
+
 def test_a_closed_batcher_refuses_requests(batcher: Batcher) -> None:
     assert batcher.close()
     with pytest.raises(BatcherError, match="closed"):

@@ -119,7 +119,7 @@ def test_waiting_for_the_device_is_queue_delay(clock: VirtualClock) -> None:
     clock.advance(8.0)
     work = BatchAssignment((request,), CloseReason.IDLE, ())
     times = BatchTimestamps(join_start=1.0, ready=2.0, started=5.0, ended=7.0, done=[])
-    completer = RequestCompleter(counters, clock, "m", lambda: None, RecentBatches(clock))
+    completer = RequestCompleter(counters, clock, "m", RecentBatches(clock))
     completer.answer([request], [0], [[1.0]], BatchRun(work.batch, work, times, 0))
     statistics = counters.statistics(1, QueueSizes(0, 0, 0, 0), {}, ReturnStatistics(0.0, 0.0, 0), ())
     figures_add_up(statistics)

@@ -34,24 +34,19 @@ class ResponseBurstHook(Protocol):
 
 
 class RequestCompleter:
-    """Completes requests that the queue has handed out as ended. Thread-safe.
-
-    `before_last` is called before the last request of each batch is answered.
-    """
+    """Completes requests that the queue has handed out as ended. Thread-safe."""
 
     def __init__(
         self,
         counters: Counters,
         clock: Clock,
         name: str,
-        before_last: Callable[[], None],
         recent: RecentBatches,
         burst_hook: ResponseBurstHook | None = None,
     ) -> None:
         self._burst_hook = burst_hook
         self._counters = counters
         self._recent = recent
-        self._before_last = before_last
         self._clock = clock
         self._name = name
 
@@ -124,10 +119,7 @@ class RequestCompleter:
         info: BatchInfo,
         now: float,
     ) -> None:
-        last = requests[-1] if requests else None
         for request, position, output in zip(requests, positions, outputs, strict=True):
-            if request is last:
-                self._before_last()
             if request.deadline > now:
                 delay = request.started - request.arrival
                 # `Outcome(...)` takes twice as long.

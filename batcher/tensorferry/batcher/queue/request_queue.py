@@ -24,7 +24,7 @@ from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.expiry import Expiry
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
 from tensorferry.batcher.queue.learning_sync import LearningSync
-from tensorferry.batcher.queue.wakeup import InlineExecution, ReplyWait, WorkerWakeup
+from tensorferry.batcher.queue.wakeup import InlineExecution, WorkerWakeup
 from tensorferry.batcher.request import (
     DONE,
     QUEUED,
@@ -71,12 +71,10 @@ class RequestQueue:
         self._expiry = Expiry(lock, backlog, devices, policies)
         # One device runs one batch at a time, and no batch waits for a window's end.
         simple = settings.devices == 1 and not pipelined and not limits.max_queue_delay
-        self._reply_wait = ReplyWait(returns or ReturnModel(), enabled=simple)
-        # To be called when the last request of a batch is about to be completed. Takes no lock.
-        self.last_response = self._reply_wait.last_response
+        self._returns = returns = returns or ReturnModel()
         self._inline = InlineExecution(devices.each[0], enabled=simple and settings.steady)
         self._wakeup = WorkerWakeup(
-            clock, limits, backlog, devices, self._reply_wait, wake_for_timeouts=bool(policies)
+            clock, limits, backlog, devices, returns, wake_for_timeouts=bool(policies)
         )
         # Whether a lone request can only be dispatched at once, or wait for returning clients.
         self._lone_is_simple = (
@@ -85,9 +83,7 @@ class RequestQueue:
             and limits.merges
             and not (limits.preferred or policies or isinstance(backlog, FairBacklog))
         )
-        self.learning = LearningSync(
-            lock, clock, backlog, self._selector.row_limits, self._reply_wait.returns
-        )
+        self.learning = LearningSync(lock, clock, backlog, self._selector.row_limits, returns)
         self.failures = DeviceFailures(self, lock, clock, devices, self._admission, self._inline)
         # Requests accepted since the start; the parts of a split request count as one.
         self._accepted = 0
@@ -135,7 +131,7 @@ class RequestQueue:
             for request in displaced:
                 self._end_queued_locked(request)
             # First, because it decides whether a batch waits any longer.
-            self._reply_wait.returns.arrived(now)
+            self._returns.arrived(now)
             has_deadline = deadline < _INF
             count_demand = self._expiry.needed or has_deadline
             bucket, wake = backlog.bucket(first.key), False
@@ -150,7 +146,6 @@ class RequestQueue:
                 wake = self._wakeup.must_wake_for(bucket, request.rows_counted, deadline, now) or wake
             if count_demand:
                 self._expiry.queued(requests)
-            self._reply_wait.submitted(inline=not notify)
             if wake and notify:
                 self._wakeup.wake(now)
             return displaced, wake and not notify
@@ -208,7 +203,6 @@ class RequestQueue:
         is inf if there is nothing to do, or a worker was woken to do it.
         """
         with self._lock:
-            self._reply_wait.input_drained()
             if not self._backlog.rows:
                 return _INF
             now, device = self._clock.now(), self._devices.each[0]
@@ -281,7 +275,7 @@ class RequestQueue:
         reason, room = CloseReason.FULL, self._limits.max_batch_size - rows
         if room > 0:
             reason = CloseReason.IDLE
-            until = self._reply_wait.wait_until(bucket, now, room)
+            until = self._wakeup.returns_until(bucket, now, room)
             if until > now:
                 return self._wakeup.wait_for_returns(device, until)
         predicted = cost_model.end_to_end(rows)
@@ -304,7 +298,7 @@ class RequestQueue:
         max_rows = self._limits.max_batch_size
         if limits.needed:
             max_rows = limits.rows(self._devices.each.index(device), close.key)
-        return self._reply_wait.wait_until(bucket, now, max_rows - bucket.rows)
+        return self._wakeup.returns_until(bucket, now, max_rows - bucket.rows)
 
     def _dispatch_locked(self, device: Device, close: Close, now: float) -> BatchAssignment:
         """Take the batch of the bucket that closes, and all that goes with it; undo everything on an exception."""
@@ -391,16 +385,9 @@ class RequestQueue:
             self._running -= len(alive)
             self._admission.released(alive)
             if alive:
-                by_worker = not self._devices.each[0].run_inline
-                # Needed for batches run by workers only.
-                alone = self._backlog.cost_model(alive[0].key).mean(1) if by_worker else 0.0
-                self._reply_wait.batch_ran(self._clock.now(), len(alive), alone, by_worker=by_worker)
+                # Not after the last answer: the first clients are back before that.
+                self._returns.answered(self._clock.now(), len(alive))
             return alive
-
-    @property
-    def waiting_for_input(self) -> bool:
-        """Return whether a batch waits only until `take_inline` is called. Takes no lock."""
-        return self._reply_wait.waiting_for_input
 
     def batch_done(
         self,

@@ -1,10 +1,4 @@
-"""Which thread runs the next batch, and for how long that batch waits for more requests.
-
-A batch may wait for two reasons, both after answers. Clients that were just answered may send their next request
-(`ReturnModel`). And a thread that submits for inline runs may have more input at hand: clients answer a batch's first
-responses before the last ones are sent, while that thread gets little of the interpreter. If the next batch closed at
-once, it would miss requests that have arrived already.
-"""
+"""Which thread runs the next batch, and how long a worker waits with it for clients that were just answered."""
 
 from __future__ import annotations
 
@@ -21,11 +15,6 @@ from tensorferry.batcher.settings import Limits
 
 # A timed wait is not cut short for less, in seconds.
 _MIN_EARLIER = 100e-6
-
-# The wait for input takes up to a tenth of a millisecond. So it is used only if a batch of one takes this many
-# seconds, and lasts at most this share of that time.
-_MIN_INPUT_WAIT_BATCH_SECONDS = 1e-3
-_INPUT_WAIT_SHARE = 0.25
 
 # The time of some models depends on their inputs' values. After a batch that took longer than this, in seconds,
 # workers run every batch for a while. It is a hundred times the time of a short batch, because a busy machine
@@ -81,84 +70,6 @@ class InlineExecution:
             self._suspended_until = now + self._suspension_seconds
 
 
-class ReplyWait:
-    """Decides how long a batch waits for requests of clients that were just answered.
-
-    Guarded by the queue's lock, but for `last_response`, and `waiting_for_input`, which may be read without it.
-    `enabled` says whether batches wait for input at all: there is one device without pipelining, and no window.
-    """
-
-    __slots__ = (
-        "_enabled",
-        "_inline_submitter",
-        "_input_pending",
-        "_responding",
-        "returns",
-        "waiting_for_input",
-    )
-
-    def __init__(self, returns: ReturnModel, *, enabled: bool) -> None:
-        self.returns = returns
-        self._enabled = enabled
-        # The last request was submitted for an inline run. A thread that submits otherwise has no more at hand.
-        self._inline_submitter = False
-        # A batch is being answered, after which the next batch is to wait for input.
-        self._responding = False
-        # The batch's last answer is being sent, and no thread has said since then that its input is drained.
-        self._input_pending = False
-        # The same, or a batch is waiting for just that.
-        self.waiting_for_input = False
-
-    def submitted(self, *, inline: bool) -> None:
-        """Note a request that was submitted, for an inline run or not."""
-        self._inline_submitter = inline
-        if not inline:
-            self._input_pending = False
-
-    def input_drained(self) -> None:
-        """Note that the thread that submits for inline runs has no more requests at hand."""
-        self._input_pending = self.waiting_for_input = False
-
-    def batch_ran(self, now: float, requests: int, alone: float, *, by_worker: bool) -> None:
-        """Note that a batch has run and its first request is about to be answered.
-
-        `alone` is the expected time of a batch of one, in seconds. `by_worker` is false for an inline run.
-        """
-        # Not after the last answer: the first clients are back before that.
-        self.returns.answered(now, requests)
-        self._responding = (
-            self._enabled and self._inline_submitter and by_worker and alone >= _MIN_INPUT_WAIT_BATCH_SECONDS
-        )
-
-    def last_response(self) -> None:
-        """Note that the batch's last request is about to be completed. Called without the lock."""
-        if self._responding:
-            # Before the answer, because the submitting thread looks at it as soon as the answer is sent.
-            self._input_pending = self.waiting_for_input = True
-
-    def worker_wakes(self) -> None:
-        """Note that a worker no longer waits."""
-        self.waiting_for_input = False
-
-    def wait_until(self, bucket: Bucket, now: float, room: int) -> float:
-        """Return until when a batch of the bucket, with `room` for more rows, waits; `now` if it does not wait."""
-        if self._input_pending:
-            # Once only. When this is asked again, the time is over or the input is drained.
-            self._input_pending = False
-            until = min(now + _INPUT_WAIT_SHARE * bucket.cost_model.mean(1), bucket.latest_start)
-            if until > now:
-                return until
-        return self.wait_for_returns_until(bucket, now, room)
-
-    def wait_for_returns_until(self, bucket: Bucket, now: float, room: int) -> float:
-        """Return the same for the wait for returning clients alone."""
-        cost_model = bucket.cost_model
-        if not cost_model.known or room <= 0:
-            return now
-        until = self.returns.wait_until(now, len(bucket), cost_model.mean, room, cost_model.response_time)
-        return until if until <= now else min(until, bucket.latest_start)
-
-
 class WorkerWakeup:
     """Wakes workers, and only those that have something to do. Guarded by the queue's lock.
 
@@ -171,7 +82,7 @@ class WorkerWakeup:
         "_clock",
         "_devices",
         "_limits",
-        "_reply_wait",
+        "_returns",
         "_waiting",
         "_waits_for_returns",
         "_waits_until",
@@ -185,7 +96,7 @@ class WorkerWakeup:
         limits: Limits,
         backlog: Backlog,
         devices: Devices,
-        reply_wait: ReplyWait,
+        returns: ReturnModel,
         *,
         wake_for_timeouts: bool,
     ) -> None:
@@ -193,7 +104,7 @@ class WorkerWakeup:
         self._limits = limits
         self._backlog = backlog
         self._devices = devices
-        self._reply_wait = reply_wait
+        self._returns = returns
         self._wake_for_timeouts = wake_for_timeouts
         # Workers that wait for work.
         self._waiting = 0
@@ -213,9 +124,19 @@ class WorkerWakeup:
             self._waiting -= 1
             # Another worker that was woken takes what it finds, and wakes the next if something is left.
             self.wakeup_lost()
-            self._reply_wait.worker_wakes()
             if self._waits_for_returns is device:
                 self._waits_until, self._waits_for_returns = -math.inf, None
+
+    def returns_until(self, bucket: Bucket, now: float, room: int) -> float:
+        """Return until when a batch of the bucket, with `room` for more rows, waits for returning clients.
+
+        That is `now` if it does not wait.
+        """
+        cost_model = bucket.cost_model
+        if not cost_model.known or room <= 0:
+            return now
+        until = self._returns.wait_until(now, len(bucket), cost_model.mean, room, cost_model.response_time)
+        return until if until <= now else min(until, bucket.latest_start)
 
     def wait_for_returns(self, device: Device, until: float) -> Wait:
         """Return the decision that a device's next batch waits until `until` for more requests."""
@@ -227,13 +148,13 @@ class WorkerWakeup:
         if self._wakeup_pending:
             return False
         room = self._limits.max_batch_size - bucket.rows
-        if bucket.rows == rows or room <= 0 or self._reply_wait.waiting_for_input:
+        if bucket.rows == rows or room <= 0:
             return True
         if self._waits_for_returns is not None:
             # Decided here, because waking the worker for each request costs more.
             if len(self._backlog.buckets) > 1:
                 return True
-            until = self._reply_wait.wait_for_returns_until(bucket, now, room)
+            until = self.returns_until(bucket, now, room)
             return until < self._waits_until - _MIN_EARLIER
         # A worker that waits out a window must see an expiry before its end, and a size at which the window ends.
         return self._limits.max_queue_delay > 0 and (
@@ -263,7 +184,7 @@ class WorkerWakeup:
         """
         if device.run_inline or (not device.idle and self._devices.has_idle_waiter):
             return math.inf
-        if device.batches_outstanding and self._reply_wait.returns.expected:
+        if device.batches_outstanding and self._returns.expected:
             full = self._limits.full
             if all(bucket.rows < full for bucket in self._backlog.buckets.values()):
                 return math.inf

@@ -98,12 +98,6 @@ class PendingInference(InferenceCall, InferenceReply):
         """See `InferenceReply`."""
         return self._template.model.name, self._template.model.version
 
-    @property
-    def needs_run(self) -> Batcher | None:
-        """See `InferenceReply`."""
-        batcher = self._template.model.batcher
-        return batcher if batcher.wants_inline_run else None
-
     def completed(self, outcome: Outcome) -> None:
         """Take the outcome and call the completion. The batcher calls this once."""
         template = self._template

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
-from tensorferry.batcher import Batcher
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.responses import Piece
 from tensorferry.server.telemetry import logs
@@ -57,11 +56,6 @@ class InferenceReply(ABC):
     @abstractmethod
     def addressed(self) -> tuple[str, str]:
         """Name and version of the model that answered, or as the request gave them; "" if unknown."""
-
-    @property
-    def needs_run(self) -> Batcher | None:
-        """The batcher that answered, if it now waits for the polling thread to run its next batch."""
-        return None
 
     @property
     def nbytes(self) -> int:

@@ -133,8 +133,8 @@ class InferenceService:
         """Serve one serialised ModelInferRequest. Call `complete` exactly once, perhaps before this returns.
 
         `deadline` is on the clock of `time.monotonic`, inf for none. `metadata` and `caller` are those of the call.
-        A caller that gives `needs_run` must soon run the batchers that are added to it, and, after responses are
-        sent, those in `InferenceReply.needs_run`. Never blocks; every error arrives in the reply.
+        A caller that gives `needs_run` must soon run the batchers that are added to it. Never blocks; every error
+        arrives in the reply.
         """
         now = time.monotonic()
         trace: RequestTrace | None = None

@@ -18,7 +18,7 @@ class InlineRuns:
     """The batchers that wait for the polling thread to run their next batch. For the polling thread."""
 
     def __init__(self) -> None:
-        # Batchers that accepted requests or sent responses since the last `run`.
+        # Batchers that accepted requests since the last `run`.
         self.pending: set[Batcher] = set()
         # Batchers that wait for callers to return, with the time of their next run in seconds since the epoch.
         self._next_run: dict[Batcher, float] = {}

@@ -258,10 +258,6 @@ class Lane:
             return
         if reply.trace is not None:
             reply.trace.sent()
-        batcher = reply.needs_run
-        if batcher is not None:
-            self._inline_runs.pending.add(batcher)
-            self._core.queue.next_wakeup = 0.0
 
     def await_reply(self, call: UnaryCall) -> None:
         """Watch for the client's cancellation if the call gets no reply soon."""
