@@ -88,7 +88,7 @@ class Clock:
         return self.time
 
     def wait(self, condition: Condition, until: float) -> None:
-        """Nobody does."""
+        """Raise, because with one thread a wait would never end."""
         raise AssertionError("nothing waits in virtual time")
 
 

@@ -64,8 +64,8 @@ class _Pipe:
         self.prepared: deque[_Flight] = deque()
         self.running: _Flight | None = None
 
-    def leave(self, work: BatchAssignment) -> _Flight:
-        """Note that a worker takes a batch."""
+    def dispatch(self, work: BatchAssignment) -> _Flight:
+        """Note that a worker takes a batch; return the batch in flight."""
         self.workers -= 1
         device = self._cost.seconds(len(work.batch)) * self._chance.lognormvariate(0, 0.02)
         before = self._cost.host * self._chance.lognormvariate(0, 0.02) if self._cost.host else 0.0
@@ -124,8 +124,8 @@ def simulate(
                     heapq.heappush(events, (step.until, _TIMER, next(order), None))
                 break
             assert step is not None
-            leaving = pipe.leave(step)
-            heapq.heappush(events, (clock.time + leaving.before, _PREPARED, next(order), leaving))
+            flight = pipe.dispatch(step)
+            heapq.heappush(events, (clock.time + flight.before, _PREPARED, next(order), flight))
         if (starting := pipe.start()) is not None:
             heapq.heappush(events, (clock.time + starting.device, _DONE, next(order), starting))
     return answered / clock.time, answered / max(batches, 1)

@@ -79,12 +79,12 @@ async def open_loop(
     schedule: Sequence[float],
     deadline: float,
     *,
-    told: bool = True,
+    send_deadline: bool = True,
     patience: float = 5.0,
 ) -> list[Answer]:
     """Send request i at schedule[i], whatever the other outcomes; return one Answer for each.
 
-    `deadline` is in seconds from the intended time. If the server is `told`, it is sent as the gRPC
+    `deadline` is in seconds from the intended time. With `send_deadline` it is sent as the gRPC
     deadline; else only the client checks it, and waits for `patience` seconds in all.
     """
     answers: list[Answer | None] = [None] * len(schedule)
@@ -92,7 +92,7 @@ async def open_loop(
 
     async def send(number: int, intended: float) -> None:
         sent = time.perf_counter()
-        timeout = intended + (deadline if told else deadline + patience) - sent
+        timeout = intended + (deadline if send_deadline else deadline + patience) - sent
         fate, response = "", b""
         try:
             response = await infers[number % len(infers)](requests[number % len(requests)], timeout=timeout)

@@ -67,7 +67,7 @@ def batcher_seconds(requests: int, timeout: float) -> tuple[float, float]:
     return took / requests, requests / batches
 
 
-def attended_seconds(requests: int, at_once: int) -> float:
+def inline_seconds(requests: int, at_once: int) -> float:
     """Return seconds per request on one thread that enqueues several and runs their batch itself."""
     with Batcher(lambda x: x, 64) as batcher:
         for rows in (1, 64):
@@ -233,12 +233,12 @@ def print_times(cores: str, requests: int, rounds: int) -> None:
     print(f"{cores:10s} mean batch: {statistics.median(sizes):.1f} rows")
 
 
-def print_attended_times(requests: int, rounds: int) -> None:
+def print_inline_times(requests: int, rounds: int) -> None:
     """Print the time of a request whose batch runs inline."""
     for at_once in (1, 32):
-        values = [attended_seconds(requests // 4, at_once) * 1e6 for _ in range(rounds)]
+        values = [inline_seconds(requests // 4, at_once) * 1e6 for _ in range(rounds)]
         print(
-            f"run by the thread that brought them, {at_once:2d} at once: "
+            f"run by the thread that submits them, {at_once:2d} at once: "
             f"{statistics.median(values):6.2f} us a request (from {min(values):.2f} to {max(values):.2f})"
         )
 
@@ -258,7 +258,7 @@ def main() -> None:
     for cores, limit in (("one core", one_core()), ("all cores", nullcontext())):
         with limit:
             print_times(cores, arguments.requests, arguments.rounds)
-    print_attended_times(arguments.requests, arguments.rounds)
+    print_inline_times(arguments.requests, arguments.rounds)
     print_lock_times(arguments.batches)
 
 

@@ -133,12 +133,12 @@ class Target:
         deadline: float,
         seed: int,
         *,
-        told: bool = True,
+        send_deadline: bool = True,
     ) -> Sample:
         """Run one open loop at a multiple of the capacity."""
         schedule = poisson(load * capacity.rate, LEAD_IN + seconds, seed)
         used, started = self.server.cpu_seconds(), time.perf_counter()
-        answers = await open_loop(self.infers, self.requests, schedule, deadline, told=told)
+        answers = await open_loop(self.infers, self.requests, schedule, deadline, send_deadline=send_deadline)
         of_core = (self.server.cpu_seconds() - used) / (time.perf_counter() - started)
         self.check([(at % EXAMPLES, answer.response) for at, answer in enumerate(answers) if answer.response])
         return Sample(load, capacity, summarize(answers, LEAD_IN, LEAD_IN + seconds), of_core)
@@ -213,10 +213,10 @@ async def run(
         )
         for load in arguments.loads:
             print(line([sample for sample in samples if sample.load == load], transport))
-        untold = Target(contrast, others, requests, expected)
-        capacity = await untold.capacity(seconds)
-        sample = await untold.offer(CONTRAST, capacity, seconds, deadline, 0, told=False)
-        print("for contrast, a server that is not told the deadlines:")
+        without_deadlines = Target(contrast, others, requests, expected)
+        capacity = await without_deadlines.capacity(seconds)
+        sample = await without_deadlines.offer(CONTRAST, capacity, seconds, deadline, 0, send_deadline=False)
+        print("for contrast, a server that is not send_deadline the deadlines:")
         print(line([sample], transport))
         improper = {fate for sample in samples for fate in sample.summary.shares} - set(PROPER)
         print(f"other statuses: {', '.join(sorted(improper)) or 'none'}; every answer was right")

@@ -56,12 +56,12 @@ class Snapshot:
         with grpc.insecure_channel(address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
             ask: Any = channel.unary_unary(_STATISTICS)
             said = ask(pb.ModelStatisticsRequest(name=model).SerializeToString(), timeout=_SECONDS)
-        (told,) = pb.ModelStatisticsResponse.FromString(said).model_stats
+        (statistics,) = pb.ModelStatisticsResponse.FromString(said).model_stats
         return cls(
             time.monotonic(),
-            {size.batch_size: _stages(size) for size in told.batch_stats},
-            told.inference_stats.success.count,
-            told.inference_stats.success.ns / 1e9,
+            {size.batch_size: _stages(size) for size in statistics.batch_stats},
+            statistics.inference_stats.success.count,
+            statistics.inference_stats.success.ns / 1e9,
             cpu_seconds(pid),
             thread_seconds(pid),
         )

@@ -327,8 +327,8 @@ class Load:
 
 
 def _flush() -> None:
-    """Nothing is held back."""
+    """Do nothing, because each query is sent at once."""
 
 
 def _loaded(samples: Sequence[int]) -> None:
-    """Each load process has all samples from the start."""
+    """Do nothing, because each load process has all samples from the start."""

@@ -70,14 +70,14 @@ class Loop:
 
     def timed(self, rows: int, seconds: float, *, copies: bool) -> Timed:
         """Run batches of `rows` rows for `seconds`."""
-        told = self._ask({"rows": rows, "seconds": seconds, "copies": copies})
-        each = told["elapsed"] / told["runs"]
+        answer = self._ask({"rows": rows, "seconds": seconds, "copies": copies})
+        each = answer["elapsed"] / answer["runs"]
         return Timed(rows, copies, rows / each, each)
 
     def outputs(self, sample: int) -> Mapping[str, list[float]]:
         """Return the model's output for one row."""
-        told: Mapping[str, list[float]] = self._ask({"sample": sample})
-        return told
+        answer: Mapping[str, list[float]] = self._ask({"sample": sample})
+        return answer
 
     def _ask(self, order: Mapping[str, object]) -> Any:
         assert self._process.stdin is not None
@@ -198,13 +198,13 @@ def main() -> None:
     bound = _Bound(arguments.model, workload_of(arguments.workload, small=arguments.small), arguments.device)
     for line in sys.stdin:
         order = json.loads(line)
-        told: object
+        answer: object
         if "sample" in order:
-            told = bound.outputs(order["sample"])
+            answer = bound.outputs(order["sample"])
         else:
             runs, elapsed = bound.run(order["rows"], order["seconds"], copies=order["copies"])
-            told = {"runs": runs, "elapsed": elapsed}
-        print(json.dumps(told), flush=True)
+            answer = {"runs": runs, "elapsed": elapsed}
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def build_resnet(shape: Resnet) -> onnx.ModelProto:
 
 
 def _bottleneck(graph: _Graph, x: str, name: str, channels: int, inner: int, stride: int) -> str:
-    """The stride is in the 3 × 3 convolution, as in ResNet version 1.5."""
+    """Add a block, with the stride in the 3 × 3 convolution, as in ResNet version 1.5."""
     outputs = inner * _EXPANSION
     y = graph.add("Relu", graph.convolved(x, f"{name}_1", (channels, inner), 1))
     y = graph.add("Relu", graph.convolved(y, f"{name}_2", (inner, inner), 3, stride))

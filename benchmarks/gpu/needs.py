@@ -36,24 +36,24 @@ def use_this_checkout() -> None:
     benchmarks = _ROOT / "benchmarks"
     folders = [benchmarks, benchmarks / "simulate"]
     if not _there("tensorferry.server"):
-        folders += [*(_ROOT / name for name in _OURS), _told_version()]
+        folders += [*(_ROOT / name for name in _OURS), _version_folder()]
     found = [str(folder) for folder in folders]
     sys.path[:0] = found
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*found, *([inherited] if inherited else [])])
 
 
-def _told_version() -> Path:
+def _version_folder() -> Path:
     """Create a folder that states the checkout's version like an installation, because the server asks
     for it.
     """
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
     folder = Path(mkdtemp(prefix="tf-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    told = folder / f"{project['name']}-{project['version']}.dist-info"
-    told.mkdir()
+    metadata = folder / f"{project['name']}-{project['version']}.dist-info"
+    metadata.mkdir()
     lines = ("Metadata-Version: 2.1", f"Name: {project['name']}", f"Version: {project['version']}", "")
-    (told / "METADATA").write_text("\n".join(lines))
+    (metadata / "METADATA").write_text("\n".join(lines))
     return folder
 
 

@@ -305,7 +305,7 @@ class Part:
                 break
             for one in served:
                 search = searches[one.name]
-                search.tell(self._probe(one, search.rate, self._plan.probe_seconds))
+                search.record(self._probe(one, search.rate, self._plan.probe_seconds))
             self.keep()
         for one in served:
             self._confirm(one, searches[one.name].best)

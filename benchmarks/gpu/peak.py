@@ -31,7 +31,7 @@ class PeakSearch:
         """Return the highest rate that met the bound."""
         return self._met
 
-    def tell(self, met: bool) -> None:
+    def record(self, met: bool) -> None:
         """Record whether `rate` met the bound."""
         self.tried.append((self._next, met))
         if met:

@@ -35,7 +35,7 @@ class Predicted:
 
 
 def fitted(points: Mapping[int, tuple[float, float]]) -> Cost:
-    """Fit a line through seconds by rows, with weights; never falling and never negative."""
+    """Fit a line through seconds by rows, with weights; which never decreases and is never negative."""
     weight = sum(weighs for _, weighs in points.values())
     rows = sum(rows * weighs for rows, (_, weighs) in points.items()) / weight
     seconds = sum(value * weighs for value, weighs in points.values()) / weight

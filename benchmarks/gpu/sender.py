@@ -39,7 +39,7 @@ class _Flight:
                 self._fewer.wait()
             self._count += 1
 
-    def leave(self) -> None:
+    def end(self) -> None:
         with self._fewer:
             self._count -= 1
             self._fewer.notify()
@@ -64,7 +64,7 @@ def main() -> None:
     said: list[str] = []
 
     def answered(number: int, call: Any) -> None:
-        flight.leave()
+        flight.end()
         proper = call.code() is grpc.StatusCode.OK and len(call.result()) >= least
         if not proper and not said:
             said.append(f"{call.code()}: {call.details()}")

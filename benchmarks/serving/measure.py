@@ -207,9 +207,9 @@ class Bench:
                 break
         row = min(rows, key=lambda row: float(row["other_cores"]))
         if cell.explain and server.name in OURS:
-            told = self.load_of(server, cell.workload, serving.port, cell, explain=True)
-            told = replace(told, seconds=max(0.3, cell.seconds * _EXPLAIN_SHARE), warm_up=0.1)
-            row["mean_rows"] = run_load(self.program, told, core=self.cores.load).mean_rows
+            explained = self.load_of(server, cell.workload, serving.port, cell, explain=True)
+            explained = replace(explained, seconds=max(0.3, cell.seconds * _EXPLAIN_SHARE), warm_up=0.1)
+            row["mean_rows"] = run_load(self.program, explained, core=self.cores.load).mean_rows
         return {
             "round": number,
             "server": server.name,

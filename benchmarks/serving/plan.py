@@ -63,9 +63,16 @@ _OPEN_SECONDS = {TINY.name: 2.5, MLP.name: 3.0, TRANSFORMER.name: 6.0}
 
 def _closed(workload: Workload, pattern: str, *in_flight: int) -> list[Cell]:
     warm_up, seconds = _TIMES[workload.name]
-    told = workload is not NULL
+    explained = workload is not NULL
     return [
-        Cell(workload, pattern, callers, seconds, warm_up, explain=told and pattern == UNARY and callers > 1)
+        Cell(
+            workload,
+            pattern,
+            callers,
+            seconds,
+            warm_up,
+            explain=explained and pattern == UNARY and callers > 1,
+        )
         for callers in in_flight
     ]
 

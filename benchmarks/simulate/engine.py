@@ -120,7 +120,7 @@ class _Devices:
         self._events: list[tuple[float, int, _Flight]] = []
         self._number = 0
         self.batches: list[int] = []
-        # Of batches that left, and were not run.
+        # Of batches that were dispatched and have not run.
         self.dropped: list[int] = []
         self.busy = self.idle = self.early = 0.0
 

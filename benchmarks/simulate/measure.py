@@ -22,7 +22,7 @@ OPTIMUM = "clairvoyant optimum"
 OTHERS: tuple[type[Peer], ...] = (*PEERS, NexusByDeadline, StudysRule)
 # Used only by the tables about several batches in flight and about classes.
 SPECIAL: tuple[type[Peer], ...] = (TwoEager, FourEager, StrictPriority)
-BLIND = "tensorferry, deadlines not told"
+BLIND = "tensorferry, deadlines not passed on"
 SERIAL = "tensorferry, not pipelined"
 
 

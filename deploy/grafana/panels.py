@@ -65,7 +65,7 @@ def share(part: str, whole: str) -> str:
 
 ANSWERED = rate("tensorferry_requests_total", 'outcome="answered"')
 ENDED = rate("tensorferry_requests_total")
-TURNED_AWAY = rate("tensorferry_requests_refused_total")
+REFUSED = rate("tensorferry_requests_refused_total")
 LATENCIES = rate("tensorferry_latency_seconds_bucket", by="le")
 _GOOD_FIRST = ((None, "green"), (0.01, "yellow"), (0.05, "red"))
 
@@ -76,7 +76,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Not answered",
             "Share of requests that failed, were cancelled, expired, were shed or refused",
             "percentunit",
-            [Query(f"1 - {ANSWERED} / ({ENDED} + {TURNED_AWAY})")],
+            [Query(f"1 - {ANSWERED} / ({ENDED} + {REFUSED})")],
             "stat",
             4,
             thresholds=_GOOD_FIRST,
@@ -155,7 +155,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Queued and running requests, open streams, and threads for calls",
             "short",
             [
-                Query(f"sum (tensorferry_queued_requests{{{MODEL}}})", "waiting"),
+                Query(f"sum (tensorferry_queued_requests{{{MODEL}}})", "queued"),
                 Query(f"sum (tensorferry_running_requests{{{MODEL}}})", "running"),
                 Query(f"sum (tensorferry_open_streams{{{SERVER}}})", "open streams"),
                 Query(f"sum (tensorferry_call_threads{{{SERVER}}})", "threads for calls"),
@@ -170,7 +170,12 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             quantiles("tensorferry_latency_seconds"),
             exemplars=True,
         ),
-        Panel("Queue delay", "Of it, waiting", "s", quantiles("tensorferry_queue_delay_seconds")),
+        Panel(
+            "Queue delay",
+            "Part of the latency in the queue",
+            "s",
+            quantiles("tensorferry_queue_delay_seconds"),
+        ),
         Panel(
             "Compute time",
             "Part of the latency in which the model ran",

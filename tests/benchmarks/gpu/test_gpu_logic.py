@@ -95,7 +95,7 @@ def test_the_largest_batch_that_fits_the_bound_and_is_as_fast_as_any_that_does()
 def test_the_search_ends_near_the_highest_rate_that_meets_the_bound(limit: float) -> None:
     search = PeakSearch(100.0)
     for _ in range(12):
-        search.tell(search.rate <= limit)
+        search.record(search.rate <= limit)
     assert search.best == pytest.approx(min(limit, 108.0), abs=0.1)
     assert len(search.tried) == 12
     assert search.tried[0][0] == 85.0
@@ -104,7 +104,7 @@ def test_the_search_ends_near_the_highest_rate_that_meets_the_bound(limit: float
 def test_a_search_that_never_met_the_bound_found_nothing() -> None:
     search = PeakSearch(100.0)
     for _ in range(3):
-        search.tell(False)
+        search.record(False)
     assert search.best == 0.0
     assert stepped_down(100.0) == pytest.approx(95.0)
 

@@ -60,18 +60,18 @@ def _(served: Served) -> Any:
 
 when("a decoupled model is loaded")(lambda served: load(served, "decoupled"))
 when("a model that takes sequences is loaded")(lambda served: load(served, "sequences"))
-when("a model is loaded that cannot be")(lambda served: load(served, "broken"))
-when("a model is loaded that is not there")(lambda served: load(served, "nothing"))
+when("a broken model is loaded")(lambda served: load(served, "broken"))
+when("a model is loaded that is not in the repository")(lambda served: load(served, "nothing"))
 
 
-@when("a model is loaded where that is not allowed")
+@when("a model is loaded without explicit model control")
 def _(served: Served) -> Any:
     return served.stub.RepositoryModelLoad(
         pb.RepositoryModelLoadRequest(model_name="probe"), timeout=PATIENCE
     )
 
 
-@when("what is logged is changed")
+@when("log settings are changed")
 def _(served: Served) -> Any:
     request = pb.LogSettingsRequest()
     request.settings["log_info"].bool_param = False
@@ -86,5 +86,5 @@ def traced(case: str, level: str) -> None:
         return served.stub.TraceSetting(request, timeout=PATIENCE)
 
 
-traced("traces have no file", "TIMESTAMPS")
-traced("traces are to have tensors", "TENSORS")
+traced("traces are enabled without a file", "TIMESTAMPS")
+traced("traces with tensors are requested", "TENSORS")

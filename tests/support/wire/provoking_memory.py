@@ -40,7 +40,7 @@ spoiled("the offset is beyond the region")(lambda r: input_placed(r, offset=64))
 spoiled("the tensor ends beyond the region")(lambda r: input_placed(r, offset=49))
 spoiled("offset and size overflow")(lambda r: output_placed(r, nbytes=-32, offset=32))
 spoiled("a tensor in shared memory has no size")(lambda r: input_placed(r, nbytes=None))
-spoiled("a tensor in shared memory has another size")(lambda r: input_placed(r, nbytes=32))
+spoiled("a tensor in shared memory has the wrong size")(lambda r: input_placed(r, nbytes=32))
 
 
 @spoiled("a tensor in shared memory has contents")
@@ -50,7 +50,7 @@ def _(request: pb.ModelInferRequest) -> None:
 
 
 spoiled("an output does not fit its place")(lambda r: output_placed(r, nbytes=15))
-spoiled("classes are to go to shared memory")(
+spoiled("classes are requested in shared memory")(
     lambda r: set_(output_placed(r).parameters["classification"], int64_param=1)
 )
 
@@ -65,8 +65,8 @@ def registered(case: str, name: str, key: str, nbytes: int = 8) -> None:
 
 registered("a region is registered twice", "r", KEY)
 registered("a region ends beyond its memory", "s", KEY, 65)
-registered("a key names nothing", "s", "/tensorferry-nothing")
-registered("a key is none", "s", "/")
+registered("a key names no file", "s", "/tensorferry-nothing")
+registered("a key is not a file name", "s", "/")
 registered("a key is reserved", "s", "/triton_python_backend_shm_region_1")
 
 

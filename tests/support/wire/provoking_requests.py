@@ -21,26 +21,26 @@ when, spoiled = PROVOKED.when, PROVOKED.spoiled
 
 spoiled("the model is unknown")(lambda r: set_(r, model_name="nothing"))
 spoiled("the version is unknown")(lambda r: set_(r, model_version="9"))
-spoiled("the version is no number")(lambda r: set_(r, model_version="one"))
+spoiled("the version is not a number")(lambda r: set_(r, model_version="one"))
 spoiled("an input is missing")(lambda r: (r.inputs.pop(), r.raw_input_contents.pop()))
 spoiled("an input is unknown")(lambda r: set_(r.inputs[1], name="z"))
-spoiled("an input comes twice")(lambda r: r.inputs.append(r.inputs[1]))
+spoiled("an input is given twice")(lambda r: r.inputs.append(r.inputs[1]))
 spoiled("an output is unknown")(lambda r: r.outputs.add(name="z"))
-spoiled("an output is asked for twice")(lambda r: (r.outputs.add(name="y"), r.outputs.add(name="y")))
-spoiled("the datatype is another")(lambda r: set_(r.inputs[1], datatype="FP64"))
+spoiled("an output is requested twice")(lambda r: (r.outputs.add(name="y"), r.outputs.add(name="y")))
+spoiled("the datatype is wrong")(lambda r: set_(r.inputs[1], datatype="FP64"))
 spoiled("the shape does not fit")(lambda r: r.inputs[1].shape.__setitem__(slice(None), [2, 2]))
 spoiled("the shape is empty")(lambda r: r.inputs[1].shape.__setitem__(slice(None), []))
-spoiled("raw contents have another size")(lambda r: r.raw_input_contents.__setitem__(1, bytes(15)))
+spoiled("raw contents have the wrong size")(lambda r: r.raw_input_contents.__setitem__(1, bytes(15)))
 spoiled("an input has no contents")(lambda r: r.ClearField("raw_input_contents"))
 spoiled("raw contents are too few")(lambda r: r.raw_input_contents.pop())
 spoiled("raw contents are too many")(lambda r: r.raw_input_contents.append(b""))
 spoiled("contents are raw and typed")(lambda r: r.inputs[1].contents.fp32_contents.extend([0] * 4))
 spoiled("a parameter is reserved")(lambda r: set_(r.parameters["triton_mine"], bool_param=True))
-spoiled("a parameter is of a wrong kind")(lambda r: set_(r.parameters["priority"], string_param="1"))
+spoiled("a parameter has the wrong type")(lambda r: set_(r.parameters["priority"], string_param="1"))
 spoiled("a custom parameter is a uint64")(lambda r: set_(r.parameters["mine"], uint64_param=1))
-spoiled("the time allowed is over")(lambda r: set_(r.parameters["timeout"], int64_param=1))
+spoiled("the timeout is over")(lambda r: set_(r.parameters["timeout"], int64_param=1))
 spoiled("the model fails")(lambda r: r.raw_input_contents.__setitem__(2, np.array([99]).tobytes()))
-spoiled("no classes are asked for")(
+spoiled("the number of classes is not positive")(
     lambda r: set_(r.outputs.add(name="y").parameters["classification"], int64_param=0)
 )
 
@@ -70,7 +70,7 @@ def texts(raw: bytes) -> pb.ModelInferRequest:
     return request
 
 
-@when("a string's length is cut off")
+@when("a string's length is incomplete")
 def _(served: Served) -> Any:
     # Long enough for two empty strings.
     request = texts(b"\3\0\0\0abc\1\0")
@@ -83,14 +83,14 @@ def _(served: Served) -> Any:
     return infer(served, texts(b"\1\0\0\0a\1\0\0\0b"))
 
 
-@when("what is to be classified has no values to compare")
+@when("the classified output has no order")
 def _(served: Served) -> Any:
     request = texts(b"\1\0\0\0a")
     request.outputs.add(name="y").parameters["classification"].int64_param = 1
     return infer(served, request)
 
 
-@when("there is too much to be classified")
+@when("the classified output is too large")
 def _(served: Served) -> Any:
     request = pb.ModelInferRequest(model_name="floats", raw_input_contents=[bytes(4 * 1_000_001)])
     request.inputs.add(name="x", datatype="FP32", shape=[1, 1_000_001])
