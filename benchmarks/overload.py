@@ -216,7 +216,7 @@ async def run(
         without_deadlines = Target(contrast, others, requests, expected)
         capacity = await without_deadlines.capacity(seconds)
         sample = await without_deadlines.offer(CONTRAST, capacity, seconds, deadline, 0, send_deadline=False)
-        print("for contrast, a server that is not send_deadline the deadlines:")
+        print("for contrast, a server that does not get the deadlines:")
         print(line([sample], transport))
         improper = {fate for sample in samples for fate in sample.summary.shares} - set(PROPER)
         print(f"other statuses: {', '.join(sorted(improper)) or 'none'}; every answer was right")

@@ -20,7 +20,7 @@ from gpu.cores import Layout
 from gpu.loadgen import Load, LoadError
 from gpu.loop import Loop, LoopError
 from gpu.models import IDS, MASK, Bert, Resnet, build_bert, build_resnet
-from gpu.needs import _told_version
+from gpu.needs import _version_folder
 from gpu.part import Part, Plan
 from gpu.report import report
 from gpu.servers import _LIMITS, DEFAULT, VARIANTS, ServerError, serving, warm_up
@@ -211,7 +211,7 @@ def test_an_interrupt_is_raised_once_loadgen_is_done(tmp_path: Path) -> None:
 
 
 def test_the_checkout_has_a_version_where_nothing_is_installed() -> None:
-    folder = _told_version()
+    folder = _version_folder()
     (told,) = metadata.distributions(path=[str(folder)])
     assert (told.name, told.version) == ("tensorferry", metadata.version("tensorferry"))
 
