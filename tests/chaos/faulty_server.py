@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,8 +86,10 @@ class Faults:
 
     @property
     def guarded(self) -> Any:
-        def guarded(running: BatchExecutor, work: BatchAssignment, back: list[Request]) -> Any:
-            for request in work.batch:
+        def guarded(
+            running: BatchExecutor, batch: Sequence[Request], work: BatchAssignment, back: list[Request]
+        ) -> Any:
+            for request in batch:
                 for tensor in request.tensors:
                     row = np.frombuffer(tensor.data, np.float32, 4).tolist() if request.rows else [0.0] * 4
                     if (
@@ -96,7 +98,7 @@ class Faults:
                         and self._first(row)
                     ):
                         raise SystemExit
-            return self._guarded(running, work, back)
+            return self._guarded(running, batch, work, back)
 
         return guarded
 

@@ -28,8 +28,8 @@ from tensorferry.batcher.execution.completion import (
     already_completed,
 )
 from tensorferry.batcher.execution.context import ExecutionContext, InstanceHealthCallback
+from tensorferry.batcher.execution.executor import BatchExecutor
 from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
-from tensorferry.batcher.execution.instance import Instance
 from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.execution.worker_pool import WorkerPool
 from tensorferry.batcher.padding import Padding
@@ -165,14 +165,16 @@ class Batcher:
             _log.warning("%s: %s", name, warning)
         self._queue = queue = RequestQueue(settings, clock)
         self._counters, self._recent = counters, recent = Counters(), RecentBatches(clock)
-        self._completer = completer = RequestCompleter(counters, clock, name, recent, response_hook)
+        self._completer = completer = RequestCompleter(queue, counters, recent, clock, name, response_hook)
+        context = ExecutionContext(queue, completer, counters, recent, clock, name, health)
         divisible = self._batched and merge
-        instances = [
-            Instance(index, function, batched=self._batched, pipelined=pipelined, divisible=divisible)
+        executors = [
+            BatchExecutor(
+                index, function, context, batched=self._batched, pipelined=pipelined, divisible=divisible
+            )
             for index, function in enumerate(functions)
         ]
-        context = ExecutionContext(queue, completer, counters, recent, clock, name, health)
-        self._workers = WorkerPool(instances, context)
+        self._workers = WorkerPool(executors, context)
 
     @property
     def settings(self) -> BatcherSettings:

@@ -225,31 +225,24 @@ class BatchAssignment(NamedTuple):
 
 
 class BatchRun(NamedTuple):
-    """One run of a batch: that of an assignment, or a part of it that runs again."""
+    """One run of a batch on the device of an `instance`, without its requests, so that it may be kept.
 
-    batch: Sequence[Request]
-    assignment: BatchAssignment
-    times: BatchTimestamps
-    instance: int
-
-    @property
-    def is_part(self) -> bool:
-        """Whether the batch is a part of one that failed before."""
-        return self.batch is not self.assignment.batch
-
-
-class Recover(NamedTuple):
-    """An order to a worker: recover its device, and tell the queue's `failures` whether that worked."""
-
-
-class BatchTimestamps(NamedTuple):
-    """Timestamps of a batch: when its join began, when it was ready for the device, and when its run started and ended.
-
-    `done` receives one more when all its requests are completed.
+    With `again` it is a part of a batch that failed before. The batch was closed at `closed_at`, its join began at
+    `join_start`, it was `ready` for the device, and its run `started` and `ended`. `done` receives one more time when
+    all its requests are completed. `reason` and `predicted` are those of the assignment.
     """
 
+    instance: int
+    again: bool
+    reason: CloseReason | None
+    predicted: float
+    closed_at: float
     join_start: float
     ready: float
     started: float
     ended: float
     done: list[float]
+
+
+class Recover(NamedTuple):
+    """An order to a worker: recover its device, and tell the queue's `failures` whether that worked."""

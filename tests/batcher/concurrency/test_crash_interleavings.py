@@ -16,6 +16,7 @@ from tensorferry.batcher.queue.batch_selection import BatchSelector
 from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.statistics.counters import Counters
+from tensorferry.batcher.statistics.recent_batches import RecentBatches
 
 STEPS: list[tuple[type, str]] = [
     (RequestQueue, "take"),
@@ -28,7 +29,8 @@ STEPS: list[tuple[type, str]] = [
     (RequestQueue, "finish"),
     (Counters, "ran"),
     (Counters, "predicted"),
-    (RequestCompleter, "_hand_out"),
+    (RequestCompleter, "answer"),
+    (RecentBatches, "ran"),
     (Devices, "completed"),
     (BatchCostModel, "should_learn"),
 ]

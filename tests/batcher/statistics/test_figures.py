@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ from tensorferry.batcher import (
 from tensorferry.batcher.execution.collate import join, request_of, split
 from tensorferry.batcher.execution.completion import RequestCompleter
 from tensorferry.batcher.learning.return_model import ReturnStatistics
-from tensorferry.batcher.request import BatchAssignment, BatchRun, BatchTimestamps
+from tensorferry.batcher.request import BatchRun
 from tensorferry.batcher.statistics.counters import Counters, QueueSizes
 from tensorferry.batcher.statistics.recent_batches import RecentBatches
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
@@ -117,10 +118,12 @@ def test_waiting_for_the_device_is_queue_delay(clock: VirtualClock) -> None:
     request = request_of([1.0], recorder := Recorder(), one_row=False)
     request.arrival = request.started = 0.0
     clock.advance(8.0)
-    work = BatchAssignment((request,), CloseReason.IDLE, ())
-    times = BatchTimestamps(join_start=1.0, ready=2.0, started=5.0, ended=7.0, done=[])
-    completer = RequestCompleter(counters, clock, "m", RecentBatches(clock))
-    completer.answer([request], [0], [[1.0]], BatchRun(work.batch, work, times, 0))
+    run = BatchRun(
+        0, False, CloseReason.IDLE, 0.0, 0.0, join_start=1.0, ready=2.0, started=5.0, ended=7.0, done=[]
+    )
+    queue: Any = SimpleNamespace(finish=list)
+    completer = RequestCompleter(queue, counters, RecentBatches(clock), clock, "m")
+    completer.answer([request], [[1.0]], run)
     statistics = counters.statistics(1, QueueSizes(0, 0, 0, 0), {}, ReturnStatistics(0.0, 0.0, 0), ())
     figures_add_up(statistics)
     assert asdict(statistics.answer_times) == {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,16 @@ class Fault:
         return faulty
 
     def falling(self, run: Any) -> Any:
-        def fall(running: BatchExecutor, work: BatchAssignment, back: list[Request]) -> Any:
-            for request in work.batch:
+        def fall(
+            running: BatchExecutor, batch: Sequence[Request], work: BatchAssignment, back: list[Request]
+        ) -> Any:
+            for request in batch:
                 for tensor in request.tensors:
                     mark = float(np.frombuffer(tensor.data, tensor.dtype)[0]) if request.rows else 0.0
                     if FALL <= mark < _PAST_FALL and mark not in self.seen:
                         self.seen.add(mark)
                         raise SystemExit
-            return run(running, work, back)
+            return run(running, batch, work, back)
 
         return fall
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import BatcherError, DeadlineExceeded, InstanceFailed, Shed
+from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchInfo, BatchRun, Outcome, Request
 from tensorferry.batcher.statistics.counters import Counters
 from tensorferry.batcher.statistics.recent_batches import RecentBatches
@@ -17,7 +18,8 @@ _log = logging.getLogger("tensorferry.batcher")
 
 _new = tuple.__new__
 
-_INTERNAL = "internal error while running the batch"
+# The error of a request after a bug in the batcher.
+INTERNAL = "internal error while running the batch"
 
 
 class ResponseBurstHook(Protocol):
@@ -34,103 +36,104 @@ class ResponseBurstHook(Protocol):
 
 
 class RequestCompleter:
-    """Completes requests that the queue has handed out as ended. Thread-safe."""
+    """Completes requests: those of batches that ran, and those that the queue has handed out as ended. Thread-safe."""
 
     def __init__(
         self,
+        queue: RequestQueue,
         counters: Counters,
+        recent: RecentBatches,
         clock: Clock,
         name: str,
-        recent: RecentBatches,
         burst_hook: ResponseBurstHook | None = None,
     ) -> None:
-        self._burst_hook = burst_hook
+        self._queue = queue
         self._counters = counters
         self._recent = recent
         self._clock = clock
         self._name = name
+        self._burst_hook = burst_hook
 
-    def answer(
-        self, requests: Sequence[Request], positions: Sequence[int], outputs: Sequence[Any], run: BatchRun
-    ) -> None:
-        """Answer the remaining requests of a batch that ran.
+    def answer(self, batch: Sequence[Request], outputs: Sequence[Any], run: BatchRun) -> None:
+        """End the requests of a batch that ran, and answer them, except those cancelled meanwhile.
 
-        `positions` are the requests' places in the batch, `outputs` their rows. A request whose deadline has
-        passed fails with DeadlineExceeded instead.
+        `outputs` has the rows of each. A request whose deadline has passed fails with DeadlineExceeded instead.
         """
-        now, batch, work = self._clock.now(), run.batch, run.assignment
-        # Everything is counted before the first callback, so that a caller with an answer finds it counted. What the
-        # callbacks take can thus be in no figure.
-        latencies = [
-            now - request.arrival
-            for request in requests
-            if request.deadline > now and not request.is_split_part
-        ]
-        rows = sum([request.rows for request in batch])
-        padded_length = None
-        if batch[0].padding is not None:
-            padded_length = batch[0].padding.padded_length
-            self._counters.padded(batch, padded_length)
-        join_start, ready, started, ended, _ = run.times
-        input_time, compute_time, output_time = ready - join_start, ended - started, now - ended
-        reason = work.reason
-        close_reason = reason if batch is work.batch else None
-        number = self._counters.ran(rows, input_time, compute_time, output_time, close_reason, latencies, now)
-        # `BatchInfo(...)` takes twice as long.
-        info = _new(
-            BatchInfo,
-            (
-                number,
-                len(batch),
-                rows,
-                compute_time,
-                reason,
-                work.predicted,
-                padded_length,
-                input_time,
-                output_time,
-                ended,
-            ),
-        )
-        self._recent.ran(info, requests, run, now)
-        hook = self._burst_hook
+        alive = self._queue.finish(batch)
+        positions: Sequence[int] = range(len(batch))
+        if len(alive) < len(batch):
+            remaining = set(map(id, alive))
+            positions = [position for position, request in enumerate(batch) if id(request) in remaining]
+            outputs = [outputs[position] for position in positions]
+        counted, hook, now = False, None, math.inf
         try:
-            if hook is None or len(requests) < 2:
-                self._hand_out(requests, positions, outputs, info, now)
-                return
-            hook.begin(len(requests))
-            try:
-                self._hand_out(requests, positions, outputs, info, now)
-            finally:
+            now = self._clock.now()
+            # Everything is counted before the first callback, so that a caller with an answer finds it counted. What
+            # the callbacks take can thus be in no figure.
+            latencies = [
+                now - request.arrival
+                for request in alive
+                if request.deadline > now and not request.is_split_part
+            ]
+            rows, padded_length = 0, None
+            for request in batch:
+                rows += request.rows
+            if batch[0].padding is not None:
+                padded_length = batch[0].padding.padded_length
+                self._counters.padded(batch, padded_length)
+            _, again, reason, predicted, _, join_start, ready, started, ended, _ = run
+            input_time, compute_time, output_time = ready - join_start, ended - started, now - ended
+            number = self._counters.ran(
+                rows, input_time, compute_time, output_time, None if again else reason, latencies, now
+            )
+            counted = True
+            # `BatchInfo(...)` takes twice as long.
+            info = _new(
+                BatchInfo,
+                (
+                    number,
+                    len(batch),
+                    rows,
+                    compute_time,
+                    reason,
+                    predicted,
+                    padded_length,
+                    input_time,
+                    output_time,
+                    ended,
+                ),
+            )
+            self._recent.ran(info, run, batch, alive, now)
+            if len(alive) > 1 and self._burst_hook is not None:
+                hook = self._burst_hook
+                hook.begin(len(alive))
+            for request, position, output in zip(alive, positions, outputs, strict=True):
+                if request.deadline > now:
+                    delay = request.started - request.arrival
+                    # `Outcome(...)` takes twice as long.
+                    outcome = _new(Outcome, (output, None, info, delay, position, request.priority))
+                    complete, request.complete = request.complete, already_completed
+                    try:
+                        complete(outcome)
+                    except BaseException:
+                        self._callback_failed()
+                else:
+                    self.fail(request, DeadlineExceeded("the deadline passed while the request's batch ran"))
+        except BaseException:
+            # The queue counts them as finished, so nothing else would complete them.
+            for request in alive:
+                if request.complete is already_completed:
+                    continue
+                if counted and request.deadline > now:
+                    # It is counted as answered already, and a counter never decreases.
+                    self._complete(request, Outcome(error=BatcherError(INTERNAL)))
+                else:
+                    self.fail(request, BatcherError(INTERNAL))
+            raise
+        finally:
+            if hook is not None:
                 # After an error, too: otherwise the transport would never send the first answers.
                 hook.end()
-        except BaseException:
-            for request in requests:
-                if request.complete is not already_completed and request.deadline > now:
-                    # They are counted as answered already, and a counter never decreases.
-                    self._complete(request, Outcome(error=BatcherError(_INTERNAL)))
-            raise
-
-    def _hand_out(
-        self,
-        requests: Sequence[Request],
-        positions: Sequence[int],
-        outputs: Sequence[Any],
-        info: BatchInfo,
-        now: float,
-    ) -> None:
-        for request, position, output in zip(requests, positions, outputs, strict=True):
-            if request.deadline > now:
-                delay = request.started - request.arrival
-                # `Outcome(...)` takes twice as long.
-                outcome = _new(Outcome, (output, None, info, delay, position, request.priority))
-                complete, request.complete = request.complete, already_completed
-                try:
-                    complete(outcome)
-                except BaseException:
-                    self._callback_failed()
-            else:
-                self.fail(request, DeadlineExceeded("the deadline passed while the request's batch ran"))
 
     def fail(self, request: Request, error: BaseException) -> None:
         """Complete a request with an error. Never raises, because other requests are completed after it."""

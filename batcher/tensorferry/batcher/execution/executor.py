@@ -6,121 +6,169 @@ device's memory runs again in parts that fit.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorferry.batcher.errors import BatcherError, InstanceFailed, OutOfMemory, RunTimedOut
+from tensorferry.batcher.errors import InstanceFailed, OutOfMemory, RunTimedOut
 from tensorferry.batcher.execution.collate import join, split
 from tensorferry.batcher.execution.completion import already_completed
 from tensorferry.batcher.execution.context import ExecutionContext
-from tensorferry.batcher.execution.instance import Instance, NotRun
 from tensorferry.batcher.execution.splitting import cut, join_outputs
+from tensorferry.batcher.execution.staged_model import StagedModel
 from tensorferry.batcher.policy.prefixes import take_prefix
 from tensorferry.batcher.queue.request_queue import RequestQueue
-from tensorferry.batcher.request import BatchAssignment, BatchRun, BatchTimestamps, Request
-
-_log = logging.getLogger("tensorferry.batcher")
+from tensorferry.batcher.request import BatchAssignment, BatchRun, Request
 
 _new = tuple.__new__
 
-# The error of a request whose worker crashed.
-WORKER_CRASHED = "what ran the batch ended unexpectedly"
+
+class NotRun(InstanceFailed):
+    """Error of a batch that was not run at all, because its instance had failed before."""
 
 
 class BatchExecutor:
-    """Runs batches of one instance on the thread that took them. Thread-safe."""
+    """Runs the batches of one instance, a model function on its device, on the threads that took them. Thread-safe.
 
-    def __init__(self, instance: Instance, context: ExecutionContext) -> None:
-        self._instance = instance
+    One worker uses it, or two in turn if it is `pipelined`. If `divisible`, a request of several rows may be run in parts.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        model_fn: Callable[[Any], Any],
+        context: ExecutionContext,
+        *,
+        batched: bool,
+        pipelined: bool,
+        divisible: bool = False,
+    ) -> None:
+        self.index = index
+        self.pipelined = pipelined
+        self._model_fn = model_fn
+        self._staged = model_fn if isinstance(model_fn, StagedModel) else None
+        self._batched = batched
+        self._divisible = divisible
         self._queue: RequestQueue = context.queue
         self._completer = context.completer
         self._counters = context.counters
         self._recent = context.recent
         self._now = context.clock.now
-        self._name = context.name
+        # Held while the device runs a batch. Only the model function is called while it is held.
+        self._device_lock = threading.Lock()
+        # Batches that workers have taken and not completed. Each list operation is atomic.
+        self.in_flight: list[Sequence[Request]] = []
+        # Brings the function back after a failure; it is not called until then. None while it works.
+        self.recover: Callable[[], None] | None = None
+        # The batch that the model function runs now. Written with `_device_lock` held.
+        self._running: Sequence[Request] | None = None
+        # The current run was aborted and has not returned. `abort` writes it before it reads `_running`, a worker
+        # reads it after it has written `_running`: so at least one of them sees that the run is over.
+        self._aborted = False
+        # A worker crashed and the instance has not worked since.
+        self._crashed = False
 
-    def run(self, work: BatchAssignment, requeued: list[Request]) -> BatchTimestamps | None:
-        """Run and complete a batch; return its times, or None if it did not succeed at once.
+    def run(
+        self, batch: Sequence[Request], work: BatchAssignment, requeued: list[Request]
+    ) -> BatchRun | None:
+        """Run and answer the batch of an assignment, or a part of it again; return None if it did not succeed at once.
 
         Requests that go back into the queue are appended to `requeued`: this batch no longer owns them.
         """
-        batch = work.batch
-        times = None
-        in_flight = self._instance.in_flight
-        in_flight.append(batch)
-        try:
-            times = self._run(batch, work, requeued)
-        except Exception:
-            # A bug here must leave no caller waiting and must not end the worker.
-            _log.exception(
-                "%s failed while running a batch; this is a bug in tensorferry.batcher", self._name
-            )
-            self._fail_all(self._queue.finish(excluding(batch, requeued)))
-        except BaseException:
-            # What ends threads (SystemExit): the requests without an answer are not at fault and run once more.
-            self._hand_back(excluding(batch, requeued), InstanceFailed(WORKER_CRASHED), requeued)
-            raise
-        finally:
-            in_flight.remove(batch)
-            # Only here, because a request that is cancelled while it runs may be joined once more.
-            for request in excluding(batch, requeued) if requeued else batch:
-                request.tensors = ()
-        return times
-
-    def _run(
-        self, batch: Sequence[Request], work: BatchAssignment, requeued: list[Request]
-    ) -> BatchTimestamps | None:
-        """Run the whole batch of an assignment, or a part of it again; None if it did not succeed at once."""
-        whole = batch is work.batch
-        index = self._instance.index
-        outputs, error, times = self._execute(batch)
-        if self._instance.pipelined and whole:
-            self._queue.run_done(index)
-        run = _new(BatchRun, (batch, work, times, index))
+        outputs, error, run = self._execute(batch, work)
+        if self.pipelined and not run.again:
+            self._queue.run_done(self.index)
         if error is None:
-            self._answer(run, outputs)
-            if not whole and self._queue.learning.memory_limited:
-                self._queue.learning.record_success(batch, index, times.ended - times.started)
-            return times
-        self._counters.failed_to_run(work.reason if whole else None)
-        self._recent.failed(error, run)
-        again: Callable[[Sequence[Request], BatchAssignment, list[Request]], None] | None = None
-        if isinstance(error, InstanceFailed):
-            self._hand_back(batch, error, requeued)
-        elif isinstance(error, MemoryError):
-            again = self._run_smaller
-        elif len(batch) == 1 or isinstance(error, RunTimedOut):
-            if isinstance(error, RunTimedOut):
-                self._queue.failures.run_timed_out()
-            self._fail(batch, error)
-        else:
-            again = self._run_halves
+            self._completer.answer(batch, outputs, run)
+            if run.again and self._queue.learning.memory_limited:
+                self._queue.learning.record_success(batch, self.index, run.ended - run.started)
+            return run
+        again = self._failed(batch, error, run, requeued)
         # Its traceback refers to this frame and those below, which would keep their arrays alive.
         del error
         if again is not None:
             again(batch, work, requeued)
         return None
 
-    def _answer(self, run: BatchRun, outputs: Sequence[Any]) -> None:
-        """Complete the requests of a batch that ran, except those cancelled meanwhile."""
-        batch = run.batch
-        alive = self._queue.finish(batch)
-        positions: Sequence[int] = range(len(batch))
-        if len(alive) < len(batch):
-            remaining = set(map(id, alive))
-            positions = [position for position, request in enumerate(batch) if id(request) in remaining]
-            outputs = [outputs[position] for position in positions]
+    def _execute(
+        self, batch: Sequence[Request], work: BatchAssignment
+    ) -> tuple[Sequence[Any], BaseException | None, BatchRun]:
+        """Join, run and split a batch; return each request's outputs, or the error."""
+        now, staged = self._now, self._staged
+        error: BaseException | None = None
+        answers: Sequence[Any] = ()
+        join_start = ready = started = ended = now()
         try:
-            self._completer.answer(alive, positions, outputs, run)
-        except BaseException:
-            # The queue counts them as finished, so nothing else would complete them.
-            self._fail_all([request for request in alive if request.complete is not already_completed])
-            raise
+            joined = join(batch) if staged is None else staged.load(join(batch, staged.place))
+            ready = now()
+            with self._device_lock:
+                if self.recover is not None or self._aborted:
+                    raise NotRun("the device failed before the batch ran", recover=self.recover)
+                self._running = batch
+                started = now()
+                try:
+                    outputs = self._model_fn(joined)
+                except InstanceFailed as failure:
+                    # With the lock held, so that no other batch runs after it.
+                    self.recover = self.recover or failure.recover
+                    raise
+                finally:
+                    ended = now()
+                    self._running = None
+                    if self._aborted:
+                        self._aborted = False
+                        self._queue.failures.hung_run_returned(self.index)
+            if staged is not None:
+                outputs = staged.fetch(outputs)
+            answers = split(outputs, batch) if self._batched else [outputs]
+        except BaseException as failure:
+            # Whatever the model function raises must not end the worker, because others wait for it.
+            # The error is returned, not handled here: otherwise errors of the batch's halves would have it as their
+            # context, and its traceback would show them the neighbours' inputs.
+            error = failure
+            if isinstance(error, InstanceFailed) and not isinstance(error, NotRun):
+                # A copy to or from the device may also have failed, outside of `_device_lock`.
+                self.recover = self.recover or error.recover
+        run = _new(
+            BatchRun,
+            (
+                self.index,
+                batch is not work.batch,
+                work.reason,
+                work.predicted,
+                batch[0].started,
+                join_start,
+                ready,
+                started,
+                ended,
+                [],
+            ),
+        )
+        try:
+            return answers, error, run
+        finally:
+            # Its traceback refers to this frame, which would keep the batch's arrays alive.
+            del error
 
-    def _fail_all(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            self._completer.fail(request, BatcherError("internal error while running the batch"))
+    # What follows a failure.
+
+    def _failed(
+        self, batch: Sequence[Request], error: BaseException, run: BatchRun, requeued: list[Request]
+    ) -> Callable[[Sequence[Request], BatchAssignment, list[Request]], None] | None:
+        """Fail the requests of a failed batch, or queue them again, or return what runs them again."""
+        self._counters.failed_to_run(None if run.again else run.reason)
+        self._recent.failed(error, run, batch)
+        if isinstance(error, InstanceFailed):
+            self._hand_back(batch, error, requeued)
+        elif isinstance(error, MemoryError):
+            return self._run_smaller
+        elif len(batch) == 1 or isinstance(error, RunTimedOut):
+            if isinstance(error, RunTimedOut):
+                self._queue.failures.run_timed_out()
+            self._fail(batch, error)
+        else:
+            return self._run_halves
+        return None
 
     def _fail(self, batch: Sequence[Request], error: BaseException) -> None:
         """Fail the remaining requests of a batch, or its only one, with this error."""
@@ -130,131 +178,110 @@ class BatchExecutor:
     def _hand_back(self, batch: Sequence[Request], error: InstanceFailed, requeued: list[Request]) -> None:
         """Queue the requests of a failed instance again, or fail them."""
         ran, out = not isinstance(error, NotRun), error.recover is not None
-        queued, ended = self._queue.failures.requeue_after_failure(
-            batch, self._instance.index, ran=ran, out=out
-        )
+        queued, ended = self._queue.failures.requeue_after_failure(batch, self.index, ran=ran, out=out)
         requeued += queued
         if ran:
             self._counters.retried(len(queued))
         self._completer.fail_unavailable(ended, error)
 
-    def _execute(
-        self, batch: Sequence[Request]
-    ) -> tuple[Sequence[Any], BaseException | None, BatchTimestamps]:
-        """Join, run and split a batch; return each request's outputs, or the error."""
-        now, instance = self._now, self._instance
-        join_start = ready = started = ended = now()
-        try:
-            staged = instance.staged
-            joined = join(batch) if staged is None else staged.load(join(batch, staged.place))
-            ready = now()
-            with instance.device_lock:
-                instance.begin_run(batch)
-                started = now()
-                try:
-                    outputs = instance.model_fn(joined)
-                except InstanceFailed as error:
-                    instance.failed(error)
-                    raise
-                finally:
-                    ended = now()
-                    if instance.end_run():
-                        self._queue.failures.hung_run_returned(instance.index)
-            if staged is not None:
-                outputs = staged.fetch(outputs)
-            answers = split(outputs, batch) if instance.batched else [outputs]
-            return answers, None, _new(BatchTimestamps, (join_start, ready, started, ended, []))
-        except BaseException as error:
-            # Whatever the model function raises must not end the worker, because others wait for it.
-            # The error is returned, not handled here: otherwise errors of the batch's halves would have it as their
-            # context, and its traceback would show them the neighbours' inputs.
-            if isinstance(error, InstanceFailed) and not isinstance(error, NotRun):
-                # A copy to or from the device may also have failed, outside of `device_lock`.
-                instance.failed(error)
-            return (), error, BatchTimestamps(join_start, ready, started, ended, [])
-
     def _run_halves(self, batch: Sequence[Request], work: BatchAssignment, requeued: list[Request]) -> None:
         alive = self._queue.still_running(batch)
         middle = (len(alive) + 1) // 2
         for half in (alive[:middle], alive[middle:]):
-            if half and self._queue.inline_run_too_long(self._instance.index, half[0].started):
+            if half and self._queue.inline_run_too_long(self.index, half[0].started):
                 self._hand_back(half, NotRun("the batch took too long for the thread that ran it"), requeued)
             elif half:
-                self._run(half, work, requeued)
+                self.run(half, work, requeued)
 
     def _run_smaller(self, batch: Sequence[Request], work: BatchAssignment, requeued: list[Request]) -> None:
         """Run a batch that did not fit into memory in parts of as many rows as are known to fit."""
-        instance, first = self._instance, batch[0]
-        if len(batch) == 1 and (first.rows_counted == 1 or not instance.divisible):
-            self._fail(batch, OutOfMemory(_too_large(first, instance)))
+        first = batch[0]
+        if len(batch) == 1 and (first.rows_counted == 1 or not self._divisible):
+            self._fail(batch, OutOfMemory(self._too_large(first)))
             return
-        self._queue.learning.record_oom(batch, instance.index)
+        self._queue.learning.record_oom(batch, self.index)
         pending = batch
         while pending := self._queue.still_running(pending):
-            most = self._queue.learning.rows_that_fit(instance.index, first.key)
+            most = self._queue.learning.rows_that_fit(self.index, first.key)
             part = take_prefix(pending, most)
             # The part is not checked again: if it goes back into the queue, another worker may own it by then.
             pending = pending[len(part) :]
             if part[0].rows_counted > most:
                 self._run_in_parts(part[0], work, requeued)
             else:
-                self._run(part, work, requeued)
+                self.run(part, work, requeued)
 
     def _run_in_parts(self, request: Request, work: BatchAssignment, requeued: list[Request]) -> None:
         """Run a request with more rows than fit into memory some rows at a time; answer it as one."""
-        index, alone = self._instance.index, (request,)
+        alone, learning = (request,), self._queue.learning
         outputs: list[Any] = []
         done, first = 0, None
         while done < request.rows:
             if not self._queue.still_running(alone):
                 return
-            most = self._queue.learning.rows_that_fit(index, request.key)
+            most = learning.rows_that_fit(self.index, request.key)
             part = (cut(request, done, min(done + most, request.rows), already_completed),)
-            answers, error, times = self._execute(part)
+            part[0].arrival, part[0].started = request.arrival, request.started
+            answers, error, run = self._execute(part, work)
             if error is None:
-                self._queue.learning.record_success(part, index, times.ended - times.started)
+                learning.record_success(part, self.index, run.ended - run.started)
                 outputs += answers
                 done += part[0].rows
-                first = first or times
+                first = first or run
                 continue
             self._counters.failed_to_run(None)
-            part[0].arrival, part[0].started = request.arrival, request.started
-            self._recent.failed(error, BatchRun(part, work, times, index))
+            self._recent.failed(error, run, part)
             smaller = isinstance(error, MemoryError)
             if isinstance(error, InstanceFailed):
                 self._hand_back(alone, error, requeued)
             elif not smaller:
                 self._fail(alone, error)
-            # As in `_run`.
+            # As in `run`.
             del error
             if not smaller:
                 return
             if part[0].rows == 1:
-                self._fail(alone, OutOfMemory(_too_large(part[0], self._instance)))
+                self._fail(alone, OutOfMemory(self._too_large(part[0])))
                 return
-            self._queue.learning.record_oom(part, index)
+            learning.record_oom(part, self.index)
         try:
             joined = join_outputs(outputs)
         except Exception as error:
             # The parts' outputs do not fit together: other names, shapes, types.
             self._fail(alone, error)
             return
-        times = times if first is None else first._replace(ended=times.ended)
-        self._answer(BatchRun(alone, work, times, index), [joined])
+        self._completer.answer(alone, [joined], (first or run)._replace(ended=run.ended))
 
+    def _too_large(self, request: Request) -> str:
+        if request.rows == 1:
+            return "a single row of the request does not fit into the device's memory; send smaller inputs"
+        if self._batched:
+            return (
+                f"the request's {request.rows} rows, which this model runs together, do not fit into the device's "
+                "memory; send fewer at once"
+            )
+        return "the request alone does not fit into the device's memory; send smaller inputs"
 
-def excluding(batch: Sequence[Request], requeued: Sequence[Request]) -> Sequence[Request]:
-    """Those of a batch that did not go back into the queue."""
-    gone = set(map(id, requeued))
-    return [request for request in batch if id(request) not in gone]
+    # The state of the instance.
 
+    def crashed(self) -> None:
+        """Note that a worker crashed."""
+        self._crashed = True
 
-def _too_large(request: Request, instance: Instance) -> str:
-    if request.rows == 1:
-        return "a single row of the request does not fit into the device's memory; send smaller inputs"
-    if instance.batched:
-        return (
-            f"the request's {request.rows} rows, which this model runs together, do not fit into the device's memory; "
-            "send fewer at once"
-        )
-    return "the request alone does not fit into the device's memory; send smaller inputs"
+    def recovered(self) -> bool:
+        """Note that the function works; return whether a worker had crashed before."""
+        self.recover = None
+        crashed, self._crashed = self._crashed, False
+        return crashed
+
+    def abort(self) -> None:
+        """Let no other batch run until the current run returns."""
+        self._aborted = True
+
+    def aborted_batch(self) -> Sequence[Request] | None:
+        """The batch whose run was aborted; None, and the instance works again, if that run has already returned."""
+        running = self._running
+        if running is None or not self._aborted:
+            self._aborted = False
+            return None
+        return running

@@ -7,15 +7,17 @@ import math
 import threading
 from collections.abc import Sequence
 
-from tensorferry.batcher.errors import InstanceFailed
-from tensorferry.batcher.execution.completion import already_completed
+from tensorferry.batcher.errors import BatcherError, InstanceFailed
+from tensorferry.batcher.execution.completion import INTERNAL, already_completed
 from tensorferry.batcher.execution.context import ExecutionContext
-from tensorferry.batcher.execution.executor import WORKER_CRASHED, BatchExecutor, excluding
-from tensorferry.batcher.execution.instance import Instance
+from tensorferry.batcher.execution.executor import BatchExecutor
 from tensorferry.batcher.request import BatchAssignment, Recover, Request
 from tensorferry.batcher.supervision import supervise
 
 _log = logging.getLogger("tensorferry.batcher")
+
+# The error of a request whose worker crashed.
+_WORKER_CRASHED = "what ran the batch ended unexpectedly"
 
 # Pause before a crashed worker is restarted: it doubles with each crash up to the last value. After this many
 # crashes the health callback says that only restarting the process can help. A quiet minute resets the count.
@@ -28,10 +30,9 @@ _FORGET_SECONDS = 60.0
 class Worker:
     """The work of one thread; `run` returns when the queue is closed and empty."""
 
-    def __init__(self, instance: Instance, context: ExecutionContext) -> None:
-        self._instance = instance
+    def __init__(self, executor: BatchExecutor, context: ExecutionContext) -> None:
+        self._executor = executor
         self._queue = context.queue
-        self._executor = BatchExecutor(instance, context)
         self._completer = context.completer
         self._counters = context.counters
         self._clock = context.clock
@@ -48,7 +49,7 @@ class Worker:
         supervise(self._run_until_closed, self._restart)
 
     def _run_until_closed(self) -> None:
-        while (work := self._queue.take(self._instance.index)) is not None:
+        while (work := self._queue.take(self._executor.index)) is not None:
             if isinstance(work, Recover):
                 self._recover()
             else:
@@ -58,7 +59,7 @@ class Worker:
 
     def _restart(self, fault: BaseException) -> None:
         """Report a crash; the device takes no batches for a moment."""
-        now, instance = self._clock.now(), self._instance
+        now, executor = self._clock.now(), self._executor
         self._crashes = self._crashes + 1 if now < self._crashed_at + _FORGET_SECONDS else 1
         self._crashed_at = now
         seconds = min(_FIRST_SECONDS * 2 ** (self._crashes - 1), _LAST_SECONDS)
@@ -68,8 +69,8 @@ class Worker:
             reason = f"workers end unexpectedly ({type(fault).__name__}), {self._crashes} times by now"
         failed = InstanceFailed(reason, seconds)
         # Before the queue knows, because another worker may bring the device back at once.
-        instance.crashed()
-        ended = self._queue.failures.worker_crashed(instance.index, seconds, failed if hopeless else None)
+        executor.crashed()
+        ended = self._queue.failures.worker_crashed(executor.index, seconds, failed if hopeless else None)
         self._report_health(reason, hopeless=hopeless)
         _log.error(
             "%s: a worker ended unexpectedly; this is a bug. Another takes its place in %g s",
@@ -83,7 +84,7 @@ class Worker:
 
     def _report_health(self, reason: str | None, *, hopeless: bool = False) -> None:
         try:
-            self._health(self._instance.index, reason, hopeless)
+            self._health(self._executor.index, reason, hopeless)
         except BaseException:
             _log.exception("%s: the health callback of an instance raised; it is ignored", self._name)
 
@@ -119,7 +120,7 @@ class Worker:
     def _inline_run_crashed(self) -> None:
         """Leave what is queued to the workers."""
         if ended := self._queue.failures.inline_run_crashed():
-            self._completer.fail_unavailable(ended, InstanceFailed(WORKER_CRASHED))
+            self._completer.fail_unavailable(ended, InstanceFailed(_WORKER_CRASHED))
             self._queue.expiry_done()
 
     @property
@@ -129,48 +130,62 @@ class Worker:
 
     def _execute(self, work: BatchAssignment) -> bool:
         """Complete all requests of an assignment; return whether anything is queued after it."""
-        batch, device, times = work.batch, self._instance.index, None
+        batch, executor, seconds, before, after = work.batch, self._executor, None, 0.0, 0.0
         # Requests that went back into the queue: others own them.
         requeued: list[Request] = []
+        executor.in_flight.append(batch)
         try:
-            taken = self._clock.now()
+            taken, run = self._clock.now(), None
             if work.expired:
                 self._completer.expire(work.expired)
             if work.shed:
                 self._completer.shed(work.shed, "others make their deadlines", self._queue.drain_time())
-            if batch:
-                times = self._executor.run(work, requeued)
-            if times is not None:
-                _, ready, started, ended, done = times
-                now = self._clock.now()
-                done.append(now)
-                seconds, before, after = ended - started, ready - taken, now - ended
-                if work.predicted:
-                    self._counters.predicted(work.predicted, before + seconds + after)
+            try:
+                if batch:
+                    run = executor.run(batch, work, requeued)
+            except Exception:
+                # A bug here must leave no caller waiting and must not end the worker.
+                _log.exception(
+                    "%s failed while running a batch; this is a bug in tensorferry.batcher", self._name
+                )
+                for request in self._queue.finish(_excluding(batch, requeued)):
+                    self._completer.fail(request, BatcherError(INTERNAL))
+            now = self._clock.now()
+            if run is None:
+                before = now - taken
+            else:
+                run.done.append(now)
+                seconds, before, after = run.ended - run.started, run.ready - taken, now - run.ended
+                if run.predicted:
+                    self._counters.predicted(run.predicted, before + seconds + after)
         except BaseException:
+            seconds, before = None, 0.0
             self._requeue_unfinished(work, requeued)
             raise
-        if times is None:
-            return self._queue.batch_done(batch, None, self._clock.now() - taken, device=device)
-        return self._queue.batch_done(batch, seconds, before, after, device=device)
+        finally:
+            executor.in_flight.remove(batch)
+            # Only here, because a request that is cancelled while it runs may be joined once more.
+            for request in _excluding(batch, requeued) if requeued else batch:
+                request.tensors = ()
+            queued = self._queue.batch_done(batch, seconds, before, after, device=executor.index)
+        return queued
 
-    def _requeue_unfinished(self, work: BatchAssignment, requeued: Sequence[Request]) -> None:
+    def _requeue_unfinished(self, work: BatchAssignment, requeued: list[Request]) -> None:
         """Queue the unfinished requests of a crashed thread's assignment again, or fail them."""
-        left = excluding(work.batch, requeued)
         queued, ended = self._queue.failures.requeue_after_failure(
-            left, self._instance.index, ran=True, out=False
+            _excluding(work.batch, requeued), self._executor.index, ran=True, out=False
         )
+        requeued += queued
         self._counters.retried(len(queued))
         unreported = [
             request for request in (*work.expired, *work.shed) if request.complete is not already_completed
         ]
-        self._completer.fail_unavailable([*ended, *unreported], InstanceFailed(WORKER_CRASHED))
-        self._queue.batch_done(work.batch, None, device=self._instance.index)
+        self._completer.fail_unavailable([*ended, *unreported], InstanceFailed(_WORKER_CRASHED))
 
     def _recover(self) -> None:
         """Bring the instance back; if that fails, fail the requests that cannot wait for the next try."""
-        instance = self._instance
-        recover = instance.recover
+        executor = self._executor
+        recover = executor.recover
         try:
             if recover is not None:
                 recover()
@@ -180,12 +195,18 @@ class Worker:
             _log.exception("%s: the recovery of a device raised; it is tried again", self._name)
             failed = InstanceFailed("the device failed and could not be brought back yet")
         else:
-            had_crashed = instance.recovered()
-            self._queue.failures.recovered(instance.index)
+            had_crashed = executor.recovered()
+            self._queue.failures.recovered(executor.index)
             if had_crashed:
                 self._report_health(None)
             return
-        queued = self._queue.failures.not_recovered(instance.index, failed)
+        queued = self._queue.failures.not_recovered(executor.index, failed)
         self._completer.fail_unavailable(queued, failed)
         if queued:
             self._queue.expiry_done()
+
+
+def _excluding(batch: Sequence[Request], requeued: Sequence[Request]) -> Sequence[Request]:
+    """Return those of a batch that did not go back into the queue."""
+    gone = set(map(id, requeued))
+    return [request for request in batch if id(request) not in gone]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from tensorferry.batcher.errors import InstanceFailed, RunTimedOut
 from tensorferry.batcher.execution.context import ExecutionContext
-from tensorferry.batcher.execution.instance import Instance
+from tensorferry.batcher.execution.executor import BatchExecutor
 from tensorferry.batcher.execution.worker import Worker
 from tensorferry.batcher.supervision import supervise
 
@@ -25,18 +25,18 @@ class WorkerPool:
     The threads start at once, and end when the queue is closed and empty.
     """
 
-    def __init__(self, instances: Sequence[Instance], context: ExecutionContext) -> None:
-        self._instances = instances
+    def __init__(self, executors: Sequence[BatchExecutor], context: ExecutionContext) -> None:
+        self._executors = executors
         self._queue = context.queue
         self._completer = context.completer
         self._clock = context.clock
         name = self._name = context.name
         # Runs batches on threads that are no worker's.
-        self.inline_worker = Worker(instances[0], context)
-        slots = list(instances) * (2 if instances[0].pipelined else 1)
+        self.inline_worker = Worker(executors[0], context)
+        slots = list(executors) * (2 if executors[0].pipelined else 1)
         runs: list[tuple[str, Callable[[], None]]] = [
-            (f"{name}-worker-{number}", Worker(instance, context).run)
-            for number, instance in enumerate(slots)
+            (f"{name}-worker-{number}", Worker(executor, context).run)
+            for number, executor in enumerate(slots)
         ]
         runs.append((f"{name}-expiry", self._expire))
         self._threads = [threading.Thread(target=run, name=title, daemon=True) for title, run in runs]
@@ -60,11 +60,11 @@ class WorkerPool:
 
     def abort_hung_run(self, index: int, error: RunTimedOut) -> None:
         """Fail the batch that an instance runs and does not return from; see `Batcher.abort_hung_run`."""
-        instance = self._instances[index]
-        instance.abort()
+        executor = self._executors[index]
+        executor.abort()
         failed = InstanceFailed(str(error))
         queued = self._queue.failures.abort_hung_run(index, failed)
-        running, in_flight = instance.aborted_batch(), tuple(instance.in_flight)
+        running, in_flight = executor.aborted_batch(), tuple(executor.in_flight)
         if running is None:
             self._queue.failures.hung_run_returned(index)
         else:

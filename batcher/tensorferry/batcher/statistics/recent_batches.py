@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tensorferry.batcher.clock import Clock
-from tensorferry.batcher.request import BatchInfo, BatchRun, BatchTimestamps, CloseReason, Request
+from tensorferry.batcher.request import BatchInfo, BatchRun, CloseReason, Request
 
 # How many batches are kept, and how many members are noted of each.
 MOST_BATCHES = 64
@@ -75,9 +75,9 @@ class BatchRecord:
 
 # The fields of a `BatchMember`; the record is made by a snapshot.
 _Member: TypeAlias = tuple[object, int, int, float, bool]
-# What a snapshot makes a `BatchRecord` of, in its order: batch, instance, whether a part, close time, times, time of the
-# first answer, error, members. Requests are not kept, because they hold tensors.
-_Kept: TypeAlias = tuple[BatchInfo, int, bool, float, BatchTimestamps, float, str, list[_Member] | None]
+# What a snapshot makes a `BatchRecord` of: batch, run, time of the first answer, error, members. Requests are not kept,
+# because they hold tensors.
+_Kept: TypeAlias = tuple[BatchInfo, BatchRun, float, str, list[_Member] | None]
 
 
 class RecentBatches:
@@ -89,9 +89,16 @@ class RecentBatches:
         self._kept: deque[_Kept] = deque(maxlen=MOST_BATCHES)
         self._watched_until = -math.inf
 
-    def ran(self, info: BatchInfo, remaining: Sequence[Request], run: BatchRun, now: float) -> None:
+    def ran(
+        self,
+        info: BatchInfo,
+        run: BatchRun,
+        batch: Sequence[Request],
+        remaining: Sequence[Request],
+        now: float,
+    ) -> None:
         """Add a batch that ran, before the `remaining` of its requests are answered."""
-        batch, members = run.batch, None
+        members = None
         if now < self._watched_until:
             members = [_member(request, request.deadline > now) for request in batch[:MOST_MEMBERS]]
             if len(remaining) < len(batch):
@@ -99,22 +106,18 @@ class RecentBatches:
                 for place, request in enumerate(batch[:MOST_MEMBERS]):
                     if id(request) not in still:
                         members[place] = _member(request, False)
-        self._kept.append((info, run.instance, run.is_part, batch[0].started, run.times, now, "", members))
+        self._kept.append((info, run, now, "", members))
 
-    def failed(self, error: BaseException, run: BatchRun) -> None:
+    def failed(self, error: BaseException, run: BatchRun, batch: Sequence[Request]) -> None:
         """Add a batch that failed."""
-        batch, times, work = run.batch, run.times, run.assignment
         members = None
-        if times.ended < self._watched_until:
+        if run.ended < self._watched_until:
             members = [_member(request, False) for request in batch[:MOST_MEMBERS]]
         rows = sum([request.rows for request in batch])
-        info = BatchInfo(0, len(batch), rows, times.ended - times.started, work.reason, work.predicted)
+        info = BatchInfo(0, len(batch), rows, run.ended - run.started)
         if batch[0].padding is not None:
             info = info._replace(padded_length=batch[0].padding.padded_length)
-        name = type(error).__name__
-        self._kept.append(
-            (info, run.instance, run.is_part, batch[0].started, times, times.ended, name, members)
-        )
+        self._kept.append((info, run, run.ended, type(error).__name__, members))
 
     def snapshot(self) -> Sequence[BatchRecord]:
         """The kept batches, the oldest first. From now on, for 10 seconds, members are noted."""
@@ -130,24 +133,23 @@ def _member(request: Request, answered: bool) -> _Member:
 
 
 def _record_of(kept: _Kept) -> BatchRecord:
-    info, instance, again, closed_at, times, answered, error, members = kept
-    join_at, ready, started, ended, done = times
+    info, run, answered, error, members = kept
     return BatchRecord(
         number=info.number or None,
-        instance=instance,
+        instance=run.instance,
         requests=info.requests,
         rows=info.rows,
-        reason=info.reason,
-        again=again,
-        predicted=0.0 if again else info.predicted,
+        reason=run.reason,
+        again=run.again,
+        predicted=0.0 if run.again else run.predicted,
         padded_length=info.padded_length,
-        closed_at=closed_at,
-        join_at=join_at,
-        ready=ready,
-        started=started,
-        ended=ended,
+        closed_at=run.closed_at,
+        join_at=run.join_start,
+        ready=run.ready,
+        started=run.started,
+        ended=run.ended,
         answered=answered,
-        done=done[0] if done else None,
+        done=run.done[0] if run.done else None,
         error=error,
         members=None if members is None else [BatchMember(*member) for member in members],
     )
