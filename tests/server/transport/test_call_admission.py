@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,21 +13,71 @@ import pytest
 from support.server.rig import PATIENCE
 from support.server.scripted_service import ServedTransport
 
-from tensorferry.server.transport.call_admission import deadline_after
+from tensorferry.server.identity import ANONYMOUS
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after
+from tensorferry.server.transport.unread_responses import UnreadResponses
 
 Serve = Callable[..., ServedTransport]
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+def admission(max_calls: int = 100) -> CallAdmission[None]:
+    return CallAdmission(
+        InferenceService(ModelRegistry()),
+        access=None,
+        unread=UnreadResponses(),
+        max_calls=max_calls,
+        peer_of=_not_read,
+        certificate_of=_not_read,
+    )
+
+
+def _not_read(call: None) -> Any:
+    raise AssertionError("clients are not identified")
+
+
 @pytest.mark.parametrize("remaining", [None, 1e9, 9e18, math.inf])
 def test_a_call_without_a_deadline_has_an_infinite_one(remaining: float | None) -> None:
     assert deadline_after(remaining) == math.inf
+    assert admission().admit_unary(None, (), remaining) == (ANONYMOUS, math.inf)
 
 
 @pytest.mark.parametrize("remaining", [-1.0, 0.0, 5.0, 86400.0])
 def test_a_deadline_is_on_the_monotonic_clock(remaining: float) -> None:
-    assert deadline_after(remaining) == pytest.approx(time.monotonic() + remaining, abs=1)
+    expected = pytest.approx(time.monotonic() + remaining, abs=1)
+    assert deadline_after(remaining) == expected
+    caller, deadline = admission().admit_unary(None, (), remaining)
+    assert caller is ANONYMOUS
+    assert deadline == expected
+
+
+def test_the_wait_for_open_calls_ends_with_the_last() -> None:
+    calls = admission()
+    assert calls.wait_until_none_open(0)
+    calls.admit_unary(None, (), None)
+    calls.stream_began()
+    calls.unary_ended()
+    assert not calls.wait_until_none_open(0)
+    calls.admit_unary(None, (), None)
+    calls.stream_ended()
+    assert not calls.wait_until_none_open(0)
+    waiting = threading.Thread(target=calls.wait_until_none_open, args=(PATIENCE,))
+    waiting.start()
+    calls.unary_ended()
+    waiting.join(PATIENCE)
+    assert not waiting.is_alive()
+    assert calls.wait_until_none_open(0)
+
+
+def test_a_call_above_the_limit_is_not_counted() -> None:
+    calls = admission(1)
+    assert calls.admit_unary(None, (), None)[0] is ANONYMOUS
+    assert isinstance(calls.admit_unary(None, (), None)[0], Refusal)
+    calls.unary_ended()
+    assert calls.admit_unary(None, (), None)[0] is ANONYMOUS
 
 
 def test_a_call_above_the_limit_is_refused_with_a_retry_hint(serve: Serve) -> None:

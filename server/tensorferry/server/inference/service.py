@@ -63,7 +63,8 @@ class InferenceService:
         self.early_rejection = EarlyRejection(registry, self._tracer)
         self._triton_status_codes = triton_status_codes
         self._templates = RequestTemplateCache(limits.message_bytes)
-        self._draining = False
+        # Whether the server has stopped accepting requests.
+        self.draining = False
         self._lame_duck = False
         # Guards _refused; held for an addition or a copy only.
         self._refused_lock = threading.Lock()
@@ -76,7 +77,7 @@ class InferenceService:
     def begin_drain(self) -> None:
         """Answer every further request with NotReadyError. Accepted requests continue."""
         self._lame_duck = True
-        self._draining = True
+        self.draining = True
 
     def models_changed(self) -> None:
         """Release models that are no longer served."""
@@ -89,11 +90,6 @@ class InferenceService:
         A model that is loaded later, or fails to load, changes nothing while another is served.
         """
         return self._registry.serving and not self._lame_duck
-
-    @property
-    def draining(self) -> bool:
-        """Whether the server has stopped accepting requests."""
-        return self._draining
 
     @property
     def lame_duck(self) -> bool:
@@ -187,7 +183,7 @@ class InferenceService:
             return pending
 
     def _check_accepting(self) -> None:
-        if self._draining:
+        if self.draining:
             raise NotReadyError(SHUTTING_DOWN)
 
     def _rejected(self, error: Exception, reply: InferenceReply) -> InferenceReply:

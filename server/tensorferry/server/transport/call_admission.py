@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,6 @@ from tensorferry.server.security.access_control import (
     StreamAuthorization,
 )
 from tensorferry.server.status import Status, StatusCode
-from tensorferry.server.transport.open_calls import OpenCalls
 from tensorferry.server.transport.unread_responses import UnreadResponses
 
 # gRPC reports a call without a deadline as one whose deadline is very far away.
@@ -55,7 +55,7 @@ _DRAINING = Refusal(Status(StatusCode.UNAVAILABLE, SHUTTING_DOWN))
 
 
 class CallAdmission(Generic[CallT]):
-    """Accepts or refuses the ModelInfer and ModelStreamInfer calls of one transport. Thread-safe.
+    """Accepts or refuses the ModelInfer and ModelStreamInfer calls of one transport, and counts the open ones. Thread-safe.
 
     At most `max_calls` unary calls are open. `peer_of` and `certificate_of` read a call of the transport; they are
     called only if clients are identified, because both are slow. Refused calls are counted by the service.
@@ -77,50 +77,85 @@ class CallAdmission(Generic[CallT]):
         self._max_calls = max_calls
         self._peer_of = peer_of
         self._certificate_of = certificate_of
-        # The admitted unary calls that the transport has not ended.
-        self.unary_calls = OpenCalls()
         self._too_many = Refusal(_too_many_calls(max_calls))
         # The last refusal of an overload; most have the same reason, so their status is built once.
         self._overload = self._too_many
+        # Guards the fields below. Nothing is called while it is held.
+        self._lock = threading.Lock()
+        # Admitted calls that the transport has not ended.
+        self._unary_calls = self._streams = 0
+        # Notified when no call is open while _stopping is set, because notifying costs more than counting.
+        self._none_open = threading.Condition(self._lock)
+        self._stopping = False
 
-    def admit_unary(self, call: CallT, metadata: Metadata, deadline: float) -> ClientIdentity | Refusal:
-        """Return the caller of a unary call, or why it is refused.
+    def admit_unary(
+        self, call: CallT, metadata: Metadata, remaining: float | None
+    ) -> tuple[ClientIdentity | Refusal, float]:
+        """Return the caller of a unary call, or why it is refused; and its deadline, which is in `remaining` seconds.
 
-        An admitted call is open until the transport calls `unary_calls.end`.
+        An admitted call is open until the transport calls `unary_ended`.
         """
+        # As `deadline_after` does.
+        deadline = math.inf
+        if remaining is not None and remaining <= _MAX_DEADLINE_SECONDS:
+            deadline = time.monotonic() + remaining
         # The trace of a refused call needs its message.
         if self._service.draining and not self._service.early_rejection.tracing_enabled:
-            return self._counted(_DRAINING)
-        if not self.unary_calls.begin(self._max_calls):
-            return self._counted(self._too_many)
-        if self._access is None and deadline == math.inf and not self._unread.refuses_some:
-            # The usual call has nothing left to check.
-            return ANONYMOUS
+            return self._counted(_DRAINING), deadline
+        with self._lock:
+            full = self._unary_calls >= self._max_calls
+            if not full:
+                self._unary_calls += 1
+        if full:
+            return self._counted(self._too_many), deadline
         try:
-            admitted = self._check_unary(call, metadata, deadline)
+            refusal, caller = None, ANONYMOUS
+            if self._unread.refuses_some:
+                refusal = self._check_unread(call)
+            if refusal is None and self._access is not None:
+                try:
+                    caller = self._access.admit(
+                        INFER, metadata, partial(self._peer_of, call), partial(self._certificate_of, call)
+                    )
+                except Exception as error:
+                    refusal = Refusal(self._service.status_of(error))
+            if refusal is None and deadline < math.inf:
+                queue_full = self._service.early_rejection.check(deadline)
+                if queue_full is not None:
+                    refusal = self._overloaded(queue_full)
         except BaseException:
-            self.unary_calls.end()
+            self.unary_ended()
             raise
-        if isinstance(admitted, Refusal):
-            self.unary_calls.end()
-        return admitted
+        if refusal is not None:
+            self.unary_ended()
+            return refusal, deadline
+        return caller, deadline
 
-    def _check_unary(self, call: CallT, metadata: Metadata, deadline: float) -> ClientIdentity | Refusal:
-        if self._unread.refuses_some and (refusal := self._check_unread(call)) is not None:
-            return refusal
-        caller = ANONYMOUS
-        if self._access is not None:
-            try:
-                caller = self._access.admit(
-                    INFER, metadata, partial(self._peer_of, call), partial(self._certificate_of, call)
-                )
-            except Exception as error:
-                return Refusal(self._service.status_of(error))
-        if deadline < math.inf:
-            queue_full = self._service.early_rejection.check(deadline)
-            if queue_full is not None:
-                return self._overloaded(queue_full)
-        return caller
+    def unary_ended(self) -> None:
+        """Stop counting a unary call."""
+        with self._lock:
+            self._unary_calls -= 1
+            if self._stopping and not self._unary_calls and not self._streams:
+                self._none_open.notify_all()
+
+    def stream_began(self) -> None:
+        """Count a stream."""
+        with self._lock:
+            self._streams += 1
+
+    def stream_ended(self) -> None:
+        """Stop counting a stream."""
+        with self._lock:
+            self._streams -= 1
+            if self._stopping and not self._unary_calls and not self._streams:
+                self._none_open.notify_all()
+
+    def wait_until_none_open(self, timeout: float) -> bool:
+        """Wait until no call is open; return false if some are after `timeout` seconds."""
+        with self._lock:
+            # Never reset: the server stops.
+            self._stopping = True
+            return self._none_open.wait_for(lambda: not self._unary_calls and not self._streams, timeout)
 
     def admit_stream(self, call: CallT, metadata: Metadata) -> StreamAdmission | Refusal:
         """Return the options and the authorization of a stream, or why it is refused."""

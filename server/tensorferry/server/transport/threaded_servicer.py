@@ -6,7 +6,6 @@ Its methods take bytes, so that a message that cannot be parsed gets a clear err
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -22,7 +21,6 @@ from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.security.interceptor import certificate_from_context
 from tensorferry.server.status import Status, StatusCode, status_of, trailing_metadata
 from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after
-from tensorferry.server.transport.open_calls import OpenCalls
 from tensorferry.server.transport.stream_registry import StreamRegistry
 from tensorferry.server.transport.threaded_stream import ResponseStream
 from tensorferry.server.transport.unread_responses import SMALL_BYTES, ResponseAccount, UnreadResponses
@@ -76,7 +74,6 @@ class ThreadedServicer:
             certificate_of=certificate_from_context,
         )
         self._streams = StreamRegistry(max_streams, service.count_refused)
-        self._stream_calls = OpenCalls()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return all methods of the service, to be added to a grpc server."""
@@ -104,11 +101,10 @@ class ThreadedServicer:
     def model_infer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Answer one request; the thread waits for the reply."""
         metadata = context.invocation_metadata()
-        deadline = deadline_after(context.time_remaining())
-        admitted = self._admission.admit_unary(context, metadata, deadline)
+        admitted, deadline = self._admission.admit_unary(context, metadata, context.time_remaining())
         if isinstance(admitted, Refusal):
             _abort(context, admitted.status)
-        self._admission.unary_calls.end_with(context)
+        _when_over(context, self._admission.unary_ended)
         data = next(messages, None)
         if data is None:
             context.abort(
@@ -124,9 +120,7 @@ class ThreadedServicer:
             replied.release()
 
         call = self._service.submit(data, deadline, complete, metadata, caller=admitted)
-        # Called when the client leaves or its deadline passes; false if that has already happened.
-        if not context.add_callback(call.cancel):
-            call.cancel()
+        _when_over(context, call.cancel)
         replied.acquire()
         (reply,) = replies
         try:
@@ -151,8 +145,8 @@ class ThreadedServicer:
         admitted = self._admission.admit_stream(context, metadata)
         if isinstance(admitted, Refusal):
             _abort(context, admitted.status)
-        self._stream_calls.begin()
-        self._stream_calls.end_with(context)
+        self._admission.stream_began()
+        _when_over(context, self._admission.stream_ended)
         stream = ResponseStream(
             self._service,
             deadline_after(context.time_remaining()),
@@ -166,8 +160,7 @@ class ThreadedServicer:
         if refusal is not None:
             _abort(context, refusal)
         try:
-            if not context.add_callback(stream.close):
-                stream.close()
+            _when_over(context, stream.close)
             yield from stream.responses(messages)
         finally:
             stream.close()
@@ -177,10 +170,7 @@ class ThreadedServicer:
 
     def wait_until_over(self, timeout: float) -> bool:
         """Wait until no call is open, after `begin_drain`; return false if some are after `timeout` seconds."""
-        give_up = time.monotonic() + timeout
-        return self._admission.unary_calls.wait_until_none(timeout) and self._stream_calls.wait_until_none(
-            max(0.0, give_up - time.monotonic())
-        )
+        return self._admission.wait_until_none_open(timeout)
 
     @property
     def open_streams(self) -> int:
@@ -203,9 +193,13 @@ class ThreadedServicer:
         error = self._unread.add(account, nbytes)
         if error is not None:
             raise error
-        # Called when the response is sent or the client has left; false if that has already happened.
-        if not context.add_callback(partial(self._unread.close, account)):
-            self._unread.close(account)
+        _when_over(context, partial(self._unread.close, account))
+
+
+def _when_over(context: grpc.ServicerContext, callback: Callable[[], None]) -> None:
+    """Call back when the response is sent, the client has left or its deadline has passed; at once if that has happened."""
+    if not context.add_callback(callback):
+        callback()
 
 
 def _method(

@@ -36,7 +36,6 @@ from tensorferry.server.transport.lane.inline_runs import InlineRuns
 from tensorferry.server.transport.lane.stream import StreamCall
 from tensorferry.server.transport.lane.unary import UNARY, UnaryCall
 from tensorferry.server.transport.lane.unpacking import Unpacker
-from tensorferry.server.transport.open_calls import OpenCalls
 from tensorferry.server.transport.stream_registry import StreamRegistry
 from tensorferry.server.transport.unread_responses import UnreadResponses
 from tensorferry.server.wire.compression import is_compressed
@@ -96,7 +95,6 @@ class Lane:
         self.response_batcher = response_batcher or ResponseBatcher()
         self._max_in_flight = max_in_flight
         self._streams = StreamRegistry(max_streams, service.count_refused)
-        self._stream_calls = OpenCalls()
         self._core = cygrpc.Server(server)
         self._core.register(UNARY)
         self._core.register(STREAM)
@@ -132,10 +130,7 @@ class Lane:
 
     def wait_until_over(self, timeout: float) -> bool:
         """Wait until no call is open, after `begin_drain`; return false if some are after `timeout` seconds."""
-        give_up = time.monotonic() + timeout
-        return self._admission.unary_calls.wait_until_none(timeout) and self._stream_calls.wait_until_none(
-            max(0.0, give_up - time.monotonic())
-        )
+        return self._admission.wait_until_none_open(timeout)
 
     @property
     def open_streams(self) -> int:
@@ -150,8 +145,8 @@ class Lane:
             # In an overload many calls arrive at once, and the device is idle until these responses are sent.
             self.response_batcher.flush()
         # A call states how much time it has left. Core counts from its arrival, the client from when it was sent.
-        deadline = deadline_after(event.call_details.deadline - time.time()) - self._last_pause
-        admitted = self._admission.admit_unary(event.call, event.invocation_metadata, deadline)
+        remaining = event.call_details.deadline - time.time() - self._last_pause
+        admitted, deadline = self._admission.admit_unary(event.call, event.invocation_metadata, remaining)
         if isinstance(admitted, Refusal):
             if admitted.queue_full is not None:
                 self._pause_after(admitted.queue_full)
@@ -173,10 +168,10 @@ class Lane:
             return
         deadline = deadline_after(event.call_details.deadline - time.time())
         stream = StreamCall(self, event, deadline, admitted, self._max_in_flight)
-        self._stream_calls.begin()
+        self._admission.stream_began()
         refusal = self._streams.register(stream)
         if refusal is not None:
-            self._stream_calls.end()
+            self._admission.stream_ended()
             self._refuse(event.call, Refusal(refusal))
             return
         try:
@@ -207,11 +202,11 @@ class Lane:
     def stream_ended(self, stream: StreamCall) -> None:
         """Stop counting a stream. Idempotent."""
         if self._streams.unregister(stream):
-            self._stream_calls.end()
+            self._admission.stream_ended()
 
     def unary_ended(self) -> None:
         """Stop counting a unary call."""
-        self._admission.unary_calls.end()
+        self._admission.unary_ended()
 
     def submit(
         self,
