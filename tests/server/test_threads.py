@@ -238,8 +238,13 @@ def test_the_watchdog_survives_an_exception(
     monkeypatch.setattr(WatchedRun, "check", check)
     dog = Watchdog(0.01)
     hung = threading.Event()
-    watched = WatchedRun(hung.set)
-    watched.begin(0.01)
+
+    class Hanging(WatchedRun):
+        def _give_up_run(self) -> None:
+            hung.set()
+
+    watched = Hanging()
+    watched._due = 0.0
     dog.watch(watched)
     assert hung.wait(PATIENCE)
     assert crashed.is_set()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -238,26 +237,100 @@ def test_a_rebuild_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPa
         watchdog.close()
 
 
+class Watched(WatchedRun):
+    """Runs that end when the test says so. `meanwhile` is called once, when the watchdog finds a run overdue."""
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.calls: list[str] = []
+        super().__init__()
+
+    def begin(self, due: float) -> None:
+        self._running, self._outcome = cast(Session, self), RunOutcome.IN_TIME
+        self._due = due
+
+    def end(self) -> RunOutcome:
+        """End the run as `RecoveringInstance.run` does."""
+        self._due = None
+        return self._outcome if self._outcome is RunOutcome.IN_TIME else self.finish()
+
+    def end_runs(self) -> None:
+        self.calls.append("end")
+
+    def allow_runs(self) -> None:
+        self.calls.append("allow")
+
+    def _give_up_run(self) -> None:
+        self.calls.append("hung")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "_outcome" and value is not RunOutcome.IN_TIME:
+            meanwhile, self.meanwhile = self.meanwhile, lambda: None
+            meanwhile()
+
+
 def test_a_run_that_ends_in_time_is_not_ended_by_the_watchdog() -> None:
-    calls: list[str] = []
-    watched = WatchedRun(lambda: calls.append("hung"))
-    now = time.monotonic()
-    watched.begin(5.0, lambda: calls.append("end"), lambda: calls.append("allow_next"))
-    assert watched.check(now) is not None
-    assert watched.finish() is RunOutcome.IN_TIME
-    assert watched.check(now + 100) is None
-    assert calls == []
-    watched.begin(5.0, lambda: calls.append("end"), lambda: calls.append("allow_next"))
-    watched.check(now + 100)
-    assert watched.finish() is RunOutcome.ENDED
-    watched.check(now + 200)
-    assert calls == ["end", "allow_next"]
+    watched = Watched()
+    watched.begin(5.0)
+    assert watched.check(0.0) == 5.0
+    assert watched.end() is RunOutcome.IN_TIME
+    assert watched.check(100.0) is None
+    assert watched.calls == []
+    watched.begin(5.0)
+    watched.check(100.0)
+    assert watched.end() is RunOutcome.ENDED
+    watched.check(200.0)
+    assert watched.calls == ["end", "allow"]
+
+
+@pytest.mark.parametrize("next_run", [False, True])
+def test_a_run_that_ends_before_the_watchdog_says_that_it_is_overdue(next_run: bool) -> None:
+    """The thread that ran it has not seen that; the next run must go on."""
+    watched = Watched()
+    watched.begin(5.0)
+
+    def meanwhile() -> None:
+        watched._due = None
+        if next_run:
+            watched.begin(105.0)
+
+    watched.meanwhile = meanwhile
+    assert watched.check(100.0) is None
+    assert watched.calls == []
+    assert not watched.hangs
+    if next_run:
+        assert watched.check(100.0) == 105.0
+    assert watched.end() is RunOutcome.IN_TIME
+    assert watched.calls == []
+
+
+@pytest.mark.parametrize("hung", [False, True])
+def test_a_run_that_ends_while_the_watchdog_says_that_it_is_overdue(hung: bool) -> None:
+    """The thread that ran it waits for the watchdog, and permits the next run if this one was asked to end."""
+    watched, ended = Watched(), threading.Event()
+    watched.begin(5.0)
+    if hung:
+        watched.check(100.0)
+    outcomes: list[RunOutcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(watched.end()))
+
+    def meanwhile() -> None:
+        thread.start()
+        while watched._due is not None:
+            ended.wait(0.001)
+
+    watched.meanwhile = meanwhile
+    assert watched.check(200.0) is None
+    thread.join(PATIENCE)
+    assert outcomes == [RunOutcome.ENDED if hung else RunOutcome.IN_TIME]
+    assert watched.calls == (["end", "allow"] if hung else [])
 
 
 def test_the_watchdog_keeps_no_instance_alive() -> None:
     watchdog = Watchdog(PATIENCE)
     try:
-        watched = WatchedRun(lambda: None)
+        watched = Watched()
         watchdog.watch(watched)
         gone = weakref.ref(watched)
         del watched

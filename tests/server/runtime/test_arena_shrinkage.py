@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from support.models import small
 from support.models.small import node, value
 
 from tensorferry.batcher.testing import VirtualClock
-from tensorferry.server.runtime.arena_shrinkage import ArenaShrinkage
 from tensorferry.server.runtime.host_memory import resident_bytes
 from tensorferry.server.runtime.session import Session
 
 MIB = 1 << 20
 
 
-def test_one_run_a_minute_shrinks_the_arena() -> None:
+def test_one_run_a_minute_shrinks_the_arena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = VirtualClock()
-    shrinkage = ArenaShrinkage("usual", "shrinking", clock.now)
+    monkeypatch.setattr("tensorferry.server.runtime.session.time.monotonic", clock.now)
+    session = Session(small.twice(tmp_path / "m.onnx"))
     seen = []
+
+    def direct(names: Any, inputs: Any, options: Any) -> Any:
+        seen.append("shrinking" if options is session._shrinking_options else "usual")
+        return [None]
+
+    session._direct = direct
     for seconds in (0, 59, 1, 1, 59, 600, 0):
         clock.advance(seconds)
-        seen.append(shrinkage.options())
+        session.run({})
     assert seen == ["usual", "usual", "shrinking", "usual", "shrinking", "shrinking", "usual"]
 
 
@@ -34,13 +42,11 @@ def test_memory_of_a_large_batch_is_released(tmp_path: Path) -> None:
         [value("y", "FP32", ("batch", 1))],
     )
     session = Session(path)
-    clock = VirtualClock()
-    session._shrinkage = ArenaShrinkage(session._run_options, session._shrinking_options, clock.now)
     session.run({"x": np.zeros((1, 256), np.float32)})
     before = resident_bytes()
     session.run({"x": np.zeros((100_000, 256), np.float32)})
     assert resident_bytes() - before > 200 * MIB
-    clock.advance(60)
+    session._shrink_at = 0.0
     session.run({"x": np.zeros((1, 256), np.float32)})
     assert resident_bytes() - before < 50 * MIB
 

@@ -7,8 +7,8 @@ outside every lock.
 from __future__ import annotations
 
 import logging
+import math
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ REBUILD_SECONDS = 60.0
 _REBUILD_FACTOR = 10.0
 
 
-class RecoveringInstance:
+class RecoveringInstance(WatchedRun):
     """One instance of a model. One thread at a time may call `run`; the other methods are thread-safe.
 
     `rebuild` returns a new session that is warmed up, or raises.
@@ -52,6 +52,7 @@ class RecoveringInstance:
         index: int,
         limits: RunLimits = RunLimits(),  # noqa: B008 (frozen)
     ) -> None:
+        super().__init__()
         # None while it is broken. Written by the running thread, or by `recover` while nothing runs.
         self._session: Session | None = session
         # The session's staged form, if it has one.
@@ -61,23 +62,14 @@ class RecoveringInstance:
         self._rebuild = rebuild
         self._health = health
         self._index = index
-        self._limit = limits.run_seconds
+        self._limit = limits.run_seconds or math.inf
         self._rebuild_limit = max(REBUILD_SECONDS, _REBUILD_FACTOR * limits.load_seconds)
         self._where = f"model {health.name} version {health.version}, instance {index} on {session.device}"
         self._tries = 0
         self._began = 0.0
         self._give_up: Callable[[RunTimedOut], None] = lambda error: None
-        # A weak reference, so that the session's memory is freed with the last use and not by the cycle collector.
-        give_up_run = weakref.WeakMethod(self._give_up_run)
-
-        def on_hang() -> None:
-            method = give_up_run()
-            if method is not None:
-                method()
-
-        self._watched = WatchedRun(on_hang)
         if limits.watchdog is not None:
-            limits.watchdog.watch(self._watched)
+            limits.watchdog.watch(self)
 
     def on_hang(self, give_up: Callable[[RunTimedOut], None]) -> None:
         """Set the function to call if a run or a rebuild does not end even after it was asked to."""
@@ -91,19 +83,23 @@ class RecoveringInstance:
         session = self._session
         if session is None:
             raise InstanceFailed("the device failed, and its session is being rebuilt", recover=self.recover)
-        if self._limit:
-            self._began = self._watched.begin(self._limit, session.end_runs, session.allow_runs)
+        self._began = time.monotonic()
+        # In the order that `WatchedRun` asks for.
+        self._running, self._outcome = session, RunOutcome.IN_TIME
+        self._due = self._began + self._limit
         try:
             return session.run(inputs) if steps is None else steps(inputs)
         except ModelFailedError as error:
-            failure = self._failure(error, self._finish())
+            failure = self._failure(error, self.finish())
             if failure is None:
                 raise
         finally:
+            self._due = None
+            if self._outcome is not RunOutcome.IN_TIME and self.finish() is RunOutcome.HUNG:
+                self._returned()
             # The failure's traceback holds this frame, and would keep the session's device memory.
             del session, steps
-            if self._limit and self._watched.finish() is RunOutcome.HUNG:
-                self._returned()
+            self._running = None
         try:
             raise failure
         finally:
@@ -116,9 +112,6 @@ class RecoveringInstance:
         # A run on the same session has already reported that the session failed.
         recover = self.recover if self._session is None else None
         return InstanceFailed("the device failed before the batch was copied", _FIRST_SECONDS, recover)
-
-    def _finish(self) -> RunOutcome:
-        return self._watched.finish() if self._limit else RunOutcome.IN_TIME
 
     def _failure(self, error: ModelFailedError, outcome: RunOutcome) -> Exception | None:
         """Return the batcher's exception for a failed run; None if the request or the model is at fault."""
@@ -140,7 +133,7 @@ class RecoveringInstance:
         if outcome is not RunOutcome.IN_TIME:
             _log.error("%s: a run was ended after %g s (--run-timeout-seconds)", self._where, self._limit)
             if outcome is RunOutcome.ENDED:
-                # A hung run has been counted by `_on_hang`.
+                # A hung run has been counted by `_give_up_run`.
                 self._health.record(InstanceEvent.RUN_ENDED)
             return RunTimedOut(
                 f"the batch ran for longer than {self._limit:g} s, which --run-timeout-seconds allows, and was ended: "
@@ -149,7 +142,6 @@ class RecoveringInstance:
         return None
 
     def _give_up_run(self) -> None:
-        """Give up a run that did not end when asked to. Called on the watchdog's thread."""
         if self._session is None:
             reason = f"the device failed, and its session is not rebuilt even after {self._rebuild_limit:g} s"
         else:
@@ -161,7 +153,7 @@ class RecoveringInstance:
         self._health.record(InstanceEvent.HUNG)
         self._health.mark_down(self._index, reason, unrecoverable=True)
         self._give_up(RunTimedOut(reason))
-        if not self._watched.hangs and self._session is not None:
+        if not self.hangs and self._session is not None:
             # The run ended meanwhile, and may have marked the instance up before it was marked down here.
             self._health.mark_up(self._index)
 
@@ -176,7 +168,8 @@ class RecoveringInstance:
             return
         self._tries += 1
         started = time.monotonic()
-        self._watched.begin(self._rebuild_limit)
+        self._outcome = RunOutcome.IN_TIME
+        self._due = started + self._rebuild_limit
         try:
             session = self._rebuild()
         except (StartError, ModelFailedError) as error:
@@ -198,7 +191,7 @@ class RecoveringInstance:
             self._health.mark_up(self._index)
             return
         finally:
-            self._watched.finish()
+            self.finish()
         delay = min(_FIRST_SECONDS * 2 ** (self._tries - 1), _LAST_SECONDS)
         unrecoverable = self._tries >= _MAX_TRIES
         reason = f"the device failed, and {self._tries} tries to rebuild its session failed"

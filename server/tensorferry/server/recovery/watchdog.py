@@ -7,10 +7,10 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tensorferry.batcher.supervision import RestartBackoff, supervise
+from tensorferry.server.runtime.session import Session
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -26,50 +26,33 @@ class RunOutcome(enum.Enum):
     HUNG = "hung"
 
 
-# A module global, because attribute lookup on the enum is measurable for each run.
-_IN_TIME = RunOutcome.IN_TIME
-
-
 class WatchedRun:
-    """Current run of one instance, and its limit. Thread-safe.
+    """Current run of one instance, and its limit; a base class. One thread at a time runs, the watchdog checks.
 
-    `end` asks the run to end, `allow_next` permits the next one; both only set a flag. `hung` is called on the
-    watchdog's thread if the run did not end.
+    A run costs no lock. The running thread sets `_running` and `_outcome` and then `_due` when a run begins, and `_due`
+    to None when it ends. After that it looks at `_outcome`, and calls `finish` if the run was overdue. The watchdog sets
+    `_outcome` before it looks at `_due` once more: so at least one of them sees that the run is over.
     """
 
-    def __init__(self, hung: Callable[[], None]) -> None:
-        # Guards every field below. Only `end` and `allow_next` are called while it is held: without the lock, `end`
-        # could come after the run has ended by itself, and end the next one.
+    def __init__(self) -> None:
+        # Held while an overdue run is asked to end or permitted to go on: otherwise a late `end_runs` could end the
+        # next run. Guards `_hung_at`, and `_outcome` of a run that is overdue.
         self._lock = threading.Lock()
-        self._hung = hung
+        # When the run exceeds its limit; None between runs.
         self._due: float | None = None
         self._outcome = RunOutcome.IN_TIME
-        self._end: Callable[[], None] | None = None
-        self._allow_next: Callable[[], None] | None = None
-
-    def begin(
-        self,
-        limit: float,
-        end: Callable[[], None] | None = None,
-        allow_next: Callable[[], None] | None = None,
-    ) -> float:
-        """Start a run that may take `limit` seconds. Return the current time of `time.monotonic`."""
-        now = time.monotonic()
-        with self._lock:
-            self._due = now + limit
-            self._outcome = _IN_TIME
-            self._end, self._allow_next = end, allow_next
-        return now
+        # The session that can be asked to end its runs; None if the run cannot be ended.
+        self._running: Session | None = None
+        # When a run that was asked to end counts as hung.
+        self._hung_at = 0.0
 
     def finish(self) -> RunOutcome:
-        """Finish the run, and return its outcome."""
+        """Finish a run, permit the next one, and return its outcome."""
+        self._due = None
         with self._lock:
-            self._due = self._end = None
-            allow_next, self._allow_next = self._allow_next, None
-            outcome = self._outcome
-            if allow_next is not None and outcome is not _IN_TIME:
-                allow_next()
-            return outcome
+            if self._outcome is not RunOutcome.IN_TIME and self._running is not None:
+                self._running.allow_runs()
+            return self._outcome
 
     @property
     def hangs(self) -> bool:
@@ -80,18 +63,28 @@ class WatchedRun:
     def check(self, now: float) -> float | None:
         """End the run, or report it as hung, if its time is over. Return the time of the next check, if any."""
         with self._lock:
-            if self._due is None or self._outcome is RunOutcome.HUNG:
+            due, before, running = self._due, self._outcome, self._running
+            if due is None or before is RunOutcome.HUNG:
                 return None
-            if now < self._due:
-                return self._due
-            if self._outcome is RunOutcome.IN_TIME and self._end is not None:
-                self._outcome = RunOutcome.ENDED
-                self._end()
-                self._due = now + GRACE_SECONDS
-                return self._due
-            self._outcome = RunOutcome.HUNG
-        self._hung()
+            limit = due if before is RunOutcome.IN_TIME else self._hung_at
+            if now < limit:
+                return limit
+            ends = before is RunOutcome.IN_TIME and running is not None
+            self._outcome = RunOutcome.ENDED if ends else RunOutcome.HUNG
+            if self._due is not due:
+                # The run ended meanwhile. Another one may have begun.
+                self._outcome = before
+                return None
+            if ends and running is not None:
+                running.end_runs()
+                self._hung_at = now + GRACE_SECONDS
+                return self._hung_at
+        self._give_up_run()
         return None
+
+    def _give_up_run(self) -> None:
+        """Give up a run that did not end when asked to. Called on the watchdog's thread."""
+        raise NotImplementedError
 
 
 class Watchdog:
