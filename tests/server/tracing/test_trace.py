@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.server.rig import Replies, fp32, request, response_of, signature, spec
 
-from tensorferry.batcher import Batcher
+from tensorferry.batcher import Batcher, Request
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.tracing.trace import Tracer
@@ -49,9 +49,10 @@ class Desk:
         self.registry.mark_ready(Model("m", version, SIGNATURE, 4, "", batcher))
         return batcher
 
-    def ask(self, request_id: str, deadline: float = math.inf) -> Replies:
+    def ask(self, request_id: str, deadline: float = math.inf, **options: Any) -> Replies:
         replies = Replies()
-        self.service.submit(request({"x": fp32(1, 2)}, id=request_id).SerializeToString(), deadline, replies)
+        data = request({"x": fp32(1, 2)}, id=request_id).SerializeToString()
+        self.service.submit(data, deadline, replies, **options)
         return replies
 
     def traced(self) -> list[tuple[str, int, bool]]:
@@ -62,7 +63,7 @@ class Desk:
         ]
 
 
-def test_each_request_has_one_trace_even_if_its_model_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_request_has_one_trace_even_if_its_model_is_replaced() -> None:
     desk = Desk()
     first = desk.serve("1")
     assert response_of(desk.ask("answered").first()).id == "answered"
@@ -72,15 +73,14 @@ def test_each_request_has_one_trace_even_if_its_model_is_replaced(monkeypatch: p
     assert desk.traced()[1:] == [("too late", 1, False)]
     assert first.close()
     # The batcher was closed, so the model is looked up again. It is still one request with one trace.
-    enqueue = first.enqueue
     second: list[Batcher] = []
 
-    def replace(taken: Any) -> None:
-        second.append(desk.serve("2"))
-        enqueue(taken)
+    def replace(batcher: Batcher, taken: Request) -> None:
+        if batcher is first:
+            second.append(desk.serve("2"))
+        batcher.enqueue(taken)
 
-    monkeypatch.setattr(first, "enqueue", replace)
-    assert response_of(desk.ask("moved").first()).model_version == "2"
+    assert response_of(desk.ask("moved", enqueue=replace).first()).model_version == "2"
     assert desk.traced()[2:] == [("moved", 2, True)]
     desk.tracing.change("", {"timestamps": False})
     assert response_of(desk.ask("off").first()).id == "off"
@@ -88,21 +88,17 @@ def test_each_request_has_one_trace_even_if_its_model_is_replaced(monkeypatch: p
     assert second[0].close()
 
 
-def test_a_request_whose_model_is_unloaded_meanwhile_is_answered_and_traced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_whose_model_is_unloaded_meanwhile_is_answered_and_traced() -> None:
     desk = Desk()
     batcher = desk.serve("1")
     assert batcher.close()
-    enqueue = batcher.enqueue
 
-    def unload(taken: Any) -> None:
+    def unload(batcher: Batcher, taken: Request) -> None:
         desk.unload()
-        enqueue(taken)
+        batcher.enqueue(taken)
 
-    monkeypatch.setattr(batcher, "enqueue", unload)
     with pytest.raises(Exception, match="m"):
-        response_of(desk.ask("gone").first())
+        response_of(desk.ask("gone", enqueue=unload).first())
     assert desk.traced() == [("gone", 1, False)]
 
 

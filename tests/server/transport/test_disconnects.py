@@ -120,8 +120,8 @@ class Hooked(InferenceService):
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
-        needs_run: Any = None,
         caller: ClientIdentity = ANONYMOUS,
+        **options: Any,
     ) -> InferenceCall:
         self._complete = complete
         self.arrived.set()

@@ -194,7 +194,7 @@ def test_the_deadline_of_a_call_is_reduced_by_the_pause_before_it() -> None:
         _unrequested=[],
         _refusal=None,
         _final_status=None,
-        _inline_runs=InlineRuns(),
+        _inline_runs=InlineRuns(lambda: None),
         _watch_cancel_at=math.inf,
         _pause=0.5,
         _last_pause=0.0,

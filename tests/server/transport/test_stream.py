@@ -119,7 +119,7 @@ def test_an_unexpected_exception_ends_the_stream(
     def broken(*args: Any, **options: Any) -> InferenceCall:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(served.service, "submit", broken)
+    monkeypatch.setattr(served.lane or served.service, "submit", broken)
     stream = served.stream()
     stream.send("1")
     error = stream.end()

@@ -209,8 +209,8 @@ def test_a_disconnect_during_submit_cancels_the_request(ordered: bool) -> None:
             deadline: float,
             complete: Callable[[InferenceReply], None],
             metadata: Metadata = (),
-            needs_run: Any = None,
             caller: ClientIdentity = ANONYMOUS,
+            **options: Any,
         ) -> InferenceCall:
             call = super().submit(data, deadline, complete, metadata)
             stream.close()

@@ -58,7 +58,9 @@ class Core:
         self.calls: list[WireCall] = []
         for module in (lane, stream, stream_registry):
             monkeypatch.setattr(module, "threading", SimpleNamespace(Lock=lambda: Lock(interleaver)))
-        queue = SimpleNamespace(next_wakeup=0.0, idle=True, configure=lambda *callbacks: None)
+        queue = SimpleNamespace(
+            next_wakeup=0.0, idle=True, configure=lambda *callbacks: None, wake_soon=lambda: None
+        )
         server = SimpleNamespace(queue=queue, register=lambda method: None, request=lambda method, tag: None)
         monkeypatch.setattr(cygrpc, "Server", lambda public: server)
         for name, kind in (("ReceiveMessage", "receive"), ("ReceiveCloseOnServer", "close")):

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -64,8 +65,8 @@ class ScriptedService(InferenceService):
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
-        needs_run: Any = None,
         caller: ClientIdentity = ANONYMOUS,
+        **options: Any,
     ) -> InferenceCall:
         request_id = pb.ModelInferRequest.FromString(data).id
         with self._changed:
@@ -227,6 +228,7 @@ class ServedTransport:
         self.servicer._service = self.servicer._admission._service = service
         if self.lane is not None:
             self.lane._service = self.lane._admission._service = service
+            self.lane.submit = partial(service.submit, **self.lane.submit.keywords)
 
     def be_real(self) -> None:
         """Serve further calls by a real service over the same registry."""

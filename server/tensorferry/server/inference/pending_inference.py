@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorferry.batcher import Batcher, BatchInfo, ModelRowsError, Outcome, Request, Tensor
+from tensorferry.batcher import BatchInfo, ModelRowsError, Outcome, Request
 from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.codec import ResponseSpec, write_outputs
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
-from tensorferry.server.inference.request_templates import RequestTemplate
+from tensorferry.server.inference.request_templates import Match
 from tensorferry.server.inference.responses import Piece
 from tensorferry.server.shapes.shared_axes import explain_axis_mismatch
 from tensorferry.server.shared_memory.regions import RegionLease
@@ -22,70 +22,51 @@ from tensorferry.server.tracing.trace import RequestTrace
 _log = logging.getLogger("tensorferry.server")
 
 
-class PendingInference(InferenceCall, InferenceReply):
-    """A request of a client. One object is the call and the reply, because each request makes one.
+class PendingInference(Request, InferenceCall, InferenceReply):
+    """A request of a client. One object is the batcher's request, the call and the reply.
 
-    `request` is the batcher's request. `outcome` is set before the completion is called, with this object.
+    `outcome` is set before the transport's completion is called, with this object.
     """
 
-    __slots__ = (
-        "_complete",
-        "_id_field",
-        "_template",
-        "metadata",
-        "outcome",
-        "request",
-        "request_id",
-        "trace",
-    )
+    __slots__ = ("_finish", "_id_field", "_template", "metadata", "outcome", "request_id", "trace")
 
     def __init__(
         self,
-        template: RequestTemplate,
-        request_id: str,
-        id_field: bytes,
+        match: Match,
+        deadline: float,
+        client: str,
         metadata: Metadata,
-        complete: Callable[[Any], None],
+        finish: Callable[[Any], None],
         trace: RequestTrace | None = None,
     ) -> None:
+        template, self.request_id, self._id_field, tensors = match
+        super().__init__(
+            tensors,
+            self.completed,
+            names=template.names,
+            rows=template.rows,
+            nbytes=template.nbytes,
+            key=template.key,
+            deadline=deadline,
+            priority=template.priority,
+            padding=template.padding,
+            max_queue_time=template.max_queue_time,
+            tag=self.request_id,
+            client=client,
+            shared=template.shared,
+        )
         self._template = template
-        self.request_id = request_id
-        self._id_field = id_field
         self.metadata = metadata
-        self._complete = complete
+        self._finish = finish
         self.trace = trace
 
-    def enqueue(
-        self, tensors: tuple[Tensor, ...], deadline: float, needs_run: set[Batcher] | None, client: str
-    ) -> None:
-        """Hand the request to its model's batcher, which may raise. See `InferenceService.submit`."""
-        template = self._template
-        batcher = template.model.batcher
-        self.request = template.request(tensors, self.completed, deadline, client, self.request_id)
-        try:
-            if needs_run is None:
-                batcher.enqueue(self.request)
-            elif batcher.enqueue(self.request, notify=False):
-                needs_run.add(batcher)
-        except BaseException:
-            # The two refer to each other and would keep each other, and the call, alive.
-            del self.request
-            raise
-
-    def answer_empty(self, tensors: tuple[Tensor, ...], deadline: float, outputs: Mapping[str, Any]) -> None:
-        """Answer a request without rows at once, unless the model's batcher raises."""
-        template = self._template
-        self.request = template.request(tensors, self.completed, deadline, "", self.request_id)
-        try:
-            template.model.batcher.answer_empty(self.request, outputs)
-        except BaseException:
-            # As in `enqueue`.
-            del self.request
-            raise
+    def discard(self) -> None:
+        """Release a request that the batcher did not accept: it and its completion refer to each other."""
+        del self.complete, self._finish
 
     def cancel(self) -> None:
         """See `InferenceCall`."""
-        self._template.model.batcher.cancel(self.request)
+        self._template.model.batcher.cancel(self)
 
     def abandon(self) -> None:
         """See `InferenceCall`."""
@@ -119,14 +100,14 @@ class PendingInference(InferenceCall, InferenceReply):
         if exemplars is not None:
             for name, value in self.metadata:
                 if name == TRACEPARENT and outcome.batch is not None and outcome.error is None:
-                    exemplars.record(value, _latency(self.request, outcome.batch))
-        complete = self._complete
-        # The completion refers to the stream's entry, which refers to this object.
-        del self._complete
-        complete(self)
+                    exemplars.record(value, _latency(self, outcome.batch))
+        finish = self._finish
+        # It refers to the stream's entry, which refers to this object.
+        del self._finish
+        finish(self)
 
     @property
-    def nbytes(self) -> int:
+    def output_bytes(self) -> int:
         """See `InferenceReply`."""
         outputs = self.outcome.outputs
         return 0 if outputs is None else sum(map(_nbytes, outputs.values()))
@@ -164,16 +145,16 @@ class SharedMemoryInference(PendingInference):
 
     def __init__(
         self,
-        template: RequestTemplate,
-        request_id: str,
-        id_field: bytes,
+        match: Match,
+        deadline: float,
+        client: str,
         metadata: Metadata,
-        complete: Callable[[Any], None],
+        finish: Callable[[Any], None],
         trace: RequestTrace | None,
         lease: RegionLease,
         response_spec: ResponseSpec,
     ) -> None:
-        super().__init__(template, request_id, id_field, metadata, complete, trace)
+        super().__init__(match, deadline, client, metadata, finish, trace)
         self._lease = lease
         self._response_spec = response_spec
 

@@ -58,7 +58,7 @@ class InferenceReply(ABC):
         """Name and version of the model that answered, or as the request gave them; "" if unknown."""
 
     @property
-    def nbytes(self) -> int:
+    def output_bytes(self) -> int:
         """Bytes of the tensors that the reply holds."""
         return 0
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from tensorferry.batcher import Outcome, PadPlan, Request, Tensor
+from tensorferry.batcher import PadPlan, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.classification import Classifier
 from tensorferry.server.inference.codec import DecodedRequest, ResponseSpec
@@ -68,31 +68,6 @@ class RequestTemplate:
     padding: PadPlan | None
     response: ResponseTemplate
 
-    def request(
-        self,
-        tensors: tuple[Tensor, ...],
-        completed: Callable[[Outcome], None],
-        deadline: float,
-        client: str,
-        request_id: str = "",
-    ) -> Request:
-        """Return a client's request for the batcher."""
-        return Request(
-            tensors,
-            completed,
-            names=self.names,
-            rows=self.rows,
-            nbytes=self.nbytes,
-            key=self.key,
-            deadline=deadline,
-            priority=self.priority,
-            padding=self.padding,
-            max_queue_time=self.max_queue_time,
-            tag=request_id,
-            client=client,
-            shared=self.shared,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class MessageLayout:
@@ -120,26 +95,6 @@ class _Entry:
     layout: MessageLayout
     tensors: tuple[tuple[np.dtype[Any], tuple[int, ...], int, int], ...]
 
-    def match(self, data: bytes) -> Match | None:
-        """Match a message of the layout's size; None if it differs in more than values and id."""
-        layout = self.layout
-        for start, fixed in layout.fixed:
-            if not data.startswith(fixed, start):
-                return None
-        start, stop = layout.id
-        try:
-            request_id = data[start:stop].decode()
-        except UnicodeDecodeError:
-            # Parsing reports the error.
-            return None
-        start, stop = layout.id_field
-        values = data if len(data) < _VIEW_BYTES else memoryview(data)
-        # Half the time of `Tensor(...)`, for each tensor of each request.
-        tensors = tuple(
-            [_new(Tensor, (dtype, shape, values[at:end])) for dtype, shape, at, end in self.tensors]
-        )
-        return self.template, request_id, data[start:stop], tensors
-
 
 class RequestTemplateCache:
     """The templates of recent requests, found by a message's bytes. Thread-safe.
@@ -157,12 +112,28 @@ class RequestTemplateCache:
         self._responses: dict[Hashable, ResponseTemplate] = {}
 
     def find(self, data: bytes, generation: int) -> Match | None:
-        """Match a message against the templates; None if none matches."""
+        """Match a message against the templates; None if it differs from each in more than values and id."""
         if generation != self._generation:
             return None
         for entry in self._by_size.get(len(data), ()):
-            if (match := entry.match(data)) is not None:
-                return match
+            layout = entry.layout
+            for start, fixed in layout.fixed:
+                if not data.startswith(fixed, start):
+                    break
+            else:
+                start, stop = layout.id
+                try:
+                    request_id = data[start:stop].decode()
+                except UnicodeDecodeError:
+                    # Parsing reports the error.
+                    return None
+                start, stop = layout.id_field
+                values = data if len(data) < _VIEW_BYTES else memoryview(data)
+                tensors = []
+                for dtype, shape, at, end in entry.tensors:
+                    # Half the time of `Tensor(...)`, for each tensor of each request.
+                    tensors.append(_new(Tensor, (dtype, shape, values[at:end])))
+                return entry.template, request_id, data[start:stop], tuple(tensors)
         return None
 
     def add(

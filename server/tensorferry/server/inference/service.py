@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tensorferry.batcher import Batcher, BatcherClosed, BatcherError
+from tensorferry.batcher import Batcher, BatcherClosed, BatcherError, Request
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
@@ -24,6 +24,7 @@ from tensorferry.server.inference.reply import FinishedCall, InferenceCall, Infe
 from tensorferry.server.inference.request_limits import DEFAULT_LIMITS
 from tensorferry.server.inference.request_templates import Match, RequestTemplateCache
 from tensorferry.server.inference.unmatched_request import UnmatchedRequest
+from tensorferry.server.inference.unpacking import Unpacker
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.shared_memory.regions import Regions
 from tensorferry.server.status import (
@@ -123,14 +124,16 @@ class InferenceService:
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
-        needs_run: set[Batcher] | None = None,
         caller: ClientIdentity = ANONYMOUS,
+        *,
+        enqueue: Callable[[Batcher, Request], object] = Batcher.enqueue,
+        unpacker: Unpacker | None = None,
     ) -> InferenceCall:
         """Serve one serialised ModelInferRequest. Call `complete` exactly once, perhaps before this returns.
 
         `deadline` is on the clock of `time.monotonic`, inf for none. `metadata` and `caller` are those of the call.
-        A caller that gives `needs_run` must soon run the batchers that are added to it. Never blocks; every error
-        arrives in the reply.
+        `enqueue` hands a request to its model's batcher. A caller that must not wait gives an `unpacker`, which submits
+        compressed messages on other threads. Never blocks else; every error arrives in the reply.
         """
         now = time.monotonic()
         trace: RequestTrace | None = None
@@ -140,36 +143,43 @@ class InferenceService:
             generation = self._registry.generation
             match: Match | None = None
             unmatched: UnmatchedRequest | None = None
+            pending: PendingInference | None = None
             try:
                 match = self._templates.find(data, generation)
                 if match is None and is_compressed(data):
+                    if unpacker is not None:
+                        return unpacker.submit(data, deadline, complete, metadata, caller)
                     data = decompress(data, self.limits.message_bytes)
                     match = self._templates.find(data, generation)
                 if match is None:
                     unmatched = UnmatchedRequest(data, self._regions, self.limits)
                     unmatched.parse()
-                    self._check_accepting()
+                if self.draining:
+                    raise NotReadyError(SHUTTING_DOWN)
+                if match is None:
+                    assert unmatched is not None
                     match = unmatched.match(self._registry, self._templates, generation)
-                else:
-                    self._check_accepting()
-                template, request_id, id_field, tensors = match
-                completed: Callable[[Any], None] = complete
+                template = match[0]
+                finish: Callable[[Any], None] = complete
                 sampled = True
                 if self._tracer.sources or trace is not None:
-                    trace = trace or self._tracer.begin(template.model, request_id, now, metadata, caller)
+                    trace = trace or self._tracer.begin(template.model, match[1], now, metadata, caller)
                     if trace is not None:
-                        completed = self._traced(trace, complete, template.model)
+                        finish = self._traced(trace, complete, template.model)
                         metadata = _metadata_of(trace)
                 latest = min(deadline, now + template.timeout)
                 if unmatched is None:
-                    pending = PendingInference(template, request_id, id_field, metadata, completed, trace)
+                    pending = PendingInference(match, latest, caller.name, metadata, finish, trace)
                 else:
-                    pending = unmatched.pending(match, metadata, completed, trace)
+                    pending = unmatched.pending(match, latest, caller.name, metadata, finish, trace)
                 if unmatched is None or unmatched.empty_outputs is None:
-                    pending.enqueue(tensors, latest, needs_run, caller.name)
+                    enqueue(template.model.batcher, pending)
                 else:
-                    pending.answer_empty(tensors, latest, unmatched.empty_outputs)
+                    template.model.batcher.answer_empty(pending, unmatched.empty_outputs)
+                return pending
             except Exception as error:
+                if pending is not None:
+                    pending.discard()
                 if unmatched is not None:
                     unmatched.release()
                 if isinstance(error, BatcherClosed) and generation != self._registry.generation:
@@ -180,11 +190,6 @@ class InferenceService:
                     trace = self._tracer.begin(None, request_id, now, metadata, caller)
                 complete(self._rejected(error, error_reply(request_id, error, addressed, metadata, trace)))
                 return FinishedCall(trace)
-            return pending
-
-    def _check_accepting(self) -> None:
-        if self.draining:
-            raise NotReadyError(SHUTTING_DOWN)
 
     def _rejected(self, error: Exception, reply: InferenceReply) -> InferenceReply:
         """Count and trace the error of a request that no batcher accepted."""
@@ -207,7 +212,7 @@ class InferenceService:
         def completed(pending: PendingInference) -> None:
             outcome, error = pending.outcome, pending.outcome.error
             status = None if error is None else self._mapped_status(error)
-            trace.completed(outcome.batch, outcome.queue_delay, error, status, rows=pending.request.rows)
+            trace.completed(outcome.batch, outcome.queue_delay, error, status, rows=pending.rows)
             complete(pending)
 
         return completed

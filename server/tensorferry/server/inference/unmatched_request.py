@@ -74,17 +74,18 @@ class UnmatchedRequest:
     def pending(
         self,
         match: Match,
+        deadline: float,
+        client: str,
         metadata: Metadata,
-        complete: Callable[[Any], None],
+        finish: Callable[[Any], None],
         trace: RequestTrace | None,
     ) -> PendingInference:
         """Return the request for the batcher. It releases the shared memory when it has an outcome."""
-        template, request_id, id_field, _ = match
         if self._lease:
             return SharedMemoryInference(
-                template, request_id, id_field, metadata, complete, trace, self._lease, self._response_spec
+                match, deadline, client, metadata, finish, trace, self._lease, self._response_spec
             )
-        return PendingInference(template, request_id, id_field, metadata, complete, trace)
+        return PendingInference(match, deadline, client, metadata, finish, trace)
 
     def release(self) -> None:
         """Release the shared memory of a request that no batcher accepted. Idempotent."""

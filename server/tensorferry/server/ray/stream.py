@@ -88,7 +88,7 @@ class RayStream:
 
     async def _serve(self, data: bytes, entry: StreamEntry) -> None:
         reply = await self._infer(data, self._deadline, self._metadata)
-        self._state.completed(entry, reply, reply.nbytes)
+        self._state.completed(entry, reply, reply.output_bytes)
         self._changed.set()
 
     def _start(self, work: Awaitable[None]) -> None:

@@ -167,7 +167,7 @@ class ResponseStream:
         return True
 
     def _complete(self, entry: StreamEntry, reply: InferenceReply) -> None:
-        nbytes = reply.nbytes
+        nbytes = reply.output_bytes
         error = self._unread.add(self._account, nbytes)
         if error is None:
             entry.unread_bytes = nbytes

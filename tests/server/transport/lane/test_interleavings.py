@@ -76,8 +76,8 @@ class LoomedService(InferenceService):
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
-        needs_run: Any = None,
         caller: ClientIdentity = ANONYMOUS,
+        **options: Any,
     ) -> InferenceCall:
         self.core.pause()
         request_id = pb.ModelInferRequest.FromString(data).id

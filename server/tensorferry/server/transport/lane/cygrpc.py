@@ -117,6 +117,10 @@ class _EventLoop(CompletionQueue):  # type: ignore[misc]
         # Whether no event was waiting when `on_wakeup` was called.
         self.idle = True
 
+    def wake_soon(self) -> None:
+        """Call `on_wakeup` once the waiting events are handled. On the polling thread."""
+        self.next_wakeup = 0.0
+
     def poll(self, deadline: float | None = None) -> Any:
         """Handle the lane's events until one of grpcio's arrives, or the deadline passes; return that."""
         poll = super().poll

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -24,9 +25,9 @@ import grpc
 
 from tensorferry.batcher import QueueFull
 from tensorferry.protos import SERVICE_NAME
-from tensorferry.server.identity import ClientIdentity
-from tensorferry.server.inference.reply import InferenceCall, InferenceReply
+from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.inference.unpacking import Unpacker
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.status import Status
 from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after
@@ -35,10 +36,8 @@ from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 from tensorferry.server.transport.lane.inline_runs import InlineRuns
 from tensorferry.server.transport.lane.stream import StreamCall
 from tensorferry.server.transport.lane.unary import UNARY, UnaryCall
-from tensorferry.server.transport.lane.unpacking import Unpacker
 from tensorferry.server.transport.stream_registry import StreamRegistry
 from tensorferry.server.transport.unread_responses import UnreadResponses
-from tensorferry.server.wire.compression import is_compressed
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -82,7 +81,6 @@ class Lane:
         unpackers: Executor | None = None,
     ) -> None:
         self._service = service
-        self._unpacker = None if unpackers is None else Unpacker(service.submit, unpackers)
         self.unread = unread or UnreadResponses()
         self._admission: CallAdmission[Any] = CallAdmission(
             service,
@@ -111,7 +109,13 @@ class Lane:
         self._recent_calls: list[UnaryCall] = []
         self._older_calls: list[UnaryCall] = []
         self._watch_cancel_at = math.inf
-        self._inline_runs = InlineRuns()
+        self._inline_runs = InlineRuns(self._core.queue.wake_soon)
+        # See `InferenceService.submit`.
+        self.submit = partial(
+            service.submit,
+            enqueue=self._inline_runs.enqueue,
+            unpacker=None if unpackers is None else Unpacker(service.submit, unpackers),
+        )
         # In seconds: the pause to make once no event is left, and the last pause, which arriving calls may have waited.
         self._pause = self._last_pause = 0.0
         # Requests for calls that core has not taken.
@@ -208,23 +212,6 @@ class Lane:
         """Stop counting a unary call."""
         self._admission.unary_ended()
 
-    def submit(
-        self,
-        data: bytes,
-        deadline: float,
-        complete: Callable[[InferenceReply], None],
-        metadata: Any,
-        caller: ClientIdentity,
-    ) -> InferenceCall:
-        """See `InferenceService.submit`. Short batches run on the polling thread when no event is left."""
-        if self._unpacker is not None and is_compressed(data):
-            return self._unpacker.submit(data, deadline, complete, metadata, caller)
-        pending = self._inline_runs.pending
-        call = self._service.submit(data, deadline, complete, metadata, pending, caller)
-        if pending:
-            self._core.queue.next_wakeup = 0.0
-        return call
-
     def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
         """See `InferenceService.status_of`. If the queue of the only model is full, the polling thread pauses.
 
@@ -243,7 +230,7 @@ class Lane:
             if not self._pause:
                 self.response_batcher.begin_coalescing()
             self._pause = queue_full.pause_seconds
-            self._core.queue.next_wakeup = 0.0
+            self._core.queue.wake_soon()
 
     def sent(self, reply: InferenceReply | None) -> None:
         """Record that a reply, or another end of a call, was sent."""

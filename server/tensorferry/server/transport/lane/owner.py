@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.status import Status
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
@@ -31,15 +30,9 @@ class CallOwner(Protocol):
     def response_batcher(self) -> ResponseBatcher:
         """Sends the responses of a batch together."""
 
-    def submit(
-        self,
-        data: bytes,
-        deadline: float,
-        complete: Callable[[InferenceReply], None],
-        metadata: Any,
-        caller: ClientIdentity,
-    ) -> InferenceCall:
-        """See `InferenceService.submit`. On the polling thread."""
+    @property
+    def submit(self) -> Callable[..., InferenceCall]:
+        """`InferenceService.submit`. Short batches run on the polling thread when no event is left."""
 
     def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
         """See `InferenceService.status_of`."""

@@ -16,7 +16,6 @@ from typing import Any
 
 import grpc
 
-from tensorferry.batcher import Batcher
 from tensorferry.server.errors import NotFoundError
 from tensorferry.server.identity import ANONYMOUS, ROLES, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import BuiltReply, InferenceCall, InferenceReply
@@ -60,8 +59,8 @@ class _Echo(InferenceService):
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
-        needs_run: set[Batcher] | None = None,
         caller: ClientIdentity = ANONYMOUS,
+        **options: Any,
     ) -> InferenceCall:
         if data == _HELD:
             self.held.set()

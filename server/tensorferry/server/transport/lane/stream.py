@@ -83,7 +83,7 @@ class StreamCall:
             self._send(content)
 
     def _complete(self, entry: StreamEntry, reply: InferenceReply) -> None:
-        nbytes = reply.nbytes
+        nbytes = reply.output_bytes
         error = self._owner.unread.add(self._account, nbytes)
         if error is None:
             entry.unread_bytes = nbytes

@@ -1,6 +1,6 @@
-"""Compressed requests of the lane, submitted on threads of their own.
+"""Compressed requests of a transport with one thread for all calls, submitted on other threads.
 
-Decompressing and checking a message takes up to 30 ms, which would delay every other call on the polling thread.
+Decompressing and checking a message takes up to 30 ms, which would delay every other call on that thread.
 """
 
 from __future__ import annotations
