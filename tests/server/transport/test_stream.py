@@ -57,6 +57,18 @@ def test_a_response_in_order_does_not_wait_for_later_ones(served: ServedTranspor
     assert stream.read_ids(2) == ["2", "3"]
 
 
+def test_responses_that_are_ready_together_arrive_in_an_open_stream(served: ServedTransport) -> None:
+    """The lane tells core which of them are followed by another; core writes them with the last."""
+    stream = served.stream()
+    ids = [str(number) for number in range(40)]
+    for _ in range(2):
+        stream.send(*ids)
+        served.service.await_received(40)
+        served.service.answer(*reversed(ids))
+        assert stream.read_ids(40) == ids
+        served.service.received.clear()
+
+
 def test_an_unknown_order_is_refused(served: ServedTransport) -> None:
     error = served.stream("random").end()
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT

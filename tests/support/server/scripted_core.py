@@ -66,7 +66,9 @@ class Core:
         for name, kind in (("ReceiveMessage", "receive"), ("ReceiveCloseOnServer", "close")):
             monkeypatch.setattr(cygrpc, f"{name}Operation", lambda flags, kind=kind: Operation(kind))
         monkeypatch.setattr(
-            cygrpc, "SendMessageOperation", lambda data, flags: Operation("message", bytes(data))
+            cygrpc,
+            "SendMessageOperation",
+            lambda data, flags: Operation("collected" if flags else "message", bytes(data)),
         )
         monkeypatch.setattr(cygrpc, "SEND_INITIAL_METADATA", Operation("metadata"))
         monkeypatch.setattr(cygrpc, "IGNORE_CLOSE", Operation("close"))
@@ -118,6 +120,8 @@ class WireCall:
     half_closed: bool = False
     cancelled: bool = False
     got: list[bytes] = field(default_factory=list)
+    # Sent messages that wait for the one that follows them.
+    collected: list[bytes] = field(default_factory=list)
     status: Status | None = None
     closed: bool = False
     _pending: dict[str, Batch] = field(default_factory=dict)
@@ -153,6 +157,15 @@ class WireCall:
         if "metadata" in kinds:
             assert not self._begun, "initial metadata twice"
             self._begun = True
+        if kinds == ["collected"]:
+            assert self._begun, "initial metadata is missing"
+            assert not self._status_started, "something after the status"
+            assert "send" not in self._pending, "a second message while one is under way"
+            if not self.over:
+                self.collected.append(operations[0].content)
+            self._pending["collected"] = batch
+            self._end("collected", success=not self.over)
+            return
         if "message" in kinds or "status" in kinds:
             assert self._begun, "initial metadata is missing"
             assert not self._status_started, "something after the status"
@@ -186,6 +199,8 @@ class WireCall:
         batch = self._pending.get("send")
         if batch is None or self.over:
             return
+        self.got += self.collected
+        self.collected.clear()
         for operation in batch.operations:
             if operation.kind == "message":
                 self.got.append(operation.content)

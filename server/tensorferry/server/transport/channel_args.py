@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.transport.unread_responses import SMALL_BYTES
 
 _MAX_PENDING_CALLS = 8192
 
@@ -28,6 +29,9 @@ def core_options(config: ServerConfig) -> list[tuple[str, int]]:
         # that is 64 MiB and more for each stream that is sent more than it reads.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+        # Of a stream, the most bytes of responses that core collects when the lane says that more follow. The lane
+        # regards them as sent.
+        ("grpc.http2.write_buffer_size", SMALL_BYTES),
         # Counters of core's debugging service, which is not served.
         ("grpc.enable_channelz", 0),
         # Calls that are not accepted yet. Core ends those above the limit with CANCELLED.

@@ -19,15 +19,17 @@ class StreamEnd(NamedTuple):
 class StreamEntry:
     """A request of a stream until its response is sent.
 
-    `call` is set once the service has the request. `unread_bytes` are those counted by `UnreadResponses`.
+    `call` is set once the service has the request. `unread_bytes` are those counted by `UnreadResponses`. `followed` is
+    whether the next response was ready when this one was taken.
     """
 
-    __slots__ = ("call", "reply", "unread_bytes")
+    __slots__ = ("call", "followed", "reply", "unread_bytes")
 
     def __init__(self) -> None:
         self.call: InferenceCall | None = None
         self.reply: InferenceReply | None = None
         self.unread_bytes = 0
+        self.followed = False
 
 
 class StreamState:
@@ -107,7 +109,9 @@ class StreamState:
         if self._entries and self._entries[0].reply is not None:
             self._sending = True
             self._completed -= 1
-            return self._entries.popleft()
+            entry = self._entries.popleft()
+            entry.followed = bool(self._entries) and self._entries[0].reply is not None
+            return entry
         if self._in_flight or self._end is None:
             return None
         self.ended = True

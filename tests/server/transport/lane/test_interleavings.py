@@ -261,7 +261,8 @@ class World:
 
     def check_in_flight(self, name: str) -> None:
         (client,) = [each for each in self.clients if each.name == name]
-        assert len(self.received_of(client)) - len(client.got) <= MAX_IN_FLIGHT
+        sent = len(client.got) + len(client.call.collected)
+        assert len(self.received_of(client)) - sent <= MAX_IN_FLIGHT
 
     def check(self) -> None:
         service = self.service
@@ -275,6 +276,7 @@ class World:
 
     def _check_answers(self, client: Client, received: list[str]) -> None:
         call, got = client.call, client.got
+        assert call.cancelled or not call.collected, "no write follows"
         if client.order == "request":
             assert got == received[: len(got)]
         assert len(set(got)) == len(got)

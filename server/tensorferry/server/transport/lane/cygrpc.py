@@ -21,6 +21,7 @@ try:
         SendInitialMetadataOperation,
         SendMessageOperation,
         SendStatusFromServerOperation,
+        WriteFlag,
         auth_context,
         peer_identities,
         peer_identity_key,
@@ -37,6 +38,9 @@ __all__ = [
     "SendMessageOperation",
     "Server",
 ]
+
+# Flag of a message that core may collect, up to a limit, because another message or a status follows it.
+MORE_FOLLOWS = WriteFlag.buffer_hint
 
 # Operations without contents, which any number of batches may share.
 SEND_INITIAL_METADATA = SendInitialMetadataOperation((), 0)

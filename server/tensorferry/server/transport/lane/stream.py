@@ -108,7 +108,9 @@ class StreamCall:
                 self._state.end()
             self._send_status(message)
             return
-        operations = (*self._opening, cygrpc.SendMessageOperation(message, 0))
+        # Core writes responses that are ready together at once. Initial metadata is sent only once it is written.
+        flags = cygrpc.MORE_FOLLOWS if content.followed and not self._opening else 0
+        operations = (*self._opening, cygrpc.SendMessageOperation(message, flags))
         self._opening = ()
         self._call.start_server_batch(operations, self.sent)
         self._owner.response_batcher.sent(len(message))
