@@ -148,7 +148,6 @@ class LatencyModel:
         # By size: mean seconds, their weight, and the number of observations at its last sample.
         self._seen: dict[int, tuple[float, float, int]] = {}
         self._table_in = _TABLE_EVERY
-        self._piecewise = False
         self._line_error = self._table_error = 0.02
         self._observations = 0
         self._clipped = 0
@@ -156,25 +155,33 @@ class LatencyModel:
 
     def add_warmup_sample(self, rows: int, seconds: float) -> None:
         """Learn a warm-up run, which never fades."""
-        _check(rows, seconds)
-        terms = (1.0, rows, rows * rows, seconds, rows * seconds)
-        self._anchors = _plus(self._anchors, 1.0, terms)
-        self._learn_size(rows, seconds)
-        self._refit(new_table=True)
+        if rows < 1 or not 0 <= seconds < math.inf:
+            raise _impossible(rows, seconds)
+        w, s1, s2, sy, s1y = self._anchors
+        self._anchors = (w + 1.0, s1 + rows, s2 + rows * rows, sy + seconds, s1y + rows * seconds)
+        self._learn(rows, seconds, self.curve.piecewise, new_table=True)
         if not self._observations and len(self._seen) >= _TABLE_KNOWN:
-            self._piecewise = self._line_is_far()
-            self._refit(new_table=False)
+            self.curve = self.curve._replace(piecewise=self._line_is_far())
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn a batch that ran. A single outlier changes little; a lasting change is followed."""
-        _check(rows, seconds)
+        if rows < 1 or not 0 <= seconds < math.inf:
+            raise _impossible(rows, seconds)
         self._observations += 1
-        by_size = seconds
-        curve = self.curve
+        curve, by_size = self.curve, seconds
         line, table = curve.alpha + curve.beta * rows, curve.table(rows) if curve.sizes else 0.0
-        expected = table if self._piecewise else line
+        piecewise = curve.piecewise
+        expected = table if piecewise else line
         if expected > 0:
-            self._score_models(seconds, line, table)
+            # A model that predicts 0 gets the largest error.
+            error = min(abs(seconds / line - 1), 0.5) if line > 0 else 0.5
+            self._line_error += _DEVIATION_WEIGHT * (error - self._line_error)
+            error = min(abs(seconds / table - 1), 0.5) if table > 0 else 0.5
+            self._table_error += _DEVIATION_WEIGHT * (error - self._table_error)
+            if not piecewise:
+                piecewise = self._table_error < _TABLE_BETTER * self._line_error
+            elif self._table_error >= _LINE_BETTER * self._line_error:
+                piecewise = self._line_is_far()
             if expected / _CLIP <= seconds <= _CLIP * expected:
                 self._outlier_run = 0
             elif (clipped := self._clip(rows, seconds, expected)) != seconds:
@@ -188,21 +195,11 @@ class LatencyModel:
             sy * _DECAY + seconds,
             s1y * _DECAY + rows * seconds,
         )
-        self._learn_size(rows, by_size)
-        self._table_in = 0 if seconds > curve.upper(rows) else self._table_in - 1
-        self._refit(new_table=self._table_in <= 0 or self._observations <= _TABLE_EVERY)
-
-    def _score_models(self, seconds: float, line: float, table: float) -> None:
-        """Update the error of both models, and choose the one to use."""
-        # A model that predicts 0 gets the largest error.
-        off = min(abs(seconds / line - 1), 0.5) if line > 0 else 0.5
-        self._line_error += _DEVIATION_WEIGHT * (off - self._line_error)
-        off = min(abs(seconds / table - 1), 0.5) if table > 0 else 0.5
-        self._table_error += _DEVIATION_WEIGHT * (off - self._table_error)
-        if not self._piecewise:
-            self._piecewise = self._table_error < _TABLE_BETTER * self._line_error
-        elif self._table_error >= _LINE_BETTER * self._line_error:
-            self._piecewise = self._line_is_far()
+        # This bound is `curve.upper(rows)`.
+        late = seconds > expected * (1 + 2 * curve.deviation) + _TIMER_SLACK
+        self._table_in = 0 if late else self._table_in - 1
+        new_table = self._table_in <= 0 or self._observations <= _TABLE_EVERY
+        self._learn(rows, by_size, piecewise, new_table=new_table)
 
     def _line_is_far(self) -> bool:
         """Return whether the line is farther from the table than the samples are, on average."""
@@ -233,14 +230,16 @@ class LatencyModel:
         scale = seconds / max(alpha + beta * rows, 1e-9)
         w, s1, s2, sy, s1y = self._anchors
         self._anchors = (w, s1, s2, sy * scale, s1y * scale)
-        self._sums = _plus(_NO_SUMS, 0.1, self._sums)
+        w, s1, s2, sy, s1y = self._sums
+        self._sums = (0.1 * w, 0.1 * s1, 0.1 * s2, 0.1 * sy, 0.1 * s1y)
         scale = seconds / max(self.curve.table(rows), 1e-9)
         self._seen = {
             size: (mean * scale, 0.1 * weight, at) for size, (mean, weight, at) in self._seen.items()
         }
         self._table_in = 0
 
-    def _learn_size(self, rows: int, seconds: float) -> None:
+    def _learn(self, rows: int, seconds: float, piecewise: bool, *, new_table: bool) -> None:
+        """Add a sample to its size, and make the curve; with `new_table`, fit the table again, which takes longer."""
         size = min(-(-rows // self._grain) * self._grain, self._most)
         mean, weight, seen_at = self._seen.get(size, (0.0, 0.0, 0))
         # An old mean, with other sizes run since, says little about the present time.
@@ -248,17 +247,13 @@ class LatencyModel:
         weight = min(weight + 1.0, _MEAN_OF)
         mean = mean + (seconds - mean) / weight if weight > 1.0 else seconds
         self._seen[size] = (mean, weight, self._observations)
-
-    def _refit(self, *, new_table: bool) -> None:
-        """Make the curve; with `new_table`, fit the table again, which takes longer."""
         anchors = self._anchors
-        weight = min(_ANCHOR_WEIGHT, _ANCHORS_WEIGHT / max(anchors[0], 1.0))
-        alpha, beta = _line(_plus(self._sums, weight, anchors))
+        alpha, beta = _line(self._sums, min(_ANCHOR_WEIGHT, _ANCHORS_WEIGHT / max(anchors[0], 1.0)), anchors)
         sizes, means = self.curve.sizes, self.curve.means
         if new_table:
             sizes, means = self._fit_table(alpha, beta)
-        deviation = self._table_error if self._piecewise else self._line_error
-        self.curve = Curve(self._most, alpha, beta, sizes, means, self._piecewise, deviation)
+        deviation = self._table_error if piecewise else self._line_error
+        self.curve = Curve(self._most, alpha, beta, sizes, means, piecewise, deviation)
 
     def _fit_table(self, alpha: float, beta: float) -> tuple[list[int], list[float]]:
         """Fit the table by isotonic regression: pool neighbouring sizes until times never decrease."""
@@ -295,9 +290,14 @@ class LatencyModel:
         )
 
 
-def _line(sums: _Sums) -> tuple[float, float]:
-    """Return the least-squares line, fixed part and seconds per row; neither is negative."""
-    weight, s1, s2, sy, s1y = sums
+def _line(sums: _Sums, share: float = 0.0, anchors: _Sums = _NO_SUMS) -> tuple[float, float]:
+    """Return the least-squares line, fixed part and seconds per row; neither is negative.
+
+    A share of the anchors' sums is added to the samples'.
+    """
+    a, b, c, d, e = sums
+    f, g, h, i, j = anchors
+    weight, s1, s2, sy, s1y = a + share * f, b + share * g, c + share * h, d + share * i, e + share * j
     if not weight:
         return 0.0, 0.0
     determinant = weight * s2 - s1 * s1
@@ -310,14 +310,7 @@ def _line(sums: _Sums) -> tuple[float, float]:
     return alpha, beta if alpha else s1y / s2
 
 
-def _plus(sums: _Sums, weight: float, terms: _Sums) -> _Sums:
-    a, b, c, d, e = sums
-    f, g, h, i, j = terms
-    return a + weight * f, b + weight * g, c + weight * h, d + weight * i, e + weight * j
-
-
-def _check(rows: int, seconds: float) -> None:
-    if rows < 1 or not 0 <= seconds < math.inf:
-        raise ValueError(
-            f"a batch of {rows} rows in {seconds} s: rows must be at least 1, seconds at least 0 and finite"
-        )
+def _impossible(rows: int, seconds: float) -> ValueError:
+    return ValueError(
+        f"a batch of {rows} rows in {seconds} s: rows must be at least 1, seconds at least 0 and finite"
+    )
