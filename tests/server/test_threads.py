@@ -197,7 +197,7 @@ def test_responses_are_sent_uncorked_if_no_file_can_be_opened(monkeypatch: pytes
     monkeypatch.setattr(tcp_cork, "os", SimpleNamespace(listdir=exhausted, path=os.path))
     held.begin(32)
     assert not held.corked
-    held.written(10)
+    held.flush()
     held.end()
 
 

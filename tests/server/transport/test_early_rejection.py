@@ -141,7 +141,7 @@ def test_after_many_rejections_the_polling_thread_pauses(
     paused = threading.Event()
 
     def pause(seconds: float) -> None:
-        assert response_batcher.is_polling
+        assert response_batcher.this_thread.polls
         pauses.append(seconds)
         paused.set()
 
@@ -187,11 +187,9 @@ def test_the_deadline_of_a_call_is_reduced_by_the_pause_before_it() -> None:
 
     lane = Lane.__new__(Lane)
     parts = SimpleNamespace(
-        _thread_bound=True,
         response_batcher=SimpleNamespace(handovers=(), pause=pauses.append),
-        _core=SimpleNamespace(request=lambda *call: None, queue=SimpleNamespace(idle=True)),
-        _admission=SimpleNamespace(admit_unary=admit_unary),
-        _unrequested=[],
+        _core=SimpleNamespace(request=lambda *call: None, unrequested=[], queue=SimpleNamespace(idle=True)),
+        admission=SimpleNamespace(admit_unary=admit_unary),
         _refusal=None,
         _final_status=None,
         _inline_runs=InlineRuns(lambda: None),

@@ -61,7 +61,9 @@ class Core:
         queue = SimpleNamespace(
             next_wakeup=0.0, idle=True, configure=lambda *callbacks: None, wake_soon=lambda: None
         )
-        server = SimpleNamespace(queue=queue, register=lambda method: None, request=lambda method, tag: None)
+        server = SimpleNamespace(
+            queue=queue, register=lambda method: None, request=lambda method, tag: None, unrequested=()
+        )
         monkeypatch.setattr(cygrpc, "Server", lambda public: server)
         for name, kind in (("ReceiveMessage", "receive"), ("ReceiveCloseOnServer", "close")):
             monkeypatch.setattr(cygrpc, f"{name}Operation", lambda flags, kind=kind: Operation(kind))

@@ -227,7 +227,7 @@ class ServedTransport:
         """Serve further calls by another service."""
         self.servicer._service = self.servicer._admission._service = service
         if self.lane is not None:
-            self.lane._service = self.lane._admission._service = service
+            self.lane._service = self.lane.admission._service = service
             self.lane.submit = partial(service.submit, **self.lane.submit.keywords)
 
     def be_real(self) -> None:

@@ -6,12 +6,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from support.server.rig import PATIENCE
 
 from tensorferry.server.transport.lane import batched_sends as module
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
+from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
 
 class Sent:
@@ -21,12 +23,10 @@ class Sent:
         self._poller = poller
         self.by: list[tuple[int, str]] = []
 
-    def answer(self, number: int) -> Callable[[], None]:
-        def send() -> None:
-            self.by.append((number, threading.current_thread().name))
-            self._poller.event()
-
-        return send
+    def send(self, number: int) -> int:
+        self.by.append((number, threading.current_thread().name))
+        self._poller.event()
+        return 1
 
 
 class Poller:
@@ -80,12 +80,29 @@ def sent(poller: Poller) -> Sent:
 HERE = threading.current_thread().name
 
 
+def respond(response_batcher: ResponseBatcher, send: Callable[[int], int], number: int) -> None:
+    """Send a response as a call does."""
+    collected = response_batcher.this_thread.collected
+    if collected is None:
+        send(number)
+    else:
+        collected.append((send, number))
+
+
+class Numbers(list[int]):
+    """The numbers of the responses that were sent."""
+
+    def send(self, number: int) -> int:
+        self.append(number)
+        return 1
+
+
 def test_the_worker_sends_one_and_the_polling_thread_the_others(
     response_batcher: ResponseBatcher, sent: Sent
 ) -> None:
     response_batcher.begin(4)
     for number in range(4):
-        response_batcher.send(sent.answer(number))
+        respond(response_batcher, sent.send, number)
     assert not sent.by
     response_batcher.end()
     # When `end` returns, all are sent.
@@ -93,11 +110,11 @@ def test_the_worker_sends_one_and_the_polling_thread_the_others(
 
 
 def test_outside_a_batch_a_response_is_sent_at_once(response_batcher: ResponseBatcher, sent: Sent) -> None:
-    response_batcher.send(sent.answer(0))
+    respond(response_batcher, sent.send, 0)
     assert sent.by == [(0, HERE)]
     response_batcher.begin(2)
     response_batcher.end()
-    response_batcher.send(sent.answer(1))
+    respond(response_batcher, sent.send, 1)
     assert sent.by == [(0, HERE), (1, HERE)]
 
 
@@ -107,29 +124,74 @@ def test_the_worker_sends_a_batch_of_at_most_one(
 ) -> None:
     response_batcher.begin(2)
     for number in range(given):
-        response_batcher.send(sent.answer(number))
+        respond(response_batcher, sent.send, number)
     response_batcher.end()
     assert sent.by == [(0, HERE)][:given]
 
 
-def test_the_polling_thread_sends_its_own_at_once(response_batcher: ResponseBatcher) -> None:
+def test_the_polling_thread_sends_its_own_at_the_end(response_batcher: ResponseBatcher) -> None:
     response_batcher.bind_polling_thread()
-    numbers: list[int] = []
+    numbers = Numbers()
     response_batcher.begin(2)
-    response_batcher.send(lambda: numbers.append(1))
-    assert numbers == [1]
-    response_batcher.send(lambda: numbers.append(2))
+    for number in (1, 2):
+        respond(response_batcher, numbers.send, number)
+    assert not numbers
     response_batcher.end()
     assert numbers == [1, 2]
 
 
 def test_nothing_is_handed_over_before_a_thread_polls(response_batcher: ResponseBatcher) -> None:
-    numbers: list[int] = []
+    numbers = Numbers()
     response_batcher.begin(2)
     for number in (1, 2):
-        response_batcher.send(lambda number=number: numbers.append(number))  # type: ignore[misc]
-    assert numbers == [1, 2]
+        respond(response_batcher, numbers.send, number)
     response_batcher.end()
+    assert numbers == [1, 2]
+
+
+class Journal(TcpCork):
+    """Cork that records what is done to it, and the sizes of the responses that are sent meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[str | int] = []
+
+    def begin(self, count: int) -> None:
+        self.entries.append(f"begin {count}")
+        self.corked = [cast(Any, None)]
+
+    def flush(self) -> None:
+        self.entries.append("flush")
+
+    def end(self) -> None:
+        self.entries.append("end")
+        self.corked = ()
+
+    def send(self, nbytes: int) -> int:
+        self.entries.append(nbytes)
+        return nbytes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([1, 2], ["begin 2", 1, 2, "end"]),
+        # A large response sends what was collected, and what follows is not corked.
+        ([1, 100_000, 2], ["begin 3", 1, 100_000, "end", 2, "end"]),
+        # The first of many does not wait for the last; the last is sent by `end`.
+        ([1] * 33, ["begin 33", *[1] * 32, "flush", 1, "end"]),
+        ([1] * 32, ["begin 32", *[1] * 32, "end"]),
+    ],
+)
+def test_responses_of_a_batch_are_corked(sizes: list[int], expected: list[str | int]) -> None:
+    response_batcher = ResponseBatcher()
+    response_batcher._cork = journal = Journal()
+    response_batcher.bind_polling_thread()
+    response_batcher.begin(len(sizes))
+    for size in sizes:
+        respond(response_batcher, journal.send, size)
+    response_batcher.end()
+    assert journal.entries == expected
 
 
 def test_concurrent_workers_send_each_response_once(response_batcher: ResponseBatcher, sent: Sent) -> None:
@@ -140,7 +202,7 @@ def test_concurrent_workers_send_each_response_once(response_batcher: ResponseBa
         for start in range(first, first + 1000, 10):
             response_batcher.begin(10)
             for number in range(start, start + 10):
-                response_batcher.send(sent.answer(number))
+                respond(response_batcher, sent.send, number)
             response_batcher.end()
 
     threads = [threading.Thread(target=work, args=(1000 * index,)) for index in range(4)]
@@ -154,12 +216,12 @@ def test_concurrent_workers_send_each_response_once(response_batcher: ResponseBa
 def test_a_failed_send_does_not_affect_the_others(
     response_batcher: ResponseBatcher, sent: Sent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails() -> None:
+    def fails(number: int) -> int:
         raise RuntimeError("core has changed")
 
     response_batcher.begin(4)
-    for send in (sent.answer(0), fails, sent.answer(2)):
-        response_batcher.send(send)
+    for number, send in enumerate((sent.send, fails, sent.send)):
+        respond(response_batcher, send, number)
     with caplog.at_level(logging.ERROR):
         response_batcher.end()
     assert [number for number, _ in sent.by] == [0, 2]
@@ -175,7 +237,7 @@ def test_the_worker_sends_all_once_no_thread_polls(
     sent = Sent(stopped)
     response_batcher.begin(3)
     for number in range(3):
-        response_batcher.send(sent.answer(number))
+        respond(response_batcher, sent.send, number)
     response_batcher.end()
     assert sent.by == [(0, HERE), (1, HERE), (2, HERE)]
 
@@ -185,24 +247,24 @@ def test_a_late_polling_thread_sends_nothing_twice(
 ) -> None:
     monkeypatch.setattr(module, "_HANDOVER_SECONDS", 0.01)
     in_the_middle, go_on = threading.Event(), threading.Event()
-    numbers: list[int] = []
+    numbers = Numbers()
     stopped = Poller(response_batcher)
     stopped.stop()
 
-    def hesitates() -> None:
+    def starts(number: int) -> int:
+        thread.start()
+        return 1
+
+    def hesitates(number: int) -> int:
         in_the_middle.set()
         assert go_on.wait(PATIENCE)
-        numbers.append(1)
+        return numbers.send(number)
 
-    def late() -> None:
-        response_batcher.flush()
-
-    thread = threading.Thread(target=late)
+    thread = threading.Thread(target=response_batcher.flush)
     response_batcher.begin(3)
     # The first is sent here; then the other thread comes, and the worker must wait for it to be done.
-    response_batcher.send(thread.start)
-    response_batcher.send(hesitates)
-    response_batcher.send(lambda: numbers.append(2))
+    for number, send in enumerate((starts, hesitates, numbers.send)):
+        respond(response_batcher, send, number)
 
     def goes_on() -> None:
         assert in_the_middle.wait(PATIENCE)
@@ -223,7 +285,7 @@ def test_a_handover_during_a_pause_is_sent_in_it(
     now = 100.0
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     response_batcher.bind_polling_thread()
-    numbers: list[int] = []
+    numbers = Numbers()
     worked = threading.Event()
 
     def work() -> None:
@@ -231,7 +293,7 @@ def test_a_handover_during_a_pause_is_sent_in_it(
         for number in (0, 2):
             response_batcher.begin(2)
             for each in (number, number + 1):
-                response_batcher.send(lambda each=each: numbers.append(each))  # type: ignore[misc]
+                respond(response_batcher, numbers.send, each)
             response_batcher.end()
         worked.set()
         now += 1000.0
@@ -250,4 +312,4 @@ def test_a_pause_ends_by_itself(response_batcher: ResponseBatcher) -> None:
     response_batcher.bind_polling_thread()
     response_batcher.pause(0.001)
     response_batcher.pause(-0.001)
-    assert response_batcher.is_polling
+    assert response_batcher.this_thread.polls

@@ -327,13 +327,13 @@ def test_a_failed_request_for_a_call_is_repeated(
     monkeypatch.setattr(lane._log, "exception", lambda message: None)
     monkeypatch.setattr(lane, "_RETRY_ACCEPT_SECONDS", 0.01)
     with monkeypatch.context() as patch:
-        patch.setattr(served.lane._core, "request", _raise)
+        patch.setattr(served.lane._core, "_core", SimpleNamespace(request_registered_call=_raise))
         for number in range(lane._POSTED_UNARY_ACCEPTS):
             # Their own calls are lost with what was to be asked.
             assert served.infer(str(number)).exception(PATIENCE).code() is grpc.StatusCode.CANCELLED
     for number in range(2 * lane._POSTED_UNARY_ACCEPTS):
         assert served.infer(str(number)).result(PATIENCE).id == str(number)
-    assert not served.lane._unrequested
+    assert not served.lane._core.unrequested
 
 
 @pytest.mark.parametrize("transport", ["lane"], scope="module")

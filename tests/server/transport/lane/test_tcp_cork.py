@@ -64,7 +64,6 @@ def test_writes_in_between_are_sent_together_at_the_end(served: Served) -> None:
     for server in served.servers:
         for _ in range(4):
             server.send(SMALL)
-            held.written(len(SMALL))
     assert [received(client) for client in served.clients] == [b"", b""]
     held.end()
     assert [received(client) for client in served.clients] == [4 * SMALL, 4 * SMALL]
@@ -84,50 +83,21 @@ def test_nothing_is_corked_before_serve(served: Served) -> None:
     held = TcpCork()
     held.begin(ENDLESS)
     assert not any(map(holds, served.servers))
-    held.written(1)
     held.end()
 
 
-def test_a_large_response_sends_what_was_collected(served: Served) -> None:
+def test_a_flush_sends_what_was_collected_and_collects_on(served: Served) -> None:
     held = TcpCork()
     held.serve(served.port)
     held.begin(4)
-    served.servers[0].send(SMALL)
-    held.written(len(SMALL))
-    assert received(served.clients[0]) == b""
-    held.written(100_000)
-    assert received(served.clients[0]) == SMALL
-    held.end()
-
-
-def test_the_first_of_many_responses_does_not_wait_for_the_last(served: Served) -> None:
-    held = TcpCork()
-    held.serve(served.port)
-    held.begin(100)
-    for _ in range(32):
+    for _ in range(2):
+        served.servers[0].send(SMALL)
         assert received(served.clients[0]) == b""
-        served.servers[0].send(SMALL)
-        held.written(len(SMALL))
-    assert received(served.clients[0]) == 32 * SMALL
-    served.servers[0].send(SMALL)
-    assert received(served.clients[0]) == b""
+        held.flush()
+        assert received(served.clients[0]) == SMALL
+    assert all(map(holds, served.servers))
     held.end()
-    assert received(served.clients[0]) == SMALL
-
-
-def test_the_last_announced_response_is_sent_by_end(served: Served) -> None:
-    held = TcpCork()
-    held.serve(served.port)
-    held.begin(32)
-    for _ in range(32):
-        served.servers[0].send(SMALL)
-        held.written(len(SMALL))
-    assert received(served.clients[0]) == b""
-    # There are more than was known.
-    served.servers[0].send(SMALL)
-    held.written(len(SMALL))
-    assert received(served.clients[0]) == 33 * SMALL
-    held.end()
+    held.flush()
     assert not any(map(holds, served.servers))
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
@@ -22,22 +23,35 @@ _log = logging.getLogger("tensorferry.server")
 _HANDOVER_SECONDS = 1.0
 # The expected number of refusals between two pauses in an overload.
 _COALESCED_REFUSALS = 32
+# Writing 32 small responses takes about a millisecond, which limits the delay of the first.
+_MAX_CORKED_RESPONSES = 32
+# A larger response fills packets of its own.
+_LARGE_BYTES = 16 << 10
+
+# A function that sends a response by starting an operation of its call, and the response. It returns the size in bytes.
+Send: TypeAlias = tuple[Callable[[Any], int], Any]
+
+
+class _ThisThread(threading.local):
+    """What a thread does: whether it polls, and its responses between `begin` and `end`, None outside."""
+
+    polls = False
+    collected: list[Send] | None = None
 
 
 class ResponseBatcher:
     """The batcher's `ResponseBurstHook`. Thread-safe, except for the methods of the polling thread.
 
-    A response is a function that starts an operation of its call and does not raise.
+    Between `begin` and `end` a call adds its response to `this_thread.collected`, otherwise it sends it itself.
     """
 
     def __init__(self) -> None:
         self._cork = TcpCork()
-        # Identifier of the polling thread; 0 before it polls.
-        self._polling = 0
+        self.this_thread = _ThisThread()
+        # Whether some thread polls.
+        self._polled = False
         # Ends a pause.
         self._wake = threading.Event()
-        # `batch`: the responses of each other thread between `begin` and `end`.
-        self._local = threading.local()
         # Responses that workers have handed over. The thread that removes a handover sends it.
         self.handovers: deque[_Handover] = deque()
 
@@ -47,14 +61,7 @@ class ResponseBatcher:
 
     def bind_polling_thread(self) -> None:
         """Make the calling thread the polling thread."""
-        self._polling = threading.get_ident()
-        # Set, because `send` reads it for every response.
-        self._local.batch = None
-
-    @property
-    def is_polling(self) -> bool:
-        """Whether the calling thread is the polling thread."""
-        return threading.get_ident() == self._polling
+        self.this_thread.polls = self._polled = True
 
     def begin_coalescing(self) -> None:
         """Collect what is sent until the next `pause`, because many refusals follow. On the polling thread."""
@@ -71,41 +78,24 @@ class ResponseBatcher:
                 return
 
     def begin(self, count: int) -> None:
-        """Begin a batch of `count` responses on this thread."""
-        if threading.get_ident() == self._polling:
-            self._cork.begin(count)
-        elif self._polling:
-            self._local.batch = []
-
-    def send(self, send: Callable[[], None]) -> None:
-        """Send a response: now, or with the others of its batch."""
-        batch: list[Callable[[], None]] | None = getattr(self._local, "batch", None)
-        if batch is None:
-            send()
-        else:
-            batch.append(send)
-
-    def sent(self, nbytes: int) -> None:
-        """Record a response of `nbytes` bytes that was handed to core. On any thread."""
-        # The rarer condition first. Another thread may read it too late, and then does nothing.
-        if self._cork.corked and threading.get_ident() == self._polling:
-            self._cork.written(nbytes)
+        """Begin a batch of responses on this thread."""
+        self.this_thread.collected = []
 
     def end(self) -> None:
         """Send the batch; return when every response was sent."""
-        if threading.get_ident() == self._polling:
-            self._cork.end()
+        this_thread = self.this_thread
+        responses, this_thread.collected = this_thread.collected or [], None
+        if this_thread.polls:
+            self._send_corked(responses)
             return
-        batch: Sequence[Callable[[], None]] = getattr(self._local, "batch", None) or ()
-        self._local.batch = None
-        if len(batch) < 2:
-            _send(batch)
+        if len(responses) < 2 or not self._polled:
+            _send(responses)
             return
-        handover = _Handover(batch[1:])
+        handover = _Handover(responses[1:])
         # Before the first response is sent, because its event makes the polling thread look for handovers.
         self.handovers.append(handover)
         self._wake.set()
-        _send(batch[:1])
+        _send(responses[:1])
         while not handover.sent.acquire(timeout=_HANDOVER_SECONDS):
             try:
                 self.handovers.remove(handover)
@@ -113,7 +103,8 @@ class ResponseBatcher:
                 # It is being sent.
                 continue
             # The server has stopped, and no thread polls.
-            handover.send()
+            _send(handover.responses)
+            return
 
     def flush(self) -> None:
         """Send what workers have handed over. On the polling thread, after every operation."""
@@ -122,29 +113,35 @@ class ResponseBatcher:
                 handover = self.handovers.popleft()
             except IndexError:
                 return
-            self._cork.begin(len(handover.sends))
-            handover.send()
-            self._cork.end()
+            self._send_corked(handover.responses)
+            handover.sent.release()
+
+    def _send_corked(self, responses: Sequence[Send]) -> None:
+        self._cork.begin(len(responses))
+        _send(responses, self._cork)
+        self._cork.end()
 
 
 class _Handover:
     """Responses that a worker hands to the polling thread."""
 
-    __slots__ = ("sends", "sent")
+    __slots__ = ("responses", "sent")
 
-    def __init__(self, sends: Sequence[Callable[[], None]]) -> None:
-        self.sends = sends
+    def __init__(self, responses: Sequence[Send]) -> None:
+        self.responses = responses
         self.sent = threading.Semaphore(0)
 
-    def send(self) -> None:
-        _send(self.sends)
-        self.sent.release()
 
-
-def _send(sends: Sequence[Callable[[], None]]) -> None:
-    for send in sends:
+def _send(responses: Sequence[Send], cork: TcpCork | None = None) -> None:
+    for number, (send, response) in enumerate(responses, 1):
         try:
-            send()
+            nbytes = send(response)
         except BaseException:
             # The other responses of the batch must still be sent.
             _log.exception("a response could not be sent; this is a bug in tensorferry.server")
+            continue
+        if cork is not None and cork.corked:
+            if nbytes > _LARGE_BYTES:
+                cork.end()
+            elif number % _MAX_CORKED_RESPONSES == 0 and number < len(responses):
+                cork.flush()

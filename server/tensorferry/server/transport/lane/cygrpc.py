@@ -171,6 +171,8 @@ class Server:
         self._core.register_completion_queue(self.queue)
         # grpcio's thread polls this queue. The queue that grpcio made stays empty.
         state.completion_queue = self.queue
+        # Requests for calls that core has not taken.
+        self.unrequested: list[tuple[str, Callable[[Any], None]]] = []
 
     def register(self, method: str) -> None:
         """Take a method over from grpcio. Call this before the server is started."""
@@ -183,3 +185,11 @@ class Server:
         except ValueError:
             # The server is shutting down.
             pass
+        except BaseException:
+            self.unrequested.append((method, tag))
+            raise
+
+    def request_again(self) -> None:
+        """Request what core has not taken."""
+        while self.unrequested:
+            self.request(*self.unrequested.pop())

@@ -15,7 +15,6 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 from types import MethodType
@@ -82,7 +81,7 @@ class Lane:
     ) -> None:
         self._service = service
         self.unread = unread or UnreadResponses()
-        self._admission: CallAdmission[Any] = CallAdmission(
+        self.admission: CallAdmission[Any] = CallAdmission(
             service,
             access=access,
             unread=self.unread,
@@ -96,11 +95,11 @@ class Lane:
         self._core = cygrpc.Server(server)
         self._core.register(UNARY)
         self._core.register(STREAM)
-        self._core.queue.configure(self._on_wakeup, self._on_crash)
+        self._core.queue.configure(self._on_first_wakeup, self._on_crash)
+        self._core.queue.wake_soon()
         # Guards `replied` and `watches_cancel` of every unary call. Nothing is started or called while it is held.
         self.lock = threading.Lock()
         # All fields below belong to the polling thread.
-        self._thread_bound = False
         # The last refusal as core takes it; in an overload most are the same.
         self._refusal: Refusal | None = None
         self._final_status: cygrpc.FinalStatus | None = None
@@ -118,8 +117,6 @@ class Lane:
         )
         # In seconds: the pause to make once no event is left, and the last pause, which arriving calls may have waited.
         self._pause = self._last_pause = 0.0
-        # Requests for calls that core has not taken.
-        self._unrequested: list[tuple[str, Callable[[Any], None]]] = []
 
     def start(self) -> None:
         """Accept calls. The server must have been started."""
@@ -134,7 +131,7 @@ class Lane:
 
     def wait_until_over(self, timeout: float) -> bool:
         """Wait until no call is open, after `begin_drain`; return false if some are after `timeout` seconds."""
-        return self._admission.wait_until_none_open(timeout)
+        return self.admission.wait_until_none_open(timeout)
 
     @property
     def open_streams(self) -> int:
@@ -144,38 +141,38 @@ class Lane:
     def _unary_arrived(self, event: Any) -> None:
         if not event.success:
             return
-        self._accept_next(UNARY, self._unary_arrived)
+        self._core.request(UNARY, self._unary_arrived)
         if self.response_batcher.handovers:
             # In an overload many calls arrive at once, and the device is idle until these responses are sent.
             self.response_batcher.flush()
         # A call states how much time it has left. Core counts from its arrival, the client from when it was sent.
         remaining = event.call_details.deadline - time.time() - self._last_pause
-        admitted, deadline = self._admission.admit_unary(event.call, event.invocation_metadata, remaining)
+        admitted, deadline = self.admission.admit_unary(event.call, event.invocation_metadata, remaining)
         if isinstance(admitted, Refusal):
             if admitted.queue_full is not None:
                 self._pause_after(admitted.queue_full)
             self._refuse(event.call, admitted)
             return
         try:
-            UnaryCall(self, event, deadline, admitted).start()
+            UnaryCall(self, event, deadline, admitted)
         except BaseException:
-            self.unary_ended()
+            self.admission.unary_ended()
             raise
 
     def _stream_arrived(self, event: Any) -> None:
         if not event.success:
             return
-        self._accept_next(STREAM, self._stream_arrived)
-        admitted = self._admission.admit_stream(event.call, event.invocation_metadata)
+        self._core.request(STREAM, self._stream_arrived)
+        admitted = self.admission.admit_stream(event.call, event.invocation_metadata)
         if isinstance(admitted, Refusal):
             self._refuse(event.call, admitted)
             return
         deadline = deadline_after(event.call_details.deadline - time.time())
         stream = StreamCall(self, event, deadline, admitted, self._max_in_flight)
-        self._admission.stream_began()
+        self.admission.stream_began()
         refusal = self._streams.register(stream)
         if refusal is not None:
-            self._admission.stream_ended()
+            self.admission.stream_ended()
             self._refuse(event.call, Refusal(refusal))
             return
         try:
@@ -183,16 +180,6 @@ class Lane:
         except BaseException:
             # `closed`, which would end the count, may never be called.
             self.stream_ended(stream)
-            raise
-
-    def _accept_next(self, method: str, tag: Callable[[Any], None]) -> None:
-        if not self._thread_bound:
-            self.response_batcher.bind_polling_thread()
-            self._thread_bound = True
-        try:
-            self._core.request(method, tag)
-        except BaseException:
-            self._unrequested.append((method, tag))
             raise
 
     def _refuse(self, call: Any, refusal: Refusal) -> None:
@@ -206,11 +193,7 @@ class Lane:
     def stream_ended(self, stream: StreamCall) -> None:
         """Stop counting a stream. Idempotent."""
         if self._streams.unregister(stream):
-            self._admission.stream_ended()
-
-    def unary_ended(self) -> None:
-        """Stop counting a unary call."""
-        self._admission.unary_ended()
+            self.admission.stream_ended()
 
     def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
         """See `InferenceService.status_of`. If the queue of the only model is full, the polling thread pauses.
@@ -219,7 +202,7 @@ class Lane:
         """
         if (
             isinstance(error, QueueFull)
-            and self.response_batcher.is_polling
+            and self.response_batcher.this_thread.polls
             and self._service.early_rejection.only_batcher() is not None
         ):
             self._pause_after(error)
@@ -248,11 +231,15 @@ class Lane:
             self._watch_cancel_at = time.time() + _WATCH_AFTER_SECONDS
             self._core.queue.next_wakeup = min(self._core.queue.next_wakeup, self._watch_cancel_at)
 
+    def _on_first_wakeup(self, now: float) -> float:
+        self.response_batcher.bind_polling_thread()
+        self._core.queue.configure(self._on_wakeup, self._on_crash)
+        return self._on_wakeup(now)
+
     def _on_wakeup(self, now: float) -> float:
         """Do what is due; return when to call this again. Both times are seconds since the epoch."""
-        while self._unrequested:
-            self._core.request(*self._unrequested[-1])
-            self._unrequested.pop()
+        if self._core.unrequested:
+            self._core.request_again()
         next_run = self._inline_runs.run(now)
         if now >= self._watch_cancel_at or now + _MAX_WAIT_SECONDS < self._watch_cancel_at < math.inf:
             for call in self._older_calls:
@@ -275,7 +262,7 @@ class Lane:
     def _on_crash(self, tag: Any) -> None:
         """Log an unexpected exception of an event and end its call."""
         _log.exception("unexpected error in the lane; this is a bug in tensorferry.server")
-        if self._unrequested:
+        if self._core.unrequested:
             self._core.queue.next_wakeup = min(
                 self._core.queue.next_wakeup, time.time() + _RETRY_ACCEPT_SECONDS
             )

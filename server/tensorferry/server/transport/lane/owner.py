@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.status import Status
+from tensorferry.server.transport.call_admission import CallAdmission
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 from tensorferry.server.transport.unread_responses import UnreadResponses
 
@@ -21,6 +22,10 @@ class CallOwner(Protocol):
 
     # Guards `replied` and `watches_cancel` of every unary call. Nothing is called while it is held.
     lock: threading.Lock
+
+    @property
+    def admission(self) -> CallAdmission[Any]:
+        """Counts the open calls."""
 
     @property
     def unread(self) -> UnreadResponses:
@@ -42,9 +47,6 @@ class CallOwner(Protocol):
 
     def await_reply(self, call: UnaryCall) -> None:
         """Watch for the client's cancellation if the call gets no reply soon. On the polling thread."""
-
-    def unary_ended(self) -> None:
-        """Stop counting a unary call."""
 
     def stream_ended(self, stream: StreamCall) -> None:
         """Stop counting a stream."""

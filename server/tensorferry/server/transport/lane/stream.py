@@ -92,13 +92,19 @@ class StreamCall:
         with self._lock:
             self._state.completed(entry, reply, nbytes)
             content = self._state.next_send()
-        if content is not None:
-            self._owner.response_batcher.send(partial(self._send, content))
+        if content is None:
+            return
+        collected = self._owner.response_batcher.this_thread.collected
+        if collected is None:
+            self._send(content)
+        else:
+            collected.append((self._send, content))
 
-    def _send(self, content: StreamEntry | StreamEnd) -> None:
+    def _send(self, content: StreamEntry | StreamEnd) -> int:
+        """Send a response or the end of the stream; return the response's size."""
         if isinstance(content, StreamEnd):
             self._send_status(content.status)
-            return
+            return 0
         self._sending, reply = content, content.reply
         assert reply is not None
         message = encode_or_status(reply, self._options, self._owner.status_of)
@@ -107,13 +113,13 @@ class StreamCall:
                 # `closed` follows, and withdraws what is in flight.
                 self._state.end()
             self._send_status(message)
-            return
+            return 0
         # Core writes responses that are ready together at once. Initial metadata is sent only once it is written.
         flags = cygrpc.MORE_FOLLOWS if content.followed and not self._opening else 0
         operations = (*self._opening, cygrpc.SendMessageOperation(message, flags))
         self._opening = ()
         self._call.start_server_batch(operations, self.sent)
-        self._owner.response_batcher.sent(len(message))
+        return len(message)
 
     def sent(self, event: Any) -> None:
         """Send and read on: a response was sent. Without success the client has left, and `closed` is called too."""

@@ -23,10 +23,6 @@ _CORK: int | None = getattr(socket, "TCP_CORK", None)
 # connection then gets few responses of a batch.
 _MAX_FILES = 256
 _RESCAN_SECONDS = 1.0
-# A larger response fills packets of its own.
-_LARGE_BYTES = 16 << 10
-# Writing 32 small responses takes about a millisecond, which limits the delay of the first.
-_MAX_CORKED_RESPONSES = 32
 
 
 class TcpCork:
@@ -41,9 +37,6 @@ class TcpCork:
         # The known connections, and those that are corked now.
         self._sockets: Sequence[BorrowedSocket] = ()
         self.corked: Sequence[BorrowedSocket] = ()
-        self._written = 0
-        # Announced responses that are not written yet. Below 0 if their number was only estimated.
-        self._pending = 0
 
     def serve(self, port: int) -> None:
         """Apply to the connections of this port from now on."""
@@ -58,22 +51,13 @@ class TcpCork:
             self._rescan_at = now + _RESCAN_SECONDS
             self._sockets = core_sockets.connections(self._port, _MAX_FILES)
         if self._sockets and count >= 2 * len(self._sockets):
-            self._written, self._pending, self.corked = 0, count, self._sockets
+            self.corked = self._sockets
             _set(self.corked, 1)
 
-    def written(self, nbytes: int) -> None:
-        """Record a written response of `nbytes` bytes; send what was collected if it is large or enough."""
-        if not self.corked:
-            return
-        self._written += 1
-        self._pending -= 1
-        if nbytes > _LARGE_BYTES:
-            self.end()
-        # The last announced response is followed by `end`.
-        elif self._written >= _MAX_CORKED_RESPONSES and self._pending:
-            self._written = 0
-            _set(self.corked, 0)
-            _set(self.corked, 1)
+    def flush(self) -> None:
+        """Send what was collected, and collect on."""
+        _set(self.corked, 0)
+        _set(self.corked, 1)
 
     def end(self) -> None:
         """Uncork the connections, which sends what was collected."""

@@ -37,6 +37,7 @@ class UnaryCall:
     )
 
     def __init__(self, owner: CallOwner, event: Any, deadline: float, caller: ClientIdentity) -> None:
+        """Receive the message. `ended` is called exactly once unless this raises."""
         self._owner = owner
         self._call = event.call
         self._caller = caller
@@ -46,18 +47,14 @@ class UnaryCall:
         self._reply: InferenceReply | None = None
         self._account: ResponseAccount | None = None
         self.replied = self.watches_cancel = False
-
-    def start(self) -> None:
-        """Receive the message. `ended` is called exactly once unless this raises."""
-        self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self.received)
+        event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self.received)
 
     def received(self, event: Any) -> None:
         """Submit the message, if the client has sent one."""
         data = event.batch_operations[0].message()
         if data is None:
             # The client sent no message. If it has left, or core has refused its message, the status is not sent.
-            status = Status(StatusCode.UNIMPLEMENTED, f"{UNARY} requires exactly one request message")
-            self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(status)))
+            self.send(Status(StatusCode.UNIMPLEMENTED, f"{UNARY} requires exactly one request message"))
             return
         self._handle = self._owner.submit(data, self._deadline, self.reply, self._metadata, self._caller)
         if not self.replied:
@@ -66,25 +63,28 @@ class UnaryCall:
     def reply(self, reply: InferenceReply) -> None:
         """Send the response or the status, now or with the others of its batch. Called once, on any thread."""
         self._reply = reply
-        self._owner.response_batcher.send(self.deliver)
+        collected = self._owner.response_batcher.this_thread.collected
+        if collected is None:
+            self.send(reply)
+        else:
+            collected.append((self.send, reply))
 
-    def deliver(self) -> None:
-        """Build and send the response. Called once, on any thread."""
-        reply = self._reply
-        assert reply is not None
-        try:
-            data = reply.message()
-            if len(data) > SMALL_BYTES:
-                self._account = count_response(self._owner.unread, self._call, reply, len(data))
-        except BaseException as error:
-            status = self._owner.status_of(error, reply)
-            self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(status)))
+    def send(self, result: InferenceReply | Status) -> int:
+        """Send the call's end: a response or a status. Return the response's size. Called once, on any thread."""
+        data = b""
+        if not isinstance(result, Status):
+            try:
+                data = b"".join(result.pieces())
+                if len(data) > SMALL_BYTES:
+                    self._account = count_response(self._owner.unread, self._call, result, len(data))
+            except BaseException as error:
+                result = self._owner.status_of(error, result)
+        operations: tuple[Any, ...]
+        if isinstance(result, Status):
+            operations = (cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(result))
         else:
             message = cygrpc.SendMessageOperation(data, 0)
-            self._send((cygrpc.SEND_INITIAL_METADATA, message, cygrpc.SEND_OK))
-            self._owner.response_batcher.sent(len(data))
-
-    def _send(self, operations: tuple[Any, ...]) -> None:
+            operations = (cygrpc.SEND_INITIAL_METADATA, message, cygrpc.SEND_OK)
         with self._owner.lock:
             self.replied = True
             watches_cancel = self.watches_cancel
@@ -92,11 +92,12 @@ class UnaryCall:
             # Core regards a call as abandoned unless its close is asked for once.
             operations = (*operations, cygrpc.IGNORE_CLOSE)
         self._call.start_server_batch(operations, self.ended)
+        return len(data)
 
     def fail(self) -> None:
         """End the call with INTERNAL after an unexpected exception, unless it has or will have a reply."""
         if self._call is not None and self._handle is None and not self.replied:
-            self._send((cygrpc.SEND_INITIAL_METADATA, cygrpc.send_status(INTERNAL_ERROR)))
+            self.send(INTERNAL_ERROR)
 
     def ended(self, event: Any) -> None:
         """Release everything: the response was sent, or the client has left."""
@@ -106,7 +107,7 @@ class UnaryCall:
         self._call = self._metadata = None
         if self._account is not None:
             self._owner.unread.close(self._account)
-        self._owner.unary_ended()
+        self._owner.admission.unary_ended()
         self._owner.sent(reply)
 
     def watch_for_cancel(self) -> None:
