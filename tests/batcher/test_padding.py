@@ -294,7 +294,7 @@ def test_admission_counts_the_padded_bytes(make: Make, runner: ScriptedRunner) -
     assert wide.statistics().sizes.held_bytes == 6 * 8 * 8
 
 
-def test_an_outcome_and_the_statistics_tell_of_the_padding(make: Make, runner: ScriptedRunner) -> None:
+def test_an_outcome_and_the_statistics_report_the_padding(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, padding=BARE)
     recorders: list[Recorder] = [enqueue_padded(batcher, np.ones((1, 8)))]
     runner.await_batches(1)

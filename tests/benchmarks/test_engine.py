@@ -230,7 +230,7 @@ def test_noise_is_small_but_for_stalls() -> None:
     assert sum(x > 1.6 for x in factors) == pytest.approx(40, abs=25)
 
 
-def test_line_finds_the_costs_shrugs_off_a_stall_and_believes_a_change() -> None:
+def test_line_finds_the_costs_despite_a_stall_and_follows_a_change() -> None:
     line = Line()
     for rows in (1, 4, 16):
         line.anchor(rows, 2 + rows)

@@ -22,7 +22,7 @@ from tensorferry.protos import inference_pb2 as pb
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 INPUTS = {"x": np.zeros(1, np.int64)}
 # Short, because tests wait for it.
-TOLD_MS = 20
+RETRY_MS = 20
 
 
 def refused(retry_after: float | None = 2.0, code: grpc.StatusCode = EXHAUSTED) -> InferenceError:
@@ -32,11 +32,11 @@ def refused(retry_after: float | None = 2.0, code: grpc.StatusCode = EXHAUSTED) 
 @pytest.mark.parametrize(
     ("attempt", "chance", "left", "delay"),
     [
-        pytest.param(1, 0.0, None, 2.0, id="never earlier than told"),
+        pytest.param(1, 0.0, None, 2.0, id="never earlier than the server asks"),
         pytest.param(1, 1.0, None, 4.0, id="up to as long again"),
         pytest.param(3, 1.0, None, 10.0, id="more with each refusal"),
         pytest.param(3, 1.0, 5.0, 3.5, id="within the timeout"),
-        pytest.param(1, 0.0, 1.9, None, id="what was told is too late"),
+        pytest.param(1, 0.0, 1.9, None, id="the time that the server asks for is too late"),
         pytest.param(5, 0.0, None, None, id="often enough"),
     ],
 )
@@ -45,7 +45,7 @@ def test_pause_before_a_retry(attempt: int, chance: float, left: float | None, d
 
 
 @pytest.mark.parametrize(
-    "error", [refused(None), refused(2.0, grpc.StatusCode.UNKNOWN)], ids=["not told when", "another code"]
+    "error", [refused(None), refused(2.0, grpc.StatusCode.UNKNOWN)], ids=["no retry time", "another code"]
 )
 def test_errors_that_are_not_retried(error: InferenceError) -> None:
     """RESOURCE_EXHAUSTED without a retry time, as for an oversized message, is not retried."""
@@ -73,15 +73,15 @@ def test_invalid_options(options: dict[str, Any]) -> None:
 class Full:
     """Servicer that refuses each request `times` times and records when each arrived."""
 
-    def __init__(self, times: int, told: str = str(TOLD_MS)) -> None:
+    def __init__(self, times: int, retry_after: str = str(RETRY_MS)) -> None:
         self.times = times
-        self.told = told
+        self.retry_after = retry_after
         self.asked: list[float] = []
 
     def infer(self, request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
         self.asked.append(time.monotonic())
         if len(self.asked) <= self.times:
-            context.set_trailing_metadata((("grpc-retry-pushback-ms", self.told),))
+            context.set_trailing_metadata((("grpc-retry-pushback-ms", self.retry_after),))
             context.abort(EXHAUSTED, "the queue is full")
         return echo(request)
 
@@ -95,14 +95,15 @@ class Full:
                 answer.infer_response.id = request.id
                 parameters = answer.infer_response.parameters
                 parameters["tensorferry_status"].string_param = "RESOURCE_EXHAUSTED"
-                parameters["tensorferry_retry_after_ms"].int64_param = TOLD_MS
+                parameters["tensorferry_retry_after_ms"].int64_param = RETRY_MS
                 yield answer
             else:
                 yield streamed(request)
 
-    def as_told(self) -> bool:
+    def paused(self) -> bool:
         return all(
-            after - before >= TOLD_MS / 1e3 for before, after in zip(self.asked, self.asked[1:], strict=False)
+            after - before >= RETRY_MS / 1e3
+            for before, after in zip(self.asked, self.asked[1:], strict=False)
         )
 
 
@@ -125,21 +126,21 @@ def test_infer(client: InferenceClient, full: Callable[..., Full]) -> None:
     script = full(2)
     assert client.infer("row", INPUTS, request_id="a").id == "a"
     assert len(script.asked) == 3
-    assert script.as_told()
+    assert script.paused()
 
 
 def test_submit(client: InferenceClient, full: Callable[..., Full]) -> None:
     script = full(2)
     assert client.submit("row", INPUTS, request_id="a").result(30).id == "a"
     assert len(script.asked) == 3
-    assert script.as_told()
+    assert script.paused()
 
 
 async def test_aio(aclient: aio.InferenceClient, full: Callable[..., Full]) -> None:
     script = full(2)
     assert (await aclient.infer("row", INPUTS, request_id="a")).id == "a"
     assert len(script.asked) == 3
-    assert script.as_told()
+    assert script.paused()
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -158,9 +159,11 @@ async def test_aio_stream(aclient: aio.InferenceClient, full: Callable[..., Full
     assert len(script.asked) == 5
 
 
-@pytest.mark.parametrize("told", ["-1", "soon"])
-def test_the_server_forbids_a_retry(client: InferenceClient, full: Callable[..., Full], told: str) -> None:
-    script = full(9, told)
+@pytest.mark.parametrize("pushback", ["-1", "soon"])
+def test_the_server_forbids_a_retry(
+    client: InferenceClient, full: Callable[..., Full], pushback: str
+) -> None:
+    script = full(9, pushback)
     with pytest.raises(ResourceExhausted):
         client.infer("row", INPUTS)
     assert len(script.asked) == 1

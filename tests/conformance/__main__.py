@@ -64,7 +64,7 @@ def _through(transport: str, cases: Sequence[Case]) -> int:
     failed = sum(bool(verdict.wrong) for verdict in verdicts.values())
     print(
         f"\n{transport}: {len(verdicts)} asked, {len(answered)} passed, {failed} failed, {refused} refused as they must be; "
-        f"of those that passed, {sum(v.batched for v in answered)} are batched and {sum(v.company > 1 for v in answered)} "
+        f"of those that passed, {sum(v.batched for v in answered)} are batched and {sum(v.batch_requests > 1 for v in answered)} "
         "shared a batch with other orders of their rows",
         flush=True,
     )

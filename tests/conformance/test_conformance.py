@@ -67,7 +67,7 @@ def test_through_a_server_as_by_onnx_runtime_alone(cases: list[Case], transport:
     with serving(chosen, tmp_path, *WINDOW, transport=transport) as asking:
         verdicts = {model_name(case): asking.judge(case) for case in chosen}
     assert {name: verdict.wrong for name, verdict in verdicts.items() if verdict.wrong} == {}
-    assert any(verdict.company > 1 for verdict in verdicts.values())
+    assert any(verdict.batch_requests > 1 for verdict in verdicts.values())
     assert not any(verdict.batched for name, verdict in verdicts.items() if not name.endswith(".open"))
     refused = {name for name, verdict in verdicts.items() if verdict.refused}
     assert refused == {"node.test_and_bcast4v4d.open"}

@@ -36,7 +36,7 @@ class Verdict:
     wrong: str
     refused: str
     batching: str
-    company: int
+    batch_requests: int
 
     @property
     def batched(self) -> bool:
@@ -48,7 +48,7 @@ class Verdict:
             return f"FAILED: {self.wrong} [{self.batching}]"
         if self.refused:
             return f"refused: {self.refused} [{self.batching}]"
-        return f"passed [{self.batching}]" + (f", {self.company} in a batch" if self.batched else "")
+        return f"passed [{self.batching}]" + (f", {self.batch_requests} in a batch" if self.batched else "")
 
 
 def _batched(batching: str) -> bool:
@@ -93,7 +93,7 @@ class Asking:
     def judge(self, case: Case) -> Verdict:
         """Send the case's data; for a batched model also with other orders of the rows."""
         batching = self._batching[model_name(case)]
-        wrong, refused, company = "", "", 0
+        wrong, refused, batch_requests = "", "", 0
         for data in case.data:
             code, refused = _refusal(data) if _batched(batching) else ("", "")
             orders: Sequence[Callable[[Array], Array]] = (_as_it_is,)
@@ -105,8 +105,8 @@ class Asking:
                     (_judge_refusal(code, answer), 0) if refused else _judge(case, asked, answer)
                 )
                 wrong = wrong or found
-                company = max(company, together)
-        return Verdict(wrong, refused, batching, company)
+                batch_requests = max(batch_requests, together)
+        return Verdict(wrong, refused, batching, batch_requests)
 
     def _answers(self, case: Case, asked: Sequence[DataSet]) -> list[Any]:
         """Return the answer or error of each; all are sent before the first is waited for."""

@@ -112,7 +112,7 @@ def test_a_client_without_the_control_role_changes_nothing(secured: Secured) -> 
         assert stub.TraceSetting(request, metadata=[("authorization", f"Bearer {secured.operator}")])
 
 
-def test_no_secret_is_shown_to_anybody(transport: str, tmp_path: Path, digits_model: Path) -> None:
+def test_no_secret_is_shown_anywhere(transport: str, tmp_path: Path, digits_model: Path) -> None:
     """Not in the debug log, the metrics, the errors, the traces, the help or the process list."""
     secured = start(transport, tmp_path, digits_model)
     try:

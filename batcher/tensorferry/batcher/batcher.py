@@ -192,7 +192,7 @@ class Batcher:
         return self._settings.policies
 
     def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
-        """Tell what a warm-up run of `rows` rows took, so that predictions hold from the first request.
+        """Record what a warm-up run of `rows` rows took, so that predictions hold from the first request.
 
         `key` is that of the requests for which it holds; None if all requests of as many rows take the same time.
         """
@@ -385,10 +385,10 @@ class Batcher:
         for part in ended:
             if part.deadline <= self._clock.now():
                 self._completer.fail(
-                    part, DeadlineExceeded("the deadline passed before the answer was there")
+                    part, DeadlineExceeded("the deadline passed before the request was answered")
                 )
             else:
-                self._completer.fail(part, Cancelled("the caller left before the answer was there"))
+                self._completer.fail(part, Cancelled("the caller cancelled before the request was answered"))
         return bool(ended)
 
     def drain(self, timeout: float | None = None) -> bool:

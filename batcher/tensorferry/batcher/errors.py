@@ -1,6 +1,6 @@
 """Errors of requests. Messages state values and what to change.
 
-Model functions raise the last three to tell the batcher what happened.
+Model functions raise the last three to report what happened.
 """
 
 from __future__ import annotations

@@ -245,4 +245,4 @@ class BatchRun(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """An order to a worker: recover its device, and tell the queue's `failures` whether that worked."""
+    """An order to a worker: recover its device, and report to the queue's `failures` whether that worked."""

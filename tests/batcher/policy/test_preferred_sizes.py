@@ -43,14 +43,14 @@ class Station:
         left = []
         for rows in sizes:
             self.queue.put([request_of(np.zeros((rows, 1)), Recorder(), one_row=False)])
-            left += [] if busy else self.leave()
+            left += [] if busy else self.dispatch()
         return left
 
     def pass_time(self, seconds: float) -> list[int]:
         self.clock.advance(seconds)
-        return self.leave()
+        return self.dispatch()
 
-    def leave(self) -> list[int]:
+    def dispatch(self) -> list[int]:
         left = []
         while isinstance(work := self.queue.poll(), BatchAssignment):
             left.append(sum(request.rows for request in work.batch))
@@ -91,7 +91,7 @@ def test_with_a_delay_and_sizes_2_and_6(
 def test_six_simultaneous_requests_make_a_batch_of_the_larger_size() -> None:
     station = Station((2, 6))
     assert station.put(*[1] * 6, busy=True) == []
-    assert station.leave() == [6]
+    assert station.dispatch() == [6]
     assert station.reasons == [CloseReason.PREFERRED]
 
 
@@ -100,7 +100,7 @@ def test_past_the_delay_preferred_sizes_do_not_matter() -> None:
     station.put(3, 4, busy=True)
     station.clock.advance(DELAY)
     station.put(1, busy=True)
-    assert station.leave() == [8]
+    assert station.dispatch() == [8]
     assert station.reasons == [CloseReason.FULL]
 
 
@@ -110,7 +110,7 @@ def test_past_the_delay_preferred_sizes_do_not_matter() -> None:
 def test_without_a_delay_batches_have_preferred_sizes_if_possible(rows: int, batches: list[int]) -> None:
     station = Station((4, 6), delay=0.0)
     station.put(*[1] * rows, busy=True)
-    assert station.leave() == batches
+    assert station.dispatch() == batches
 
 
 @pytest.mark.parametrize(

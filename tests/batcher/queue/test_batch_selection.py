@@ -16,7 +16,7 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
-def test_a_lone_request_never_waits_for_company(make: Make, clock: VirtualClock) -> None:
+def test_a_lone_request_never_waits_for_others(make: Make, clock: VirtualClock) -> None:
     batcher = make(lambda x: x * 2, 32, clock=clock)
     assert [result(batcher.submit(value)) for value in (1.0, 2.0)] == [2.0, 4.0]
     assert batcher.statistics().close_reasons == {CloseReason.IDLE: 2}

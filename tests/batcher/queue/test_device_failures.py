@@ -198,7 +198,7 @@ def test_a_deadline_that_passed_while_the_batch_ran_is_not_run_again(make: Make,
     device.may_return.set()
 
 
-def test_a_queue_timeout_ended_with_the_first_departure(make: Make, clock: VirtualClock) -> None:
+def test_a_queue_timeout_ends_with_the_first_dispatch(make: Make, clock: VirtualClock) -> None:
     device = Device(broken=True)
     runner = ScriptedRunner(device, gated=True)
     batcher = make(runner, clock=clock, policies=[QueuePolicy(timeout=2.0)])
@@ -315,7 +315,7 @@ def test_a_cancel_while_the_device_fails(make: Make) -> None:
     runner.open()
     assert batcher.close()
     assert recorder.kind == "Cancelled"
-    assert len(runner.batches) == 1, "its callers have all gone"
+    assert len(runner.batches) == 1, "its only caller has cancelled"
 
 
 def test_a_split_request_whose_part_fails_is_answered_as_one(make: Make) -> None:

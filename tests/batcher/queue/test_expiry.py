@@ -113,7 +113,7 @@ def test_an_idle_worker_watches_deadlines_alone(make: Make, clock: Watched) -> N
     batcher = make(runner, 4, 100.0, clock=clock)
     future = batcher.submit(1.0, timeout=10.0)
     clock.await_sleepers(1)
-    assert not any(until == 10.0 for until, _ in clock._sleepers), "its worker leaves before that"
+    assert not any(until == 10.0 for until, _ in clock._sleepers), "its worker wakes before that"
     clock.advance(9.9998)
     assert result(future) == 2
 

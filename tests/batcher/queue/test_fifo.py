@@ -71,5 +71,5 @@ def test_removal_from_the_middle_keeps_the_order() -> None:
     line.remove_all(requests[:50])
     assert list(line) == requests[51:]
     line.remove_all(requests[51:60])
-    assert line._requests == requests[60:], "who is gone is dropped with those around it"
+    assert line._requests == requests[60:], "its entry is dropped with those around it"
     assert not line._tombstones

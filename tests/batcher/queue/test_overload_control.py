@@ -93,7 +93,7 @@ class QueueUnderLoad:
         return self.finish()
 
 
-def test_as_many_are_let_in_as_are_answered_in_time() -> None:
+def test_as_many_are_accepted_as_are_answered_in_time() -> None:
     queue = QueueUnderLoad()
     accepted = queue.fill()
     assert 9 * MOST <= accepted <= 10 * MOST
@@ -132,7 +132,7 @@ def test_a_tight_deadline_is_left_to_the_rate_rule() -> None:
     assert QueueUnderLoad().fill(timeout=2.1 * FULL) < 3 * MOST
 
 
-def test_where_requests_share_no_batch_all_are_let_in() -> None:
+def test_if_requests_share_no_batch_all_are_accepted() -> None:
     """A long queue makes batches of rare shapes larger."""
     queue = QueueUnderLoad()
     assert queue.offer(key="rare")
@@ -168,7 +168,7 @@ def test_a_queue_that_has_been_long_is_kept_short() -> None:
     assert queue.fill() >= 9 * MOST
 
 
-def test_however_long_it_stood_the_device_has_full_batches() -> None:
+def test_a_queue_that_is_kept_short_still_fills_batches() -> None:
     queue = QueueUnderLoad()
     overloaded(queue, 2000)
     for _ in range(20):
@@ -201,14 +201,14 @@ def test_refused_requests_count_as_demand() -> None:
     assert demand.rows_per_second == pytest.approx(1000, rel=0.3)
 
 
-def test_others_like_one_that_was_turned_away_are_so_before_they_are_read() -> None:
+def test_requests_like_a_refused_one_are_refused_before_they_are_read() -> None:
     queue = QueueUnderLoad()
     soon = queue.clock.now() + TIMEOUT
     assert queue.inner.fast_reject(soon) is None, "no request was rejected"
     queue.fill()
-    told = queue.inner.fast_reject(soon)
-    assert told is not None
-    assert (str(told), told.retry_after) == (str(queue.refusal), queue.refusal.retry_after)
+    refusal = queue.inner.fast_reject(soon)
+    assert refusal is not None
+    assert (str(refusal), refusal.retry_after) == (str(queue.refusal), queue.refusal.retry_after)
     assert queue.inner.fast_reject(soon - 0.5) is None, "it runs before"
     assert queue.inner.fast_reject(soon + 1.0) is None, "it has more time"
     queue.clock.advance(4.1 * queue.refusal.pause_seconds)
@@ -225,14 +225,16 @@ def test_others_may_wait_for_a_part_of_their_timeout() -> None:
     assert queue.refusal.pause_seconds == pytest.approx(2.5 * FULL / 16)
     queue.run()
     queue.fill()
-    assert queue.refusal.pause_seconds == pytest.approx(2.5 * FULL / 16), "the hasty come again"
+    assert queue.refusal.pause_seconds == pytest.approx(2.5 * FULL / 16), (
+        "requests with short deadlines return"
+    )
     for _ in range(2):
         queue.run()
         queue.fill()
     assert queue.refusal.pause_seconds == pytest.approx(FULL / 4)
 
 
-def test_one_in_a_while_is_looked_at() -> None:
+def test_now_and_then_one_is_checked() -> None:
     queue = QueueUnderLoad()
     soon = queue.clock.now() + TIMEOUT
     queue.fill()
@@ -240,7 +242,7 @@ def test_one_in_a_while_is_looked_at() -> None:
     assert queue.inner.fast_reject(soon) is None
     assert queue.inner.fast_reject(soon) is not None, "one will do"
     queue.clock.advance(1.1 * queue.refusal.pause_seconds)
-    assert queue.inner.fast_reject(soon) is None, "it may have left"
+    assert queue.inner.fast_reject(soon) is None, "the request that was let through may be gone"
 
 
 def test_as_many_are_read_as_find_room() -> None:
@@ -279,13 +281,13 @@ def test_if_all_queued_requests_fit_every_deadline_is_checked() -> None:
 
 
 @pytest.mark.parametrize(("classes", "fair"), [(2, False), (1, True)])
-def test_where_requests_are_not_alike_each_is_looked_at(classes: int, fair: bool) -> None:
+def test_if_requests_are_not_alike_each_is_checked(classes: int, fair: bool) -> None:
     queue = QueueUnderLoad(classes, ClientPolicy(fair=fair))
     queue.fill()
     assert queue.inner.fast_reject(queue.clock.now() + TIMEOUT) is None
 
 
-def test_where_shapes_differ_each_is_looked_at() -> None:
+def test_if_shapes_differ_each_is_checked() -> None:
     queue = QueueUnderLoad()
     assert queue.offer(key="rare")
     queue.run()

@@ -171,7 +171,7 @@ class QueueModel(RuleBasedStateMachine):
             assert slack <= 0 or busy or (trusted and slack < 2 * UPPER), "it could have been in time"
         self.end(list(work.expired))
         for gone in work.shed:
-            assert gone.deadline < math.inf, "who has no deadline is never dropped"
+            assert gone.deadline < math.inf, "a request without a deadline is never shed"
             assert all(
                 gone.deadline <= request.deadline for request in work.batch if request.rank == gone.rank
             )

@@ -92,7 +92,7 @@ def test_a_queue_timeout_within_the_window_fails_the_request(
     assert runner.batches == []
 
 
-def test_a_shorter_wait_is_heard_of_by_a_worker_that_waits_out_a_window(
+def test_a_shorter_queue_time_wakes_a_worker_that_waits_out_a_window(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
     batcher = make(runner, 4, 60.0, policies=[QueuePolicy(20.0, overridable=True)], clock=clock)
@@ -242,9 +242,7 @@ def test_one_class_may_reject_and_another_delay(
 # Queue sizes.
 
 
-def test_so_many_requests_of_a_class_are_queued_whatever_their_rows(
-    make: Make, runner: ScriptedRunner
-) -> None:
+def test_a_class_queues_a_number_of_requests_whatever_their_rows(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(
         runner,
         8,
@@ -370,10 +368,10 @@ def test_every_request_ends_once_and_ranks_are_respected(
     assert len({*left, *expired}) == len(left) + len(expired) == accepted
 
 
-# Requests that left the queue are not kept.
+# Requests that have left the queue.
 
 
-def test_those_that_left_long_before_their_time_are_not_kept() -> None:
+def test_the_heap_keeps_no_request_that_left_long_before_its_timeout() -> None:
     timeouts = TimeoutHeap([REJECT])
     clock = VirtualClock()
     queue = RequestQueue(BatcherSettings(8, 0.0, max_queue_size=1000, max_queue_bytes=1 << 20), clock)
@@ -394,11 +392,11 @@ def test_those_that_left_long_before_their_time_are_not_kept() -> None:
 
 @reproducible
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 12))
-def test_each_rank_gets_what_higher_ranks_leave(riding: list[int], room: int) -> None:
-    rows = StrictPriority(len(riding)).allocate(riding, riding, room)
-    assert sum(rows) == min(sum(riding), room)
+def test_each_rank_gets_what_higher_ranks_leave(queued_rows: list[int], room: int) -> None:
+    rows = StrictPriority(len(queued_rows)).allocate(queued_rows, queued_rows, room)
+    assert sum(rows) == min(sum(queued_rows), room)
     for rank, count in enumerate(rows):
-        assert count == riding[rank] or sum(rows[rank + 1 :]) == 0
+        assert count == queued_rows[rank] or sum(rows[rank + 1 :]) == 0
 
 
 def test_strict_classes_run_in_order_and_lower_ones_fill_the_rest(make: Make, runner: ScriptedRunner) -> None:

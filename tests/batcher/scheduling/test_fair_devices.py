@@ -122,7 +122,7 @@ class FairModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.queued)
     @rule(kind=st.integers(0, 1), rank=st.integers(0, 1), count=st.integers(1, 4))
-    def leave(self, kind: int, rank: int, count: int) -> None:
+    def dispatch(self, kind: int, rank: int, count: int) -> None:
         """Start a batch that the first request of a class leads."""
         rank = min(rank, self.classes - 1)
         bucket = self.backlog.bucket(kind)
@@ -144,7 +144,7 @@ class FairModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.flights)
     @rule(data=st.data(), failed=st.booleans())
-    def land(self, data: st.DataObject, failed: bool) -> None:
+    def complete(self, data: st.DataObject, failed: bool) -> None:
         """Complete a batch, or put its requests back."""
         batch = self.flights.pop(data.draw(st.integers(0, len(self.flights) - 1)))
         if not failed:

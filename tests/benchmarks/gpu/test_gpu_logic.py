@@ -69,7 +69,7 @@ def test_a_quarter_of_the_cores_serves_and_the_rest_sends(
     assert (layout.server, layout.loadgen, layout.senders) == expected
 
 
-def test_that_load_and_server_share_a_core_is_said() -> None:
+def test_the_layout_says_that_load_and_server_share_a_core() -> None:
     assert "mistrust" in str(Layout.of([0]))
     assert str(Layout.of([0, 1])) == "1 of the cores for the server, 1 for the load, which is LoadGen's too"
     assert str(Layout.of(list(range(16)))) == "4 of the cores for the server, 11 for the load, 1 for LoadGen"

@@ -112,7 +112,7 @@ def test_the_report_without_a_gpu_says_so_and_meets_nothing() -> None:
     assert "differ by noise alone" in page
 
 
-def test_a_part_that_broke_off_is_said_to() -> None:
+def test_the_report_names_a_part_that_broke_off() -> None:
     broken = part(small=False)
     broken.update(
         failure="LoadError: 1 of the 11 load processes have ended",

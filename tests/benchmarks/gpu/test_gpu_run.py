@@ -70,7 +70,7 @@ def test_a_row_has_the_same_outputs_alone_and_among_others(workload: Workload, t
     assert workload.write(tmp_path).stat().st_mtime_ns == before
 
 
-def test_masked_tokens_are_not_looked_at(tmp_path: Path) -> None:
+def test_masked_tokens_are_ignored(tmp_path: Path) -> None:
     workload = ON_CPU[BERT]
     session = CPU(str(workload.write(tmp_path)), providers=["CPUExecutionProvider"])
     row = dict(workload.rows(1))

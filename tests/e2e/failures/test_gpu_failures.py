@@ -40,7 +40,7 @@ def test_no_request_is_lost_where_the_device_is(tmp_path: Path) -> None:
     assert gpu_failures.lost(tmp_path, machine, _break) == []
 
 
-def test_a_server_that_goes_on_is_found_out(tmp_path: Path) -> None:
+def test_a_server_that_does_not_fail_is_reported(tmp_path: Path) -> None:
     machine = gpu_failures.Machine(("--device", "cpu"), FAULTY)
     wrong = gpu_failures.lost(tmp_path, machine, lambda server: server.signal())
     assert any("ended with code 0, not with 1" in line for line in wrong)
@@ -68,7 +68,7 @@ def test_the_kernel_is_launched_and_waited_for() -> None:
     assert driver.calls[-2:] == ["cuLaunchKernel", "cuCtxSynchronize"]
 
 
-def test_a_kernel_that_cannot_be_loaded_is_said_to() -> None:
+def test_a_kernel_that_cannot_be_loaded_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="cuModuleLoadData says 218"):
         broken_gpu.break_gpu(Driver("cuModuleLoadData", 218))
 

@@ -66,7 +66,7 @@ def test_threads(serve_faulty: Serve, client: str, tmp_path: Path) -> None:
         held.result(PATIENCE)
         for future in running:
             future.result(PATIENCE)
-        assert None not in refused, "each is told when to come back"
+        assert None not in refused, "each has a retry time"
         refused.clear()
         list(threads.map(call, range(CALLERS), [RETRY] * CALLERS))
         assert not refused

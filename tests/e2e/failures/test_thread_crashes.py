@@ -69,7 +69,7 @@ def test_health_follows_each_crash_and_recovery(serve_faulty: Serve) -> None:
             stop.set()
         for each in running:
             each.result(PATIENCE)
-    assert set(ended) <= {"right", "UNAVAILABLE"}, "between the fall and the return the model is not ready"
+    assert set(ended) <= {"right", "UNAVAILABLE"}, "between crash and restart the model is not ready"
     assert ended["right"] > 0
     assert server.stop() == 0
     said = [line for line in server.log if "a worker ended unexpectedly; this is a bug" in line]
@@ -114,7 +114,7 @@ def test_without_the_polling_thread_the_process_exits(serve_faulty: Serve, tmp_p
             # The status depends on core's race between the end of the call and of the connection.
             assert code.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         else:
-            raise AssertionError("it was answered all the same")
+            raise AssertionError("the health check was answered")
         assert in_flight.exception(PATIENCE).code() is grpc.StatusCode.UNAVAILABLE
         print(f"without polling: ended after {time.monotonic() - began:.3f} s")
     assert server.wait() == 1

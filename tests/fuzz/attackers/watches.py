@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _measure(wire: Wire, count: int) -> None:
-    def told(when: str, other: Other | None = None) -> None:
+    def report(when: str, other: Other | None = None) -> None:
         figures = wire.figures()
         slowest = (
             ""
@@ -86,28 +86,28 @@ def _measure(wire: Wire, count: int) -> None:
     other = Other(wire)
     other.start()
     time.sleep(3)
-    told("without", other)
+    report("without", other)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     client = context.Process(target=watch, args=(wire.server.address, count, theirs))
     client.start()
     other = Other(wire)
     other.start()
-    print("what became of them:", ours.recv())
-    told("as they come", other)
+    print("outcomes of the watches:", ours.recv())
+    report("as they come", other)
     other = Other(wire)
     other.start()
     time.sleep(3)
-    told("while they watch", other)
+    report("while they watch", other)
     other = Other(wire)
     other.start()
     ours.send(None)
     ours.recv()
     client.join()
-    told("as they leave", other)
+    report("as they leave", other)
     for seconds in (1, 5, 15):
         time.sleep(seconds)
-        told(f"{seconds} s later")
+        report(f"{seconds} s later")
 
 
 if __name__ == "__main__":

@@ -380,7 +380,7 @@ def test_integers_that_are_sizes_stop_growing() -> None:
     ],
     ids=["empty", "long"],
 )
-def test_empty_and_long_strings_are_compare_model(model: Model) -> None:
+def test_empty_and_long_strings_are_compared(model: Model) -> None:
     assert compared(model, "BYTES").outcome is ComparisonOutcome.MIXES
 
 

@@ -88,7 +88,7 @@ class ScriptedService(InferenceService):
                 self.cancelled.append(request_id)
             self._changed.notify_all()
         if complete is not None:
-            complete(failure(request_id, Cancelled("the caller left before the answer was there")))
+            complete(failure(request_id, Cancelled("the caller cancelled before the request was answered")))
 
     def answer(self, *request_ids: str) -> None:
         """Complete requests with responses that have their ids."""

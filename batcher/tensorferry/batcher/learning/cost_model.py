@@ -211,7 +211,7 @@ class BatchCostModel:
     def is_recent(self, now: float) -> bool:
         """Return whether the last sample is recent enough to refuse requests by predictions.
 
-        Refused requests teach nothing: if old samples were trusted, a device that was slow once would refuse for ever.
+        Refused requests are never measured: if old samples were trusted, a device that was slow once would refuse for ever.
         """
         return now - self.observed < _FRESH_SECONDS
 

@@ -41,7 +41,7 @@ class Backlog:
         return sum([len(bucket) for bucket in self.buckets.values()])
 
     def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
-        """Teach the cost model of one bucket, or of every bucket, what a warm-up run of `rows` rows took."""
+        """Give the cost model of one bucket, or of every bucket, the duration of a warm-up run of `rows` rows."""
         if key is not None:
             self.cost_model(key).add_warmup_sample(rows, seconds)
             return
@@ -80,7 +80,7 @@ class Backlog:
         return [ClassQueue() for _ in self.class_rows]
 
     def _forget_one(self) -> None:
-        # A bucket in use is kept: what its running batches teach would be lost.
+        # A bucket in use is kept: the samples of its running batches would be lost.
         for _ in range(_FORGET_TRIES):
             key = next(iter(self._known))
             if key not in self.buckets:

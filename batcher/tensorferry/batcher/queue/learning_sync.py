@@ -54,7 +54,7 @@ class LearningSync:
         self._returns = returns
 
     def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
-        """Teach the cost model of one bucket, or of every bucket, what a warm-up run of `rows` rows took."""
+        """Give the cost model of one bucket, or of every bucket, the duration of a warm-up run of `rows` rows."""
         with self._learning, self._lock:
             self._backlog.add_warmup_sample(rows, seconds, key)
 

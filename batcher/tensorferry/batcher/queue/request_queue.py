@@ -45,8 +45,8 @@ class RequestQueue:
 
     A request goes through `put`, `take` and `finish`. Workers take batches for their device with `take`, one worker
     for each device or two if pipelined; a submitting thread takes short ones with `take_inline`. When a batch is run
-    and its requests are completed, `batch_done` must be called. `failures` handles devices that fail, `learning` what
-    batches teach. Methods that end in `_locked` are for these two, which share the lock.
+    and its requests are completed, `batch_done` must be called. `failures` handles devices that fail, `learning` the
+    measured durations. Methods that end in `_locked` are for these two, which share the lock.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class RequestQueue:
         """Wait for work for a device and return it; None when the queue is closed and empty.
 
         After a batch the caller calls `batch_done`, and before, if pipelined, `run_done` as soon as the device has run
-        it. With `Recover` it must recover the device and tell `failures`.
+        it. With `Recover` it must recover the device and report to `failures`.
         """
         with self._lock:
             mine = self._devices.each[device]
@@ -596,7 +596,7 @@ class RequestQueue:
             self._expiry.notify()
             self._devices.recovered_or_closed.notify_all()
 
-    # What it has.
+    # State.
 
     @property
     def accepted(self) -> int:
@@ -616,5 +616,5 @@ class RequestQueue:
             )
 
     def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
-        """Teach the cost model of one bucket, or of every bucket, what a warm-up run of `rows` rows took."""
+        """Give the cost model of one bucket, or of every bucket, the duration of a warm-up run of `rows` rows."""
         self.learning.add_warmup_sample(rows, seconds, key)
