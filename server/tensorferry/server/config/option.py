@@ -11,7 +11,6 @@ from tensorferry.server.config.parsers import Parser
 from tensorferry.server.errors import ConfigError
 
 _T = TypeVar("_T")
-_METADATA_KEY = "option"
 
 
 class OptionScope(Enum):
@@ -24,17 +23,6 @@ class OptionScope(Enum):
     EVERYWHERE = ""
     STANDALONE = "not under Ray Serve"
     CUDA = "only on a GPU"
-
-
-@dataclass(frozen=True, slots=True)
-class _Declaration:
-    """Metadata of an option's field: everything except its name, type and default."""
-
-    parser: Parser[Any]
-    help: str
-    flag: str
-    scope: OptionScope
-    separator: str
 
 
 def option(
@@ -51,8 +39,8 @@ def option(
     The flag is the field's name with hyphens unless `flag` says otherwise. With a `separator` the flag can be given
     several times, and the file can have a list: their texts are joined by the separator.
     """
-    declaration = _Declaration(parser, help, flag, scope, separator)
-    value: _T = field(default=default, metadata={_METADATA_KEY: declaration})
+    metadata = {"parser": parser, "help": help, "flag": flag, "scope": scope, "separator": separator}
+    value: _T = field(default=default, metadata=metadata)
     return value
 
 
@@ -98,15 +86,5 @@ class Option:
 def options_in(group: type, title: str) -> Iterator[Option]:
     """Yield the options of a dataclass whose fields are made by `option`."""
     for each in fields(group):
-        declaration: _Declaration = each.metadata[_METADATA_KEY]
-        flag = declaration.flag or each.name.replace("_", "-")
-        yield Option(
-            each.name,
-            title,
-            flag,
-            each.default,
-            declaration.parser,
-            declaration.help,
-            declaration.scope,
-            declaration.separator,
-        )
+        flag = each.metadata["flag"] or each.name.replace("_", "-")
+        yield Option(**{**each.metadata, "flag": flag}, field=each.name, group=title, default=each.default)

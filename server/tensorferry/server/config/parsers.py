@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,17 +42,25 @@ class Parser(Generic[_T_co]):
     switch: bool = False
 
 
+def _require_between(value: int, least: int, most: int | None) -> None:
+    """ValueError if the value is not within these bounds, both included."""
+    if value < least or (most is not None and value > most):
+        raise ValueError
+
+
+def _bounds(least: int, most: int | None) -> str:
+    return f"of at least {least}" if most is None else f"from {least} to {most}"
+
+
 def integer(least: int, most: int | None = None, *, unit: str = "", metavar: str = "N") -> Parser[int]:
     """Return a parser of integers from `least` to `most`, both included."""
 
     def parse(text: str) -> int:
         value = int(text)
-        if value < least or (most is not None and value > most):
-            raise ValueError
+        _require_between(value, least, most)
         return value
 
-    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-    return Parser(parse, f"an integer {bounds}", "integer", metavar, unit)
+    return Parser(parse, f"an integer {_bounds(least, most)}", "integer", metavar, unit)
 
 
 def integers(unit: str = "") -> Parser[tuple[int, ...]]:
@@ -70,50 +78,35 @@ def parse_integers(text: str) -> tuple[int, ...]:
     return values
 
 
-def _parse_number(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise ValueError
-    return value
+def _number_parser(
+    *, positive: bool = False, most: float = sys.float_info.max, divisor: float = 1.0
+) -> Callable[[str], float]:
+    """Return a function that parses a number and divides it; the result must be from 0, or above it, to `most`."""
+
+    def parse(text: str) -> float:
+        value = float(text) / divisor
+        if not 0 <= value <= most or (positive and value == 0):
+            raise ValueError
+        return value
+
+    return parse
 
 
 def number(unit: str) -> Parser[float]:
     """Return a parser of numbers of at least 0."""
-    return Parser(_parse_number, "a number of at least 0", "number", "NUMBER", unit)
+    return Parser(_number_parser(), "a number of at least 0", "number", "NUMBER", unit)
 
 
-def _parse_positive(text: str) -> float:
-    if not (value := _parse_number(text)):
-        raise ValueError
-    return value
-
-
-positive_number = Parser(_parse_positive, "a number above 0", "number", "NUMBER")
-
-
-def _parse_seconds(text: str) -> float:
-    if (value := _parse_number(text)) > _MAX_SECONDS:
-        raise ValueError
-    return value
-
-
-def _parse_milliseconds(text: str) -> float:
-    if (value := _parse_number(text) / 1e3) > _MAX_SECONDS:
-        raise ValueError
-    return value
-
-
-def _parse_positive_seconds(text: str) -> float:
-    if not (value := _parse_seconds(text)):
-        raise ValueError
-    return value
-
-
+positive_number = Parser(_number_parser(positive=True), "a number above 0", "number", "NUMBER")
 seconds = Parser(
-    _parse_seconds, f"a number of seconds from 0 to {_MAX_SECONDS}", "number", "SECONDS", "seconds"
+    _number_parser(most=_MAX_SECONDS),
+    f"a number of seconds from 0 to {_MAX_SECONDS}",
+    "number",
+    "SECONDS",
+    "seconds",
 )
 positive_seconds = Parser(
-    _parse_positive_seconds,
+    _number_parser(positive=True, most=_MAX_SECONDS),
     f"a number of seconds above 0 and at most {_MAX_SECONDS}",
     "number",
     "SECONDS",
@@ -121,7 +114,7 @@ positive_seconds = Parser(
 )
 # The value is in seconds, the text in milliseconds.
 milliseconds = Parser(
-    _parse_milliseconds,
+    _number_parser(most=_MAX_SECONDS, divisor=1e3),
     f"a number of milliseconds from 0 to {_MAX_SECONDS}000",
     "number",
     "MILLISECONDS",
@@ -140,14 +133,12 @@ def size(least: int = 1, most: int | None = None) -> Parser[int]:
         if match is None:
             raise ValueError
         value = int(match[1]) << _SIZE_UNITS[match[2]]
-        if value < least or (most is not None and value > most):
-            raise ValueError
+        _require_between(value, least, most)
         return value
 
-    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
     return Parser(
         parse,
-        f"a number of bytes {bounds}, or a number with KiB, MiB or GiB",
+        f"a number of bytes {_bounds(least, most)}, or a number with KiB, MiB or GiB",
         "size",
         "SIZE",
         "bytes",
