@@ -58,6 +58,11 @@ class TensorSpec:
         """Whether axis 0 is variable, and thus counts the rows of a batched model; never true of an optional input."""
         return bool(self.dims) and not isinstance(self.dims[0], int) and not self.optional
 
+    @property
+    def is_float(self) -> bool:
+        """Whether the tensor has floats, including BF16, which is stored as integers."""
+        return self.datatype.storage.kind == "f" or self.datatype.name == "BF16"
+
     def axes(self, shape: tuple[int, ...]) -> Iterator[tuple[int, int | str, int]]:
         """Yield each axis of a tensor with this shape, which must fit: its number, its dimension in `dims`, and its length."""
         dims = ("",) * len(shape) if self.any_rank else self.dims

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.server.runtime.sampling import Array, Run
+from tensorferry.server.runtime.sampling import Array, Run, array_of_floats
 from tensorferry.server.signature import Signature, TensorSpec
 
 Row = Mapping[str, Array]
@@ -169,14 +169,14 @@ def rows_of_kind(
     # The model may reject several extreme integer inputs together, although it accepts each one.
     without = replace(kind, integer=None)
     kinds = [kind, without] if any(_applies(without, spec) for spec in inputs) else [kind]
-    scales = kind.scales if any(is_float(spec) for spec in inputs) else kind.scales[:1]
+    scales = kind.scales if any(spec.is_float for spec in inputs) else kind.scales[:1]
     return [_filled(signature, one, base, ranges, generator, scale) for one in kinds for scale in scales]
 
 
 def _applies(kind: RowKind, spec: TensorSpec) -> bool:
     if spec.datatype.name == "BYTES":
         return kind.text is not None
-    return (kind.floats if is_float(spec) else kind.integer) is not None
+    return (kind.floats if spec.is_float else kind.integer) is not None
 
 
 def _filled(
@@ -204,7 +204,7 @@ def _values(
     scale: float,
 ) -> Array:
     name, storage, shape = spec.datatype.name, spec.datatype.storage, base.shape
-    if kind.floats is not None and is_float(spec):
+    if kind.floats is not None and spec.is_float:
         return _stored(kind.floats(generator, shape) * scale, spec)
     if kind.integer is not None and storage.kind in "iub":
         allowed = ranges.get(spec.name, IntegerRange())
@@ -217,17 +217,8 @@ def _stored(numbers: npt.NDArray[Any], spec: TensorSpec) -> Array:
     """Return numbers in the storage type of a float tensor; finite numbers stay finite."""
     if spec.datatype.name == "FP16":
         numbers = np.where(np.isfinite(numbers), np.clip(numbers, -_MOST_FP16, _MOST_FP16), numbers)
-    if spec.datatype.name == "BF16":
-        bits = np.ascontiguousarray(numbers, "<f4").view("<u4")
-        # Truncated, as in `random_array`. NaN keeps its highest bit.
-        return (bits >> 16).astype("<u2")
-    return numbers.astype(spec.datatype.storage)
-
-
-def is_float(spec: TensorSpec) -> bool:
-    """Whether a tensor has floats, including BF16."""
-    return spec.datatype.storage.kind == "f" or spec.datatype.name == "BF16"
+    return array_of_floats(numbers, spec.datatype)
 
 
 def _is_integer(spec: TensorSpec) -> bool:
-    return spec.datatype.storage.kind in "iu" and spec.datatype.name != "BF16"
+    return spec.datatype.storage.kind in "iu" and not spec.is_float

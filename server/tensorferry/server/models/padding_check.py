@@ -21,7 +21,13 @@ from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.preparation import PreparedModel
-from tensorferry.server.runtime.sampling import Array, Run, describe_difference, random_inputs
+from tensorferry.server.runtime.sampling import (
+    Array,
+    Run,
+    array_of_floats,
+    describe_difference,
+    random_inputs,
+)
 from tensorferry.server.signature import Signature, TensorSpec
 
 _log = logging.getLogger("tensorferry.server")
@@ -90,7 +96,7 @@ def _parse(datatype: Datatype, text: str) -> Any:
     if datatype.name == "BOOL":
         return {"0": False, "false": False, "1": True, "true": True}[text.lower()]
     if datatype.name == "BF16":
-        return np.asarray(np.asarray(float(text), "<f4").view("<u4") >> 16, "<u2")
+        return array_of_floats(float(text), datatype)
     kind = datatype.storage
     if kind.kind == "f":
         with np.errstate(over="ignore"):
@@ -199,7 +205,7 @@ class _PaddingCheck(NamedTuple):
         for spec in self.signature.inputs:
             pads = self.padding.inputs
             pad = pads.get(spec.name) if isinstance(pads, Mapping) else pads
-            if pad is not None and spec.datatype.storage.kind in "iub" and spec.datatype.name != "BF16":
+            if pad is not None and spec.datatype.storage.kind in "iub" and not spec.is_float:
                 first = np.moveaxis(inputs[spec.name], pad.axis, 0)[0]
                 first[first == pad.value] = 0 if pad.value else 1
         return inputs

@@ -195,7 +195,7 @@ def check_accuracy(
             raise StartError(f"model {name!r} runs in FP32, but not in FP16: {error}") from error
         for spec in signature.outputs:
             difference = _relative_difference(spec, expected[spec.name], got[spec.name])
-            if not _is_float(spec):
+            if not spec.is_float:
                 others[spec.name] = max(others.get(spec.name, 0.0), difference)
             elif difference >= worst:
                 worst, where = difference, spec.name
@@ -247,7 +247,7 @@ def _relative_difference(spec: TensorSpec, expected: Array, got: Array) -> float
     """Return the relative difference of floats, or the share of other values that differ; inf if not comparable."""
     if expected.shape != got.shape:
         return math.inf
-    if not _is_float(spec):
+    if not spec.is_float:
         return float(np.count_nonzero(expected != got)) / max(1, expected.size)
     a, b = (as_float64(array, spec) for array in (expected, got))
     finite = np.isfinite(a)
@@ -259,7 +259,3 @@ def _relative_difference(spec: TensorSpec, expected: Array, got: Array) -> float
         return 0.0
     scale = float(np.abs(a[finite]).max()) or 1.0
     return float(np.abs(a[finite] - b[finite]).max()) / scale
-
-
-def _is_float(spec: TensorSpec) -> bool:
-    return spec.datatype.storage.kind == "f" or spec.datatype.name == "BF16"

@@ -12,6 +12,7 @@ from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOptimizationPo
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
+from tensorferry.server.runtime.sampling import TOLERANCE
 
 TENSORRT = "TensorrtExecutionProvider"
 
@@ -80,10 +81,6 @@ _PRECISIONS: Mapping[str, Mapping[str, str]] = {
 _GROWTHS = ("doubling", "exact")
 _SEARCHES = ("exhaustive", "heuristic", "default")
 
-# Allowed difference for computation with 11 and 8 bits of mantissa: the batching check's tolerances for FP16 and BF16.
-_TOLERANCE_11_BITS = 1e-2
-_TOLERANCE_8_BITS = 5e-2
-
 # Set by the server itself, because it captures each graph for one batch shape.
 _GRAPH_OPTIONS = ("enable_cuda_graph", "trt_cuda_graph_enable")
 
@@ -145,14 +142,18 @@ class OrtOptions:
     priority: KernelPriority | None = None
 
     def precision(self, device: str) -> float:
-        """Return the precision of FP32 outputs on a device, relative to the output's greatest magnitude."""
+        """Return the precision of FP32 outputs on a device, relative to the output's greatest magnitude.
+
+        It is the batching check's tolerance for FP16 where the device computes with 11 bits of mantissa, for BF16 where
+        with 8.
+        """
         if device != "cpu":
             accelerated = {name for provider in self.gpu for name, value in provider.options if value == "1"}
             if accelerated & {"trt_bf16_enable", "trt_int8_enable"}:
-                return _TOLERANCE_8_BITS
+                return TOLERANCE["BF16"]
             if "trt_fp16_enable" in accelerated or ("use_tf32", "0") not in self.cuda:
-                return _TOLERANCE_11_BITS
-        return _TOLERANCE_11_BITS if self.fp16 is not None else 0.0
+                return TOLERANCE["FP16"]
+        return TOLERANCE["FP16"] if self.fp16 is not None else 0.0
 
 
 def with_server_defaults(

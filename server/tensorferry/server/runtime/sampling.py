@@ -46,11 +46,8 @@ def random_array(datatype: Datatype, shape: tuple[int, ...], generator: np.rando
     name, storage = datatype.name, datatype.storage
     if name == "BYTES":
         return generator.integers(0, 2, shape).astype(str).astype(object)
-    if name == "BF16":
-        bits = generator.standard_normal(shape).astype("<f4").view("<u4") >> 16
-        return np.asarray(bits, "<u2")  # operators on a 0-d array return a scalar
-    if storage.kind == "f":
-        return generator.standard_normal(shape).astype(storage)
+    if name == "BF16" or storage.kind == "f":
+        return array_of_floats(generator.standard_normal(shape), datatype)
     if name == "UINT8":
         return generator.integers(0, 256, shape).astype(storage)
     return generator.integers(0, 2, shape).astype(storage)
@@ -76,27 +73,36 @@ def varies(signature: Signature) -> bool:
     )
 
 
-def describe_difference(spec: TensorSpec, expected: Array, got: Array, precision: float = 0.0) -> str:
+def describe_difference(
+    spec: TensorSpec,
+    expected: Array,
+    got: Array,
+    precision: float = 0.0,
+    *,
+    least_scale: float = 1e-6,
+    noise: float = 0.0,
+) -> str:
     """Describe how `got` differs from `expected`; "" if they are equal up to rounding.
 
-    The tolerance is the datatype's or `precision`, whichever is greater.
+    The tolerance is the datatype's or `precision`, whichever is greater. It is relative to the greatest magnitude of
+    `expected`, or to `least_scale` if that is greater. `noise` is an absolute allowance.
     """
     if expected.shape != got.shape:
         return f"shape {list(got.shape)} instead of {list(expected.shape)}"
-    tolerance = TOLERANCE.get(spec.datatype.name)
-    if tolerance is None:
+    if not spec.is_float:
         wrong = int(np.count_nonzero(expected != got))
         return f"{wrong} of {expected.size} values differ" if wrong else ""
-    tolerance = max(tolerance, precision)
     a, b = (as_float64(array, spec) for array in (expected, got))
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return "infinities or NaNs are in other places"
+        return "infinities or NaNs are at different positions"
     if not finite.any():
         return ""
-    scale = max(float(np.abs(a[finite]).max()), 1e-6)
+    scale = max(float(np.abs(a[finite]).max()), least_scale)
     worst = float(np.abs(a[finite] - b[finite]).max())
-    return f"by {worst:.3g}, its values reach {scale:.3g}" if worst > tolerance * scale else ""
+    if worst <= max(TOLERANCE[spec.datatype.name], precision) * scale + noise:
+        return ""
+    return f"by {worst:.3g}, its values reach {scale:.3g}"
 
 
 def as_float64(array: Array, spec: TensorSpec) -> Array:
@@ -104,3 +110,11 @@ def as_float64(array: Array, spec: TensorSpec) -> Array:
     if spec.datatype.name == "BF16":
         return (array.astype("<u4") << 16).view("<f4").astype("<f8")
     return array.astype("<f8")
+
+
+def array_of_floats(numbers: npt.ArrayLike, datatype: Datatype) -> Array:
+    """Return numbers as a tensor of floats. BF16 is truncated; the highest bit of a NaN is kept."""
+    if datatype.name != "BF16":
+        return np.asarray(numbers, datatype.storage)
+    # `asarray`, because operators on a 0-d array return a scalar.
+    return np.asarray(np.asarray(numbers, "<f4").view("<u4") >> 16, "<u2")
