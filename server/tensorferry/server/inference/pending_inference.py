@@ -109,8 +109,11 @@ class PendingInference(Request, InferenceCall, InferenceReply):
     @property
     def output_bytes(self) -> int:
         """See `InferenceReply`."""
-        outputs = self.outcome.outputs
-        return 0 if outputs is None else sum(map(_nbytes, outputs.values()))
+        nbytes = 0
+        for array in (self.outcome.outputs or {}).values():
+            # numpy's nbytes of an object array counts references only.
+            nbytes += sum(map(len, array.flat)) if array.dtype == object else array.nbytes
+        return nbytes
 
     def replace_with_error(self, error: Exception) -> None:
         """See `InferenceReply`."""
@@ -122,11 +125,6 @@ class PendingInference(Request, InferenceCall, InferenceReply):
         if outcome.error is not None:
             raise outcome.error
         return self._template.response.pieces(self._id_field, outcome)
-
-
-def _nbytes(array: Any) -> int:
-    # numpy's nbytes of an object array counts references only.
-    return sum(map(len, array.flat)) if array.dtype == object else int(array.nbytes)
 
 
 def _latency(request: Request, batch: BatchInfo) -> float:

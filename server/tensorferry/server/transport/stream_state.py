@@ -23,13 +23,10 @@ class StreamEntry:
     whether the next response was ready when this one was taken.
     """
 
-    __slots__ = ("call", "followed", "reply", "unread_bytes")
-
-    def __init__(self) -> None:
-        self.call: InferenceCall | None = None
-        self.reply: InferenceReply | None = None
-        self.unread_bytes = 0
-        self.followed = False
+    call: InferenceCall | None = None
+    reply: InferenceReply | None = None
+    unread_bytes = 0
+    followed = False
 
 
 class StreamState:
