@@ -103,8 +103,7 @@ class Lane:
         # The last refusal as core takes it; in an overload most are the same.
         self._refusal: Refusal | None = None
         self._final_status: cygrpc.FinalStatus | None = None
-        # Calls without a reply at the end of `submit`: those of the last `_WATCH_AFTER_SECONDS`, and those before.
-        # Most have a reply by now.
+        # Calls that arrived in the last `_WATCH_AFTER_SECONDS`, and those before. Most have a reply by now.
         self._recent_calls: list[UnaryCall] = []
         self._older_calls: list[UnaryCall] = []
         self._watch_cancel_at = math.inf
@@ -146,7 +145,8 @@ class Lane:
             # In an overload many calls arrive at once, and the device is idle until these responses are sent.
             self.response_batcher.flush()
         # A call states how much time it has left. Core counts from its arrival, the client from when it was sent.
-        remaining = event.call_details.deadline - time.time() - self._last_pause
+        now = time.time()
+        remaining = event.call_details.deadline - now - self._last_pause
         admitted, deadline = self.admission.admit_unary(event.call, event.invocation_metadata, remaining)
         if isinstance(admitted, Refusal):
             if admitted.queue_full is not None:
@@ -154,10 +154,14 @@ class Lane:
             self._refuse(event.call, admitted)
             return
         try:
-            UnaryCall(self, event, deadline, admitted)
+            call = UnaryCall(self, event, deadline, admitted)
         except BaseException:
             self.admission.unary_ended()
             raise
+        self._recent_calls.append(call)
+        if self._watch_cancel_at == math.inf:
+            self._watch_cancel_at = now + _WATCH_AFTER_SECONDS
+            self._core.queue.next_wakeup = min(self._core.queue.next_wakeup, self._watch_cancel_at)
 
     def _stream_arrived(self, event: Any) -> None:
         if not event.success:
@@ -223,13 +227,6 @@ class Lane:
             return
         if reply.trace is not None:
             reply.trace.sent()
-
-    def await_reply(self, call: UnaryCall) -> None:
-        """Watch for the client's cancellation if the call gets no reply soon."""
-        self._recent_calls.append(call)
-        if self._watch_cancel_at == math.inf:
-            self._watch_cancel_at = time.time() + _WATCH_AFTER_SECONDS
-            self._core.queue.next_wakeup = min(self._core.queue.next_wakeup, self._watch_cancel_at)
 
     def _on_first_wakeup(self, now: float) -> float:
         self.response_batcher.bind_polling_thread()

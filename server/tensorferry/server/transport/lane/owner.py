@@ -14,7 +14,6 @@ from tensorferry.server.transport.unread_responses import UnreadResponses
 
 if TYPE_CHECKING:
     from tensorferry.server.transport.lane.stream import StreamCall
-    from tensorferry.server.transport.lane.unary import UnaryCall
 
 
 class CallOwner(Protocol):
@@ -44,9 +43,6 @@ class CallOwner(Protocol):
 
     def sent(self, reply: InferenceReply | None) -> None:
         """Record that a reply, or another end of a call, was sent. On the polling thread."""
-
-    def await_reply(self, call: UnaryCall) -> None:
-        """Watch for the client's cancellation if the call gets no reply soon. On the polling thread."""
 
     def stream_ended(self, stream: StreamCall) -> None:
         """Stop counting a stream."""

@@ -29,6 +29,7 @@ class UnaryCall:
         "_caller",
         "_deadline",
         "_handle",
+        "_left",
         "_metadata",
         "_owner",
         "_reply",
@@ -46,6 +47,8 @@ class UnaryCall:
         self._handle: InferenceCall | None = None
         self._reply: InferenceReply | None = None
         self._account: ResponseAccount | None = None
+        # Whether the client has left, perhaps before its message was handled.
+        self._left = False
         self.replied = self.watches_cancel = False
         event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self.received)
 
@@ -54,25 +57,25 @@ class UnaryCall:
         data = event.batch_operations[0].message()
         if data is None:
             # The client sent no message. If it has left, or core has refused its message, the status is not sent.
-            self.send(Status(StatusCode.UNIMPLEMENTED, f"{UNARY} requires exactly one request message"))
+            self.end(Status(StatusCode.UNIMPLEMENTED, f"{UNARY} requires exactly one request message"))
             return
-        self._handle = self._owner.submit(data, self._deadline, self.reply, self._metadata, self._caller)
-        if not self.replied:
-            self._owner.await_reply(self)
+        self._handle = self._owner.submit(data, self._deadline, self.end, self._metadata, self._caller)
+        if self._left:
+            self._handle.cancel()
 
-    def reply(self, reply: InferenceReply) -> None:
-        """Send the response or the status, now or with the others of its batch. Called once, on any thread."""
-        self._reply = reply
+    def end(self, result: InferenceReply | Status) -> int:
+        """Send a response or a status, now or with the others of its batch. Called once, on any thread.
+
+        Returns the size of the response.
+        """
         collected = self._owner.response_batcher.this_thread.collected
-        if collected is None:
-            self.send(reply)
-        else:
-            collected.append((self.send, reply))
-
-    def send(self, result: InferenceReply | Status) -> int:
-        """Send the call's end: a response or a status. Return the response's size. Called once, on any thread."""
+        if collected is not None:
+            # Called again, outside the batch.
+            collected.append((self.end, result))
+            return 0
         data = b""
         if not isinstance(result, Status):
+            self._reply = result
             try:
                 data = b"".join(result.pieces())
                 if len(data) > SMALL_BYTES:
@@ -97,7 +100,7 @@ class UnaryCall:
     def fail(self) -> None:
         """End the call with INTERNAL after an unexpected exception, unless it has or will have a reply."""
         if self._call is not None and self._handle is None and not self.replied:
-            self.send(INTERNAL_ERROR)
+            self.end(INTERNAL_ERROR)
 
     def ended(self, event: Any) -> None:
         """Release everything: the response was sent, or the client has left."""
@@ -108,7 +111,10 @@ class UnaryCall:
         if self._account is not None:
             self._owner.unread.close(self._account)
         self._owner.admission.unary_ended()
-        self._owner.sent(reply)
+        if self._owner.response_batcher.handovers:
+            self._owner.response_batcher.flush()
+        if reply is not None and reply.trace is not None:
+            reply.trace.sent()
 
     def watch_for_cancel(self) -> None:
         """Cancel the request if the client leaves, or has left, from now on."""
@@ -120,5 +126,6 @@ class UnaryCall:
 
     def closed(self, event: Any) -> None:
         """Cancel the request if the client has left."""
-        if event.batch_operations[0].cancelled() and self._handle is not None:
+        self._left = event.batch_operations[0].cancelled()
+        if self._left and self._handle is not None:
             self._handle.cancel()
