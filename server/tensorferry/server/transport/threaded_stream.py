@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import grpc
 
@@ -18,7 +19,7 @@ from tensorferry.server.inference.stream_order import (
 from tensorferry.server.security.access_control import StreamAuthorization
 from tensorferry.server.status import INTERNAL_ERROR, Status
 from tensorferry.server.transport.call_admission import StreamAdmission
-from tensorferry.server.transport.stream_state import StreamEnd, StreamEntry, StreamState
+from tensorferry.server.transport.stream_state import StreamEntry, StreamState
 from tensorferry.server.transport.unread_responses import ResponseAccount, UnreadResponses
 
 _log = logging.getLogger("tensorferry.server")
@@ -74,8 +75,16 @@ class ResponseStream:
             with self._lock:
                 self._end = NO_THREAD_FOR_STREAM
             return
-        while (entry := self._next()) is not None:
-            reply = entry.reply
+        while True:
+            with self._lock:
+                while (content := self._state.next_send()) is None and not self._state.ended:
+                    self._may_send.wait()
+                if not isinstance(content, StreamEntry):
+                    if content is not None:
+                        self._end = content.status
+                    reader_ends_with_call = self._reading
+                    break
+            reply = content.reply
             assert reply is not None
             try:
                 message = encode_or_status(reply, self._options, self._service.status_of)
@@ -86,35 +95,30 @@ class ResponseStream:
                     return
                 yield message
             finally:
-                self._unread.remove(self._account, entry.unread_bytes)
+                self._unread.remove(self._account, content.unread_bytes)
                 if reply.trace is not None:
                     reply.trace.sent()
             with self._lock:
                 self._state.sent()
                 self._may_read.notify()
-        with self._lock:
-            reader_ends_with_call = self._reading
+            # They may be large, and the next response may be long in coming.
+            del content, reply, message
         if not reader_ends_with_call:
             reader.join()
 
-    def _next(self) -> StreamEntry | None:
-        """Return the next request to answer; None if the stream has ended."""
-        with self._lock:
-            while True:
-                content = self._state.next_send()
-                if isinstance(content, StreamEnd):
-                    self._end = content.status
-                    return None
-                if content is not None or self._state.ended:
-                    return content
-                self._may_send.wait()
-
     def _read(self, messages: Iterator[bytes]) -> None:
         try:
-            while self._wait_for_room():
+            while True:
+                with self._lock:
+                    while not (self._state.may_read or self._state.ended):
+                        self._may_read.wait()
+                    if self._state.ended:
+                        return
                 data = next(messages, None)
                 if data is None or not self._submit(data):
-                    break
+                    return
+                # It may be large, and the next request may be long in coming.
+                del data
         except grpc.RpcError:
             # The client has left, or its deadline has passed: `close` is called as well.
             pass
@@ -129,13 +133,6 @@ class ResponseStream:
                 self._reading = False
                 self._state.half_close()
                 self._may_send.notify()
-
-    def _wait_for_room(self) -> bool:
-        """Wait until the next request may be read; return false if the stream has ended."""
-        with self._lock:
-            while not (self._state.may_read or self._state.ended):
-                self._may_read.wait()
-            return not self._state.ended
 
     def _submit(self, data: bytes) -> bool:
         """Submit a request; return false if no more are to be read."""
@@ -152,13 +149,8 @@ class ResponseStream:
             if self._state.ended:
                 return False
             entry = self._state.request_read(len(data))
-        call = self._service.submit(
-            data,
-            self._deadline,
-            lambda reply: self._complete(entry, reply),
-            self._metadata,
-            caller=caller,
-        )
+        complete = partial(self._complete, entry)
+        call = self._service.submit(data, self._deadline, complete, self._metadata, caller=caller)
         with self._lock:
             entry.call = call
             closed = self._closed
