@@ -116,9 +116,9 @@ def test_a_model_serves_while_its_replacement_is_loaded_or_fails() -> None:
     registry.mark_unloaded(old)
     assert registry.get("m") is new, "the old one is not the one that is there"
     registry.mark_unloading(new)
-    registry.mark_unloaded(new, "why")
+    registry.mark_unloaded(new)
     (entry,) = registry.entries()
-    assert (entry.state, entry.model, entry.reason) == (ModelState.UNAVAILABLE, None, "why")
+    assert (entry.state, entry.model, entry.reason) == (ModelState.UNAVAILABLE, None, "unloaded")
 
 
 def test_entries_are_sorted_and_models_are_the_loaded_ones() -> None:

@@ -168,7 +168,7 @@ class _RowComparer:
                 )
                 rows = rows_of(self._signature, inputs)
                 try:
-                    alone = self._run_alone(rows)
+                    alone = [self._run(row) for row in rows]
                 except Exception:
                     # Some strings of the file may not be for this input.
                     continue
@@ -231,9 +231,6 @@ class _RowComparer:
 
     def _time_is_up(self) -> bool:
         return self._settings.clock() >= self._ends
-
-    def _run_alone(self, rows: Sequence[Row]) -> list[Mapping[str, Array]]:
-        return [self._run(row) for row in rows]
 
     def _check_repeatable(self, alone: Mapping[str, Array]) -> None:
         again = self._run(self._random[0])

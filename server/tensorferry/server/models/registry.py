@@ -178,13 +178,15 @@ class ModelRegistry:
         with self._lock:
             self._put_locked(RegistryEntry(model.name, model.version, ModelState.UNLOADING, model))
 
-    def mark_unloaded(self, model: Model, reason: str = _UNLOADED) -> None:
+    def mark_unloaded(self, model: Model) -> None:
         """Record that a version has answered its requests and was unloaded, unless it was loaded again."""
         with self._lock:
             entry = self._entries.get(model.name, {}).get(model.version)
             if entry is not None and entry.model is model:
                 self._put_locked(
-                    RegistryEntry(model.name, model.version, ModelState.UNAVAILABLE, None, reason, reason)
+                    RegistryEntry(
+                        model.name, model.version, ModelState.UNAVAILABLE, None, _UNLOADED, _UNLOADED
+                    )
                 )
 
     def _serves_locked(self, name: str, version: str) -> bool:

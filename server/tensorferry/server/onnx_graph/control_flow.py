@@ -29,7 +29,7 @@ def conditional(
     walk: GraphWalk, node: onnx.NodeProto, label: str, inputs: _Inputs, scope: Mapping[str, Value | None]
 ) -> list[Value]:
     """Run one of two graphs; the same one for all rows."""
-    condition = _given(inputs, 0)
+    condition = _given(inputs[0])
     attributes = walk.attributes(node)
     branches = [attributes["then_branch"], attributes["else_branch"]]
     known = _number(condition)
@@ -96,7 +96,7 @@ def scan(
     length: Size = 1
     elements = []
     for value, given_axis in zip(inputs[len(state) :], axes, strict=True):
-        element, length = _element(_given([value], 0), given_axis)
+        element, length = _element(_given(value), given_axis)
         elements.append(element)
     names = [one.name for one in body.input]
     name = f"?scan{next(_count)}"
@@ -123,7 +123,7 @@ def _outputs(
     walk: GraphWalk, graph: onnx.GraphProto, scope: Mapping[str, Value | None], inputs: Mapping[str, Value]
 ) -> list[Value]:
     within = walk.tensors_of(graph, scope, inputs)
-    return [_given([within[output.name]], 0) for output in graph.output]
+    return [_given(within[output.name]) for output in graph.output]
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
@@ -136,15 +136,14 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
     return names
 
 
-def _given(values: _Inputs, index: int) -> Value:
-    value = values[index]
+def _given(value: Value | None) -> Value:
     if value is None:
-        raise UnknownEffect(f"lacks its input {index}")
+        raise UnknownEffect("lacks an input or output")
     return value
 
 
 def _number(value: Value) -> int | None:
-    """The number or truth that a tensor has, None when it is not known."""
+    """Return the only element of a tensor as an integer; None if it is unknown."""
     if value.content is None or value.content.size != 1:
         return None
     number = value.content.reshape(-1)[0]

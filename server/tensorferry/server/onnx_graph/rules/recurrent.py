@@ -16,6 +16,9 @@ from tensorferry.server.onnx_graph.row_axis import (
 from tensorferry.server.onnx_graph.sizes import Size
 from tensorferry.server.onnx_graph.values import RowAxis, Value
 
+# Batch, heads, queries, keys.
+_SCORE_AXES = 4
+
 
 @operator("RNN", "GRU", "LSTM")
 def recurrent(node: Node) -> list[Value]:
@@ -49,16 +52,16 @@ def _on(sizes: tuple[Size, ...], rows: RowAxis | None, axis: int) -> Value:
     return with_rows(sizes, on_axis(rows, axis))
 
 
-def _check_mask(node: Node, index: int, rank: int) -> None:
-    """Check a mask that is broadcast to `rank` axes; the first is the batch axis."""
+def _check_mask(node: Node, index: int) -> None:
+    """Check a mask that is broadcast to the scores; their first axis is the batch axis."""
     if not node.has(index):
         return
     mask = node.input(index)
     sizes = shape_of(mask)
     if mask.rows is None:
-        if len(sizes) >= rank and sizes[-rank] != 1:
+        if len(sizes) >= _SCORE_AXES and sizes[-_SCORE_AXES] != 1:
             raise UnknownEffect("takes a mask that has no rows")
-    elif len(sizes) - mask.rows.axis != rank:
+    elif len(sizes) - mask.rows.axis != _SCORE_AXES:
         raise MixesRows("applies the mask of one row to another")
 
 
@@ -66,7 +69,7 @@ def _check_mask(node: Node, index: int, rank: int) -> None:
 def attention(node: Node) -> list[Value]:
     """Compute attention within each row."""
     rows = rows_on_axes(node, {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0}, optional=(3,))
-    _check_mask(node, 3, 4)
+    _check_mask(node, 3)
     sizes = shape_of(node.input(0))
     found = with_rows((*sizes[:-1], node.fresh()), rows)
     cache = with_rows((sizes[0], *node.fresh_shape(3)), rows)
@@ -108,7 +111,7 @@ def rotary_embedding(node: Node) -> Value:
 def fused_attention(node: Node) -> list[Value]:
     """Self-attention; inputs: input, weights, bias, mask, past, bias of the scores."""
     rows = rows_on_axes(node, {0: 0, 3: 0, 4: 1}, optional=(3,))
-    _check_mask(node, 5, 4)
+    _check_mask(node, 5)
     require_rows_only_in(node, 0, 3, 4, 5)
     if node.has(3) and node.input(3).rows is None and rows is not None:
         raise UnknownEffect("takes a mask that has no rows")
@@ -124,7 +127,7 @@ def multi_head_attention(node: Node) -> list[Value]:
     given = [value if at != 5 else None for at, value in enumerate(node.inputs)]
     inner = Node(node.operator, node.opset, given, node.outputs, node.attributes, node.label)
     rows = rows_on_axes(inner, {0: 0, 1: 0, 2: 0, 4: 0, 6: 0, 7: 0})
-    _check_mask(node, 5, 4)
+    _check_mask(node, 5)
     if rows is None and bias is not None and bias.rows is not None:
         raise UnknownEffect("has no rows in its query")
     sizes = shape_of(node.input(0))
