@@ -137,7 +137,7 @@ class _Bound:
         if self._place == "cuda":
             preload_libraries()
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": self._number}))
-        # A fallback would be reported on stdout, which carries the answers.
+        # A fallback would be reported on stdout, where the answers are written.
         self._session = onnxruntime.InferenceSession(path, options, providers=providers, enable_fallback=0)
         wanted = "CUDAExecutionProvider" if self._place == "cuda" else "CPUExecutionProvider"
         if self._session.get_providers()[0] != wanted:

@@ -84,10 +84,3 @@ def _before(free: npt.NDArray[np.float64], row: int, rows: int) -> npt.NDArray[n
     if rows <= row:
         return free[row - rows : row][::-1]
     return np.concatenate((free[:row][::-1], free[row - rows :][::-1]))
-
-
-def share_in_time(arrivals: list[float], timeout: float, cost: Cost, max_batch_size: int) -> float:
-    """Return the largest share of requests that any schedule answers in time."""
-    misses = fewest_misses(arrivals, timeout, cost, max_batch_size)
-    assert misses is not None
-    return 1 - misses / len(arrivals)

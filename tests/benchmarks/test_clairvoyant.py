@@ -7,7 +7,7 @@ import random
 
 import costs
 import pytest
-from clairvoyant import MOVE, SLACK, fewest_misses, share_in_time
+from clairvoyant import MOVE, SLACK, fewest_misses
 from costs import Cost
 from engine import run
 from measure import SCHEDULERS
@@ -62,6 +62,13 @@ def test_counts_no_further_than_asked() -> None:
     assert misses is not None
     assert fewest_misses(trace.arrivals, 0.025, GPU.cost, 128, misses) == misses
     assert fewest_misses(trace.arrivals, 0.025, GPU.cost, 128, misses - 1) is None
+
+
+def share_in_time(arrivals: list[float], timeout: float, cost: Cost, max_batch_size: int) -> float:
+    """Return the largest share of requests that any schedule answers in time."""
+    misses = fewest_misses(arrivals, timeout, cost, max_batch_size)
+    assert misses is not None
+    return 1 - misses / len(arrivals)
 
 
 def test_long_overload_moves_the_table() -> None:

@@ -1,6 +1,6 @@
 """Settings of every peer, and the engine that each of them runs: the same session everywhere.
 
-Peers live in their own environments, so this module imports nothing of tensorferry.
+Peers run in their own environments, so this module imports nothing of tensorferry.
 """
 
 from __future__ import annotations

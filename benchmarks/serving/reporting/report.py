@@ -55,7 +55,7 @@ METHOD = f"""## Method
   models, without which they batch badly. BentoML's dispatcher adapts by itself.
 - "Bare threaded echo" is grpcio's servicer with {ECHO_THREADS} threads (over many streams, one each) that parses each
   request and answers without a model. Triton is the server in PyTriton's wheel with its Python backend; the
-  wheel has no ONNX Runtime backend. mosec, LitServe, BentoML and Ray Serve speak HTTP/1.1, the others gRPC.
+  wheel has no ONNX Runtime backend. mosec, LitServe, BentoML and Ray Serve use HTTP/1.1, the others gRPC.
 - CPU time counts all processes of a server. Memory is their proportional share, after the load."""
 
 NOT_MEASURED = """## What is not measured

@@ -1,4 +1,4 @@
-"""The client of tensorferry, and of every server that speaks the Open Inference Protocol.
+"""The client of tensorferry, and of every server of the Open Inference Protocol.
 
 `InferenceClient` is for threads; `tensorferry.client.aio` has the same for asyncio.
 """

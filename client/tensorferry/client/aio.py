@@ -164,7 +164,7 @@ class InferenceClient(ClientBase):
         """Run many requests over one call and yield each result when it arrives.
 
         `requests` yields dicts as for `infer`, or `StreamRequest` objects with their own id,
-        outputs or parameters. Each result carries the `id` of its request; a missing id is
+        outputs or parameters. Each result has the `id` of its request; a missing id is
         generated. Results come in order of completion, or in request order if `ordered` is true.
         `timeout` covers the whole stream.
 

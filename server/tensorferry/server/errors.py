@@ -41,7 +41,7 @@ class NotReadyError(ServerError):
 
 
 class UnauthenticatedError(ServerError):
-    """The call has no token or certificate that the server knows."""
+    """The call has no valid token or certificate."""
 
 
 class PermissionDeniedError(ServerError):

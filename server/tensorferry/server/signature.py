@@ -147,7 +147,7 @@ def signature_of(
         tuple(
             replace(_spec_of(node, "input", shapeless), optional=True)
             for node in optional
-            # A request can never have a value for an input that the protocol cannot carry.
+            # A request can never have a value for an input of a type that the protocol does not have.
             if node.type in _DATATYPE_OF_ONNX_TYPE
         ),
     )

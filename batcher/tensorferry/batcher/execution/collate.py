@@ -1,4 +1,4 @@
-"""Joining of requests into one batch and splitting of its outputs: only this module knows axis 0."""
+"""Joining of requests into one batch and splitting of its outputs: only this module depends on axis 0."""
 
 from __future__ import annotations
 

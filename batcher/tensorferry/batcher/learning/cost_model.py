@@ -12,7 +12,7 @@ from tensorferry.batcher.learning.latency_model import Curve, LatencyModel, Late
 # Requests are refused by predictions only for this long after the last sample.
 _FRESH_SECONDS = 1.0
 # After a batch that was this many times faster than predicted, predictions refuse nothing: one fast batch among slow ones
-# teaches little, and if nothing else ran, a device that was slow once would seem slow for many seconds.
+# changes the model little, and if nothing else ran, a device that was slow once would seem slow for many seconds.
 _SUSPECT_FACTOR = 2.0
 _LEAD_WEIGHT = 0.05
 # After this many batches without one of more than half of the largest size, the time of large batches is a guess.

@@ -132,7 +132,7 @@ class Device:
         self.batches_outstanding -= 1
 
     def reset(self) -> None:
-        """Forget all batches in flight."""
+        """Remove all batches in flight."""
         self._in_flight.clear()
 
     def begin_outage(self, now: float, try_at: float) -> Outage:

@@ -1,6 +1,6 @@
 """Decides how a model is batched, from its configuration, the server's options and the batching check.
 
-If the configuration leaves max_batch_size open, a model with independent rows is batched as the server's options say.
+If the configuration does not set max_batch_size, a model with independent rows is batched as the server's options say.
 If the configuration gives max_batch_size, it applies; the check then only decides whether requests may share a batch.
 """
 
@@ -91,7 +91,7 @@ def batching_policy(config: ModelConfig | None, server_config: ServerConfig) -> 
 
 
 def decide_by_server_config(model: Candidate) -> tuple[BatchingDecision, int | None]:
-    """Decide for a model whose configuration leaves max_batch_size open; also return a working size."""
+    """Decide for a model whose configuration does not set max_batch_size; also return a working size."""
     name, max_batch_size = model.name, model.server_config.max_batch_size
     if max_batch_size == 0:
         return model.unchecked(_unbatched("--max-batch-size 0", BatchingVerdict.OFF))

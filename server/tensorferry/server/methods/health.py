@@ -180,7 +180,7 @@ class HealthService:
         return ""
 
     def _remove(self, watcher: _Watcher) -> None:
-        """Forget a watcher whose call has ended. Runs on the polling thread, so it must not wait."""
+        """Remove a watcher whose call has ended. Runs on the polling thread, so it must not wait."""
         with self._lock:
             watcher.discard_unsent()
             self._watcher_count -= 1

@@ -46,7 +46,7 @@ class WarmupPlan:
 
 @dataclass(frozen=True, slots=True)
 class SessionFactory:
-    """Makes sessions of a model. It lives as long as the model, so it holds no session."""
+    """Makes sessions of a model. It exists as long as the model, so it holds no session."""
 
     source: ModelSource
     io_mapping: IoMapping

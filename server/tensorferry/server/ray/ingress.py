@@ -78,7 +78,7 @@ def _stream_with_deadline(
 ) -> Callable[[Any, Any], AsyncIterator[bytes]]:
     async def method(requests: Any, context: Any) -> AsyncIterator[bytes]:
         async for response in forward(requests, _WithDeadline(context)):
-            # An empty message only carries the status of the stream.
+            # An empty message has only the status of the stream.
             if response:
                 yield response
         _hide_lost_replica(context)
