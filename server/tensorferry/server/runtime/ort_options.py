@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOptimizationPolicy
+from tensorferry.server.config.parsers import positive_number
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
@@ -373,11 +373,9 @@ class _Reader:
             return None
         text = self.text("fp16_tolerance") or str(ServerConfig(()).fp16_tolerance)
         try:
-            tolerance = float(text)
+            tolerance = positive_number.parse(text)
         except ValueError:
-            tolerance = 0.0
-        if not 0 < tolerance < math.inf:
-            raise self._wrong("fp16_tolerance", text, "numbers above 0")
+            raise self._wrong("fp16_tolerance", text, "numbers above 0") from None
         excepted = self.text("fp16_except")
         return Fp16(tolerance, tuple(name.strip() for name in excepted.split(",") if name.strip()))
 
