@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -227,64 +226,45 @@ def split(outputs: Any, requests: Sequence[Request]) -> list[Any]:
     outputs with the padded axis are cut to each request's length. Raises ModelOutputError if an output does not have
     the batch's rows, or the padded length.
     """
-    plan = requests[0].padding
-    if len(requests) == 1 and plan is None and type(outputs) is dict:
-        # Fast path of a single request, without calls; anything unusual is handled below.
-        rows, answer = requests[0].rows, {}
+    plan, rows = requests[0].padding, 0
+    for request in requests:
+        rows += request.rows
+    # In this order, because checking whether an array is a Mapping is slow.
+    named = type(outputs) is dict or (not isinstance(outputs, np.ndarray) and isinstance(outputs, Mapping))
+    if named:
         for name, output in outputs.items():
             if type(output) is not np.ndarray or output.shape[:1] != (rows,):
-                break
-            # A view, as in `_cut`.
-            answer[name] = output[:rows]
+                _check_rows(output, rows, f"output {name!r}")
+    else:
+        _check_rows(outputs, rows, "the model function's result")
+    axes = None
+    if plan is not None and plan.outputs is not None:
+        axes = plan.outputs
+        _check_padded_outputs(outputs, plan)
+    answers: list[Any] = []
+    start = 0
+    for request in requests:
+        stop = start + request.rows
+        if axes is not None and request.padding is not None:
+            answers.append(_cut_padded(outputs, start, stop, axes, request.padding.length))
+        elif named:
+            answer = {}
+            for name, output in outputs.items():
+                # A view even of all rows, because the model function may use its array again.
+                answer[name] = output[start:stop]
+            answers.append(answer)
         else:
-            return [answer]
-    sizes = [request.rows for request in requests]
-    _check_rows(outputs, sum(sizes), "the model function's result")
-    if plan is None or plan.outputs is None:
-        # Ordered by cost: checking whether an array is a Mapping is slow.
-        if type(outputs) is not dict and (
-            isinstance(outputs, np.ndarray) or not isinstance(outputs, Mapping)
-        ):
-            return _cut(outputs, sizes)
-        answers: list[dict[str, Any]] = [{} for _ in requests]
-        for name, output in outputs.items():
-            for answer, part in zip(answers, _cut(output, sizes), strict=True):
-                answer[name] = part
-        return answers
-    _check_padded_outputs(outputs, plan)
-    lengths = [request.padding.length for request in requests if request.padding is not None]
-    return [
-        _cut_padded(outputs, start, stop, plan.outputs, length)
-        for (start, stop), length in zip(_spans(sizes), lengths, strict=True)
-    ]
-
-
-def _spans(sizes: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """The start and stop of each request's rows in a batch."""
-    return pairwise(accumulate(sizes, initial=0))
-
-
-def _cut(output: Any, sizes: Sequence[int]) -> list[Any]:
-    """Cut an output into slices of these sizes."""
-    if len(sizes) == 1:
-        # A view even of all rows, because the model function may use its array again.
-        return [output[: sizes[0]]]
-    if type(output) is np.ndarray and sizes.count(1) == len(sizes):
-        # Faster than the slices below: numpy iterates over the rows.
-        return list(output[:, np.newaxis])
-    return [output[start:stop] for start, stop in _spans(sizes)]
+            answers.append(outputs[start:stop])
+        start = stop
+    return answers
 
 
 def _check_rows(outputs: Any, rows: int, what: str) -> None:
-    # Arrays first, because checking whether an array is a Mapping is slow.
     if isinstance(outputs, np.ndarray):
         if not outputs.shape or outputs.shape[0] != rows:
             raise ModelRowsError(
                 f"{what} has shape {list(outputs.shape)}, expected {rows} rows on axis 0: one for each row of the batch"
             )
-    elif type(outputs) is dict or isinstance(outputs, Mapping):
-        for name, output in outputs.items():
-            _check_rows(output, rows, f"output {name!r}")
     elif isinstance(outputs, (list, tuple)):
         if len(outputs) != rows:
             raise ModelRowsError(
