@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any, Protocol
 
 from tensorferry.batcher.clock import Clock
@@ -53,6 +54,8 @@ class RequestCompleter:
         self._clock = clock
         self._name = name
         self._burst_hook = burst_hook
+        # The numbers of the batches that ran.
+        self._numbers = count(1)
 
     def answer(self, batch: Sequence[Request], outputs: Sequence[Any], run: BatchRun) -> None:
         """End the requests of a batch that ran, and answer them, except those cancelled meanwhile.
@@ -82,27 +85,24 @@ class RequestCompleter:
                 padded_length = batch[0].padding.padded_length
                 self._counters.padded(batch, padded_length)
             _, again, reason, predicted, _, join_start, ready, started, ended, _ = run
-            input_time, compute_time, output_time = ready - join_start, ended - started, now - ended
-            number = self._counters.ran(
-                rows, input_time, compute_time, output_time, None if again else reason, latencies, now
-            )
-            counted = True
             # `BatchInfo(...)` takes twice as long.
             info = _new(
                 BatchInfo,
                 (
-                    number,
+                    next(self._numbers),
                     len(batch),
                     rows,
-                    compute_time,
+                    ended - started,
                     reason,
                     predicted,
                     padded_length,
-                    input_time,
-                    output_time,
+                    ready - join_start,
+                    now - ended,
                     ended,
                 ),
             )
+            self._counters.ran(info, latencies, now, again=again)
+            counted = True
             self._recent.ran(info, run, batch, alive, now)
             if len(alive) > 1 and self._burst_hook is not None:
                 hook = self._burst_hook

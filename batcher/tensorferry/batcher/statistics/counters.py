@@ -196,7 +196,6 @@ class Counters:
     def __init__(self) -> None:
         # Guards every field below. Held for a few additions only; nothing is called while it is held.
         self._lock = threading.Lock()
-        self._batches = 0
         # By a batch's rows: the number of batches, and the seconds of joining, running, handing out.
         self._sizes: dict[int, list[Any]] = {}
         self._last_run: float | None = None
@@ -232,21 +231,12 @@ class Counters:
             self._refusals[reason] += 1
             self._unanswered_rows["refused"] += rows
 
-    def ran(
-        self,
-        rows: int,
-        input_time: float,
-        compute_time: float,
-        output_time: float,
-        reason: CloseReason | None,
-        latencies: list[float],
-        now: float,
-    ) -> int:
-        """Count a batch that ran, and the requests that it answers; return its number, from 1.
+    def ran(self, info: BatchInfo, latencies: list[float], now: float, *, again: bool) -> None:
+        """Count a batch that ran, and the requests that it answers; with `again` it is a part of a batch.
 
-        The times are those of the stages in `BatchSizeTimes`. `reason` is None for a part of a batch. `latencies` has
-        the seconds since arrival of each request that is answered; this method sorts it.
+        `latencies` has the seconds since arrival of each request that is answered; this method sorts it.
         """
+        input_time, compute_time, output_time = info.input_time, info.compute_time, info.output_time
         answered, batch_time = len(latencies), input_time + compute_time + output_time
         total = sum(latencies)
         latencies.sort()
@@ -260,11 +250,11 @@ class Counters:
                 self._latencies[interval] += count
             for interval, count in in_delays:
                 self._queue_delays[interval] += count
-            if reason is not None:
-                self._reasons[reason] += 1
-            size = self._sizes.get(rows)
+            if info.reason is not None and not again:
+                self._reasons[info.reason] += 1
+            size = self._sizes.get(info.rows)
             if size is None:
-                size = self._sizes[rows] = [0, 0.0, 0.0, 0.0]
+                size = self._sizes[info.rows] = [0, 0.0, 0.0, 0.0]
             size[0] += 1
             size[1] += input_time
             size[2] += compute_time
@@ -277,8 +267,6 @@ class Counters:
             self._compute_sum += answered * compute_time
             self._output_sum += answered * output_time
             self._last_run = now
-            self._batches += 1
-            return self._batches
 
     def answered_in_parts(self, total: float, last: BatchInfo) -> None:
         """Count a split request, answered after `total` seconds, its last part by this batch."""
@@ -310,7 +298,7 @@ class Counters:
             self._unanswered_sum += total
 
     def failed_to_run(self, reason: CloseReason | None) -> None:
-        """Count a failed batch; `reason` as in `ran`."""
+        """Count a failed batch; `reason` is None for a part of a batch."""
         with self._lock:
             if reason is not None:
                 self._reasons[reason] += 1
