@@ -15,7 +15,7 @@ from tensorferry.batcher import Batcher, Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.queue.backlog import Backlog
-from tensorferry.batcher.queue.devices import Device
+from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.settings import BatcherSettings, Limits
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -23,46 +23,51 @@ GUARD = 300e-6
 
 
 @pytest.fixture
-def device() -> Device:
-    return Device(threading.Lock())
+def devices() -> Devices:
+    return Devices(threading.Lock(), 1)
+
+
+@pytest.fixture
+def device(devices: Devices) -> Device:
+    return devices.each[0]
 
 
 def test_an_idle_device_is_free_now_and_its_turn_is_now(device: Device) -> None:
     assert device.idle
-    assert (device.free_at(5.0), device.start_at(5.0), device.dispatch_at(5.0)) == (5.0, 5.0, 5.0)
+    assert (device.start_at(5.0), device.dispatch_at(5.0)) == (5.0, 5.0)
 
 
 def test_the_next_batch_closes_its_preparation_time_before_the_device_is_free(
-    device: Device,
+    devices: Devices, device: Device
 ) -> None:
-    device.dispatched(0.0, 10.0, 1.0)
+    devices.dispatched(device, 0.0, 10.0, 1.0)
     assert not device.idle
-    assert device.free_at(0.0) == 11.0, "the first is prepared, then run"
+    assert device.free_at == 11.0, "the first is prepared, then run"
     assert device.dispatch_at(0.0) == 10.0 - GUARD
     assert (device.start_at(0.0), device.start_at(10.5)) == (10.0, 10.5)
 
 
-def test_a_second_batch_runs_after_the_first(device: Device) -> None:
-    device.dispatched(0.0, 10.0)
-    device.dispatched(9.0, 5.0)
-    assert device.free_at(9.0) == 15.0
+def test_a_second_batch_runs_after_the_first(devices: Devices, device: Device) -> None:
+    devices.dispatched(device, 0.0, 10.0)
+    devices.dispatched(device, 9.0, 5.0)
+    assert device.free_at == 15.0
     assert device.batches_outstanding == 2
 
 
 @pytest.mark.parametrize("when", [8.0, 12.0], ids=["early", "late"])
-def test_a_completed_batch_corrects_the_estimate(device: Device, when: float) -> None:
-    device.dispatched(0.0, 10.0)
-    device.dispatched(7.0, 5.0)
-    device.completed(when)
-    assert device.free_at(when) == when + 5.0
-    device.completed(when + 1.0)
+def test_a_completed_batch_corrects_the_estimate(devices: Devices, device: Device, when: float) -> None:
+    devices.dispatched(device, 0.0, 10.0)
+    devices.dispatched(device, 7.0, 5.0)
+    devices.completed(device, when)
+    assert device.free_at == when + 5.0
+    devices.completed(device, when + 1.0)
     assert device.idle
     assert device.dispatch_at(when + 1.0) == when + 1.0
 
 
-def test_a_device_that_is_overdue_may_be_free_at_any_moment(device: Device) -> None:
-    device.dispatched(0.0, 10.0)
-    assert device.free_at(30.0) == 30.0
+def test_a_device_that_is_overdue_may_be_free_at_any_moment(devices: Devices, device: Device) -> None:
+    devices.dispatched(device, 0.0, 10.0)
+    assert device.start_at(30.0) == 30.0
     assert device.dispatch_at(30.0) < 30.0
 
 
@@ -96,7 +101,7 @@ def test_estimates_may_refuse_requests_for_a_second() -> None:
 def queued(backlog: Backlog, rank: int, arrival: float, deadline: float = math.inf, rows: int = 1) -> Request:
     request = request_of(np.zeros((rows, 1)), Recorder(), one_row=False, deadline=deadline)
     request.rank, request.arrival, request.edf_key = rank, arrival, (deadline, int(arrival))
-    backlog.add(request, backlog.bucket(request.key))
+    backlog.add(request)
     return request
 
 

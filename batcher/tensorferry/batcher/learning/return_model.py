@@ -116,9 +116,8 @@ class ReturnModel:
         self._width = 0.0
         self._answered_at = 0.0
         self._answered = 0
-        # Arrivals since then, within the horizon and later. Until `horizon_end` the owner calls `arrived`; after that it
-        # may increment `late_arrivals` instead.
-        self._arrived = 0
+        # The owner appends the time of each accepted request since then, and after `horizon_end` counts it instead.
+        self.arrivals: list[float] = []
         self.late_arrivals = 0
         self.horizon_end = -math.inf
         self._waits = 0
@@ -130,7 +129,7 @@ class ReturnModel:
         self._width = horizon / _BINS
         # As in `ReturnHistogram`. The weight of new counts grows, so that old counts need not be scaled.
         self._weight = 1.0
-        self._arrivals = [0.0] * _BINS
+        self._returns = [0.0] * _BINS
         self._callers = [0.0] * (_BINS + 1)
         self._batches = [0.0] * (_BINS + 1)
         self._later = self._later_seconds = 0.0
@@ -144,21 +143,13 @@ class ReturnModel:
         # How long after a batch the next one waits at most.
         self._end = 0.0
         self._answered = 0
+        self.arrivals.clear()
         self.horizon_end = -math.inf
 
     @property
     def expected(self) -> bool:
         """Whether answered clients return soon, as far as is known."""
         return self._end > 0.0
-
-    def arrived(self, now: float) -> None:
-        """Note an accepted request."""
-        at = int((now - self._answered_at) / self._width) if now < self.horizon_end else _BINS
-        if at < _BINS:
-            self._arrived += 1
-            self._arrivals[at] += self._weight
-        else:
-            self.late_arrivals += 1
 
     def answered(self, now: float, callers: int) -> None:
         """Note a batch of `callers` requests that ran; the first of them is answered next."""
@@ -167,6 +158,12 @@ class ReturnModel:
         if self._answered:
             elapsed = now - self._answered_at
             weight, lasted = self._weight, _BINS
+            for arrival in self.arrivals:
+                at = int((arrival - self._answered_at) / self._width)
+                if at < _BINS:
+                    self._returns[at] += weight
+                else:
+                    self.late_arrivals += 1
             if elapsed < self._horizon:
                 lasted = int(elapsed / self._width)
             else:
@@ -181,7 +178,8 @@ class ReturnModel:
             ):
                 self._update_at = now + _UPDATE_SECONDS
                 self._take_snapshot()
-        self._answered_at, self._answered, self._arrived, self.late_arrivals = now, callers, 0, 0
+        self._answered_at, self._answered, self.late_arrivals = now, callers, 0
+        self.arrivals.clear()
         self.horizon_end = now + self._horizon
 
     def _take_snapshot(self) -> None:
@@ -190,12 +188,12 @@ class ReturnModel:
         self._weight = 1.0
         self._later *= scale
         self._later_seconds *= scale
-        self._arrivals, self._callers, self._batches = [
-            [count * scale for count in counts] for counts in (self._arrivals, self._callers, self._batches)
+        self._returns, self._callers, self._batches = [
+            [count * scale for count in counts] for counts in (self._returns, self._callers, self._batches)
         ]
         self.snapshot = ReturnHistogram(
             self._width,
-            self._arrivals.copy(),
+            self._returns.copy(),
             self._callers.copy(),
             self._batches.copy(),
             self._later,
@@ -232,7 +230,7 @@ class ReturnModel:
         if not self._horizon / _HORIZON_DRIFT <= horizon <= self._horizon * _HORIZON_DRIFT or not alone:
             self._reset(horizon)
             return now
-        outstanding = self._answered - self._arrived - self.late_arrivals
+        outstanding = self._answered - len(self.arrivals) - self.late_arrivals
         if outstanding <= 0 or room <= 0 or now >= self._answered_at + self._end:
             return now
         callers = queued + outstanding

@@ -54,8 +54,6 @@ class DeficitRoundRobin:
 
         A class with nothing queued loses its credit, so that it cannot claim unused credit all at once later.
         """
-        if len(self.credits) == 1:
-            return
         self._forfeit(queued)
         waiting = [rank for rank, rows in enumerate(queued) if rows]
         while waiting and all(self.credits[rank] < 1 for rank in waiting):
@@ -95,9 +93,6 @@ class DeficitRoundRobin:
         The leading class pays for all of its rows. Others pay for the rows that they had credit for, because the rest
         filled spare room.
         """
-        if len(rows) == 1:
-            # There is no other class.
-            return
         for rank, count in enumerate(rows):
             credit = math.ceil(max(self.credits[rank], 0.0))
             self.credits[rank] -= count if rank == leading_class else min(count, credit)

@@ -14,6 +14,8 @@ from tensorferry.batcher.queue.bucket import Bucket, ClassQueue
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.settings import Limits
 
+_INF = math.inf
+
 # A class queue gets priority when its oldest request has waited for this many full batches, or this many seconds
 # while batch times are unknown. So no bucket starves, and no request without a deadline.
 AGING_BATCHES = 8
@@ -34,11 +36,10 @@ class Backlog:
         self._known: OrderedDict[Hashable, Bucket] = OrderedDict()
         # 0 only when nothing is queued, because each request counts for at least one row.
         self.rows = 0
+        # How many of the queued requests have a deadline.
+        self.deadlines = 0
         self.class_rows = [0] * classes
         self._warmup_samples: list[tuple[int, float]] = []
-
-    def __len__(self) -> int:
-        return sum([len(bucket) for bucket in self.buckets.values()])
 
     def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
         """Give the cost model of one bucket, or of every bucket, the duration of a warm-up run of `rows` rows."""
@@ -88,51 +89,66 @@ class Backlog:
                 return
             self._known.move_to_end(key)
 
-    def add(self, request: Request, bucket: Bucket) -> None:
-        """Queue a request in the bucket of its key."""
-        if not bucket.rows:
-            self._activate(bucket, request.key)
-        bucket.add(request)
-        self.rows += request.rows_counted
-        self.class_rows[request.rank] += request.rows_counted
-
-    def _activate(self, bucket: Bucket, key: Hashable) -> None:
-        """Prepare an empty bucket for its first queued request."""
-        self.buckets[key] = bucket
-        aging = AGING_BATCHES * bucket.cost_model.mean(self._limits.max_batch_size)
-        bucket.serve_first_after(aging or _AGING_SECONDS)
+    def add(self, request: Request, *, again: bool = False) -> Bucket:
+        """Queue a request and return its bucket; with `again` it was taken out before and precedes its like."""
+        key, rank, rows = request.key, request.rank, request.rows_counted
+        bucket = self.buckets.get(key)
+        if bucket is None:
+            bucket = self.buckets[key] = self.bucket(key)
+            aging = AGING_BATCHES * bucket.cost_model.mean(self._limits.max_batch_size) or _AGING_SECONDS
+            for queue in bucket.class_queues:
+                queue.max_wait_before_priority = aging
+        if again:
+            bucket.class_queues[rank].put_back(request)
+        else:
+            bucket.class_queues[rank].add(request)
+        bucket.requests += 1
+        bucket.rows += rows
+        self.rows += rows
+        self.class_rows[rank] += rows
+        if request.deadline < _INF:
+            self.deadlines += 1
+        return bucket
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Queue requests that were taken as one batch again, at the head and in the batch's order."""
         for request in reversed(requests):
-            bucket = self.bucket(request.key)
-            if not bucket.rows:
-                self._activate(bucket, request.key)
-            bucket.put_back(request)
-            self.rows += request.rows_counted
-            self.class_rows[request.rank] += request.rows_counted
+            self.add(request, again=True)
 
     def remove(self, request: Request) -> None:
         """Remove one request."""
-        bucket = self.buckets[request.key]
-        bucket.remove(request)
+        key, rank, rows = request.key, request.rank, request.rows_counted
+        bucket = self.buckets[key]
+        bucket.class_queues[rank].remove(request)
+        bucket.requests -= 1
+        bucket.rows -= rows
+        self.rows -= rows
+        self.class_rows[rank] -= rows
+        if request.deadline < _INF:
+            self.deadlines -= 1
         if not bucket.rows:
-            del self.buckets[request.key]
-        self.rows -= request.rows_counted
-        self.class_rows[request.rank] -= request.rows_counted
+            del self.buckets[key]
 
     def remove_all(self, key: Hashable, requests: list[Request], rows: Sequence[int]) -> None:
         """Remove several requests of one bucket; `rows` gives their rows by class.
 
         The requests of a class that have deadlines must be ordered by these.
         """
-        bucket = self.buckets[key]
-        bucket.remove_all(requests, rows)
-        if not bucket.rows:
-            del self.buckets[key]
+        bucket, of_class = self.buckets[key], requests
         for rank, removed in enumerate(rows):
+            if not removed:
+                continue
+            if len(rows) > 1:
+                of_class = [request for request in requests if request.rank == rank]
+            bucket.class_queues[rank].remove_all(of_class, removed)
+            bucket.rows -= removed
             self.rows -= removed
             self.class_rows[rank] -= removed
+        bucket.requests -= len(requests)
+        if self.deadlines:
+            self.deadlines -= sum([request.deadline < _INF for request in requests])
+        if not bucket.rows:
+            del self.buckets[key]
 
     def infeasible(self, start: float, now: float) -> list[Request]:
         """Return the requests that would miss their deadlines even if they ran alone from `start` on."""
@@ -140,7 +156,7 @@ class Backlog:
         for bucket in self.buckets.values():
             cost_model, earliest = bucket.cost_model, bucket.earliest_deadline
             # The usual case: the earliest deadline allows a full batch, so every request can be in time.
-            if earliest == math.inf or start + cost_model.full_batch_upper < earliest:
+            if earliest == _INF or start + cost_model.full_batch_upper < earliest:
                 continue
             needs = partial(cost_model.upper_if_recent, now=now)
             for queue in bucket.class_queues:
@@ -149,10 +165,10 @@ class Backlog:
 
     def next_infeasible(self, now: float) -> float:
         """Return when the first queued request can no longer meet its deadline; inf for never."""
-        first = math.inf
+        first = _INF
         for bucket in self.buckets.values():
             earliest = bucket.earliest_deadline
-            if earliest < math.inf:
+            if earliest < _INF:
                 first = min(first, earliest - bucket.cost_model.upper_if_recent(1, now))
         return first
 
@@ -160,7 +176,7 @@ class Backlog:
         """Give a queued request another rank; without a deadline it becomes the last of that rank."""
         self.remove(request)
         request.rank = rank
-        self.add(request, self.bucket(request.key))
+        self.add(request)
 
     def rows_of_classes(self, ranks_per_class: int) -> list[int]:
         """Return the queued rows of each priority class."""
@@ -206,7 +222,8 @@ class Backlog:
         max_rows = self._limits.max_batch_size
         if not self._limits.merges:
             return sum(
-                len(bucket) * bucket.cost_model.mean(min(math.ceil(bucket.rows / len(bucket)), max_rows))
+                bucket.requests
+                * bucket.cost_model.mean(min(math.ceil(bucket.rows / bucket.requests), max_rows))
                 for bucket in self.buckets.values()
             )
         return sum(
@@ -218,16 +235,16 @@ class Backlog:
         """Return the longest device time of a batch that could be dispatched now, in seconds; inf when unknown."""
         max_rows, slowest = self._limits.max_batch_size, 0.0
         for bucket in self.buckets.values():
-            device = bucket.cost_model.device
-            if not device.sizes:
-                return math.inf
-            slowest = max(slowest, device.mean(min(bucket.rows, max_rows)))
+            if not bucket.cost_model.known:
+                return _INF
+            slowest = max(slowest, bucket.cost_model.device_time(min(bucket.rows, max_rows)))
         return slowest
 
     def statistics(self) -> Mapping[Hashable, BucketStatistics]:
         """Return the statistics of every remembered bucket, by its key."""
         return {
-            key: bucket.cost_model.statistics(len(bucket), bucket.rows) for key, bucket in self._known.items()
+            key: bucket.cost_model.statistics(bucket.requests, bucket.rows)
+            for key, bucket in self._known.items()
         }
 
 

@@ -20,6 +20,8 @@ from tensorferry.batcher.queue.overload import OverloadControl
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.settings import BatcherSettings
 
+# For this many seconds after the last request with a deadline, arrivals are counted.
+_DEMAND_SECONDS = 10.0
 # Batches are kept short for tight deadlines if that costs at most this share of full batches' throughput ...
 _MAX_THROUGHPUT_LOSS = 0.05
 # ... and if the arrival rate seems to be at most this many times the short batches' throughput. The rate is known to
@@ -30,7 +32,16 @@ _SAFETY = 1.25
 class BatchSelector:
     """Takes batches out of the backlog. Guarded by the queue's lock."""
 
-    __slots__ = ("_arrival_rates", "_backlog", "_devices", "_fair", "_shares", "overload", "row_limits")
+    __slots__ = (
+        "_arrival_rates",
+        "_backlog",
+        "_devices",
+        "_fair",
+        "_shares",
+        "demand_until",
+        "overload",
+        "row_limits",
+    )
 
     def __init__(self, settings: BatcherSettings, backlog: Backlog, devices: Devices) -> None:
         self._backlog = backlog
@@ -47,23 +58,34 @@ class BatchSelector:
         self.row_limits = MemoryRowLimits(max_rows)
         # By rank, over all buckets, since they share the devices.
         self._arrival_rates = [ArrivalRateMeter() for _ in range(ranks)]
+        # Only requests with deadlines need the rates, so arrivals are counted until then: a while after the last of these.
+        self.demand_until = -math.inf
 
     def arrived(self, rank: int, now: float, rows: int, time_left: float) -> None:
         """Count an arrival of `rows` rows, whose deadline is `time_left` seconds away (inf for none).
 
-        Arrivals need not be counted before the first request with a deadline: only those need the rate.
+        After `demand_until` it need not be called for requests without a deadline.
         """
+        if time_left < math.inf:
+            if now >= self.demand_until:
+                self._arrival_rates = [ArrivalRateMeter() for _ in self._arrival_rates]
+            self.demand_until = now + _DEMAND_SECONDS
         self._arrival_rates[rank].arrived(now, rows, time_left)
 
     def credits(self, now: float) -> Sequence[float]:
         """Return the rows that each rank may still take, replenished if no rank with requests has any left."""
         if self._fair is not None:
             self._fair.compare_clients(now)
-        self._shares.replenish(self._backlog.class_rows)
+        class_rows = self._backlog.class_rows
+        if len(class_rows) > 1:
+            self._shares.replenish(class_rows)
         return self._shares.credits
 
-    def select(self, close: Close, device: Device, now: float) -> FormedBatch[Request]:
-        """Remove and return the batch of the bucket that closes, and the requests that are shed for it."""
+    def select(self, close: Close, device: Device, start: float, now: float) -> FormedBatch[Request]:
+        """Remove and return the batch of the bucket that closes, and the requests that are shed for it.
+
+        The device can start the batch at `start`.
+        """
         backlog, limits = self._backlog, self.row_limits
         bucket = backlog.buckets[close.key]
         lead, max_rows = close.leading_class, close.rows
@@ -71,7 +93,7 @@ class BatchSelector:
         if limits.needed:
             index = self._devices.each.index(device)
             max_rows = limits.allowed(index, close.key, max_rows, now)
-        if len(backlog.buckets) == 1:
+        if now < self.demand_until and len(backlog.buckets) == 1:
             max_rows = self._cap_for_tight_deadlines(bucket.cost_model, max_rows, lead, now)
         quota = [max_rows]
         queues, times = bucket.class_queues, bucket.cost_model
@@ -80,9 +102,9 @@ class BatchSelector:
             # The leading class must have a share of this batch. Lower classes only fill it as deadlines allow.
             lead = next((rank for rank, rows in enumerate(quota) if rows), lead)
         demand = partial(self._demand, lead, now)
-        formed = form_batch(queues, lead, quota, device.start_at(now), max_rows, times, demand)
+        formed = form_batch(queues, lead, quota, start, max_rows, times, demand)
         if self._fair is not None:
-            formed = self._fair.share(formed, bucket, device.start_at(now), times, max_rows)
+            formed = self._fair.share(formed, bucket, start, times, max_rows)
         batch, shed, rows = formed
         shed_rows = 0
         if shed:
@@ -92,17 +114,12 @@ class BatchSelector:
             backlog.remove_all(close.key, shed + batch, removed)
         else:
             backlog.remove_all(close.key, batch, rows)
-        self._shares.charge(rows, lead, backlog.class_rows)
+        if len(queues) > 1:
+            self._shares.charge(rows, lead, backlog.class_rows)
         self.overload.batch_dispatched(now, shed_rows)
         if limits.needed:
             limits.dispatched(index, close.key, sum(rows), now)
         return formed
-
-    def lone_dispatched(self, now: float) -> None:
-        """Note the batch of a lone request, which was dispatched without `select`."""
-        self.overload.batch_dispatched(now, 0)
-        # Each batch makes it forget tight deadlines a little.
-        self._arrival_rates[0].least_patience()
 
     def _cap_for_tight_deadlines(
         self, cost_model: BatchCostModel, max_rows: int, lead: int, now: float

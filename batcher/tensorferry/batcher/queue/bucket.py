@@ -137,57 +137,17 @@ class Bucket:
     An empty bucket is kept together with its learned cost model. Guarded by the queue's lock.
     """
 
-    __slots__ = ("_requests", "class_queues", "cost_model", "rows")
+    __slots__ = ("class_queues", "cost_model", "requests", "rows")
 
     def __init__(self, cost_model: BatchCostModel, class_queues: Sequence[ClassQueue]) -> None:
         self.cost_model = cost_model
         self.class_queues = class_queues
-        self.rows = 0
-        self._requests = 0
-
-    def __bool__(self) -> bool:
-        return self.rows > 0
+        # How many requests are queued, and their rows.
+        self.requests = self.rows = 0
 
     def __iter__(self) -> Iterator[Request]:
         for queue in self.class_queues:
             yield from queue
-
-    def __len__(self) -> int:
-        return self._requests
-
-    def add(self, request: Request) -> None:
-        """Insert a request into the queue of its class."""
-        self.class_queues[request.rank].add(request)
-        self.rows += request.rows_counted
-        self._requests += 1
-
-    def put_back(self, request: Request) -> None:
-        """Insert a request that was taken out before."""
-        self.class_queues[request.rank].put_back(request)
-        self.rows += request.rows_counted
-        self._requests += 1
-
-    def remove(self, request: Request) -> None:
-        """Remove one request."""
-        self.class_queues[request.rank].remove(request)
-        self.rows -= request.rows_counted
-        self._requests -= 1
-
-    def remove_all(self, requests: list[Request], rows: Sequence[int]) -> None:
-        """Remove several requests; `rows` gives their rows by class. With deadlines they must be ordered by these."""
-        if len(rows) == 1:
-            self.class_queues[0].remove_all(requests, rows[0])
-        else:
-            for rank, queue in enumerate(self.class_queues):
-                if rows[rank]:
-                    queue.remove_all([request for request in requests if request.rank == rank], rows[rank])
-        self.rows -= sum(rows)
-        self._requests -= len(requests)
-
-    def serve_first_after(self, seconds: float) -> None:
-        """Let requests that have waited for longer be served first, whatever the deadlines."""
-        for queue in self.class_queues:
-            queue.max_wait_before_priority = seconds
 
     @property
     def oldest_arrival(self) -> float:

@@ -58,10 +58,10 @@ class Device:
     """
 
     __slots__ = (
-        "_free_at",
-        "_in_flight",
         "batches_outstanding",
+        "free_at",
         "host_lead_time",
+        "in_flight",
         "outage",
         "ready",
         "run_inline",
@@ -81,59 +81,33 @@ class Device:
         # How long the host was expected to prepare the last batch, in seconds.
         self.host_lead_time = 0.0
         # The expected device time of each batch in flight, in seconds, the running batch first.
-        self._in_flight: deque[float] = deque()
-        self._free_at = -math.inf
+        self.in_flight: deque[float] = deque()
+        # When they should have run, if there are any.
+        self.free_at = -math.inf
 
     @property
     def idle(self) -> bool:
         """Return whether no batch is in flight."""
-        return not self._in_flight
-
-    def free_at(self, now: float) -> float:
-        """Return when the device should have run all batches in flight."""
-        return max(now, self._free_at) if self._in_flight else now
+        return not self.in_flight
 
     def start_at(self, now: float) -> float:
         """Return from when on a batch that is dispatched now needs to wait for no other."""
-        if not self._in_flight:
+        if not self.in_flight:
             return now
-        return max(now, self._free_at - self.host_lead_time)
+        return max(now, self.free_at - self.host_lead_time)
 
     def dispatch_at(self, now: float) -> float:
         """Return when to dispatch the next batch, so that it is prepared just in time."""
-        return self.free_at(now) - self.host_lead_time - _TIMER_SLACK if self._in_flight else now
-
-    def dispatched(self, now: float, seconds: float, host_lead_time: float = 0.0) -> None:
-        """Note a batch that the host prepares for `host_lead_time` seconds and the device runs for `seconds`."""
-        self.host_lead_time = host_lead_time
-        ready = now + host_lead_time
-        self._free_at = (max(self._free_at, ready) if self._in_flight else ready) + seconds
-        self._in_flight.append(seconds)
-        self.batches_outstanding += 1
+        return max(now, self.free_at) - self.host_lead_time - _TIMER_SLACK if self.in_flight else now
 
     def undo_dispatch(self) -> None:
         """Take back the last `dispatched`."""
-        self._in_flight.pop()
-        self.batches_outstanding -= 1
-
-    def completed(self, now: float) -> None:
-        """Note that the device has run a batch."""
-        in_flight = self._in_flight
-        in_flight.popleft()
-        self._free_at = now + sum(in_flight) if in_flight else now
-
-    def begin_inline_run(self) -> None:
-        """Note that the submitting thread runs the batch dispatched last."""
-        self.run_inline = True
-
-    def answered(self) -> None:
-        """Note that a batch's requests are completed."""
-        self.run_inline = False
+        self.in_flight.pop()
         self.batches_outstanding -= 1
 
     def reset(self) -> None:
         """Remove all batches in flight."""
-        self._in_flight.clear()
+        self.in_flight.clear()
 
     def begin_outage(self, now: float, try_at: float) -> Outage:
         """Start an outage, or return the one that goes on already."""
@@ -196,12 +170,18 @@ class Devices:
 
     def dispatched(self, device: Device, now: float, seconds: float, host_lead_time: float = 0.0) -> None:
         """Note a batch that keeps a device for `seconds`, after `host_lead_time` seconds of preparation."""
-        device.dispatched(now, seconds, host_lead_time)
+        ready = now + host_lead_time
+        device.free_at = (max(device.free_at, ready) if device.in_flight else ready) + seconds
+        device.host_lead_time = host_lead_time
+        device.in_flight.append(seconds)
+        device.batches_outstanding += 1
         self._next_start = None
 
     def completed(self, device: Device, now: float) -> None:
         """Note that a device has run a batch."""
-        device.completed(now)
+        in_flight = device.in_flight
+        in_flight.popleft()
+        device.free_at = now + sum(in_flight) if in_flight else now
         self._next_start = None
 
     def wake(self, dispatch_at: Callable[[Device], float]) -> None:

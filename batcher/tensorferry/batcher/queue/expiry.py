@@ -30,16 +30,15 @@ class Expiry:
     `policies` has one entry for each class, or none at all.
     """
 
-    __slots__ = ("_backlog", "_devices", "_due", "_timeouts", "_wait_until", "needed")
+    __slots__ = ("_backlog", "_devices", "_due", "_wait_until", "timeouts")
 
     def __init__(
         self, lock: threading.Lock, backlog: Backlog, devices: Devices, policies: Sequence[QueuePolicy]
     ) -> None:
         self._backlog = backlog
         self._devices = devices
-        self._timeouts = TimeoutHeap(policies) if policies else None
-        # Whether any request may expire: queue policies exist, or a request had a deadline.
-        self.needed = bool(policies)
+        # None if no class has a queue policy.
+        self.timeouts = TimeoutHeap(policies) if policies else None
         # A request must expire while no worker is free to see it, or the queue closes. The expiry thread waits
         # for it, until `_wait_until` at most.
         self._due = threading.Condition(lock)
@@ -64,20 +63,18 @@ class Expiry:
             self._due.notify()
 
     def queued(self, requests: Sequence[Request]) -> None:
-        """Note a request that was queued, or the parts of one."""
+        """Note a request that was queued, or the parts of one, if it has a deadline or there are timeouts."""
         due = requests[0].deadline
-        if due < math.inf:
-            self.needed = True
-        if self._timeouts is not None:
+        if self.timeouts is not None:
             for request in requests:
-                self._timeouts.add(request)
-            due = min(due, self._timeouts.next())
+                self.timeouts.add(request)
+            due = min(due, self.timeouts.next())
         self.notify_by(due)
 
     def requeued(self, requests: Sequence[Request]) -> None:
         """Note requests that are queued again: their timeouts ended when they were dispatched."""
-        if self._timeouts is not None:
-            self._timeouts.forget(requests)
+        if self.timeouts is not None:
+            self.timeouts.forget(requests)
 
     def next(self, now: float) -> float:
         """Return when the first queued request times out or can no longer meet its deadline; inf for never."""
@@ -85,14 +82,14 @@ class Expiry:
 
     def next_timeout(self) -> float:
         """Return when the first queued request times out; inf for never."""
-        return math.inf if self._timeouts is None else self._timeouts.next()
+        return math.inf if self.timeouts is None else self.timeouts.next()
 
     def timed_out(self, now: float) -> list[Request]:
         """Return the queued requests that fail by their queue timeout; move those whose policy only delays them."""
         failed: list[Request] = []
-        if self._timeouts is not None:
-            for request in self._timeouts.take(now):
-                if self._timeouts.policy(request).delays:
+        if self.timeouts is not None:
+            for request in self.timeouts.take(now):
+                if self.timeouts.policy(request).delays:
                     self._backlog.move(request, request.rank + 1)
                 else:
                     request.timed_out = True

@@ -19,7 +19,7 @@ _MIN_EARLIER = 100e-6
 # The time of some models depends on their inputs' values. After a batch that took longer than this, in seconds,
 # workers run every batch for a while. It is a hundred times the time of a short batch, because a busy machine
 # suspends any thread for a few milliseconds.
-_LONG_SECONDS = 0.02
+LONG_SECONDS = 0.02
 # That while, in seconds. The first is short, because the process may only have been suspended. It doubles with each
 # long batch that follows within the last value, which is also the maximum.
 _FIRST_SUSPENSION_SECONDS = 1.0
@@ -33,41 +33,25 @@ class InlineExecution:
     inputs' shapes alone.
     """
 
-    __slots__ = ("_device", "_enabled", "_suspended_until", "_suspension_seconds")
+    __slots__ = ("_seconds", "allowed_from")
 
-    def __init__(self, device: Device, *, enabled: bool) -> None:
-        self._device = device
-        self._enabled = enabled
-        self._suspended_until = -math.inf
-        self._suspension_seconds = 0.0
-
-    def allowed(self, now: float) -> bool:
-        """Return whether the submitting thread may run a batch that is known to be short."""
-        device = self._device
-        return (
-            self._enabled
-            and device.waiting > 0
-            and now >= self._suspended_until
-            and device.outage is None
-            and device.idle
-        )
+    def __init__(self, *, enabled: bool) -> None:
+        # When it may; inf: never.
+        self.allowed_from = -math.inf if enabled else math.inf
+        # How long it last might not.
+        self._seconds = 0.0
 
     def disable(self) -> None:
         """Never run inline again: a run did not end by itself, and the submitting thread must not hang."""
-        self._enabled = False
+        self.allowed_from = math.inf
 
-    @staticmethod
-    def is_long(seconds: float) -> bool:
-        """Return whether a batch that took `seconds` should not have run inline."""
-        return seconds > _LONG_SECONDS
-
-    def observe(self, seconds: float, now: float) -> None:
-        """Note how long a batch took, whether or not it succeeded."""
-        if seconds > _LONG_SECONDS:
-            again = now < self._suspended_until + _MAX_SUSPENSION_SECONDS
-            longer = min(2 * self._suspension_seconds, _MAX_SUSPENSION_SECONDS)
-            self._suspension_seconds = longer if again else _FIRST_SUSPENSION_SECONDS
-            self._suspended_until = now + self._suspension_seconds
+    def suspend(self, now: float) -> None:
+        """Run no batch inline for a while, because one took longer than `LONG_SECONDS`, whether or not it succeeded."""
+        again = now < self.allowed_from + _MAX_SUSPENSION_SECONDS
+        self._seconds = (
+            min(2 * self._seconds, _MAX_SUSPENSION_SECONDS) if again else _FIRST_SUSPENSION_SECONDS
+        )
+        self.allowed_from = max(self.allowed_from, now + self._seconds)
 
 
 class WorkerWakeup:
@@ -87,7 +71,7 @@ class WorkerWakeup:
         "_waits_for_returns",
         "_waits_until",
         "_wake_for_timeouts",
-        "_wakeup_pending",
+        "pending",
     )
 
     def __init__(
@@ -109,7 +93,7 @@ class WorkerWakeup:
         # Workers that wait for work.
         self._waiting = 0
         # No worker need be woken: none waits, or one was woken that has not asked for work since.
-        self._wakeup_pending = True
+        self.pending = True
         # The device whose worker waits for returning clients, and until when; -inf when none does.
         self._waits_for_returns: Device | None = None
         self._waits_until = -math.inf
@@ -117,7 +101,7 @@ class WorkerWakeup:
     def wait(self, device: Device, until: float) -> None:
         """Let a worker of a device wait for work, at most until `until`."""
         self._waiting += 1
-        self._wakeup_pending = False
+        self.pending = False
         try:
             device.wait(partial(self._clock.wait, until=until))
         finally:
@@ -135,7 +119,9 @@ class WorkerWakeup:
         cost_model = bucket.cost_model
         if not cost_model.known or room <= 0:
             return now
-        until = self._returns.wait_until(now, len(bucket), cost_model.mean, room, cost_model.response_time)
+        until = self._returns.wait_until(
+            now, bucket.requests, cost_model.mean, room, cost_model.response_time
+        )
         return until if until <= now else min(until, bucket.latest_start)
 
     def wait_for_returns(self, device: Device, until: float) -> Wait:
@@ -145,7 +131,7 @@ class WorkerWakeup:
 
     def must_wake_for(self, bucket: Bucket, rows: int, deadline: float, now: float) -> bool:
         """Return whether a waiting worker must be woken for a request of `rows` rows that was put into the bucket."""
-        if self._wakeup_pending:
+        if self.pending:
             return False
         room = self._limits.max_batch_size - bucket.rows
         if bucket.rows == rows or room <= 0:
@@ -163,9 +149,9 @@ class WorkerWakeup:
 
     def wake(self, now: float) -> None:
         """Wake a worker of the device that can take a batch first, preferring an idle one."""
-        if self._wakeup_pending:
+        if self.pending:
             return
-        self._wakeup_pending = True
+        self.pending = True
         each = self._devices.each
         if len(each) == 1:
             each[0].ready.notify()
@@ -174,7 +160,7 @@ class WorkerWakeup:
 
     def wakeup_lost(self) -> None:
         """Allow the next `wake` to wake a worker, although one was woken before that may not have seen the work."""
-        self._wakeup_pending = not self._waiting
+        self.pending = not self._waiting
 
     def next_dispatch_at(self, device: Device, now: float) -> float:
         """Return when the next batch may be dispatched to a device whose last batch is not completed; inf: later.
