@@ -19,7 +19,7 @@ from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.recovery import recovering_instance
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
 from tensorferry.server.recovery.recovering_instance import RecoveringInstance
-from tensorferry.server.recovery.watchdog import RunLimits, RunOutcome, Watchdog, WatchedRun
+from tensorferry.server.recovery.watchdog import Overdue, RunLimits, Watchdog, WatchedRun
 from tensorferry.server.runtime.session import Session
 
 BROKEN = (
@@ -246,13 +246,13 @@ class Watched(WatchedRun):
         super().__init__()
 
     def begin(self, due: float) -> None:
-        self._running, self._outcome = cast(Session, self), RunOutcome.IN_TIME
+        self._running, self._overdue = cast(Session, self), None
         self._due = due
 
-    def end(self) -> RunOutcome:
+    def end(self) -> Overdue | None:
         """End the run as `RecoveringInstance.run` does."""
         self._due = None
-        return self._outcome if self._outcome is RunOutcome.IN_TIME else self.finish()
+        return None if self._overdue is None else self.finish()
 
     def end_runs(self) -> None:
         self.calls.append("end")
@@ -265,7 +265,7 @@ class Watched(WatchedRun):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name == "_outcome" and value is not RunOutcome.IN_TIME:
+        if name == "_overdue" and value is not None:
             meanwhile, self.meanwhile = self.meanwhile, lambda: None
             meanwhile()
 
@@ -274,12 +274,12 @@ def test_a_run_that_ends_in_time_is_not_ended_by_the_watchdog() -> None:
     watched = Watched()
     watched.begin(5.0)
     assert watched.check(0.0) == 5.0
-    assert watched.end() is RunOutcome.IN_TIME
+    assert watched.end() is None
     assert watched.check(100.0) is None
     assert watched.calls == []
     watched.begin(5.0)
     watched.check(100.0)
-    assert watched.end() is RunOutcome.ENDED
+    assert watched.end() is Overdue.ENDED
     watched.check(200.0)
     assert watched.calls == ["end", "allow"]
 
@@ -301,7 +301,7 @@ def test_a_run_that_ends_before_the_watchdog_says_that_it_is_overdue(next_run: b
     assert not watched.hangs
     if next_run:
         assert watched.check(100.0) == 105.0
-    assert watched.end() is RunOutcome.IN_TIME
+    assert watched.end() is None
     assert watched.calls == []
 
 
@@ -312,7 +312,7 @@ def test_a_run_that_ends_while_the_watchdog_says_that_it_is_overdue(hung: bool) 
     watched.begin(5.0)
     if hung:
         watched.check(100.0)
-    outcomes: list[RunOutcome] = []
+    outcomes: list[Overdue | None] = []
     thread = threading.Thread(target=lambda: outcomes.append(watched.end()))
 
     def meanwhile() -> None:
@@ -323,7 +323,7 @@ def test_a_run_that_ends_while_the_watchdog_says_that_it_is_overdue(hung: bool) 
     watched.meanwhile = meanwhile
     assert watched.check(200.0) is None
     thread.join(PATIENCE)
-    assert outcomes == [RunOutcome.ENDED if hung else RunOutcome.IN_TIME]
+    assert outcomes == [Overdue.ENDED if hung else None]
     assert watched.calls == (["end", "allow"] if hung else [])
 
 

@@ -22,7 +22,7 @@ from tensorferry.server.recovery.error_classification import (
     cuda_error_suffix,
 )
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
-from tensorferry.server.recovery.watchdog import GRACE_SECONDS, RunLimits, RunOutcome, WatchedRun
+from tensorferry.server.recovery.watchdog import GRACE_SECONDS, Overdue, RunLimits, WatchedRun
 from tensorferry.server.runtime.sampling import Array
 from tensorferry.server.runtime.session import Session
 
@@ -85,7 +85,7 @@ class RecoveringInstance(WatchedRun):
             raise InstanceFailed("the device failed, and its session is being rebuilt", recover=self.recover)
         self._began = time.monotonic()
         # In the order that `WatchedRun` asks for.
-        self._running, self._outcome = session, RunOutcome.IN_TIME
+        self._running, self._overdue = session, None
         self._due = self._began + self._limit
         try:
             return session.run(inputs) if steps is None else steps(inputs)
@@ -95,7 +95,7 @@ class RecoveringInstance(WatchedRun):
                 raise
         finally:
             self._due = None
-            if self._outcome is not RunOutcome.IN_TIME and self.finish() is RunOutcome.HUNG:
+            if self._overdue is not None and self.finish() is Overdue.HUNG:
                 self._returned()
             # The failure's traceback holds this frame, and would keep the session's device memory.
             del session, steps
@@ -108,12 +108,12 @@ class RecoveringInstance(WatchedRun):
     def copy_failure(self, error: ModelFailedError, steps: StagedModel) -> Exception:
         """Return the batcher's exception for a failure of `steps` to load or fetch a batch."""
         if steps is self.steps or classify_device_error(error.__cause__) is DeviceErrorKind.MEMORY:
-            return self._failure(error, RunOutcome.IN_TIME) or error
+            return self._failure(error, None) or error
         # A run on the same session has already reported that the session failed.
         recover = self.recover if self._session is None else None
         return InstanceFailed("the device failed before the batch was copied", _FIRST_SECONDS, recover)
 
-    def _failure(self, error: ModelFailedError, outcome: RunOutcome) -> Exception | None:
+    def _failure(self, error: ModelFailedError, overdue: Overdue | None) -> Exception | None:
         """Return the batcher's exception for a failed run; None if the request or the model is at fault."""
         cause = error.__cause__
         kind = classify_device_error(cause)
@@ -130,9 +130,9 @@ class RecoveringInstance(WatchedRun):
             self._health.record(InstanceEvent.DEVICE_FAILED)
             self._health.mark_down(self._index, reason)
             return InstanceFailed(reason, _FIRST_SECONDS, self.recover)
-        if outcome is not RunOutcome.IN_TIME:
+        if overdue is not None:
             _log.error("%s: a run was ended after %g s (--run-timeout-seconds)", self._where, self._limit)
-            if outcome is RunOutcome.ENDED:
+            if overdue is Overdue.ENDED:
                 # A hung run has been counted by `_give_up_run`.
                 self._health.record(InstanceEvent.RUN_ENDED)
             return RunTimedOut(
@@ -168,7 +168,7 @@ class RecoveringInstance(WatchedRun):
             return
         self._tries += 1
         started = time.monotonic()
-        self._outcome = RunOutcome.IN_TIME
+        self._overdue = None
         self._due = started + self._rebuild_limit
         try:
             session = self._rebuild()

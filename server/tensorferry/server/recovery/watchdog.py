@@ -18,10 +18,9 @@ _log = logging.getLogger("tensorferry.server")
 GRACE_SECONDS = 1.0
 
 
-class RunOutcome(enum.Enum):
-    """State of a run with respect to its limit."""
+class Overdue(enum.Enum):
+    """State of a run that exceeds its limit."""
 
-    IN_TIME = "in time"
     ENDED = "asked to end"
     HUNG = "hung"
 
@@ -29,51 +28,52 @@ class RunOutcome(enum.Enum):
 class WatchedRun:
     """Current run of one instance, and its limit; a base class. One thread at a time runs, the watchdog checks.
 
-    A run costs no lock. The running thread sets `_running` and `_outcome` and then `_due` when a run begins, and `_due`
-    to None when it ends. After that it looks at `_outcome`, and calls `finish` if the run was overdue. The watchdog sets
-    `_outcome` before it looks at `_due` once more: so at least one of them sees that the run is over.
+    A run costs no lock. The running thread sets `_running` and `_overdue` and then `_due` when a run begins, and `_due`
+    to None when it ends. After that it looks at `_overdue`, and calls `finish` if that is set. The watchdog sets
+    `_overdue` before it looks at `_due` once more: so at least one of them sees that the run is over.
     """
 
     def __init__(self) -> None:
         # Held while an overdue run is asked to end or permitted to go on: otherwise a late `end_runs` could end the
-        # next run. Guards `_hung_at`, and `_outcome` of a run that is overdue.
+        # next run. Guards `_hung_at`, and `_overdue` of a run that is overdue.
         self._lock = threading.Lock()
         # When the run exceeds its limit; None between runs.
         self._due: float | None = None
-        self._outcome = RunOutcome.IN_TIME
+        # None while the run is in time.
+        self._overdue: Overdue | None = None
         # The session that can be asked to end its runs; None if the run cannot be ended.
         self._running: Session | None = None
         # When a run that was asked to end counts as hung.
         self._hung_at = 0.0
 
-    def finish(self) -> RunOutcome:
-        """Finish a run, permit the next one, and return its outcome."""
+    def finish(self) -> Overdue | None:
+        """Finish a run, permit the next one, and return whether this one was overdue."""
         self._due = None
         with self._lock:
-            if self._outcome is not RunOutcome.IN_TIME and self._running is not None:
+            if self._overdue is not None and self._running is not None:
                 self._running.allow_runs()
-            return self._outcome
+            return self._overdue
 
     @property
     def hangs(self) -> bool:
         """Whether the run was asked to end and has not."""
         with self._lock:
-            return self._due is not None and self._outcome is RunOutcome.HUNG
+            return self._due is not None and self._overdue is Overdue.HUNG
 
     def check(self, now: float) -> float | None:
         """End the run, or report it as hung, if its time is over. Return the time of the next check, if any."""
         with self._lock:
-            due, before, running = self._due, self._outcome, self._running
-            if due is None or before is RunOutcome.HUNG:
+            due, before, running = self._due, self._overdue, self._running
+            if due is None or before is Overdue.HUNG:
                 return None
-            limit = due if before is RunOutcome.IN_TIME else self._hung_at
+            limit = due if before is None else self._hung_at
             if now < limit:
                 return limit
-            ends = before is RunOutcome.IN_TIME and running is not None
-            self._outcome = RunOutcome.ENDED if ends else RunOutcome.HUNG
+            ends = before is None and running is not None
+            self._overdue = Overdue.ENDED if ends else Overdue.HUNG
             if self._due is not due:
                 # The run ended meanwhile. Another one may have begun.
-                self._outcome = before
+                self._overdue = before
                 return None
             if ends and running is not None:
                 running.end_runs()
