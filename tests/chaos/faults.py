@@ -29,7 +29,7 @@ _CLOCK_JUMPS = (-7200.0, -5.0, 5.0, 3600.0)
 
 
 class Faults:
-    """Injects faults until `heal`, each on its own thread.
+    """Injects faults, each on its own thread, and ends them all.
 
     `steady` is never ended, so that its memory can be followed; `mortal` is ended again and again.
     """
@@ -88,7 +88,7 @@ class Faults:
         for thread in self._threads:
             thread.join(180)
             if thread.is_alive():
-                self.wrong.append(f"{thread.name} did not come to an end")
+                self.wrong.append(f"{thread.name} did not end")
         self._threads.clear()
         self._proxy.weather = FAIR
 

@@ -30,7 +30,7 @@ def dirty(tensors: Wanted) -> dict[str, Array]:
 
 
 class Doubler:
-    """y = 2 x in steps; each step is recorded, and `computing` can be blocked."""
+    """y = 2 x in steps; each step is recorded, and computing waits for `go_on`."""
 
     def __init__(self) -> None:
         self.steps: queue.Queue[tuple[str, float]] = queue.Queue()

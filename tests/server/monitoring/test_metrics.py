@@ -24,10 +24,21 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.monitoring.gpu_metrics import GpuReader
 from tensorferry.server.monitoring.http_server import MetricsServer, PageRenderer, _Handler, _Server
-from tensorferry.server.monitoring.metric_names import PROCESS_METRICS, GpuMetric, ModelMetric, ServerMetric
-from tensorferry.server.monitoring.metrics import CONTENT_TYPE, Metrics, ServerStatistics
+from tensorferry.server.monitoring.metric_names import GpuMetric, ModelMetric, ServerMetric
+from tensorferry.server.monitoring.metrics import Metrics, ServerStatistics
 from tensorferry.server.recovery.instance_health import InstanceEvent
 
+# Metrics of the process from prometheus-client.
+PROCESS_METRICS = (
+    "process_virtual_memory_bytes",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+    "process_cpu_seconds_total",
+    "process_open_fds",
+    "process_max_fds",
+)
+# Content type of the text format, which is the default.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -145,14 +145,3 @@ class GpuMetric(MetricName):
     POWER = ("gpu_power_watts", "gauge", "Power draw")
     POWER_LIMIT = ("gpu_power_limit_watts", "gauge", "Power limit")
     ENERGY = ("gpu_energy_joules", "counter", "Energy since the first reading")
-
-
-# Metrics of the process from prometheus-client.
-PROCESS_METRICS = (
-    "process_virtual_memory_bytes",
-    "process_resident_memory_bytes",
-    "process_start_time_seconds",
-    "process_cpu_seconds_total",
-    "process_open_fds",
-    "process_max_fds",
-)

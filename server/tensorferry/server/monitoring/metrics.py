@@ -36,8 +36,6 @@ from tensorferry.server.monitoring.triton_metrics import Counted, triton_gpu_tex
 from tensorferry.server.recovery.instance_health import InstanceEvent
 from tensorferry.server.telemetry.exemplars import Exemplars
 
-# Content type of the text format, which is the default.
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _OPENMETRICS = "application/openmetrics-text"
 _END = b"# EOF\n"
 
