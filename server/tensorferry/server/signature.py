@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +69,10 @@ class TensorSpec:
         for axis, (dim, size) in enumerate(zip(dims, shape, strict=True)):
             yield axis, dim, size
 
+    def lengths(self, named: Mapping[str, int | None]) -> list[int | None]:
+        """Return the length of each dimension, given those of names; None if it is unknown."""
+        return [dim if isinstance(dim, int) else named.get(dim) for dim in self.dims]
+
     def __str__(self) -> str:
         return f"{self.name}: {self.datatype.name}{'[...]' if self.any_rank else list(self.shape)}"
 
@@ -102,6 +106,15 @@ class Signature:
             if not spec.has_row_axis:
                 return _no_rows("output", spec)
         return None if self.inputs else "the model has no inputs"
+
+    def named_lengths(self, shapes: Iterable[tuple[int, ...]]) -> dict[str, int | None]:
+        """Return the lengths of named dimensions of inputs with these shapes; None for a name with two lengths."""
+        named: dict[str, int | None] = {}
+        for spec, shape in zip(self.inputs, shapes, strict=True):
+            for _, dim, size in spec.axes(shape):
+                if isinstance(dim, str) and dim:
+                    named[dim] = size if named.get(dim, size) == size else None
+        return named
 
     def shared_inputs(self, *, batched: bool) -> frozenset[int]:
         """Return the positions of the inputs without rows; requests with equal values there can share a batch."""

@@ -58,20 +58,16 @@ def tensor_layout_for(
     """
     offset = 0
     inputs = []
-    sizes: dict[str, int] = {}
     for spec in signature.inputs:
-        shape = shapes[spec.name]
-        inputs.append(TensorPlacement(spec, shape, offset))
+        inputs.append(TensorPlacement(spec, shapes[spec.name], offset))
         offset += _aligned(inputs[-1].nbytes)
-        for dim, size in zip(spec.dims, shape, strict=True):
-            if isinstance(dim, str) and dim:
-                # A name with two different sizes says nothing about an output.
-                sizes[dim] = size if sizes.get(dim, size) == size else -1
     input_bytes = offset
+    named = signature.named_lengths(place.shape for place in inputs)
     known, unknown = [], []
     for spec in signature.outputs:
-        shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, -1) for dim in spec.dims)
-        if -1 in shape or not outputs:
+        lengths = spec.lengths(named)
+        shape = tuple(length for length in lengths if length is not None)
+        if len(shape) < len(lengths) or not outputs:
             unknown.append(spec)
             continue
         known.append(TensorPlacement(spec, shape, offset))

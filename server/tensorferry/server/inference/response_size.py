@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from tensorferry.server.errors import InvalidRequestError, LimitError
 from tensorferry.server.inference.codec import DecodedRequest
-from tensorferry.server.shapes.no_rows import named_dimensions
 from tensorferry.server.signature import TensorSpec
 
 _HINT = (
@@ -22,13 +21,13 @@ def check_response_size(decoded: DecodedRequest, batched: bool, max_bytes: float
     if spec.typed:
         # The size of typed contents depends on the values.
         return
-    lengths = named_dimensions(decoded.signature, decoded.tensors)
+    named = decoded.signature.named_lengths(tensor.shape for tensor in decoded.tensors)
     total = 0
     for index, output in enumerate(spec.outputs):
         in_shared_memory = spec.spans and spec.spans[index]
         classified = spec.class_counts and spec.class_counts[index]
         if not in_shared_memory and not classified:
-            total += _min_bytes(output, decoded.rows if batched else None, lengths)
+            total += _min_bytes(output, decoded.rows if batched else None, named)
     if total > max_bytes:
         names = ", ".join(output.name for output in spec.outputs)
         raise InvalidRequestError(
@@ -37,11 +36,11 @@ def check_response_size(decoded: DecodedRequest, batched: bool, max_bytes: float
         )
 
 
-def _min_bytes(spec: TensorSpec, rows: int | None, lengths: Mapping[str, int | None]) -> int:
+def _min_bytes(spec: TensorSpec, rows: int | None, named: Mapping[str, int | None]) -> int:
     """Return an output's size in bytes, 0 if its shape is unknown."""
     if spec.any_rank:
         return 0
-    dims = [dim if isinstance(dim, int) else lengths.get(dim) or 0 for dim in spec.dims]
+    dims = [length or 0 for length in spec.lengths(named)]
     if rows is not None and dims:
         dims[0] = rows
     return math.prod(dims) * spec.datatype.size

@@ -21,35 +21,24 @@ def empty_outputs(
     An output's dimension is known if it is fixed or has the name of an input's dimension. InvalidRequestError for an
     output of unknown shape.
     """
-    sizes = named_dimensions(signature, tensors)
+    named = signature.named_lengths(tensor.shape for tensor in tensors)
     return {
-        spec.name: np.empty((0, *_row_shape(model, spec, sizes)), spec.datatype.storage) for spec in outputs
+        spec.name: np.empty((0, *_row_shape(model, spec, named)), spec.datatype.storage) for spec in outputs
     }
 
 
-def named_dimensions(signature: Signature, tensors: Sequence[Tensor]) -> Mapping[str, int | None]:
-    """Return the lengths of the inputs' axes by name; None for a name with two lengths."""
-    sizes: dict[str, int | None] = {}
-    for spec, tensor in zip(signature.inputs, tensors, strict=True):
-        for _, dim, size in spec.axes(tensor.shape):
-            if isinstance(dim, str) and dim:
-                sizes[dim] = size if sizes.get(dim, size) == size else None
-    return sizes
-
-
-def _row_shape(model: str, spec: TensorSpec, sizes: Mapping[str, int | None]) -> list[int]:
+def _row_shape(model: str, spec: TensorSpec, named: Mapping[str, int | None]) -> list[int]:
     if spec.any_rank:
         raise InvalidRequestError(
             f"the request has no rows, so model {model!r} is not run, and the shape of its output {spec.name!r} is not "
             "declared: send at least one row, or request other outputs"
         )
     shape = []
-    for axis, dim in enumerate(spec.dims[1:], 1):
-        size = dim if isinstance(dim, int) else sizes.get(dim)
+    for axis, size in enumerate(spec.lengths(named)[1:], 1):
         if size is None:
-            named = f" ({dim!r})" if dim else ""
+            name = f" ({spec.dims[axis]!r})" if spec.dims[axis] else ""
             raise InvalidRequestError(
-                f"the request has no rows, so model {model!r} is not run, and the length of axis {axis}{named} of its "
+                f"the request has no rows, so model {model!r} is not run, and the length of axis {axis}{name} of its "
                 f"output {spec.name!r} {list(spec.shape)} does not follow from the inputs: send at least one row, or "
                 "request other outputs"
             )
