@@ -98,44 +98,32 @@ def join(requests: Sequence[Request], place: _Place | None = None) -> Any:
         placed = _join_into(place, names, requests)
         if placed is not None:
             return placed
-    if len(requests) == 1 and plan is None:
-        if names is not None:
-            return dict(zip(names, map(_alone, first.tensors), strict=True))
-        return _alone(first.tensors[0])
-    rows = sum([request.rows for request in requests])
-    arrays = [
-        _alone(first.tensors[i])
-        if i in first.shared
-        else _join_tensors([request.tensors[i] for request in requests], rows)
-        if plan is None or (pad := plan.pads[i]) is None
-        else _join_padded([request.tensors[i] for request in requests], rows, plan.padded_length, *pad)
-        for i in range(len(first.tensors))
-    ]
+    rows, uneven = 0, False
+    for request in requests:
+        rows += request.rows
+        if plan is not None and request.padding is not None and request.padding.length < plan.padded_length:
+            uneven = True
+    arrays: list[Array] = []
+    for i, (dtype, shape, data) in enumerate(first.tensors):
+        has_rows = i not in first.shared
+        if uneven and has_rows and plan is not None and (pad := plan.pads[i]) is not None:
+            tensors = [request.tensors[i] for request in requests]
+            arrays.append(_join_padded(tensors, rows, plan.padded_length, *pad))
+            continue
+        if has_rows and len(requests) > 1:
+            shape = (rows, *shape[1:])
+            parts = [request.tensors[i].data for request in requests]
+            data = np.concatenate(parts) if dtype.hasobject else bytearray().join(parts)
+        elif dtype.hasobject:
+            data = data.copy()
+        elif not isinstance(data, bytes):
+            # A caller's array is copied, because the model function may write to it. Bytes are read-only.
+            data = bytearray().join([data])
+        arrays.append(data if dtype.hasobject else np.frombuffer(data, dtype).reshape(shape))
     return arrays[0] if names is None else dict(zip(names, arrays, strict=True))
 
 
-def _alone(tensor: Tensor) -> Array:
-    """Return one request's tensor as an array of the batch."""
-    dtype, shape, data = tensor
-    if dtype.hasobject:
-        return data.copy()  # type: ignore[no-any-return]
-    # A caller's array is copied, because the model function may write to it. Bytes are read-only.
-    return np.frombuffer(data if isinstance(data, bytes) else bytearray().join([data]), dtype).reshape(shape)
-
-
-def _join_tensors(tensors: Sequence[Tensor], rows: int) -> Array:
-    first = tensors[0]
-    if len(tensors) == 1:
-        return _alone(first)
-    if first.dtype.hasobject:
-        return np.concatenate([tensor.data for tensor in tensors])
-    joined = bytearray().join([tensor.data for tensor in tensors])
-    return np.frombuffer(joined, np.uint8).view(first.dtype).reshape((rows, *first.shape[1:]))
-
-
 def _join_padded(tensors: Sequence[Tensor], rows: int, length: int, axis: int, value: Array) -> Array:
-    if all(tensor.shape[axis] == length for tensor in tensors):
-        return _join_tensors(tensors, rows)
     first = tensors[0]
     shape = (rows, *first.shape[1:axis], length, *first.shape[axis + 1 :])
     if first.dtype.hasobject:
