@@ -21,7 +21,6 @@ from tensorferry.batcher.execution.executor import BatchExecutor
 from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.queue.batch_selection import BatchSelector
 from tensorferry.batcher.queue.devices import Devices
-from tensorferry.batcher.queue.expiry import Expiry
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.queue.wakeup import WorkerWakeup
 from tensorferry.batcher.statistics.counters import Counters
@@ -306,7 +305,7 @@ def test_the_expiry_thread_is_restarted(
     monkeypatch.setattr("tensorferry.batcher.execution.worker_pool._EXPIRY_SECONDS", 0.01)
     batcher = make(runner, 4)
     occupy(batcher, runner)
-    crashed = fails_once(monkeypatch, Expiry, "timed_out", SystemExit(), on="-expiry")
+    crashed = fails_once(monkeypatch, RequestQueue, "_expire_locked", SystemExit(), on="-expiry")
     recorder = Recorder()
     batcher.enqueue(request_of([1.0], recorder, one_row=False, deadline=batcher._clock.now() + 0.05))
     reach(crashed)

@@ -126,7 +126,7 @@ def test_the_next_infeasible_time_is_the_earliest_deadline_less_the_time_of_one_
     assert backlog.next_infeasible(0.0) == math.inf
     early, late = queued(backlog, 1, 2.0, 5.0), queued(backlog, 0, 3.0, 9.0)
     assert backlog.next_infeasible(0.0) == 5.0
-    cost_model = backlog.cost_model(early.key)
+    cost_model = backlog.bucket(early.key).cost_model
     cost_model.observe(0.0, 4, 1.0)
     assert backlog.next_infeasible(0.5) == 5.0 - cost_model.upper(1)
     assert backlog.infeasible(4.5, 0.5) == [early]

@@ -55,7 +55,7 @@ class CostUpdate(NamedTuple):
 
 
 class _TimesByRows(dict[int, float]):
-    """Seconds by rows, each computed when it is first asked for."""
+    """Seconds by rows, each computed when it is first looked up."""
 
     __slots__ = ("_seconds",)
 
@@ -82,15 +82,14 @@ class BatchCostModel:
         "_lead_share",
         "_learned_lead_share",
         "_most",
-        "_pipelined",
         "_sample_at",
         "_samples",
         "_since_large",
         "_suspect",
+        "_tables",
         "device",
         "device_time",
         "end_to_end",
-        "full_batch_upper",
         "host",
         "known",
         "mean",
@@ -101,7 +100,6 @@ class BatchCostModel:
 
     def __init__(self, max_batch_size: int, *, pipelined: bool = False) -> None:
         self._most = max_batch_size
-        self._pipelined = pipelined
         # Used by `learn` only.
         self._device_model = LatencyModel(max_batch_size)
         self._host_model = LatencyModel(max_batch_size)
@@ -115,7 +113,26 @@ class BatchCostModel:
         # Batches that were learned, and the time from which on a short batch is learned again.
         self._samples = 0
         self._sample_at = -math.inf
-        self._predict_from(CostUpdate(self._device_model.curve, self._host_model.curve, 0.5))
+        # The published curves, whether anything was learned, and the share of the host's time before the device can start.
+        self.device, self.host = self._device_model.curve, self._host_model.curve
+        self.known = False
+        self._lead_share = 0.5
+        # Times are looked up several times for each decision, so they are kept until the next update. These are functions
+        # of the rows: the time on the device; that from closing a batch to its answers, if the device is idle; and the
+        # same with a margin, for feasibility only. All are 0 if nothing is known.
+        device_time = _TimesByRows(lambda rows: self.device.mean(rows))
+        end_to_end = _TimesByRows(lambda rows: self.device.mean(rows) + self.host.mean(rows))
+        upper = _TimesByRows(lambda rows: self.device.upper(rows) + self.host.upper(rows))
+        response_time = _TimesByRows(
+            lambda rows: 0.0 if pipelined else self.host.mean(rows) * (1 - self._lead_share)
+        )
+        self._tables = (device_time, end_to_end, upper, response_time)
+        self.device_time, self.end_to_end = device_time.__getitem__, end_to_end.__getitem__
+        self.upper = upper.__getitem__
+        # By how much a batch delays the next one, for rates; and its part after the device: the clients answered first
+        # may send again by its end.
+        self.mean = self.device_time if pipelined else self.end_to_end
+        self.response_time = response_time.__getitem__
 
     def add_warmup_sample(self, rows: int, seconds: float) -> None:
         """Learn a warm-up run. One thread at a time, with the queue's lock."""
@@ -168,24 +185,10 @@ class BatchCostModel:
         self._predict_from(update)
 
     def _predict_from(self, update: CostUpdate) -> None:
-        device, host, lead_share, _ = update
-        self.device, self.host, self._lead_share = device, host, lead_share
-        # Whether anything was learned.
-        self.known = device.known
-        # New tables, which are looked up several times for each decision. Each is a function of the rows:
-        # the time on the device; that from closing a batch to its answers, if the device is idle; and the same with
-        # a margin, for feasibility only. All are 0 if nothing is known.
-        self.device_time = _TimesByRows(device.mean).__getitem__
-        self.end_to_end = _TimesByRows(lambda rows: device.mean(rows) + host.mean(rows)).__getitem__
-        self.upper = _TimesByRows(lambda rows: device.upper(rows) + host.upper(rows)).__getitem__
-        # By how much a batch delays the next one, for rates; and its part after the device: the clients answered first
-        # may send again by the end of that.
-        self.mean, after = self.end_to_end, 1 - lead_share
-        if self._pipelined:
-            self.mean, after = self.device_time, 0.0
-        self.response_time = _TimesByRows(lambda rows: host.mean(rows) * after).__getitem__
-        # A request with that much time has time for any batch.
-        self.full_batch_upper = self.upper(self._most)
+        self.device, self.host, self._lead_share, _ = update
+        self.known = self.device.known
+        for table in self._tables:
+            table.clear()
 
     @property
     def stale(self) -> bool:
@@ -198,9 +201,9 @@ class BatchCostModel:
 
     def max_rows_within(self, slack: float) -> int:
         """Return the most rows whose `upper` is within the slack; the maximum if nothing is known."""
-        if not self.host.known:
+        if not self.host.sizes:
             return self.device.max_rows_within(slack)
-        if not self.device.known or self.upper(self._most) <= slack:
+        if not self.known or self.upper(self._most) <= slack:
             return self._most
         low, high = 0, self._most
         while high - low > 1:

@@ -39,6 +39,7 @@ class Admission:
         self._policies = settings.policies
         self._ranks_per_class = settings.ranks_per_class
         # Bounds the rows queued, and the bytes of all accepted requests that are not done: they are held in memory.
+        self._max_batch_size = settings.limits.max_batch_size
         self.max_rows = settings.max_queue_size
         self.max_bytes = settings.max_queue_bytes
         self.bytes_in_flight = 0
@@ -100,7 +101,7 @@ class Admission:
         if first.deadline != math.inf:
             bucket, start = self._backlog.bucket(first.key), self._devices.next_start(now)
             # A request that has time for the longest batch has time for its own.
-            if not first.deadline > start + bucket.cost_model.full_batch_upper:
+            if not first.deadline > start + bucket.cost_model.upper(self._max_batch_size):
                 for request in requests:
                     _check_feasible(request, bucket.cost_model, start, now)
             if self._backlog.rows > self._overload.full_batches_rows:

@@ -44,15 +44,11 @@ class Backlog:
     def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
         """Give the cost model of one bucket, or of every bucket, the duration of a warm-up run of `rows` rows."""
         if key is not None:
-            self.cost_model(key).add_warmup_sample(rows, seconds)
+            self.bucket(key).cost_model.add_warmup_sample(rows, seconds)
             return
         # Raises ValueError for nonsense here, instead of at the first request of each bucket.
         LatencyModel(self._limits.max_batch_size).add_warmup_sample(rows, seconds)
         self._warmup_samples.append((rows, seconds))
-
-    def cost_model(self, key: Hashable) -> BatchCostModel:
-        """Return the cost model of a bucket."""
-        return self.bucket(key).cost_model
 
     def bucket(self, key: Hashable) -> Bucket:
         """Return the bucket of a key and mark it as used; a new one if it is unknown."""
@@ -140,13 +136,14 @@ class Backlog:
                 continue
             if len(rows) > 1:
                 of_class = [request for request in requests if request.rank == rank]
-            bucket.class_queues[rank].remove_all(of_class, removed)
+            queue = bucket.class_queues[rank]
+            self.deadlines -= len(queue.with_deadline)
+            queue.remove_all(of_class, removed)
+            self.deadlines += len(queue.with_deadline)
             bucket.rows -= removed
             self.rows -= removed
             self.class_rows[rank] -= removed
         bucket.requests -= len(requests)
-        if self.deadlines:
-            self.deadlines -= sum([request.deadline < _INF for request in requests])
         if not bucket.rows:
             del self.buckets[key]
 
@@ -154,13 +151,12 @@ class Backlog:
         """Return the requests that would miss their deadlines even if they ran alone from `start` on."""
         found: list[Request] = []
         for bucket in self.buckets.values():
-            cost_model, earliest = bucket.cost_model, bucket.earliest_deadline
-            # The usual case: the earliest deadline allows a full batch, so every request can be in time.
-            if earliest == _INF or start + cost_model.full_batch_upper < earliest:
-                continue
-            needs = partial(cost_model.upper_if_recent, now=now)
+            cost_model = bucket.cost_model
             for queue in bucket.class_queues:
-                found += infeasible(queue.with_deadline, start, needs)
+                queued = queue.with_deadline
+                # Usually the earliest deadline allows a full batch, so every request can be in time.
+                if queued and start + cost_model.upper(self._limits.max_batch_size) >= queued[0].deadline:
+                    found += infeasible(queued, start, partial(cost_model.upper_if_recent, now=now))
         return found
 
     def next_infeasible(self, now: float) -> float:

@@ -37,6 +37,7 @@ class BatchSelector:
         "_backlog",
         "_devices",
         "_fair",
+        "_max_batch_size",
         "_shares",
         "demand_until",
         "overload",
@@ -49,6 +50,7 @@ class BatchSelector:
         self._fair = backlog if isinstance(backlog, FairBacklog) else None
         self._devices = devices
         ranks, max_rows = settings.ranks, settings.limits.max_batch_size
+        self._max_batch_size = max_rows
         self.overload = OverloadControl(max_rows, backlog, devices, alike=self._fair is None and ranks == 1)
         strict = settings.strict_priorities or settings.ranks_per_class > 1
         self._shares: StrictPriority | DeficitRoundRobin = (
@@ -134,7 +136,7 @@ class BatchSelector:
         if tightest == math.inf:
             return max_rows
         devices = len(self._devices.available)
-        if cost_model.full_batch_upper / devices + cost_model.upper(1) <= tightest:
+        if cost_model.upper(self._max_batch_size) / devices + cost_model.upper(1) <= tightest:
             return max_rows
         short = cost_model.max_rows_within(tightest / (1 + 1 / devices))
         if not 1 <= short < max_rows:

@@ -59,17 +59,19 @@ class Expiry:
 
     def notify_by(self, due: float) -> None:
         """Wake the expiry thread if it would sleep past `due` and no worker is free to expire requests then."""
-        if due < self._wait_until and not self._devices.has_free_waiter:
-            self._due.notify()
+        if due >= self._wait_until:
+            return
+        for device in self._devices.each:
+            if device.waiting and not device.batches_outstanding:
+                return
+        self._due.notify()
 
     def queued(self, requests: Sequence[Request]) -> None:
-        """Note a request that was queued, or the parts of one, if it has a deadline or there are timeouts."""
-        due = requests[0].deadline
-        if self.timeouts is not None:
-            for request in requests:
-                self.timeouts.add(request)
-            due = min(due, self.timeouts.next())
-        self.notify_by(due)
+        """Note a request that was queued, or the parts of one, if there are timeouts; else `notify_by` does."""
+        assert self.timeouts is not None
+        for request in requests:
+            self.timeouts.add(request)
+        self.notify_by(min(requests[0].deadline, self.timeouts.next()))
 
     def requeued(self, requests: Sequence[Request]) -> None:
         """Note requests that are queued again: their timeouts ended when they were dispatched."""

@@ -75,7 +75,7 @@ class LearningSync:
                 rows += request.rows_counted
             if self._row_limits.needed:
                 self._row_limits.record_success(device, batch[0].key, rows)
-            found = self._backlog.cost_model(batch[0].key)
+            found = self._backlog.bucket(batch[0].key).cost_model
             if found.should_learn(now, rows, seconds + before + after):
                 cost_model = found
         answers = self._returns.snapshot
@@ -109,7 +109,7 @@ class LearningSync:
         rows = sum([request.rows_counted for request in batch])
         with self._learning, self._lock:
             self._row_limits.record_success(device, batch[0].key, rows)
-            self._backlog.cost_model(batch[0].key).observe(self._clock.now(), rows, seconds)
+            self._backlog.bucket(batch[0].key).cost_model.observe(self._clock.now(), rows, seconds)
 
     @property
     def memory_limited(self) -> bool:

@@ -146,8 +146,10 @@ class RequestQueue:
                 if has_deadline or now < selector.demand_until:
                     selector.arrived(request.rank, now, request.rows_counted, deadline - now)
                 bucket = backlog.add(request)
-            if has_deadline or self._expiry.timeouts is not None:
+            if self._expiry.timeouts is not None:
                 self._expiry.queued(requests)
+            elif has_deadline:
+                self._expiry.notify_by(deadline)
             wakeup = self._wakeup
             if wakeup.pending or not wakeup.must_wake_for(bucket, rows, deadline, now):
                 return displaced, False
@@ -435,9 +437,10 @@ class RequestQueue:
         for request in self._backlog.infeasible(start, now):
             self._end_queued_locked(request)
             self._unreported.append(request)
-        for request in self._expiry.timed_out(now):
-            self._end_queued_locked(request)
-            self._unreported.append(request)
+        if self._expiry.timeouts is not None:
+            for request in self._expiry.timed_out(now):
+                self._end_queued_locked(request)
+                self._unreported.append(request)
 
     def unreported_locked(self, ended: Sequence[Request]) -> Sequence[Request]:
         """Return these ended requests, and those that a thread expired and did not hand out.
