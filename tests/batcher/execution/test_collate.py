@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.batcher.rig import error, ignore, occupy, reproducible, result
 
-from tensorferry.batcher import Batcher, InvalidRequest, ModelOutputError, Request
+from tensorferry.batcher import Batcher, InvalidRequest, ModelOutputError, Request, Tensor
 from tensorferry.batcher.execution.collate import join, request_of, split
 from tensorferry.batcher.testing import ScriptedRunner
 
@@ -79,6 +79,34 @@ def test_an_identity_model_returns_its_input(make: Make, name: str, size: int) -
     answer = result(make(lambda x: x, size).submit_rows(ARRAYS[name]()))
     np.testing.assert_array_equal(answer, expected)
     assert answer.shape == expected.shape
+
+
+@pytest.mark.parametrize(("start", "copied"), [(8, False), (9, True)])
+def test_a_single_request_reads_an_aligned_part_of_its_message_in_place(start: int, copied: bool) -> None:
+    expected = np.arange(6, dtype=np.float32).reshape(2, 3)
+    message = bytes(start) + expected.tobytes()
+    tensor = Tensor(expected.dtype, expected.shape, memoryview(message)[start:])
+    joined = join([Request((tensor,), ignore, names=None, rows=2, nbytes=24, key=0)])
+    np.testing.assert_array_equal(joined, expected)
+    assert joined.flags.aligned
+    assert joined.flags.writeable == copied
+    assert np.shares_memory(joined, np.frombuffer(message, np.uint8)) != copied
+
+
+def test_a_part_of_a_callers_array_is_copied() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    array.flags.writeable = False
+    tensor = Tensor(array.dtype, array.shape, array.data.cast("B"))
+    joined = join([Request((tensor,), ignore, names=None, rows=2, nbytes=24, key=0)])
+    np.testing.assert_array_equal(joined, array)
+    assert not np.shares_memory(joined, array)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, ml_dtypes.bfloat16, "datetime64[s]"])
+def test_large_requests_are_joined_in_order(dtype: Any) -> None:
+    """More than 4 MiB, which are on huge pages."""
+    arrays = [np.full((1 + n, 1 << 20), n, np.uint8).astype(dtype) for n in range(3)]
+    np.testing.assert_array_equal(join(requests_of(*arrays)), np.concatenate(arrays))
 
 
 def test_strings_of_different_lengths_share_a_batch(make: Make) -> None:
