@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
+from tensorferry.server import malloc
 from tensorferry.server.cli.installed_versions import wrong_versions
 from tensorferry.server.transport import grpc_environment
 
@@ -57,6 +58,7 @@ def _run(argv: Sequence[str] | None) -> int:
     module, function, _ = _COMMANDS[arguments[0]]
     if arguments[0] == "serve":
         grpc_environment.prepare()
+        malloc.reuse_large_buffers()
     try:
         command = getattr(import_module(module), function)
     except ModuleNotFoundError as error:

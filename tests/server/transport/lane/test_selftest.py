@@ -113,17 +113,6 @@ def _no_stream_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StreamCall, "received", lambda self, event: None)
 
 
-def _collected_messages_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write nothing of messages of which core was told that more follow."""
-    monkeypatch.setattr(selftest, "_SECONDS", 1.0)
-    start = StreamCall._send
-
-    def send(self: StreamCall, content: Any) -> int:
-        return 0 if getattr(content, "followed", False) else start(self, content)
-
-    monkeypatch.setattr(StreamCall, "_send", send)
-
-
 def _no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorferry.server.transport.call_admission._MAX_DEADLINE_SECONDS", -1.0)
 
@@ -138,7 +127,6 @@ SABOTAGES: dict[str, tuple[Sabotage, str]] = {
     "batches refused": (_batches_refused, "this takes something else now"),
     "no cancellations": (_no_cancellations, "expected the cancellation of a client that left"),
     "no stream messages": (_no_stream_messages, "a call ended with DEADLINE_EXCEEDED"),
-    "collected messages lost": (_collected_messages_lost, "a call ended with DEADLINE_EXCEEDED"),
     "no deadline": (_no_deadline, "a call ended with NOT_FOUND"),
 }
 sabotages = pytest.mark.parametrize(("sabotage", "reason"), SABOTAGES.values(), ids=SABOTAGES)

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import grpc
@@ -28,8 +27,6 @@ from tensorferry.server.transport.lane.lane import STREAM, Lane
 from tensorferry.server.transport.lane.unary import UNARY
 
 _HELD = b"held until the client leaves"
-# Messages of a stream, answered together: core may write the first two answers with the third.
-_TOGETHER = (b"first", b"second", b"third")
 _NAME = "x-tensorferry-proof"
 
 # A step that takes longer has failed.
@@ -48,14 +45,13 @@ class _HeldCall(InferenceCall):
 
 
 class _Echo(InferenceService):
-    """Returns each message on another thread, `_TOGETHER` last first; holds one request until its client leaves."""
+    """Returns each message on another thread; holds one request until its client leaves."""
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         super().__init__(ModelRegistry())
         self._threads = threads
         self.held = threading.Event()
         self.left = threading.Event()
-        self._together: list[Callable[[], None]] = []
 
     def submit(
         self,
@@ -79,18 +75,8 @@ class _Echo(InferenceService):
                 raise NotFoundError(f"a call of {caller}")
             return [data]
 
-        answer = partial(complete, BuiltReply("", build))
-        if data not in _TOGETHER:
-            self._threads.submit(answer)
-            return InferenceCall()
-        self._together.append(answer)
-        if data == _TOGETHER[-1]:
-            self._threads.submit(self._answer_together)
+        self._threads.submit(complete, BuiltReply("", build))
         return InferenceCall()
-
-    def _answer_together(self) -> None:
-        for answer in reversed(self._together):
-            answer()
 
 
 class _CheckingAccess(AccessControl):
@@ -129,9 +115,7 @@ def run_selftest() -> None:
     ):
         server = grpc.server(threads)
         echo = _Echo(threads)
-        lane = _ProbedLane(
-            server, echo, max_streams=1, max_in_flight=len(_TOGETHER), access=_CheckingAccess()
-        )
+        lane = _ProbedLane(server, echo, max_streams=1, max_in_flight=2, access=_CheckingAccess())
         address = f"unix:{folder}/selftest"
         server.add_insecure_port(address)
         server.start()
@@ -168,7 +152,7 @@ def _try_calls(channel: grpc.Channel) -> None:
 
 
 def _try_stream(channel: grpc.Channel) -> None:
-    messages = [b"one", *_TOGETHER, b"last"]
+    messages = [bytes([number]) for number in range(5)]
 
     def requests() -> Iterator[bytes]:
         yield from messages
