@@ -33,7 +33,7 @@ class Eager(Greedy):
 
 
 def at_once(device: Device, now: float) -> float:
-    """`next_dispatch_at` of a device that takes all there is whenever a worker asks."""
+    """`Device.dispatch_at`, for a device that takes all there is whenever a worker asks."""
     del device
     return now
 

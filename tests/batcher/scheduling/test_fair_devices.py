@@ -86,7 +86,7 @@ class FairModel(RuleBasedStateMachine):
         # it.
         self.stays: Counter[tuple[int, str]] = Counter()
         self.taken: dict[tuple[int, str, int], float] = {}
-        self.rode_in: dict[Request, int] = {}
+        self.dispatched_in: dict[Request, int] = {}
 
     def rows_of(self, rank: int, client: str) -> int:
         return sum(
@@ -138,7 +138,7 @@ class FairModel(RuleBasedStateMachine):
         for request in batch:
             where = request.rank, request.client
             self.taken[(*where, self.stays[where])] += request.rows_counted
-            self.rode_in[request] = self.stays[where]
+            self.dispatched_in[request] = self.stays[where]
             self.queued.remove(request)
         self.flights.append(batch)
 
@@ -151,7 +151,7 @@ class FairModel(RuleBasedStateMachine):
             return
         self.backlog.put_back(batch)
         for request in reversed(batch):
-            where, stay = (request.rank, request.client), self.rode_in.pop(request)
+            where, stay = (request.rank, request.client), self.dispatched_in.pop(request)
             if self.rows_of(*where) and stay == self.stays[where]:
                 self.taken[(*where, stay)] -= request.rows_counted
             self.queued.append(request) if self.rows_of(*where) else self.enter(request)
@@ -163,7 +163,7 @@ class FairModel(RuleBasedStateMachine):
         self.backlog.remove(request)
 
     @invariant()
-    def turns_are_what_rode(self) -> None:
+    def turns_are_what_was_dispatched(self) -> None:
         for rank in range(self.classes):
             shares = self.backlog._fair_queues[rank].shares
             clients = {request.client for request in self.queued if request.rank == rank}

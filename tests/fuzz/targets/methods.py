@@ -185,7 +185,7 @@ class _Output(LogOutput):
         logging.getLogger().handlers[:] = handlers
         logging.getLogger().setLevel(level)
 
-    def _follow_locked(self) -> None:
+    def _apply_locked(self) -> None:
         pass
 
 

@@ -44,12 +44,6 @@ def server(
         yield server
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(server.address) as client:
-        yield client
-
-
 def test_empty_axes_that_crash_are_refused(client: triton.InferenceServerClient) -> None:
     for _ in range(2):
         with pytest.raises(InferenceServerException, match=MESSAGE) as caught:

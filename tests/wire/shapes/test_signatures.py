@@ -41,12 +41,6 @@ def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(server.address) as client:
-        yield client
-
-
 def together(
     client: triton.InferenceServerClient, model: str, requests: Sequence[list[triton.InferInput]]
 ) -> list[triton.InferResult]:

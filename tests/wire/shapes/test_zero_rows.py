@@ -49,12 +49,6 @@ def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(server.address) as client:
-        yield client
-
-
 def _success(client: triton.InferenceServerClient, model: str) -> tuple[int, int, int]:
     (one,) = client.get_inference_statistics(model).model_stats
     assert one.inference_stats.fail.count == 0

@@ -38,12 +38,6 @@ def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(server.address) as client:
-        yield client
-
-
 def echoed(client: triton.InferenceServerClient, model: str, array: Any) -> Any:
     return client.infer(model, [tensor("x", array, model.split("-")[1])]).as_numpy("y")
 
