@@ -14,7 +14,7 @@ from tensorferry.batcher import QueueFull
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.reply import InferenceCall
-from tensorferry.server.inference.stream_order import StreamOptions
+from tensorferry.server.inference.stream_options import StreamOptions
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.threaded_stream import ResponseStream
 

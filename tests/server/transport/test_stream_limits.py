@@ -14,7 +14,7 @@ from support.server.scripted_service import OpenStream, ScriptedService, ServedT
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
-from tensorferry.server.inference.stream_order import StreamOptions
+from tensorferry.server.inference.stream_options import StreamOptions
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.threaded_stream import ResponseStream

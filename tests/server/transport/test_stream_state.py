@@ -9,7 +9,7 @@ import pytest
 from support.server.scripted_service import success
 
 from tensorferry.server.inference.reply import InferenceCall
-from tensorferry.server.inference.stream_order import STREAM_SHUTTING_DOWN, StreamOptions
+from tensorferry.server.inference.stream_options import STREAM_SHUTTING_DOWN, StreamOptions
 from tensorferry.server.status import Status
 from tensorferry.server.transport.stream_state import StreamEnd, StreamEntry, StreamState
 

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 from tensorferry.batcher import QueueFull
 from tensorferry.server.identity import ANONYMOUS, INFER, ClientIdentity, Metadata
 from tensorferry.server.inference.service import SHUTTING_DOWN, InferenceService
-from tensorferry.server.inference.stream_order import StreamOptions, parse_stream_options
+from tensorferry.server.inference.stream_options import StreamOptions, parse_stream_options
 from tensorferry.server.security.access_control import (
     AccessControl,
     ClientCertificate,

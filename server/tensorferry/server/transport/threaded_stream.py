@@ -12,7 +12,7 @@ import grpc
 from tensorferry.server.identity import ANONYMOUS, Metadata
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.inference.stream_order import (
+from tensorferry.server.inference.stream_options import (
     NO_THREAD_FOR_STREAM,
     encode_or_status,
 )
