@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from support.server.rig import PATIENCE
-from support.server.scripted_service import ServedTransport, success
+from support.server.scripted_service import ServedTransport, error_of, success
 
 from tensorferry.batcher import DeadlineExceeded, QueueFull
 from tensorferry.protos import inference_pb2 as pb
@@ -29,12 +29,6 @@ def calling(served: ServedTransport) -> Any:
 
 def message(request_id: str) -> bytes:
     return pb.ModelInferRequest(id=request_id).SerializeToString()
-
-
-def error_of(call: Any) -> Any:
-    error = call.exception(PATIENCE)
-    assert isinstance(error, grpc.RpcError)
-    return error
 
 
 def large(request_id: str) -> Any:

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from support.server.rig import PATIENCE
-from support.server.scripted_service import ServedTransport, success
+from support.server.scripted_service import ServedTransport, error_of, success
 
 from tensorferry.batcher import BatcherClosed, QueueFull
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, ModelFailedError, NotFoundError
-
-
-def failed(call: Any) -> Any:
-    """Wait for the error of a call in flight."""
-    error = call.exception(PATIENCE)
-    assert isinstance(error, grpc.RpcError)
-    return error
 
 
 def test_each_call_gets_its_own_response(served: ServedTransport) -> None:
@@ -45,7 +37,7 @@ def test_an_error_is_the_calls_status(served: ServedTransport, error: Exception,
     call = served.infer("1")
     served.service.await_received(1)
     served.service.fail("1", error)
-    status = failed(call)
+    status = error_of(call)
     assert (status.code(), status.details()) == (grpc.StatusCode[code], "what to change")
     # By which a client knows that the call ended no server.
     answered = (("tensorferry-answered", "1"),) if code == "UNAVAILABLE" else ()
@@ -58,7 +50,7 @@ def test_an_unexpected_error_does_not_leak_its_text(
     call = served.infer("1")
     served.service.await_received(1)
     served.service.fail("1", RuntimeError("a secret"))
-    status = failed(call)
+    status = error_of(call)
     assert status.code() is grpc.StatusCode.INTERNAL
     assert status.details() == "internal error; the server's log has the details"
     assert "a secret" in caplog.text
@@ -70,7 +62,7 @@ def test_a_full_queue_says_when_to_retry(served: ServedTransport, seconds: float
     call = served.infer("1")
     served.service.await_received(1)
     served.service.fail("1", QueueFull("full", seconds))
-    error = failed(call)
+    error = error_of(call)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == pushback
     rich = rpc_status.from_call(error)
@@ -105,7 +97,7 @@ def test_a_disconnect_cancels_the_request(served: ServedTransport) -> None:
 def test_a_deadline_is_passed_on_and_cancels_the_request(served: ServedTransport) -> None:
     before = time.monotonic()
     call = served.infer("1", timeout=0.2)
-    assert failed(call).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert error_of(call).code() is grpc.StatusCode.DEADLINE_EXCEEDED
     if served.service.received:  # a deadline may pass before the server has read the call
         served.service.await_cancelled(1)
         assert before < served.service.deadlines["1"] < time.monotonic() + 0.2

@@ -310,6 +310,13 @@ def opened(
         assert left() is None, "the lane is left behind, perhaps with one of its events"
 
 
+def error_of(call: Any) -> Any:
+    """Wait for the error of a call in flight."""
+    error = call.exception(PATIENCE)
+    assert isinstance(error, grpc.RpcError)
+    return error
+
+
 def calls_of(lane: Lane) -> list[UnaryCall | StreamCall]:
     """Return all calls of the lane in this process, ended or not."""
     calls: list[UnaryCall | StreamCall] = []
