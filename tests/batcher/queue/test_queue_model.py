@@ -268,6 +268,7 @@ class QueueModel(RuleBasedStateMachine):
             tuple(by_class),
         )
         assert sum(by_class) <= MAX_ROWS
+        assert self.queue._backlog.deadlines == sum(request.deadline < math.inf for request in waiting)
         assert all(request.state is State.QUEUED for request in waiting)
         assert all(request.state is State.RUNNING for request in running)
         assert all(request.state is State.DONE for request in self.over)

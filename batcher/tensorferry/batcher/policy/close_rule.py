@@ -55,7 +55,14 @@ def decide(
     chosen: Close | None = None
     chosen_order = _LAST
     for key, bucket in buckets.items():
-        reason, rows = _closes(bucket, now, limits, draining)
+        if not limits.max_queue_delay and not limits.preferred:
+            # Without a window.
+            reason: CloseReason | None = (
+                _IDLE if limits.merges and bucket.rows < limits.max_batch_size else _FULL
+            )
+            rows = limits.max_batch_size if limits.merges else 1
+        else:
+            reason, rows = _closes(bucket, now, limits, draining)
         if reason is None:
             until = min(until, bucket.oldest_arrival + limits.max_queue_delay, bucket.latest_start)
             continue
@@ -72,13 +79,8 @@ def decide(
 
 
 def _closes(bucket: BucketView, now: float, limits: Limits, draining: bool) -> tuple[CloseReason | None, int]:
-    """Return why the bucket may be closed now, None if it may not, and the most rows of its batch."""
+    """Return why the bucket may be closed now, None if it may not, and the most rows of its batch; with a window."""
     most, delay = limits.max_batch_size, limits.max_queue_delay
-    if not delay and not limits.preferred:
-        # Fast path without a window.
-        if limits.merges:
-            return (_IDLE if bucket.rows < most else _FULL), most
-        return _FULL, 1
     window_over = delay > 0 and now >= min(bucket.oldest_arrival + delay, bucket.latest_start)
     if limits.preferred and not window_over:
         rows = preferred_rows(_in_order(bucket), limits)

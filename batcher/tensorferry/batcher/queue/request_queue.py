@@ -252,7 +252,9 @@ class RequestQueue:
         decision = decide(backlog.buckets, now, self._limits, self._closing, self._selector.credits(now))
         if isinstance(decision, Wait):
             if self._unreported:
-                return self._hand_out_locked((), None, now)
+                if backlog.rows:
+                    self.wake_for_backlog_locked(now)
+                return BatchAssignment((), None, tuple(self.unreported_locked(())))
             return None if self._closing and not backlog.rows else decision
         if decision.reason is CloseReason.IDLE and len(backlog.buckets) == 1 and not self._closing:
             # There is room for clients that were just answered.
@@ -281,7 +283,12 @@ class RequestQueue:
                 self._devices.dispatched(device, now, cost_model.mean(rows), cost_model.host_lead_time(rows))
             else:
                 self._devices.dispatched(device, now, predicted)
-            assignment = self._hand_out_locked(tuple(batch), close.reason, now, tuple(shed), predicted)
+            if self._backlog.rows:
+                self.wake_for_backlog_locked(now)
+            self._busy += 1
+            expired = tuple(self._unreported)
+            self._unreported.clear()
+            assignment = BatchAssignment(tuple(batch), close.reason, expired, tuple(shed), predicted)
         except BaseException:
             outstanding, self._running, self._busy = before
             if device.batches_outstanding > outstanding:
@@ -291,22 +298,6 @@ class RequestQueue:
         for request in shed:
             self._end_locked(request)
         return assignment
-
-    def _hand_out_locked(
-        self,
-        batch: tuple[Request, ...],
-        reason: CloseReason | None,
-        now: float,
-        shed: tuple[Request, ...] = (),
-        predicted: float = 0.0,
-    ) -> BatchAssignment:
-        """Return an assignment of these requests and all expired ones, and wake a worker for what is left."""
-        if self._backlog.rows:
-            self.wake_for_backlog_locked(now)
-        self._busy += 1
-        expired = tuple(self._unreported)
-        self._unreported.clear()
-        return BatchAssignment(batch, reason, expired, shed, predicted)
 
     def wake_for_backlog_locked(self, now: float, *, wakeup_lost: bool = False) -> None:
         """Wake a worker for the queued requests, and the expiry thread in time for them.
