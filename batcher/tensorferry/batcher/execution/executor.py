@@ -129,6 +129,7 @@ class BatchExecutor:
             if isinstance(error, InstanceFailed) and not isinstance(error, NotRun):
                 # A copy to or from the device may also have failed, outside of `_device_lock`.
                 self.recover = self.recover or error.recover
+        # `BatchRun(...)` takes twice as long.
         run = _new(
             BatchRun,
             (
