@@ -46,11 +46,10 @@ def form_batch(
     """
     first = class_queues[leading_class]
     if len(class_queues) == 1:
+        if not first.with_deadline and (first.rows <= most or len(first.without_deadline) == first.rows):
+            # Fast path without deadlines: all fit, or each has one row.
+            return FormedBatch(list(islice(first.without_deadline, most)), [], [min(first.rows, most)])
         one_row_each = len(first.with_deadline) + len(first.without_deadline) == first.rows
-        if one_row_each and not first.with_deadline:
-            # Fast path without deadlines.
-            batch = list(islice(first.without_deadline, most))
-            return FormedBatch(batch, [], [len(batch)])
         if (
             one_row_each
             and not first.without_deadline
