@@ -99,12 +99,13 @@ class Admission:
             displaced = self._check_bounds(first, rows, nbytes, now)
         # NaN must be checked too: it is rejected.
         if first.deadline != math.inf:
-            bucket, start = self._backlog.bucket(first.key), self._devices.next_start(now)
+            backlog, start = self._backlog, self._devices.next_start(now)
+            bucket = backlog.buckets.get(first.key) or backlog.bucket(first.key)
             # A request that has time for the longest batch has time for its own.
             if not first.deadline > start + bucket.cost_model.upper(self._max_batch_size):
                 for request in requests:
                     _check_feasible(request, bucket.cost_model, start, now)
-            if self._backlog.rows > self._overload.full_batches_rows:
+            if backlog.rows > self._overload.full_batches_rows:
                 error = self._overload.rejection(first, bucket, now)
                 if error is not None:
                     # A rejected request is part of the demand, which batches must keep up with.

@@ -52,9 +52,6 @@ class Backlog:
 
     def bucket(self, key: Hashable) -> Bucket:
         """Return the bucket of a key and mark it as used; a new one if it is unknown."""
-        bucket = self.buckets.get(key)
-        if bucket is not None:
-            return bucket
         bucket = self._known.get(key)
         if bucket is not None:
             self._known.move_to_end(key)
