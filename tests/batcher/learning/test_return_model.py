@@ -90,18 +90,10 @@ def test_no_traffic_loses_throughput_by_waiting(rows_counted: Cost, name: str) -
     assert learned.latency <= 1.01 * greedy.latency
 
 
-def arrive(returners: ReturnModel, now: float) -> None:
-    """Note an accepted request as the queue does."""
-    if now < returners.horizon_end:
-        returners.arrivals.append(now)
-    else:
-        returners.late_arrivals += 1
-
-
 def test_before_the_first_answer_no_batch_waits() -> None:
     returners = ReturnModel()
     assert returners.wait_until(1.0, 1, lambda rows: 0.01, 8) == 1.0
-    arrive(returners, 1.0)
+    returners.arrived(1.0)
     assert returners.wait_until(1.0, 1, lambda rows: 0.01, 8) == 1.0
 
 
@@ -110,7 +102,7 @@ def test_without_known_batch_times_no_batch_waits() -> None:
     for batch in range(100):
         returners.answered(batch * 0.01, 4)
         for caller in range(4):
-            arrive(returners, batch * 0.01 + 0.001 * caller)
+            returners.arrived(batch * 0.01 + 0.001 * caller)
         assert returners.wait_until(batch * 0.01 + 0.0015, 2, lambda rows: 0.0, 8) == batch * 0.01 + 0.0015
     assert returners.statistics().waits == 0
 
@@ -131,7 +123,7 @@ def learned_from_four_callers() -> tuple[ReturnModel, float]:
         returners.answered(now, 4)
         learn(returners)
         for caller in range(4):
-            arrive(returners, now + 0.001 + 0.0001 * caller)
+            returners.arrived(now + 0.001 + 0.0001 * caller)
     now += 0.012
     returners.answered(now, 4)
     return returners, now
@@ -140,18 +132,18 @@ def learned_from_four_callers() -> tuple[ReturnModel, float]:
 def test_a_batch_waits_until_the_last_client_is_back() -> None:
     returners, answered = learned_from_four_callers()
     assert returners.statistics().share == pytest.approx(1, abs=0.1)
-    arrive(returners, answered + 0.001)
+    returners.arrived(answered + 0.001)
     until = returners.wait_until(answered + 0.001, 1, lambda rows: 0.01, 7)
     assert answered + 0.0013 <= until <= answered + 0.0017
     for caller in range(1, 4):
-        arrive(returners, answered + 0.001 + 0.0001 * caller)
+        returners.arrived(answered + 0.001 + 0.0001 * caller)
     now = answered + 0.0013
     assert returners.wait_until(now, 4, lambda rows: 0.01, 4) == now, "all clients are back"
 
 
 def test_a_batch_does_not_wait_without_room_or_after_the_horizon() -> None:
     returners, answered = learned_from_four_callers()
-    arrive(returners, answered + 0.001)
+    returners.arrived(answered + 0.001)
     assert returners.wait_until(answered + 0.001, 8, lambda rows: 0.01, 0) == answered + 0.001
     assert returners.wait_until(answered + 0.5, 1, lambda rows: 0.01, 7) == answered + 0.5
 
@@ -162,7 +154,7 @@ def test_clients_that_stop_are_forgotten_within_some_batches() -> None:
         now += 0.012
         returners.answered(now, 4)
         learn(returners)
-    arrive(returners, now + 0.001)
+    returners.arrived(now + 0.001)
     assert returners.wait_until(now + 0.001, 1, lambda rows: 0.01, 7) == now + 0.001
     assert math.isfinite(returners.statistics().share)
 

@@ -116,10 +116,10 @@ class ReturnModel:
         self._width = 0.0
         self._answered_at = 0.0
         self._answered = 0
-        # The owner appends the time of each accepted request since then, and after `horizon_end` counts it instead.
-        self.arrivals: list[float] = []
-        self.late_arrivals = 0
-        self.horizon_end = -math.inf
+        # Times of the requests that arrived since then; those after `_horizon_end` are only counted.
+        self._arrivals: list[float] = []
+        self._late_arrivals = 0
+        self._horizon_end = -math.inf
         self._waits = 0
         self.snapshot: ReturnHistogram | None = None
         self._reset(0.0)
@@ -143,13 +143,20 @@ class ReturnModel:
         # How long after a batch the next one waits at most.
         self._end = 0.0
         self._answered = 0
-        self.arrivals.clear()
-        self.horizon_end = -math.inf
+        self._arrivals.clear()
+        self._horizon_end = -math.inf
 
     @property
     def expected(self) -> bool:
         """Whether answered clients return soon, as far as is known."""
         return self._end > 0.0
+
+    def arrived(self, now: float) -> None:
+        """Note an accepted request: it may be from a client that was just answered."""
+        if now < self._horizon_end:
+            self._arrivals.append(now)
+        else:
+            self._late_arrivals += 1
 
     def answered(self, now: float, callers: int) -> None:
         """Note a batch of `callers` requests that ran; the first of them is answered next."""
@@ -158,17 +165,17 @@ class ReturnModel:
         if self._answered:
             elapsed = now - self._answered_at
             weight, lasted = self._weight, _BINS
-            for arrival in self.arrivals:
+            for arrival in self._arrivals:
                 at = int((arrival - self._answered_at) / self._width)
                 if at < _BINS:
                     self._returns[at] += weight
                 else:
-                    self.late_arrivals += 1
+                    self._late_arrivals += 1
             if elapsed < self._horizon:
                 lasted = int(elapsed / self._width)
             else:
                 self._later_seconds += (elapsed - self._horizon) * weight
-            self._later += self.late_arrivals * weight
+            self._later += self._late_arrivals * weight
             self._callers[lasted] += weight * self._answered
             self._batches[lasted] += weight
             self._weight = weight / _DECAY
@@ -178,9 +185,9 @@ class ReturnModel:
             ):
                 self._update_at = now + _UPDATE_SECONDS
                 self._take_snapshot()
-        self._answered_at, self._answered, self.late_arrivals = now, callers, 0
-        self.arrivals.clear()
-        self.horizon_end = now + self._horizon
+        self._answered_at, self._answered, self._late_arrivals = now, callers, 0
+        self._arrivals.clear()
+        self._horizon_end = now + self._horizon
 
     def _take_snapshot(self) -> None:
         self._since_update = 0
@@ -230,7 +237,7 @@ class ReturnModel:
         if not self._horizon / _HORIZON_DRIFT <= horizon <= self._horizon * _HORIZON_DRIFT or not alone:
             self._reset(horizon)
             return now
-        outstanding = self._answered - len(self.arrivals) - self.late_arrivals
+        outstanding = self._answered - len(self._arrivals) - self._late_arrivals
         if outstanding <= 0 or room <= 0 or now >= self._answered_at + self._end:
             return now
         callers = queued + outstanding

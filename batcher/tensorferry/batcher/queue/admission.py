@@ -40,25 +40,25 @@ class Admission:
         self._ranks_per_class = settings.ranks_per_class
         # Bounds the rows queued, and the bytes of all accepted requests that are not done: they are held in memory.
         self._max_batch_size = settings.limits.max_batch_size
-        self.max_rows = settings.max_queue_size
-        self.max_bytes = settings.max_queue_bytes
+        self._max_rows = settings.max_queue_size
+        self._max_bytes = settings.max_queue_bytes
         self.bytes_in_flight = 0
         self._closed = False
         # The error of every new request while no device is expected back.
         self._unavailable: InstanceFailed | None = None
         self._bounded = self._quotas is not None or any(policy.max_requests for policy in settings.policies)
         # Whether to check more than whether there is room, and whether the deadline can be met.
-        self.must_check = self._bounded
+        self._must_check = self._bounded
 
     def check_size(self, rows: int, nbytes: int) -> None:
         """Raise RequestTooLarge if a request of this size can never be accepted. Thread-safe."""
-        if rows > self.max_rows:
+        if rows > self._max_rows:
             raise RequestTooLarge(
-                f"the request has {rows} rows; the queue holds {self.max_rows}: send fewer rows at once"
+                f"the request has {rows} rows; the queue holds {self._max_rows}: send fewer rows at once"
             )
-        if nbytes > self.max_bytes:
+        if nbytes > self._max_bytes:
             raise RequestTooLarge(
-                f"the request has {nbytes} bytes; the queue holds {self.max_bytes}: send less at once"
+                f"the request has {nbytes} bytes; the queue holds {self._max_bytes}: send less at once"
             )
         if self._quotas is not None:
             self._quotas.check_size(rows, nbytes)
@@ -70,21 +70,20 @@ class Admission:
 
     def close(self) -> None:
         """Accept nothing from now on."""
-        self._closed = self.must_check = True
+        self._closed = self._must_check = True
 
     def reject_all(self, error: InstanceFailed) -> None:
         """Reject every request with this error until `accept_again`."""
-        self._unavailable, self.must_check = InstanceFailed(str(error), error.retry_after), True
+        self._unavailable, self._must_check = InstanceFailed(str(error), error.retry_after), True
 
     def accept_again(self) -> None:
         """Accept requests again, because a device has recovered."""
-        self._unavailable, self.must_check = None, self._closed or self._bounded
+        self._unavailable, self._must_check = None, self._closed or self._bounded
 
     def admit(self, requests: Sequence[Request], rows: int, nbytes: int, now: float) -> Sequence[Request]:
-        """Return the queued requests to drop for a request, or all parts of one; raise if it is rejected.
+        """Accept a request, or all parts of one, and return the queued requests to drop for it; raise if it is rejected.
 
-        `rows` and `nbytes` are those of all parts. It need not be called for a request without a deadline for which there
-        is room, unless `must_check`.
+        `rows` and `nbytes` are those of all parts.
         """
         first = requests[0]
         # A request that is rejected in any case must get that error, not its quota's.
@@ -92,9 +91,9 @@ class Admission:
             self._quotas.check(first.client, rows, nbytes, now, self.drain_time)
         displaced: Sequence[Request] = ()
         if (
-            self.must_check
-            or self._backlog.rows + rows > self.max_rows
-            or self.bytes_in_flight + nbytes > self.max_bytes
+            self._must_check
+            or self._backlog.rows + rows > self._max_rows
+            or self.bytes_in_flight + nbytes > self._max_bytes
         ):
             displaced = self._check_bounds(first, rows, nbytes, now)
         # NaN must be checked too: it is rejected.
@@ -113,6 +112,7 @@ class Admission:
                     raise error
         if self._quotas is not None:
             self._quotas.accepted(requests, now)
+        self.bytes_in_flight += nbytes
         return displaced
 
     def _check_bounds(self, first: Request, rows: int, nbytes: int, now: float) -> Sequence[Request]:
@@ -123,8 +123,8 @@ class Admission:
         if self._policies:
             self._check_policy(first)
         displaced = self._displaced(first, rows)
-        if self.bytes_in_flight + nbytes > self.max_bytes:
-            held = f"it holds {self.bytes_in_flight} of {self.max_bytes} bytes"
+        if self.bytes_in_flight + nbytes > self._max_bytes:
+            held = f"it holds {self.bytes_in_flight} of {self._max_bytes} bytes"
             raise self._full(f"{held}, the request has {nbytes}")
         return displaced
 
@@ -175,12 +175,12 @@ class Admission:
     def _displaced(self, first: Request, rows: int) -> Sequence[Request]:
         """Return the queued requests to drop for `rows` new rows; raise QueueFull if there are too few."""
         backlog = self._backlog
-        lacking = backlog.rows + rows - self.max_rows
+        lacking = backlog.rows + rows - self._max_rows
         if lacking <= 0:
             return ()
-        displaced = backlog.displaceable(first.rank, lacking, first.client, self.max_rows)
+        displaced = backlog.displaceable(first.rank, lacking, first.client, self._max_rows)
         if not displaced:
-            raise self._full(f"{backlog.rows} of {self.max_rows} rows wait, the request has {rows}")
+            raise self._full(f"{backlog.rows} of {self._max_rows} rows wait, the request has {rows}")
         return displaced
 
     def _full(self, why: str) -> QueueFull:

@@ -118,25 +118,12 @@ class RequestQueue:
             rows = sum([request.rows_counted for request in requests])
             nbytes = sum([request.nbytes for request in requests])
         with self._lock:
-            now, backlog, admission = self._clock.now(), self._backlog, self._admission
-            displaced: Sequence[Request] = ()
-            if (
-                deadline != _INF
-                or admission.must_check
-                or backlog.rows + rows > admission.max_rows
-                or admission.bytes_in_flight + nbytes > admission.max_bytes
-            ):
-                displaced = admission.admit(requests, rows, nbytes, now)
-            admission.bytes_in_flight += nbytes
+            now, backlog = self._clock.now(), self._backlog
+            displaced = self._admission.admit(requests, rows, nbytes, now)
             self._accepted += 1
             for request in displaced:
                 self._end_queued_locked(request)
-            # It may be from a client that was just answered.
-            returns = self._returns
-            if now < returns.horizon_end:
-                returns.arrivals.append(now)
-            else:
-                returns.late_arrivals += 1
+            self._returns.arrived(now)
             has_deadline, selector = deadline < _INF, self._selector
             for request in requests:
                 request.arrival = now
