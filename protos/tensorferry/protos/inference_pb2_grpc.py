@@ -185,7 +185,7 @@ class GRPCInferenceServiceServicer(object):
 
     def ModelStreamInfer(self, request_iterator, context):
         """Runs the requests of a stream, for any models. An error of one request is a message in the
-        stream of responses, which goes on; half-closing ends it after the last response.
+        stream of responses, which continues; half-closing ends it after the last response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -241,7 +241,7 @@ class GRPCInferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SystemSharedMemoryUnregister(self, request, context):
-        """Forgets a region; an empty name forgets all.
+        """Unregisters a region; with an empty name, all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -262,7 +262,7 @@ class GRPCInferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CudaSharedMemoryUnregister(self, request, context):
-        """Forgets a region; an empty name forgets all.
+        """Unregisters a region; with an empty name, all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
