@@ -91,13 +91,13 @@ bench-closed: $(VENV)/.dev ## run closed-loop callers against a real server (QUI
 
 bench: $(LOAD) $(VENV)/.dev $(if $(QUICK),,$(VENV)/.plots) ## compare with bare gRPC, raw ONNX Runtime and other servers; writes docs/results/performance.md (40 minutes; QUICK=1: only tensorferry, one minute, no page)
 	@$(SERVING).run --load $(LOAD) $(if $(QUICK),--quick)
-	@$(if $(QUICK),,$(SERVING).report)
+	@$(if $(QUICK),,$(SERVING).reporting.report)
 
 bench-peers: ## install the other servers of `make bench` (minutes, 3 GB, Python 3.11)
 	@benchmarks/serving/install_peers.sh
 
 bench-report: $(VENV)/.dev $(VENV)/.plots ## write docs/results/performance.md and its plots from the last `make bench`
-	@$(SERVING).report
+	@$(SERVING).reporting.report
 
 bench-memory: $(LOAD) $(VENV)/.dev ## measure memory over a million calls and ten thousand dropped streams (QUICK=1: a tenth)
 	@$(SERVING).memory --load $(LOAD) $(if $(QUICK),--quick)

@@ -63,27 +63,25 @@ def test_a_figure_is_found_by_all_that_names_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "stretch", "at_most", "verdict"),
+    ("values", "at_most", "verdict"),
     [
-        ([2.0, 2.6, 9.0], None, False, "yes"),
-        ([2.0, 2.4, 9.0], None, False, "no"),
-        ([5.0], 4.0, False, "stretch"),
-        ([3.0], 4.0, False, "yes"),
-        ([2.4], None, True, "yes"),
-        ([2.6], None, True, "no"),
-        ([], None, False, "not measured"),
+        ([2.0, 2.6, 9.0], False, "yes"),
+        ([2.0, 2.4, 9.0], False, "no"),
+        ([2.4], True, "yes"),
+        ([2.6], True, "no"),
+        ([], False, "not measured"),
     ],
 )
 def test_the_median_of_the_rounds_meets_the_target_or_not(
-    values: list[float], stretch: float | None, at_most: bool, verdict: str
+    values: list[float], at_most: bool, verdict: str
 ) -> None:
-    assert Ratio("a", "b", 2.5, values, stretch, at_most).verdict == verdict
+    assert Ratio("a", "b", 2.5, values, at_most).verdict == verdict
 
 
 def test_a_ratio_is_shown_with_its_spread() -> None:
-    ratio = Ratio("a", "b", 2.5, [3.0, 2.0, 4.0], 4)
+    ratio = Ratio("a", "b", 2.5, [3.0, 2.0, 4.0])
     assert seen_text(ratio) == "3.00 (2.00–4.00)"
-    assert wanted_text(ratio) == "≥ 2.5 (stretch 4)"
+    assert wanted_text(ratio) == "≥ 2.5"
     assert wanted_text(Ratio("a", "b", 0.9, [], at_most=True)) == "≤ 0.9"
     assert seen_text(Ratio("a", "b", 0.9, [])) == "–"
 
@@ -110,10 +108,16 @@ def test_latency_in_the_open_loop_is_in_batch_times() -> None:
     ]
 
 
+def test_the_tail_of_an_open_loop_near_capacity_is_in_milliseconds() -> None:
+    rows = [{**row(0, LANE, "tiny", OPEN, 0, p99_ms=7.0), "share": 0.8}]
+    (seen,) = [ratio for ratio in all_ratios(rows) if ratio.values]
+    assert (seen.name, seen.over, seen.values) == ("p99 at 80 % of capacity, open loop, tiny", "1 ms", [7.0])
+
+
 def test_the_table_shows_measured_ratios_and_counts_the_rest() -> None:
     rows = [row(0, LANE, "tiny", UNARY, 32, rate=300.0), row(0, TRITON, "tiny", UNARY, 32, rate=100.0)]
     header, line, rest = table(rows).splitlines()
     assert header.split()[0] == "figure"
     assert "÷ Triton, no window" in line
-    assert line.split()[-2:] == ["(3.00–3.00)", "stretch"]
+    assert line.split()[-2:] == ["(3.00–3.00)", "yes"]
     assert rest == f"({len(all_ratios(rows)) - 1} not measured)"
