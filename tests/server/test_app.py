@@ -20,6 +20,7 @@ from tensorferry.protos.standard import reflection_pb2 as standard
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import StartError
+from tensorferry.server.grpc_server import address_of
 from tensorferry.server.names import REFLECTION_SERVICES
 from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
@@ -91,10 +92,8 @@ def test_a_port_in_use_is_an_error(make: Make) -> None:
     ("host", "address"),
     [("127.0.0.1", "127.0.0.1:7"), ("::1", "[::1]:7"), ("[::1]", "[::1]:7"), ("localhost", "localhost:7")],
 )
-def test_the_address_of_an_ipv6_host_has_brackets(make: Make, host: str, address: str) -> None:
-    app = make(host=host)
-    app.port = 7
-    assert app.address == address
+def test_the_address_of_an_ipv6_host_has_brackets(host: str, address: str) -> None:
+    assert address_of(host, 7) == address
 
 
 def test_the_first_model_that_cannot_be_loaded_is_named(make: Make, tmp_path: Path) -> None:

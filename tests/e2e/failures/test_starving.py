@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.processes.probe import WAIT_SECONDS, answer, output, request
 
 from tensorferry.protos import inference_pb2_grpc
-from tensorferry.server.app import MAX_HANDLER_THREADS
+from tensorferry.server.grpc_server import MAX_HANDLER_THREADS
 
 # Number of calls that are not answered.
 SOON = 0.5

@@ -98,7 +98,7 @@ class TestEveryMethod:
             )
             watch = method(b"", timeout=PATIENCE, metadata=bearer(TOKENS["infer"]))
             assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-            app._health.set("", serving=False)
+            app._grpc.publish_health({}, server=False)
             assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
             watch.cancel()
 

@@ -1,0 +1,235 @@
+"""The gRPC server of a process: both transports, the other methods, health, reflection, TLS and access."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import grpc
+
+from tensorferry.protos import POOL, SERVICE_NAME
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.methods.health import HealthService
+from tensorferry.server.methods.reflection import ReflectionService
+from tensorferry.server.names import HEALTH_SERVICE, REFLECTION_SERVICES
+from tensorferry.server.security.access_control import access_control_for
+from tensorferry.server.security.interceptor import AccessInterceptor
+from tensorferry.server.security.tls import TlsFiles
+from tensorferry.server.threads import HandlerThreads
+from tensorferry.server.transport.channel_args import core_options
+from tensorferry.server.transport.core_sockets import close_connections, close_port
+from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
+from tensorferry.server.transport.threaded_servicer import Extension, ThreadedServicer
+from tensorferry.server.transport.unread_responses import UnreadResponses
+
+if TYPE_CHECKING:
+    from tensorferry.server.transport.lane.lane import Lane
+
+_log = logging.getLogger("tensorferry.server")
+
+# A call of the threaded servicer occupies a thread, and a stream occupies two. Threads are started on demand.
+MAX_HANDLER_THREADS = 512
+_MAX_THREADED_STREAMS = MAX_HANDLER_THREADS // 2
+# An open stream of the lane costs a few kilobytes.
+_MAX_LANE_STREAMS = 10_000
+
+# More than one, so that one large message does not delay all others.
+_UNPACK_THREADS = 2
+
+
+def address_of(host: str, port: int) -> str:
+    """Return host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+class GrpcServer:
+    """Serves the protocol on one address. Call `start`, `begin_drain` and `close` once each, in this order.
+
+    `extensions` implement all methods but ModelInfer and ModelStreamInfer, which the transports serve by `service`.
+    `response_batcher` must be the one that the service's batches are answered through.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        service: InferenceService,
+        extensions: Sequence[Extension],
+        response_batcher: ResponseBatcher,
+    ) -> None:
+        self._config = config
+        self._service = service
+        self._response_batcher = response_batcher
+        self.port = 0
+        self._access = access_control_for(config)
+        # Shared by both transports.
+        self._unread = UnreadResponses(config.max_unsent_bytes)
+        self._servicer = ThreadedServicer(
+            service,
+            max_streams=config.max_streams or _MAX_THREADED_STREAMS,
+            max_in_flight=config.max_in_flight_per_stream,
+            max_calls=config.max_calls,
+            extensions=extensions,
+            access=self._access,
+            unread=self._unread,
+        )
+        self._health = HealthService()
+        self._unpackers = HandlerThreads(_UNPACK_THREADS, "unpack")
+        self._max_threads = max(MAX_HANDLER_THREADS, 2 * (config.max_streams or 0))
+        self._threads = HandlerThreads(self._max_threads)
+        self._server = self._build()
+        self._health.set("", serving=False)
+        # Liveness: serving as long as the process responds, like ServerLive.
+        self._health.set(HEALTH_SERVICE, serving=True)
+        for source in config.models:
+            self._health.set(source.name, serving=False)
+        self._lane: Lane | None = None
+
+    def _build(self) -> grpc.Server:
+        config = self._config
+        interceptors: list[grpc.ServerInterceptor] = []
+        if self._access is not None:
+            interceptors.append(AccessInterceptor(self._access, exempt_health=config.auth_exempt_health))
+        server = grpc.server(
+            self._threads,
+            interceptors=interceptors,
+            # All methods that grpcio serves, waiting calls included. Above the limit of ModelInfer, so that the transport
+            # refuses such calls first, with a hint when to retry.
+            maximum_concurrent_rpcs=config.max_calls + self._max_threads,
+            options=core_options(config),
+        )
+        server.add_generic_rpc_handlers((self._servicer.handler(), self._health.handler()))
+        if config.reflection:
+            services = (SERVICE_NAME, HEALTH_SERVICE, *REFLECTION_SERVICES)
+            server.add_generic_rpc_handlers(ReflectionService(services, POOL).handlers())
+        return server
+
+    @property
+    def transport(self) -> str:
+        """The transport of ModelInfer and ModelStreamInfer: lane or threaded."""
+        return "threaded" if self._lane is None else "lane"
+
+    @property
+    def address(self) -> str:
+        """The address on which the server listens, as host:port."""
+        return address_of(self._config.host, self.port)
+
+    @property
+    def open_streams(self) -> int:
+        """The number of open streams of both transports."""
+        lane_streams = self._lane.open_streams if self._lane is not None else 0
+        return lane_streams + self._servicer.open_streams
+
+    @property
+    def call_threads(self) -> int:
+        """The number of threads that serve calls."""
+        return self._threads.count + self._health.threads
+
+    @property
+    def unsent_bytes(self) -> int:
+        """The bytes of responses that clients have not read."""
+        return self._unread.total
+
+    def start(self, before_start: Callable[[], None] = lambda: None) -> None:
+        """Listen and serve; StartError if the address is in use, or the lane or a file is unusable.
+
+        `before_start` is called once the address is taken, before calls are accepted.
+        """
+        if self._access is not None:
+            self._access.open()
+        self._lane = self._attach_lane()
+        self.port = self._config.port
+        credentials = self._tls_credentials()
+        try:
+            if credentials is None:
+                self.port = self._server.add_insecure_port(self.address)
+            else:
+                self.port = self._server.add_secure_port(self.address, credentials)
+        except RuntimeError as error:
+            raise StartError(
+                f"cannot listen on {self.address}: the address is in use, or is not an address of this machine ({error}); "
+                "choose others by --host and --port (0 picks a free port)"
+            ) from None
+        before_start()
+        self._server.start()
+        if self._lane is not None:
+            self._response_batcher.serve(self.port)
+            self._lane.start()
+
+    def _tls_credentials(self) -> grpc.ServerCredentials | None:
+        config = self._config
+        if config.tls_certificate is None or config.tls_key is None:
+            return None
+        return TlsFiles(config.tls_certificate, config.tls_key, config.tls_client_ca).credentials()
+
+    def _attach_lane(self) -> Lane | None:
+        if self._config.transport == "threaded":
+            return None
+        try:
+            # Imported here, because the import fails if grpcio lacks an internal name that the lane uses.
+            from tensorferry.server.transport.lane.lane import Lane
+            from tensorferry.server.transport.lane.selftest import run_selftest
+
+            run_selftest()
+            return Lane(
+                self._server,
+                self._service,
+                max_streams=self._config.max_streams or _MAX_LANE_STREAMS,
+                max_in_flight=self._config.max_in_flight_per_stream,
+                max_calls=self._config.max_calls,
+                response_batcher=self._response_batcher,
+                access=self._access,
+                unread=self._unread,
+                unpackers=self._unpackers,
+            )
+        except Exception as error:
+            reason = f"the lane does not work with grpcio {grpc.__version__}: {error!r}"
+            if self._config.transport == "lane":
+                raise StartError(f"--transport is lane, but {reason}; use auto or threaded") from error
+            _log.warning("%s; requests go through the threaded servicer, which is slower", reason)
+            return None
+
+    def publish_health(self, serving: Mapping[str, bool], *, server: bool) -> None:
+        """Set the health of models, and of the server as a whole."""
+        for name, serves in serving.items():
+            self._health.set(name, serving=serves)
+        for name in ("", SERVICE_NAME):
+            self._health.set(name, serving=server)
+
+    def announce_shutdown(self) -> None:
+        """Report NOT_SERVING and close the port. Calls on open connections are still served."""
+        self._health.enter_graceful_shutdown()
+        close_port(self.port)
+
+    def begin_drain(self) -> None:
+        """End open streams with UNAVAILABLE once every request that was read is answered."""
+        self._servicer.begin_drain()
+        if self._lane is not None:
+            self._lane.begin_drain()
+
+    def report_not_serving(self) -> None:
+        """Report NOT_SERVING from now on."""
+        self._health.enter_graceful_shutdown()
+
+    def wait_until_sent(self, deadline: float) -> None:
+        """Wait until all responses are sent, at most until `deadline`, a time of `time.monotonic`."""
+        self._servicer.wait_until_over(max(0.0, deadline - time.monotonic()))
+        if self._lane is not None:
+            self._lane.wait_until_over(max(0.0, deadline - time.monotonic()))
+
+    def close(self, deadline: float) -> None:
+        """Close the port and all connections, and end every call that is not over at `deadline`."""
+        if self.port and close_port(self.port):
+            # Calls on open connections are being rejected at this moment. Wait for them, because a proxy reports a broken
+            # call if the connection closes during a response.
+            self.wait_until_sent(deadline)
+            # Closed before the stop, because gRPC's core ends calls that arrive during its stop with CANCELLED. A client
+            # whose connection is closed gets UNAVAILABLE.
+            close_connections(self.port)
+        self._server.stop(None).wait()
+        self._threads.shutdown(wait=False)
+        self._unpackers.shutdown(wait=False)
+        self._health.close()
