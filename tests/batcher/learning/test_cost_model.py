@@ -53,8 +53,11 @@ def samples(cost_model: BatchCostModel) -> int:
 def test_few_short_batches_are_learned() -> None:
     """At 50 us a batch, learning all of them would take half of the time."""
     cost_model = BatchCostModel(8)
-    run(cost_model, 0.0, 1.0, 1, took=50e-6)
-    assert 300 < samples(cost_model) < 600
+    now = run(cost_model, 0.0, 1.0, 1, took=50e-6)
+    steady = samples(cost_model)
+    assert 40 < steady < 80
+    run(cost_model, now, 0.1, 1, 1, 1, 8, took=100e-6)
+    assert steady + 20 < samples(cost_model) < steady + 60, "it learns more while times are unexpected"
 
 
 def test_all_first_and_all_long_batches_are_learned() -> None:

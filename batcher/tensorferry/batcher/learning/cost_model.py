@@ -20,9 +20,12 @@ _STALE_BATCHES = 16
 # The host has no warm-up runs: its first batches take their place.
 _HOST_ANCHORS = 4
 # Learning can take as long as a short batch. The first batches, and all that take at least `_SAMPLE_SECONDS`, are
-# learned; of the others one in about that time.
+# learned; of the others one in about that time, and one in `_STEADY_SECONDS` while samples are as expected: the last
+# `_FIRST_SAMPLES` within this factor.
 _FIRST_SAMPLES = 16
 _SAMPLE_SECONDS = 2e-3
+_STEADY_SECONDS = 20e-3
+_STEADY_FACTOR = 1.5
 # The times between samples vary evenly (golden ratio), because one of two alternating kinds of batches might otherwise
 # never be sampled.
 _SPREAD = (math.sqrt(5) - 1) / 2
@@ -45,13 +48,14 @@ class BucketStatistics:
 class CostUpdate(NamedTuple):
     """Observation of one batch: times on device and host, and the host's share before the device.
 
-    `suspect` says that the batch was much faster than these times.
+    `suspect` says that the batch was much faster than these times, `expected` that it took about as long.
     """
 
     device: Curve
     host: Curve
     lead_share: float
     suspect: bool = False
+    expected: bool = False
 
 
 class _TimesByRows(dict[int, float]):
@@ -85,6 +89,7 @@ class BatchCostModel:
         "_sample_at",
         "_samples",
         "_since_large",
+        "_steady",
         "_suspect",
         "_tables",
         "device",
@@ -113,6 +118,8 @@ class BatchCostModel:
         # Batches that were learned, and the time from which on a short batch is learned again.
         self._samples = 0
         self._sample_at = -math.inf
+        # Samples since one that was not as expected.
+        self._steady = 0
         # The published curves, whether anything was learned, and the share of the host's time before the device can start.
         self.device, self.host = self._device_model.curve, self._host_model.curve
         self.known = False
@@ -157,7 +164,8 @@ class BatchCostModel:
         if taught:
             self._samples += 1
             if self._samples >= _FIRST_SAMPLES:
-                self._sample_at = now + _SAMPLE_SECONDS * (0.5 + self._samples * _SPREAD % 1)
+                pause = _STEADY_SECONDS if self._steady >= _FIRST_SAMPLES else _SAMPLE_SECONDS
+                self._sample_at = now + pause * (0.5 + self._samples * _SPREAD % 1)
         return taught
 
     def learn(self, rows: int, device_seconds: float, before: float, after: float) -> CostUpdate:
@@ -174,18 +182,20 @@ class BatchCostModel:
             weight = max(_LEAD_WEIGHT, 1 / self._host_batches)
             self._learned_lead_share += weight * (before / host_seconds - self._learned_lead_share)
         device, host = self._device_model.curve, self._host_model.curve
-        expected = device.mean(rows) + host.mean(rows)
-        suspect = expected >= max(_SUSPECT_FACTOR * (device_seconds + host_seconds), _SAMPLE_SECONDS)
-        return CostUpdate(device, host, self._learned_lead_share, suspect)
+        predicted, took = device.mean(rows) + host.mean(rows), device_seconds + host_seconds
+        suspect = predicted >= max(_SUSPECT_FACTOR * took, _SAMPLE_SECONDS)
+        expected = took <= _STEADY_FACTOR * predicted and predicted <= _STEADY_FACTOR * took
+        return CostUpdate(device, host, self._learned_lead_share, suspect, expected)
 
     def publish(self, update: CostUpdate, now: float) -> None:
         """Use an update for predictions from now on."""
         self._suspect = update.suspect
+        self._steady = self._steady + 1 if update.expected else 0
         self.observed = -math.inf if update.suspect else now
         self._predict_from(update)
 
     def _predict_from(self, update: CostUpdate) -> None:
-        self.device, self.host, self._lead_share, _ = update
+        self.device, self.host, self._lead_share, *_ = update
         self.known = self.device.known
         for table in self._tables:
             table.clear()

@@ -25,7 +25,7 @@ _LEAST_BATCHES = 20
 # If a smaller share of the answered clients returns within the horizon, no batch waits for them.
 _LEAST_SHARE = 0.5
 # The model is updated after this many batches and seconds, or after `_MOST_BATCHES_AN_UPDATE` batches.
-_BATCHES_AN_UPDATE, _UPDATE_SECONDS, _MOST_BATCHES_AN_UPDATE = 8, 5e-3, 512
+_BATCHES_AN_UPDATE, _UPDATE_SECONDS, _MOST_BATCHES_AN_UPDATE = 8, 20e-3, 512
 # A wait must answer clients faster by at least this factor.
 _LEAST_GAIN = 1.01
 # A client that is not back when this share of the returning ones is back counts as gone.
