@@ -41,7 +41,6 @@ NEW, QUEUED, RUNNING, DONE = State
 
 # Shared, because making new ones for each request takes time.
 _NAN = math.nan
-_UNORDERED = (math.inf, 0)
 _NONE: frozenset[int] = frozenset()
 
 
@@ -105,12 +104,12 @@ class Request:
         "client",
         "complete",
         "deadline",
-        "edf_key",
         "is_split_part",
         "key",
         "max_queue_time",
         "names",
         "nbytes",
+        "order",
         "padding",
         "priority",
         "rank",
@@ -162,8 +161,8 @@ class Request:
         self.client = client
         self.timed_out = False
         self.arrival = _NAN
-        # Orders queued requests with a deadline by it, and equal ones by arrival.
-        self.edf_key: tuple[float, int] = _UNORDERED
+        # Its number among the queued requests; a request that is queued again keeps it.
+        self.order = 0
         self.started = _NAN
         self.state = NEW
         self.split_parts: tuple[Request, ...] = ()

@@ -100,7 +100,7 @@ def test_estimates_may_refuse_requests_for_a_second() -> None:
 
 def queued(backlog: Backlog, rank: int, arrival: float, deadline: float = math.inf, rows: int = 1) -> Request:
     request = request_of(np.zeros((rows, 1)), Recorder(), one_row=False, deadline=deadline)
-    request.rank, request.arrival, request.edf_key = rank, arrival, (deadline, int(arrival))
+    request.rank, request.arrival = rank, arrival
     backlog.add(request)
     return request
 

@@ -18,6 +18,7 @@ from tensorferry.batcher import BatcherClosed, DeadlineExceeded, QueueFull, Requ
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.policy.close_rule import Wait
+from tensorferry.batcher.queue.bucket import edf_key
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, State
 from tensorferry.batcher.settings import BatcherSettings
@@ -188,9 +189,7 @@ class QueueModel(RuleBasedStateMachine):
             with_deadline = [
                 request for request in work.batch if request.rank == rank and request not in without_deadline
             ]
-            assert with_deadline == sorted(with_deadline, key=lambda request: request.edf_key), (
-                "the earliest deadline first"
-            )
+            assert with_deadline == sorted(with_deadline, key=edf_key), "the earliest deadline first"
         if self.known and not busy and self.observed == -math.inf:
             late = [request for request in work.batch if now + UPPER > request.deadline + 1e-9]
             # Warm-up samples do not refuse requests; such a request leads a batch alone.

@@ -116,7 +116,6 @@ class FairModel(RuleBasedStateMachine):
         )
         self.number += 1
         request.rank, request.arrival = min(rank, self.classes - 1), float(self.number)
-        request.edf_key = deadline, self.number
         self.backlog.add(request)
         self.enter(request)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 
@@ -26,16 +26,6 @@ R = TypeVar("R", bound=QueuedRequest)
 R_co = TypeVar("R_co", bound=QueuedRequest, covariant=True)
 
 
-class OrderedRequests(Protocol[R_co]):
-    """Requests in an order, as an iterable with a length."""
-
-    def __len__(self) -> int:
-        """Return the number of requests."""
-
-    def __iter__(self) -> Iterator[R_co]:
-        """Iterate in order."""
-
-
 class ClassQueueView(Protocol[R_co]):
     """The queued requests of one priority class that may share a batch."""
 
@@ -44,7 +34,7 @@ class ClassQueueView(Protocol[R_co]):
         """The requests with a deadline, the earliest first."""
 
     @property
-    def without_deadline(self) -> OrderedRequests[R_co]:
+    def without_deadline(self) -> Sequence[R_co]:
         """The requests without a deadline, in order of arrival."""
 
     @property

@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
+from itertools import count
 
 from tensorferry.batcher.learning.cost_model import BatchCostModel, BucketStatistics
 from tensorferry.batcher.learning.latency_model import LatencyModel
@@ -39,6 +40,7 @@ class Backlog:
         # How many of the queued requests have a deadline.
         self.deadlines = 0
         self.class_rows = [0] * classes
+        self._orders = count(1)
         self._warmup_samples: list[tuple[int, float]] = []
 
     def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
@@ -83,7 +85,7 @@ class Backlog:
             self._known.move_to_end(key)
 
     def add(self, request: Request, *, again: bool = False) -> Bucket:
-        """Queue a request and return its bucket; with `again` it was taken out before and precedes its like."""
+        """Queue a request and return its bucket; with `again` it was taken out before and gets its place back."""
         key, rank, rows = request.key, request.rank, request.rows_counted
         bucket = self.buckets.get(key)
         if bucket is None:
@@ -91,10 +93,9 @@ class Backlog:
             aging = AGING_BATCHES * bucket.cost_model.mean(self._limits.max_batch_size) or _AGING_SECONDS
             for queue in bucket.class_queues:
                 queue.max_wait_before_priority = aging
-        if again:
-            bucket.class_queues[rank].put_back(request)
-        else:
-            bucket.class_queues[rank].add(request)
+        if not again:
+            request.order = next(self._orders)
+        bucket.class_queues[rank].add(request)
         bucket.requests += 1
         bucket.rows += rows
         self.rows += rows
@@ -104,29 +105,18 @@ class Backlog:
         return bucket
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        """Queue requests that were taken as one batch again, at the head and in the batch's order."""
-        for request in reversed(requests):
+        """Queue requests that were taken out again."""
+        for request in requests:
             self.add(request, again=True)
 
     def remove(self, request: Request) -> None:
         """Remove one request."""
-        key, rank, rows = request.key, request.rank, request.rows_counted
-        bucket = self.buckets[key]
-        bucket.class_queues[rank].remove(request)
-        bucket.requests -= 1
-        bucket.rows -= rows
-        self.rows -= rows
-        self.class_rows[rank] -= rows
-        if request.deadline < _INF:
-            self.deadlines -= 1
-        if not bucket.rows:
-            del self.buckets[key]
+        rows = [0] * len(self.class_rows)
+        rows[request.rank] = request.rows_counted
+        self.remove_all(request.key, [request], rows)
 
     def remove_all(self, key: Hashable, requests: list[Request], rows: Sequence[int]) -> None:
-        """Remove several requests of one bucket; `rows` gives their rows by class.
-
-        The requests of a class that have deadlines must be ordered by these.
-        """
+        """Remove several requests of one bucket, given in their order; `rows` gives their rows by class."""
         bucket, of_class = self.buckets[key], requests
         for rank, removed in enumerate(rows):
             if not removed:

@@ -9,7 +9,6 @@ from itertools import chain
 from operator import attrgetter
 
 from tensorferry.batcher.learning.cost_model import BatchCostModel
-from tensorferry.batcher.queue.fifo import FifoWithTombstones
 from tensorferry.batcher.request import Request
 
 # A timed wait ends a little late, in seconds.
@@ -17,14 +16,15 @@ _TIMER_SLACK = 300e-6
 
 _INF = math.inf
 
-_edf_key = attrgetter("edf_key")
+# The order of queued requests: earliest deadline first, then as they were queued.
+edf_key = attrgetter("deadline", "order")
 _deadline = attrgetter("deadline")
 
 
 class ClassQueue:
     """The requests of one priority class in one bucket. Implements `ClassQueueView`.
 
-    Requests with a deadline are ordered by it, the others by arrival. Guarded by the queue's lock.
+    Both lists are ordered by `edf_key`. Guarded by the queue's lock.
     """
 
     __slots__ = ("max_wait_before_priority", "rows", "with_deadline", "without_deadline")
@@ -33,7 +33,7 @@ class ClassQueue:
         # After this many seconds the oldest request is served first, whatever the deadlines.
         self.max_wait_before_priority = _INF
         self.with_deadline: list[Request] = []
-        self.without_deadline = FifoWithTombstones()
+        self.without_deadline: list[Request] = []
         self.rows = 0
 
     def __iter__(self) -> Iterator[Request]:
@@ -47,7 +47,7 @@ class ClassQueue:
     def oldest_arrival(self) -> float:
         """Return the earlier arrival of the two requests at the heads; inf when empty."""
         arrival = self.with_deadline[0].arrival if self.with_deadline else _INF
-        return min(arrival, next(iter(self.without_deadline)).arrival) if self.without_deadline else arrival
+        return min(arrival, self.without_deadline[0].arrival) if self.without_deadline else arrival
 
     @property
     def serve_by(self) -> float:
@@ -57,58 +57,34 @@ class ClassQueue:
 
     def add(self, request: Request) -> None:
         """Insert a request in its order."""
-        queued = self.with_deadline
-        if request.deadline == _INF:
-            self.without_deadline.append(request)
-        elif not queued or queued[-1].edf_key < request.edf_key:
+        queued = self.with_deadline if request.deadline < _INF else self.without_deadline
+        if not queued or (queued[-1].deadline <= request.deadline and queued[-1].order < request.order):
             queued.append(request)
         else:
-            insort(queued, request, key=_edf_key)
+            insort(queued, request, key=edf_key)
         self.rows += request.rows_counted
 
-    def remove(self, request: Request) -> None:
-        """Remove one request."""
-        queued = self.with_deadline
-        if request.deadline == _INF:
-            self.without_deadline.remove(request)
-        elif queued[0] is request:
-            del queued[0]
-        else:
-            del queued[bisect_left(queued, request.edf_key, key=_edf_key)]
-        self.rows -= request.rows_counted
-
     def remove_all(self, requests: list[Request], rows: int) -> None:
-        """Remove several requests of `rows` rows in all; those with a deadline must be ordered by it."""
-        queued = self.with_deadline
-        with_deadline = requests
-        if not queued:
-            with_deadline = []
-        elif self.without_deadline:
-            with_deadline = [request for request in requests if request.deadline < _INF]
-        if with_deadline:
+        """Remove several requests of `rows` rows in all, given in their order, those without a deadline apart."""
+        self.rows -= rows
+        mixed = self.with_deadline and self.without_deadline
+        for queued in (self.with_deadline, self.without_deadline):
+            gone = requests
+            if mixed:
+                timed = queued is self.with_deadline
+                gone = [request for request in requests if (request.deadline < _INF) is timed]
+            if not queued or not gone:
+                continue
             # Mostly they are neighbours at the head. Removed one by one, each would shift all requests behind it.
             start = 0
-            if queued[0] is not with_deadline[0]:
-                start = bisect_left(queued, with_deadline[0].edf_key, key=_edf_key)
-            stop = start + len(with_deadline)
-            if queued[start:stop] == with_deadline:
+            if queued[0] is not gone[0]:
+                start = bisect_left(queued, edf_key(gone[0]), key=edf_key)
+            stop = start + len(gone)
+            if queued[start:stop] == gone:
                 del queued[start:stop]
             else:
-                for request in with_deadline:
-                    del queued[bisect_left(queued, request.edf_key, key=_edf_key)]
-        if not with_deadline:
-            self.without_deadline.remove_all(requests)
-        elif len(with_deadline) < len(requests):
-            self.without_deadline.remove_all([request for request in requests if request.deadline == _INF])
-        self.rows -= rows
-
-    def put_back(self, request: Request) -> None:
-        """Insert a request that was taken out before; without a deadline it becomes the first."""
-        if request.deadline == _INF:
-            self.without_deadline.push_front(request)
-            self.rows += request.rows_counted
-        else:
-            self.add(request)
+                for request in gone:
+                    del queued[bisect_left(queued, edf_key(request), key=edf_key)]
 
     def rows_ahead(self, request: Request) -> float:
         """Estimate how many rows are served before a request with a deadline that is not queued yet."""

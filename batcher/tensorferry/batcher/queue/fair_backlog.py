@@ -6,17 +6,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from operator import attrgetter
 
 from tensorferry.batcher.policy.batch_forming import FormedBatch
 from tensorferry.batcher.policy.client_fairness import StartTimeFairQueue, all_in_time, pick_by_virtual_time
 from tensorferry.batcher.policy.protocols import BatchTimes
 from tensorferry.batcher.queue.backlog import AGING_BATCHES, Backlog, newest
-from tensorferry.batcher.queue.bucket import Bucket, ClassQueue
+from tensorferry.batcher.queue.bucket import Bucket, ClassQueue, edf_key
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.settings import Limits
-
-_edf_key = attrgetter("edf_key")
 
 _INF = math.inf
 
@@ -56,7 +53,7 @@ class FairClassQueue(ClassQueue):
             if own.with_deadline and own.with_deadline[0].deadline <= near:
                 serve_by = min(serve_by, own.with_deadline[0].deadline - _LONG_AGO)
             if own.without_deadline:
-                arrival = next(iter(own.without_deadline)).arrival
+                arrival = own.without_deadline[0].arrival
                 if arrival + max_wait / 2 <= now:
                     serve_by = min(serve_by, arrival - _LONG_AGO)
         return serve_by
@@ -64,31 +61,14 @@ class FairClassQueue(ClassQueue):
     def add(self, request: Request) -> None:
         """Insert a request in its order."""
         super().add(request)
-        self._own(request.client).add(request)
+        own = self.clients.get(request.client)
+        if own is None:
+            own = self.clients[request.client] = ClassQueue()
+        own.add(request)
         self.fair_queue.add_rows(request.client, request.rows_counted)
 
-    def _own(self, client: str) -> ClassQueue:
-        own = self.clients.get(client)
-        if own is None:
-            own = self.clients[client] = ClassQueue()
-        return own
-
-    def put_back(self, request: Request) -> None:
-        """Insert a request that was taken out before, and take back what its client was charged for it."""
-        super().put_back(request)
-        if request.deadline == _INF:
-            # With a deadline, `add` has done this.
-            self._own(request.client).put_back(request)
-            self.fair_queue.add_rows(request.client, request.rows_counted)
-        self.fair_queue.refund(request)
-
-    def remove(self, request: Request) -> None:
-        """Remove one request."""
-        super().remove(request)
-        self._remove_of_client(request.client, [request], request.rows_counted)
-
     def remove_all(self, requests: list[Request], rows: int) -> None:
-        """Remove several requests of `rows` rows in all; those with a deadline must be ordered by it."""
+        """Remove several requests of `rows` rows in all, given in their order."""
         super().remove_all(requests, rows)
         if len(self.clients) == 1:
             self._remove_of_client(requests[0].client, requests, rows)
@@ -131,6 +111,12 @@ class FairBacklog(Backlog):
         """Compare clients in the choice of the next bucket, if there are several buckets and clients."""
         for fair_queue in self._fair_queues:
             fair_queue.compare_at(now if len(self.buckets) > 1 else None)
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Queue requests that were taken out again, and take back what their clients were charged for them."""
+        super().put_back(requests)
+        for request in requests:
+            self._fair_queues[request.rank].refund(request)
 
     def displaceable(self, rank: int, rows: int, client: str, max_rows: int) -> Sequence[Request]:
         """Return requests whose removal makes room for `rows` rows of a client; empty if there are too few.
@@ -187,14 +173,14 @@ class FairBacklog(Backlog):
         if with_deadline:
             rows = sum([request.rows_counted for request in queue.with_deadline])
             if not all_in_time(queue.with_deadline, rows, max_rows, now, times, queue.rows / self.rows):
-                first = with_deadline[0].edf_key
+                first = edf_key(with_deadline[0])
                 with_deadline = self._pick(
                     with_deadline,
                     queue,
                     {client: _from_deadline(own, first) for client, own in queue.clients.items()},
                 )
                 # `ClassQueue.remove_all` needs them in order.
-                with_deadline.sort(key=_edf_key)
+                with_deadline.sort(key=edf_key)
         if without_deadline:
             without_deadline = self._pick(
                 without_deadline,
@@ -222,5 +208,5 @@ class FairBacklog(Backlog):
 
 def _from_deadline(own: ClassQueue, first: tuple[float, int]) -> Iterator[Request]:
     """Iterate over a client's requests from this key on."""
-    start = bisect_left(own.with_deadline, first, key=_edf_key) if own.with_deadline else 0
+    start = bisect_left(own.with_deadline, first, key=edf_key) if own.with_deadline else 0
     return islice(own.with_deadline, start, None)

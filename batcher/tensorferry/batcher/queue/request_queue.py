@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import count
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import QueueFull
@@ -91,8 +90,6 @@ class RequestQueue:
         self._closing = False
         # Nothing is queued again after a failure: no worker may be left to run it.
         self._abandoned = False
-        # Orders requests of equal deadline by arrival.
-        self._arrival_numbers = count(1)
         # Requests that a thread has expired and not handed out yet. If the thread crashes, another hands them out.
         self._unreported: list[Request] = []
 
@@ -128,8 +125,6 @@ class RequestQueue:
             for request in requests:
                 request.arrival = now
                 request.state = QUEUED
-                if has_deadline:
-                    request.edf_key = (deadline, next(self._arrival_numbers))
                 if has_deadline or now < selector.demand_until:
                     selector.arrived(request.rank, now, request.rows_counted, deadline - now)
                 bucket = backlog.add(request)
@@ -499,7 +494,7 @@ class RequestQueue:
         return requeued, ended
 
     def _requeue_locked(self, requests: Sequence[Request]) -> None:
-        """Queue requests that were taken out again, at the head."""
+        """Queue requests that were taken out again."""
         for request in requests:
             request.state = QUEUED
             request.started = math.nan
