@@ -63,7 +63,7 @@ class Desk:
         ]
 
 
-def test_each_request_has_one_trace_even_if_its_model_is_replaced() -> None:
+def test_each_request_has_one_trace_even_if_its_model_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     first = desk.serve("1")
     assert response_of(desk.ask("answered").first()).id == "answered"
@@ -75,12 +75,14 @@ def test_each_request_has_one_trace_even_if_its_model_is_replaced() -> None:
     # The batcher was closed, so the model is looked up again. It is still one request with one trace.
     second: list[Batcher] = []
 
-    def replace(batcher: Batcher, taken: Request) -> None:
-        if batcher is first:
-            second.append(desk.serve("2"))
-        batcher.enqueue(taken)
+    enqueue = first.enqueue
 
-    assert response_of(desk.ask("moved", enqueue=replace).first()).model_version == "2"
+    def replace(taken: Request, *, notify: bool) -> bool:
+        second.append(desk.serve("2"))
+        return enqueue(taken, notify=notify)
+
+    monkeypatch.setattr(first, "enqueue", replace)
+    assert response_of(desk.ask("moved").first()).model_version == "2"
     assert desk.traced()[2:] == [("moved", 2, True)]
     desk.tracing.change("", {"timestamps": False})
     assert response_of(desk.ask("off").first()).id == "off"
@@ -88,17 +90,22 @@ def test_each_request_has_one_trace_even_if_its_model_is_replaced() -> None:
     assert second[0].close()
 
 
-def test_a_request_whose_model_is_unloaded_meanwhile_is_answered_and_traced() -> None:
+def test_a_request_whose_model_is_unloaded_meanwhile_is_answered_and_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     desk = Desk()
     batcher = desk.serve("1")
     assert batcher.close()
 
-    def unload(batcher: Batcher, taken: Request) -> None:
-        desk.unload()
-        batcher.enqueue(taken)
+    enqueue = batcher.enqueue
 
+    def unload(taken: Request, *, notify: bool) -> bool:
+        desk.unload()
+        return enqueue(taken, notify=notify)
+
+    monkeypatch.setattr(batcher, "enqueue", unload)
     with pytest.raises(Exception, match="m"):
-        response_of(desk.ask("gone", enqueue=unload).first())
+        response_of(desk.ask("gone").first())
     assert desk.traced() == [("gone", 1, False)]
 
 

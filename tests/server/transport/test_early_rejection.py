@@ -18,7 +18,6 @@ from tensorferry.batcher import QueueFull
 from tensorferry.server.inference.early_rejection import EarlyRejection
 from tensorferry.server.status import Status
 from tensorferry.server.transport.call_admission import Refusal
-from tensorferry.server.transport.lane.inline_runs import InlineRuns
 from tensorferry.server.transport.lane.lane import Lane
 
 FULL = QueueFull("overload: come back later; retry in 0.25 s", 0.25, 0.001)
@@ -188,11 +187,13 @@ def test_the_deadline_of_a_call_is_reduced_by_the_pause_before_it() -> None:
     lane = Lane.__new__(Lane)
     parts = SimpleNamespace(
         response_batcher=SimpleNamespace(handovers=(), pause=pauses.append),
-        _core=SimpleNamespace(request=lambda *call: None, unrequested=[], queue=SimpleNamespace(idle=True)),
+        _core=SimpleNamespace(request=list.clear, queue=SimpleNamespace(idle=True)),
         admission=SimpleNamespace(admit_unary=admit_unary),
         _refusal=None,
         _final_status=None,
-        _inline_runs=InlineRuns(lambda: None),
+        _unrequested=[],
+        _run_at={},
+        _recent_calls=[],
         _watch_cancel_at=math.inf,
         _pause=0.5,
         _last_pause=0.0,

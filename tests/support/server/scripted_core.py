@@ -58,12 +58,9 @@ class Core:
         self.calls: list[WireCall] = []
         for module in (lane, stream, stream_registry):
             monkeypatch.setattr(module, "threading", SimpleNamespace(Lock=lambda: Lock(interleaver)))
-        queue = SimpleNamespace(
-            next_wakeup=0.0, idle=True, configure=lambda *callbacks: None, wake_soon=lambda: None
-        )
-        server = SimpleNamespace(
-            queue=queue, register=lambda method: None, request=lambda method, tag: None, unrequested=()
-        )
+        self.queue = SimpleNamespace(next_wakeup=0.0, idle=True, configure=lambda *callbacks: None)
+        self.now = 0.0
+        server = SimpleNamespace(queue=self.queue, register=lambda method: None, request=list.clear)
         monkeypatch.setattr(cygrpc, "Server", lambda public: server)
         for name, kind in (("ReceiveMessage", "receive"), ("ReceiveCloseOnServer", "close")):
             monkeypatch.setattr(cygrpc, f"{name}Operation", lambda flags, kind=kind: Operation(kind))
@@ -96,10 +93,12 @@ class Core:
 
     def poll(self, lane: Lane, over: Callable[[], bool]) -> None:
         """Handle events until everything is over and no event is left; sometimes let calls wait long."""
+        queue = self.queue
         while True:
-            self.interleaver.wait(lambda: bool(self.events) or lane._watch_cancel_at < math.inf or over())
-            if lane._watch_cancel_at < math.inf and (not self.events or self.random.random() < 0.1):
-                lane._on_wakeup(lane._watch_cancel_at)
+            self.interleaver.wait(lambda: bool(self.events) or queue.next_wakeup < math.inf or over())
+            if queue.next_wakeup < math.inf and (not self.events or self.random.random() < 0.1):
+                self.now = max(self.now, queue.next_wakeup)
+                queue.next_wakeup = lane._on_wakeup(self.now)
             elif self.events:
                 tag, event = self.events.pop(self.random.randrange(len(self.events)))
                 tag(event)

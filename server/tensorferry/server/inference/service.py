@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tensorferry.batcher import Batcher, BatcherClosed, BatcherError, Request
+from tensorferry.batcher import Batcher, BatcherClosed, BatcherError
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
@@ -126,14 +126,15 @@ class InferenceService:
         metadata: Metadata = (),
         caller: ClientIdentity = ANONYMOUS,
         *,
-        enqueue: Callable[[Batcher, Request], object] = Batcher.enqueue,
+        run_soon: Callable[[Batcher], None] | None = None,
         unpacker: Unpacker | None = None,
     ) -> InferenceCall:
         """Serve one serialised ModelInferRequest. Call `complete` exactly once, perhaps before this returns.
 
         `deadline` is on the clock of `time.monotonic`, inf for none. `metadata` and `caller` are those of the call.
-        `enqueue` hands a request to its model's batcher. A caller that must not wait gives an `unpacker`, which submits
-        compressed messages on other threads. Never blocks else; every error arrives in the reply.
+        A caller that runs short batches itself gives `run_soon`, which gets the batcher if its `run_inline` must be
+        called soon; no worker is woken then. A caller that must not wait gives an `unpacker`, which submits compressed
+        messages on other threads. Never blocks else; every error arrives in the reply.
         """
         now = time.monotonic()
         trace: RequestTrace | None = None
@@ -173,7 +174,9 @@ class InferenceService:
                 else:
                     pending = unmatched.pending(match, latest, caller.name, metadata, finish, trace)
                 if unmatched is None or unmatched.empty_outputs is None:
-                    enqueue(template.model.batcher, pending)
+                    batcher = template.model.batcher
+                    if batcher.enqueue(pending, notify=run_soon is None) and run_soon is not None:
+                        run_soon(batcher)
                 else:
                     template.model.batcher.answer_empty(pending, unmatched.empty_outputs)
                 return pending

@@ -115,15 +115,11 @@ class _EventLoop(CompletionQueue):  # type: ignore[misc]
         """
         self._on_wakeup = on_wakeup
         self._on_crash = on_crash
-        # Seconds since the epoch; changed on the polling thread only. At most `_MAX_EVENTS` waiting events are handled
-        # before a due wake-up.
+        # Seconds since the epoch; changed on the polling thread only. 0 means once the waiting events are handled, or
+        # `_MAX_EVENTS` of them.
         self.next_wakeup = math.inf
         # Whether no event was waiting when `on_wakeup` was called.
         self.idle = True
-
-    def wake_soon(self) -> None:
-        """Call `on_wakeup` once the waiting events are handled. On the polling thread."""
-        self.next_wakeup = 0.0
 
     def poll(self, deadline: float | None = None) -> Any:
         """Handle the lane's events until one of grpcio's arrives, or the deadline passes; return that."""
@@ -171,25 +167,20 @@ class Server:
         self._core.register_completion_queue(self.queue)
         # grpcio's thread polls this queue. The queue that grpcio made stays empty.
         state.completion_queue = self.queue
-        # Requests for calls that core has not taken.
-        self.unrequested: list[tuple[str, Callable[[Any], None]]] = []
 
     def register(self, method: str) -> None:
         """Take a method over from grpcio. Call this before the server is started."""
         self._core.register_method(method)
 
-    def request(self, method: str, tag: Callable[[Any], None]) -> None:
-        """Request one call of the method, whose event `tag` gets. In a stopping server the event has no success, or none comes."""
-        try:
-            self._core.request_registered_call(self.queue, self.queue, method, tag)
-        except ValueError:
-            # The server is shutting down.
-            pass
-        except BaseException:
-            self.unrequested.append((method, tag))
-            raise
+    def request(self, calls: list[tuple[str, Callable[[Any], None]]]) -> None:
+        """Request calls by method and tag, which gets the event, and remove those that core has taken from the list.
 
-    def request_again(self) -> None:
-        """Request what core has not taken."""
-        while self.unrequested:
-            self.request(*self.unrequested.pop())
+        In a stopping server the events have no success, or none come.
+        """
+        while calls:
+            try:
+                self._core.request_registered_call(self.queue, self.queue, *calls[-1])
+            except ValueError:
+                # The server is shutting down.
+                pass
+            calls.pop()

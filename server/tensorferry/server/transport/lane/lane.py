@@ -15,6 +15,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 from types import MethodType
@@ -22,7 +23,7 @@ from typing import Any
 
 import grpc
 
-from tensorferry.batcher import QueueFull
+from tensorferry.batcher import Batcher, QueueFull
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
@@ -32,7 +33,6 @@ from tensorferry.server.status import Status
 from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after
 from tensorferry.server.transport.lane import cygrpc
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
-from tensorferry.server.transport.lane.inline_runs import InlineRuns
 from tensorferry.server.transport.lane.stream import StreamCall
 from tensorferry.server.transport.lane.unary import UNARY, UnaryCall
 from tensorferry.server.transport.stream_registry import StreamRegistry
@@ -48,8 +48,11 @@ _POSTED_STREAM_ACCEPTS = 8
 
 _WATCH_AFTER_SECONDS = 0.01
 
+# Waking a worker takes about as long as a batch of this duration, and the two threads would contend for the GIL.
+_MAX_RUN_SECONDS = 200e-6
+
 # A shorter pause saves nothing, because the polling thread itself runs batches that short.
-_MIN_PAUSE_SECONDS = 200e-6
+_MIN_PAUSE_SECONDS = _MAX_RUN_SECONDS
 
 # Delay before requesting calls again after core has failed to take the request.
 _RETRY_ACCEPT_SECONDS = 0.1
@@ -96,10 +99,15 @@ class Lane:
         self._core.register(UNARY)
         self._core.register(STREAM)
         self._core.queue.configure(self._on_first_wakeup, self._on_crash)
-        self._core.queue.wake_soon()
+        self._core.queue.next_wakeup = 0.0
         # Guards `replied` and `watches_cancel` of every unary call. Nothing is started or called while it is held.
         self.lock = threading.Lock()
         # All fields below belong to the polling thread.
+        # Calls to request in place of those that arrived. The wake-up that follows requests them, after its batches.
+        self._unrequested: list[tuple[str, Callable[[Any], None]]] = []
+        # Batchers with a batch that this thread shall run, and when, in seconds since the epoch. They wait for the
+        # waiting events (0), or for callers to return.
+        self._run_at: dict[Batcher, float] = {}
         # The last refusal as core takes it; in an overload most are the same.
         self._refusal: Refusal | None = None
         self._final_status: cygrpc.FinalStatus | None = None
@@ -107,11 +115,10 @@ class Lane:
         self._recent_calls: list[UnaryCall] = []
         self._older_calls: list[UnaryCall] = []
         self._watch_cancel_at = math.inf
-        self._inline_runs = InlineRuns(self._core.queue.wake_soon)
         # See `InferenceService.submit`.
         self.submit = partial(
             service.submit,
-            enqueue=self._inline_runs.enqueue,
+            run_soon=self._run_soon,
             unpacker=None if unpackers is None else Unpacker(service.submit, unpackers),
         )
         # In seconds: the pause to make once no event is left, and the last pause, which arriving calls may have waited.
@@ -119,10 +126,8 @@ class Lane:
 
     def start(self) -> None:
         """Accept calls. The server must have been started."""
-        for _ in range(_POSTED_UNARY_ACCEPTS):
-            self._core.request(UNARY, self._unary_arrived)
-        for _ in range(_POSTED_STREAM_ACCEPTS):
-            self._core.request(STREAM, self._stream_arrived)
+        self._core.request([(UNARY, self._unary_arrived)] * _POSTED_UNARY_ACCEPTS)
+        self._core.request([(STREAM, self._stream_arrived)] * _POSTED_STREAM_ACCEPTS)
 
     def begin_drain(self) -> None:
         """End open streams with UNAVAILABLE once every request that was read is answered."""
@@ -140,7 +145,8 @@ class Lane:
     def _unary_arrived(self, event: Any) -> None:
         if not event.success:
             return
-        self._core.request(UNARY, self._unary_arrived)
+        self._unrequested.append((UNARY, self._unary_arrived))
+        self._core.queue.next_wakeup = 0.0
         if self.response_batcher.handovers:
             # In an overload many calls arrive at once, and the device is idle until these responses are sent.
             self.response_batcher.flush()
@@ -159,14 +165,16 @@ class Lane:
             self.admission.unary_ended()
             raise
         self._recent_calls.append(call)
-        if self._watch_cancel_at == math.inf:
-            self._watch_cancel_at = now + _WATCH_AFTER_SECONDS
-            self._core.queue.next_wakeup = min(self._core.queue.next_wakeup, self._watch_cancel_at)
+
+    def _run_soon(self, batcher: Batcher) -> None:
+        """Run the batcher's next batch once the waiting events are handled."""
+        self._run_at[batcher] = self._core.queue.next_wakeup = 0.0
 
     def _stream_arrived(self, event: Any) -> None:
         if not event.success:
             return
-        self._core.request(STREAM, self._stream_arrived)
+        self._unrequested.append((STREAM, self._stream_arrived))
+        self._core.queue.next_wakeup = 0.0
         admitted = self.admission.admit_stream(event.call, event.invocation_metadata)
         if isinstance(admitted, Refusal):
             self._refuse(event.call, admitted)
@@ -217,7 +225,7 @@ class Lane:
             if not self._pause:
                 self.response_batcher.begin_coalescing()
             self._pause = queue_full.pause_seconds
-            self._core.queue.wake_soon()
+            self._core.queue.next_wakeup = 0.0
 
     def sent(self, reply: InferenceReply | None) -> None:
         """Record that a reply, or another end of a call, was sent."""
@@ -235,19 +243,26 @@ class Lane:
 
     def _on_wakeup(self, now: float) -> float:
         """Do what is due; return when to call this again. Both times are seconds since the epoch."""
-        if self._core.unrequested:
-            self._core.request_again()
-        next_run = self._inline_runs.run(now)
+        for batcher, when in list(self._run_at.items()):
+            if when <= now or when > now + _MAX_WAIT_SECONDS:
+                del self._run_at[batcher]
+                again = batcher.run_inline(_MAX_RUN_SECONDS)
+                if again < math.inf:
+                    self._run_at[batcher] = time.time() + again - time.monotonic()
+        if self._unrequested:
+            self._core.request(self._unrequested)
         if now >= self._watch_cancel_at or now + _MAX_WAIT_SECONDS < self._watch_cancel_at < math.inf:
             for call in self._older_calls:
                 if not call.replied:
                     call.watch_for_cancel()
             self._older_calls, self._recent_calls = self._recent_calls, []
             self._watch_cancel_at = now + _WATCH_AFTER_SECONDS if self._older_calls else math.inf
+        elif self._recent_calls:
+            self._watch_cancel_at = min(self._watch_cancel_at, now + _WATCH_AFTER_SECONDS)
         if self._core.queue.idle:
             self._last_pause = 0.0
         if not self._pause:
-            return min(self._watch_cancel_at, next_run)
+            return min((self._watch_cancel_at, *self._run_at.values()))
         if self._core.queue.idle:
             # Each call that arrives alone wakes this thread, which finds the caches full of the model's data. Several
             # calls at once cost a fraction of that, and no response is ready before the pause ends.
@@ -259,7 +274,7 @@ class Lane:
     def _on_crash(self, tag: Any) -> None:
         """Log an unexpected exception of an event and end its call."""
         _log.exception("unexpected error in the lane; this is a bug in tensorferry.server")
-        if self._core.unrequested:
+        if self._unrequested:
             self._core.queue.next_wakeup = min(
                 self._core.queue.next_wakeup, time.time() + _RETRY_ACCEPT_SECONDS
             )
