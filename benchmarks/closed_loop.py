@@ -123,6 +123,7 @@ class Count(ReturnModel):
         answering: Callable[[int], float] = no_host_time,
     ) -> float:
         """Return until when to wait."""
+        self.wanted = self._count
         return now if queued >= self._count else math.inf
 
 

@@ -50,7 +50,8 @@ class Loyal(ReturnModel):
     patience = 0.0
 
     def wait_until(self, now: float, queued: int, batch_time: Any, room: int, answering: Any = None) -> float:
-        """Wait for this long after the last answers."""
+        """Wait for this long after the last answers, however many requests arrive."""
+        self.wanted = 1 << 62
         return max(now, self._answered_at + self.patience)
 
     def answered(self, now: float, callers: int) -> None:

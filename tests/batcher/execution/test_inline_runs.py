@@ -219,11 +219,14 @@ def test_after_a_hung_run_workers_run_all_batches_for_good(
 
 
 class Loyal(ReturnModel):
-    """Returns of two clients within a second."""
+    """Returns of so many clients within a second."""
+
+    clients = 2
 
     def wait_until(self, now: float, queued: int, batch_time: Any, room: int, answering: Any = None) -> float:
-        """Wait for a second after the last answers, unless two requests are queued."""
-        return now if queued >= 2 else max(now, self._answered_at + 1.0)
+        """Wait for a second after the last answers, unless all clients are back."""
+        self.wanted = self.clients
+        return now if queued >= self.clients else max(now, self._answered_at + 1.0)
 
     def answered(self, now: float, callers: int) -> None:
         """Note the time."""
@@ -265,6 +268,23 @@ def test_the_wait_ends_when_all_clients_are_back(batcher: Batcher, model: Model,
     assert batcher.run_inline(MOST) == math.inf
     assert model.batches == [[1.0], [2.0, 3.0]]
     assert model.here
+
+
+@pytest.mark.usefixtures("loyal")
+def test_only_the_last_client_ends_the_wait(
+    batcher: Batcher, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Loyal, "clients", 3)
+    quietly(batcher, [1.0])
+    batcher.run_inline(MOST)
+    quietly(batcher, [2.0])
+    assert batcher.run_inline(MOST) == 11.0
+    assert not quietly(batcher, [3.0])[2], "one more is expected"
+    assert quietly(batcher, [4.0])[2]
+    assert batcher.run_inline(MOST) == math.inf
+    assert model.batches == [[1.0], [2.0, 3.0, 4.0]]
+    quietly(batcher, [5.0])
+    assert not quietly(batcher, [6.0])[2], "that wait is over"
 
 
 @pytest.mark.usefixtures("loyal")

@@ -121,6 +121,8 @@ class ReturnModel:
         self._late_arrivals = 0
         self._horizon_end = -math.inf
         self._waits = 0
+        # How many requests the last wait is for.
+        self.wanted = 0
         self.snapshot: ReturnHistogram | None = None
         self._reset(0.0)
 
@@ -230,7 +232,7 @@ class ReturnModel:
         """Return until when a batch of `queued` requests, with `room` for more, waits; `now` if it does not wait.
 
         `batch_time` returns the seconds of a batch by its requests, 0 if unknown. `answering` returns the part of them
-        after the device. Call it again at each arrival, and at the time that it returned.
+        after the device. Call it again when `wanted` requests are queued, and at the time that it returned.
         """
         alone = batch_time(1)
         horizon = alone + answering(queued + room) if alone else 0.0
@@ -247,6 +249,7 @@ class ReturnModel:
         if queued >= count:
             return now
         self._waits += 1
+        self.wanted = count
         return self._answered_at + self._end
 
     def _best_count(

@@ -12,7 +12,7 @@ from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.request import Request
 
 # A timed wait ends a little late, in seconds.
-_TIMER_SLACK = 300e-6
+TIMER_SLACK = 300e-6
 
 _INF = math.inf
 
@@ -145,4 +145,4 @@ class Bucket:
         earliest = self.earliest_deadline
         if earliest == _INF:
             return _INF
-        return earliest - self.cost_model.upper(self.rows) - _TIMER_SLACK
+        return earliest - self.cost_model.upper(self.rows) - TIMER_SLACK

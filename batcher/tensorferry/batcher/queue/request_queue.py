@@ -133,7 +133,7 @@ class RequestQueue:
             elif has_deadline:
                 self._expiry.notify_by(deadline)
             wakeup = self._wakeup
-            if wakeup.pending or not wakeup.must_wake_for(bucket, rows, deadline, now):
+            if wakeup.pending or not wakeup.must_wake_for(bucket, rows, deadline):
                 return displaced, False
             if notify:
                 wakeup.wake(now)
@@ -244,14 +244,20 @@ class RequestQueue:
             if limits.needed:
                 max_rows = limits.rows(self._devices.each.index(device), decision.key)
             bucket = backlog.buckets[decision.key]
-            until = self._wakeup.returns_until(bucket, now, max_rows - bucket.rows)
-            if until > now and not self._unreported:
-                return self._wakeup.wait_for_returns(device, until)
+            cost_model, room = bucket.cost_model, max_rows - bucket.rows
+            if cost_model.known and room > 0:
+                until = self._returns.wait_until(
+                    now, bucket.requests, cost_model.mean, room, cost_model.response_time
+                )
+                if until > now and (until := min(until, bucket.latest_start)) > now and not self._unreported:
+                    return self._wakeup.wait_for_returns(device, bucket, until)
         return self._dispatch_locked(device, decision, start, now)
 
     def _dispatch_locked(self, device: Device, close: Close, start: float, now: float) -> BatchAssignment:
         """Take the batch of the bucket that closes, and all that goes with it; undo everything on an exception."""
         cost_model = self._backlog.buckets[close.key].cost_model
+        if self._wakeup.waits_for_returns is device:
+            self._wakeup.waits_for_returns = None
         batch, shed, rows_by_rank = self._selector.select(close, device, start, now)
         before = device.batches_outstanding, self._running, self._busy
         try:

@@ -9,7 +9,7 @@ from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.backlog import Backlog
-from tensorferry.batcher.queue.bucket import Bucket
+from tensorferry.batcher.queue.bucket import TIMER_SLACK, Bucket
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.settings import Limits
 
@@ -67,11 +67,13 @@ class WorkerWakeup:
         "_devices",
         "_limits",
         "_returns",
+        "_returns_wanted",
+        "_safe_deadline",
         "_waiting",
-        "_waits_for_returns",
         "_waits_until",
         "_wake_for_timeouts",
         "pending",
+        "waits_for_returns",
     )
 
     def __init__(
@@ -94,9 +96,12 @@ class WorkerWakeup:
         self._waiting = 0
         # No worker need be woken: none waits, or one was woken that has not asked for work since.
         self.pending = True
-        # The device whose worker waits for returning clients, and until when; -inf when none does.
-        self._waits_for_returns: Device | None = None
+        # The device whose next batch waits for returning clients; until when, and until how many requests are queued.
+        self.waits_for_returns: Device | None = None
         self._waits_until = -math.inf
+        self._returns_wanted = 0
+        # Later deadlines allow that wait.
+        self._safe_deadline = math.inf
 
     def wait(self, device: Device, until: float) -> None:
         """Let a worker of a device wait for work, at most until `until`."""
@@ -108,40 +113,33 @@ class WorkerWakeup:
             self._waiting -= 1
             # Another worker that was woken takes what it finds, and wakes the next if something is left.
             self.wakeup_lost()
-            if self._waits_for_returns is device:
-                self._waits_until, self._waits_for_returns = -math.inf, None
+            if self.waits_for_returns is device:
+                self.waits_for_returns = None
 
-    def returns_until(self, bucket: Bucket, now: float, room: int) -> float:
-        """Return until when a batch of the bucket, with `room` for more rows, waits for returning clients.
-
-        That is `now` if it does not wait.
-        """
-        cost_model = bucket.cost_model
-        if not cost_model.known or room <= 0:
-            return now
-        until = self._returns.wait_until(
-            now, bucket.requests, cost_model.mean, room, cost_model.response_time
-        )
-        return until if until <= now else min(until, bucket.latest_start)
-
-    def wait_for_returns(self, device: Device, until: float) -> Wait:
-        """Return the decision that a device's next batch waits until `until` for more requests."""
-        self._waits_until, self._waits_for_returns = until, device
+    def wait_for_returns(self, device: Device, bucket: Bucket, until: float) -> Wait:
+        """Return the decision that a device's next batch, of this bucket, waits until `until` for more requests."""
+        self.waits_for_returns, self._waits_until = device, until
+        self._returns_wanted = self._returns.wanted
+        safe = until + bucket.cost_model.upper(self._limits.max_batch_size) + TIMER_SLACK
+        self._safe_deadline = safe if bucket.earliest_deadline > safe else math.inf
         return Wait(until)
 
-    def must_wake_for(self, bucket: Bucket, rows: int, deadline: float, now: float) -> bool:
-        """Return whether a waiting worker must be woken for a request of `rows` rows that was put into the bucket."""
-        if self.pending:
-            return False
-        room = self._limits.max_batch_size - bucket.rows
-        if bucket.rows == rows or room <= 0:
+    def must_wake_for(self, bucket: Bucket, rows: int, deadline: float) -> bool:
+        """Return whether a waiting worker must be woken for a request of `rows` rows that was put into the bucket.
+
+        Call it if none is `pending`.
+        """
+        if bucket.rows == rows or bucket.rows >= self._limits.max_batch_size:
             return True
-        if self._waits_for_returns is not None:
-            # Decided here, because waking the worker for each request costs more.
-            if len(self._backlog.buckets) > 1:
-                return True
-            until = self.returns_until(bucket, now, room)
-            return until < self._waits_until - _MIN_EARLIER
+        if self.waits_for_returns is not None:
+            # Waking the worker for each request, so that it decides again, costs more.
+            return (
+                bucket.requests >= self._returns_wanted
+                or len(self._backlog.buckets) > 1
+                or (
+                    deadline <= self._safe_deadline and bucket.latest_start < self._waits_until - _MIN_EARLIER
+                )
+            )
         # A worker that waits out a window must see an expiry before its end, and a size at which the window ends.
         return self._limits.max_queue_delay > 0 and (
             deadline < math.inf or bool(self._limits.preferred) or self._wake_for_timeouts
