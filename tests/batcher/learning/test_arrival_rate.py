@@ -7,40 +7,40 @@ import random
 
 import pytest
 
-from tensorferry.batcher.learning.arrival_rate import ArrivalRateMeter
+from tensorferry.batcher.learning.arrival_rate import ArrivalRates
 
 
 def test_the_rate_is_unknown_before_the_second_arrival() -> None:
-    meter = ArrivalRateMeter()
-    assert meter.demand(1.0, 1).rows_per_second == 0.0
-    meter.arrived(1.0, 4, 0.1)
-    assert (meter.demand(1.0, 1).rows_per_second, meter.demand(1.0, 1).typical_deadline) == (0.0, 0.1)
+    rates = ArrivalRates(1)
+    assert rates.demand(0, 1.0, 1).rows_per_second == 0.0
+    rates.arrived(0, 1.0, 4, 0.1)
+    assert (rates.demand(0, 1.0, 1).rows_per_second, rates.demand(0, 1.0, 1).typical_deadline) == (0.0, 0.1)
 
 
 def test_the_rate_is_near_that_of_random_arrivals_at_any_time() -> None:
     """Also a long gap after the last arrival, as random gaps go."""
     draw = random.Random(1)
-    meter, now, rates = ArrivalRateMeter(), 0.0, []
+    rates, now, found = ArrivalRates(1), 0.0, []
     for _ in range(4000):
         gap = draw.expovariate(1000.0)
-        rates.append(meter.demand(now + gap * draw.random(), 1).rows_per_second)
+        found.append(rates.demand(0, now + gap * draw.random(), 1).rows_per_second)
         now += gap
-        meter.arrived(now, 1, math.inf)
-    rates = sorted(rates[200:])
-    assert rates[len(rates) // 2] == pytest.approx(1000, rel=0.1)
-    assert rates[len(rates) // 50] > 700
+        rates.arrived(0, now, 1, math.inf)
+    found = sorted(found[200:])
+    assert found[len(found) // 2] == pytest.approx(1000, rel=0.1)
+    assert found[len(found) // 50] > 700
 
 
 def test_the_rate_decreases_when_arrivals_end() -> None:
-    meter = ArrivalRateMeter()
+    rates = ArrivalRates(1)
     for arrival in range(200):
-        meter.arrived(arrival * 0.001, 2, math.inf)
-    assert meter.demand(0.2, 1).rows_per_second == pytest.approx(2000, rel=0.1)
-    assert meter.demand(10.2, 1).rows_per_second < 15
+        rates.arrived(0, arrival * 0.001, 2, math.inf)
+    assert rates.demand(0, 0.2, 1).rows_per_second == pytest.approx(2000, rel=0.1)
+    assert rates.demand(0, 10.2, 1).rows_per_second < 15
 
 
 def test_rows_are_counted_and_divided_by_the_workers() -> None:
-    meter = ArrivalRateMeter()
+    rates = ArrivalRates(1)
     for arrival in range(500):
-        meter.arrived(arrival * 0.01, 8, math.inf)
-    assert meter.demand(5.0, 4).rows_per_second == pytest.approx(200, rel=0.05)
+        rates.arrived(0, arrival * 0.01, 8, math.inf)
+    assert rates.demand(0, 5.0, 4).rows_per_second == pytest.approx(200, rel=0.05)

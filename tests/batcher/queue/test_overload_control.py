@@ -197,28 +197,28 @@ def test_refused_requests_count_as_demand() -> None:
     for _ in range(300):
         queue.clock.advance(0.001)
         queue.offer()
-    demand = queue.inner._selector._arrival_rates[0].demand(queue.clock.now(), 1.0)
+    demand = queue.inner._selector.arrivals.demand(0, queue.clock.now(), 1.0)
     assert demand.rows_per_second == pytest.approx(1000, rel=0.3)
 
 
 def test_without_deadlines_for_a_while_arrivals_are_not_counted_and_the_rate_is_forgotten() -> None:
     queue = QueueUnderLoad()
-    selector = queue.inner._selector
+    arrivals = queue.inner._selector.arrivals
     for _ in range(300):
         queue.clock.advance(0.001)
         queue.offer()
-    assert selector.demand_until == queue.clock.now() + 10.0
+    assert arrivals.counted_until == queue.clock.now() + 10.0
     queue.clock.advance(9.0)
     assert queue.offer(timeout=math.inf)
-    assert selector._arrival_rates[0].demand(queue.clock.now(), 1.0).rows_per_second < 100, "it is counted"
+    assert arrivals.demand(0, queue.clock.now(), 1.0).rows_per_second < 100, "it is counted"
     queue.clock.advance(1.0)
-    before = selector._arrival_rates[0]
+    before = arrivals._ranks[0]
     assert queue.offer(timeout=math.inf)
-    assert selector._arrival_rates[0] is before
-    assert selector.demand_until < queue.clock.now() + 10.0
+    assert arrivals._ranks[0] is before
+    assert arrivals.counted_until < queue.clock.now() + 10.0
     queue.offer()
-    assert selector._arrival_rates[0] is not before, "it starts again"
-    assert selector.demand_until == queue.clock.now() + 10.0
+    assert arrivals._ranks[0] is not before, "it starts again"
+    assert arrivals.counted_until == queue.clock.now() + 10.0
 
 
 def test_requests_like_a_refused_one_are_refused_before_they_are_read() -> None:

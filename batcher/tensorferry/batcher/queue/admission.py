@@ -24,7 +24,7 @@ from tensorferry.batcher.settings import BatcherSettings
 class Admission:
     """Accepts or rejects requests by the queue's bounds, the clients' quotas, and their deadlines.
 
-    Guarded by the queue's lock, but for `check_size`, and `may_fast_reject`, which may be read without it.
+    Guarded by the queue's lock, but for `check_size`.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Admission:
     ) -> None:
         self._backlog = backlog
         self._devices = devices
-        self._selector = selector
+        self._arrivals = selector.arrivals
         self._overload = selector.overload
         clients = settings.clients
         self._quotas = ClientQuotas(clients) if clients is not None and clients.bounds else None
@@ -98,17 +98,20 @@ class Admission:
             displaced = self._check_bounds(first, rows, nbytes, now)
         # NaN must be checked too: it is rejected.
         if first.deadline != math.inf:
-            backlog, start = self._backlog, self._devices.next_start(now)
+            backlog, devices = self._backlog, self._devices
+            start = devices.next_start or devices.find_next_start(now)
+            if start < now:
+                start = now
             bucket = backlog.buckets.get(first.key) or backlog.bucket(first.key)
             # A request that has time for the longest batch has time for its own.
             if not first.deadline > start + bucket.cost_model.upper(self._max_batch_size):
                 for request in requests:
                     _check_feasible(request, bucket.cost_model, start, now)
             if backlog.rows > self._overload.full_batches_rows:
-                error = self._overload.rejection(first, bucket, now)
+                error = self._overload.rejection(first, bucket, start, now)
                 if error is not None:
                     # A rejected request is part of the demand, which batches must keep up with.
-                    self._selector.arrived(first.rank, now, rows, first.deadline - now)
+                    self._arrivals.arrived(first.rank, now, rows, first.deadline - now)
                     raise error
         if self._quotas is not None:
             self._quotas.accepted(requests, now)
@@ -135,16 +138,11 @@ class Admission:
             if self._quotas is not None:
                 self._quotas.done(request)
 
-    @property
-    def may_fast_reject(self) -> bool:
-        """Return whether `fast_reject` may return an error."""
-        return self._overload.last_rejection is not None
-
     def fast_reject(self, deadline: float, now: float) -> QueueFull | None:
         """Return why a request with this deadline would be rejected; None if that is uncertain."""
         error = self._overload.fast_reject(deadline, now)
         if error is not None:
-            self._selector.arrived(0, now, 1, deadline - now)
+            self._arrivals.arrived(0, now, 1, deadline - now)
         return error
 
     def check_empty(self, request: Request, now: float) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from tensorferry.batcher.learning.arrival_rate import ArrivalRateMeter
+from tensorferry.batcher.learning.arrival_rate import ArrivalRates
 from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.learning.memory_limit import MemoryRowLimits
 from tensorferry.batcher.policy.batch_forming import FormedBatch, form_batch
@@ -20,8 +20,6 @@ from tensorferry.batcher.queue.overload import OverloadControl
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.settings import BatcherSettings
 
-# For this many seconds after the last request with a deadline, arrivals are counted.
-_DEMAND_SECONDS = 10.0
 # Batches are kept short for tight deadlines if that costs at most this share of full batches' throughput ...
 _MAX_THROUGHPUT_LOSS = 0.05
 # ... and if the arrival rate seems to be at most this many times the short batches' throughput. The rate is known to
@@ -33,13 +31,12 @@ class BatchSelector:
     """Takes batches out of the backlog. Guarded by the queue's lock."""
 
     __slots__ = (
-        "_arrival_rates",
         "_backlog",
         "_devices",
         "_fair",
         "_max_batch_size",
         "_shares",
-        "demand_until",
+        "arrivals",
         "overload",
         "row_limits",
     )
@@ -58,21 +55,7 @@ class BatchSelector:
         )
         # What fits into the devices' memory, learned from batches that did not.
         self.row_limits = MemoryRowLimits(max_rows)
-        # By rank, over all buckets, since they share the devices.
-        self._arrival_rates = [ArrivalRateMeter() for _ in range(ranks)]
-        # Only requests with deadlines need the rates, so arrivals are counted until then: a while after the last of these.
-        self.demand_until = -math.inf
-
-    def arrived(self, rank: int, now: float, rows: int, time_left: float) -> None:
-        """Count an arrival of `rows` rows, whose deadline is `time_left` seconds away (inf for none).
-
-        After `demand_until` it need not be called for requests without a deadline.
-        """
-        if time_left < math.inf:
-            if now >= self.demand_until:
-                self._arrival_rates = [ArrivalRateMeter() for _ in self._arrival_rates]
-            self.demand_until = now + _DEMAND_SECONDS
-        self._arrival_rates[rank].arrived(now, rows, time_left)
+        self.arrivals = ArrivalRates(ranks)
 
     def credits(self, now: float) -> Sequence[float]:
         """Return the rows that each rank may still take, replenished if no rank with requests has any left."""
@@ -95,7 +78,7 @@ class BatchSelector:
         if limits.needed:
             index = self._devices.each.index(device)
             max_rows = limits.allowed(index, close.key, max_rows, now)
-        if now < self.demand_until and len(backlog.buckets) == 1:
+        if now < self.arrivals.counted_until and len(backlog.buckets) == 1:
             max_rows = self._cap_for_tight_deadlines(bucket.cost_model, max_rows, lead, now)
         quota = [max_rows]
         queues, times = bucket.class_queues, bucket.cost_model
@@ -131,8 +114,7 @@ class BatchSelector:
         That is `max_rows` if they are in time anyway, or if shorter batches could not keep up. Two short batches must
         be over by their deadline: the one that runs when they arrive, and their own.
         """
-        rates = self._arrival_rates[: lead + 1]
-        tightest = min([rate.least_patience() for rate in rates])
+        tightest = self.arrivals.least_patience(lead)
         if tightest == math.inf:
             return max_rows
         devices = len(self._devices.available)
@@ -144,7 +126,8 @@ class BatchSelector:
         throughput, full_throughput = short / cost_model.mean(short), max_rows / cost_model.mean(max_rows)
         if throughput < (1 - _MAX_THROUGHPUT_LOSS) * full_throughput:
             return max_rows
-        arriving = sum([rate.demand(now, devices).rows_per_second for rate in rates])
+        demands = [self.arrivals.demand(rank, now, devices) for rank in range(lead + 1)]
+        arriving = sum([demand.rows_per_second for demand in demands])
         return short if arriving <= _SAFETY * throughput else max_rows
 
     def _demand(self, lead: int, now: float) -> ArrivalDemand:
@@ -153,7 +136,7 @@ class BatchSelector:
         That is the arrival rate; after a burst it is at least the rate at which the queued requests must be served.
         """
         devices = len(self._devices.available)
-        demands = [rate.demand(now, devices) for rate in self._arrival_rates[: lead + 1]]
+        demands = [self.arrivals.demand(rank, now, devices) for rank in range(lead + 1)]
         rate, deadline = sum([demand.rows_per_second for demand in demands]), demands[lead].typical_deadline
         if deadline:
             rate = max(rate, self._backlog.count_with_deadline(lead) / devices / deadline)

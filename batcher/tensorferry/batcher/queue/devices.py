@@ -134,7 +134,7 @@ class Devices:
     Estimates count the `available` devices only.
     """
 
-    __slots__ = ("_next_start", "available", "each", "recovered_or_closed")
+    __slots__ = ("available", "each", "next_start", "recovered_or_closed")
 
     def __init__(self, lock: threading.Lock, count: int) -> None:
         # An outage has ended or changed, or the queue may have ended. The workers of devices with an outage wait for it.
@@ -142,15 +142,14 @@ class Devices:
         self.each = [Device(lock) for _ in range(count)]
         # Those without an outage; all devices if none is left, because they are expected back.
         self.available = self.each
-        # When the first device can start a batch, in the past while one is idle. None if it must be computed again:
-        # only requests with deadlines need it.
-        self._next_start: float | None = None
+        # When the first available device can start a batch that is dispatched to it, in the past while one is idle. None
+        # until `find_next_start`, because only requests with deadlines need it.
+        self.next_start: float | None = None
 
-    def next_start(self, now: float) -> float:
-        """Return when the first available device can start a batch that is dispatched to it."""
-        if self._next_start is None:
-            self._next_start = min([device.start_at(now) for device in self.available])
-        return max(self._next_start, now)
+    def find_next_start(self, now: float) -> float:
+        """Return `next_start`, after a batch was dispatched or has run."""
+        self.next_start = min([device.start_at(now) for device in self.available])
+        return self.next_start
 
     def begin_outage(self, device: Device, now: float, try_at: float) -> Outage:
         """Start an outage of a device, or return the one that goes on already."""
@@ -166,7 +165,7 @@ class Devices:
 
     def _count_available(self) -> None:
         self.available = [device for device in self.each if device.outage is None] or self.each
-        self._next_start = None
+        self.next_start = None
 
     def dispatched(self, device: Device, now: float, seconds: float, host_lead_time: float = 0.0) -> None:
         """Note a batch that keeps a device for `seconds`, after `host_lead_time` seconds of preparation."""
@@ -175,14 +174,14 @@ class Devices:
         device.host_lead_time = host_lead_time
         device.in_flight.append(seconds)
         device.batches_outstanding += 1
-        self._next_start = None
+        self.next_start = None
 
     def completed(self, device: Device, now: float) -> None:
         """Note that a device has run a batch."""
         in_flight = device.in_flight
         in_flight.popleft()
         device.free_at = now + sum(in_flight) if in_flight else now
-        self._next_start = None
+        self.next_start = None
 
     def wake(self, dispatch_at: Callable[[Device], float]) -> None:
         """Wake a worker of the device with the earliest `dispatch_at`, preferring an idle one."""

@@ -30,7 +30,7 @@ class Expiry:
     `policies` has one entry for each class, or none at all.
     """
 
-    __slots__ = ("_backlog", "_devices", "_due", "_wait_until", "timeouts")
+    __slots__ = ("_backlog", "_devices", "_due", "timeouts", "wait_until")
 
     def __init__(
         self, lock: threading.Lock, backlog: Backlog, devices: Devices, policies: Sequence[QueuePolicy]
@@ -40,18 +40,18 @@ class Expiry:
         # None if no class has a queue policy.
         self.timeouts = TimeoutHeap(policies) if policies else None
         # A request must expire while no worker is free to see it, or the queue closes. The expiry thread waits
-        # for it, until `_wait_until` at most.
+        # for it, until `wait_until` at most; -inf if it does not wait, or is notified.
         self._due = threading.Condition(lock)
-        self._wait_until = math.inf
+        self.wait_until = -math.inf
 
     def wait(self, clock: Clock, until: float) -> None:
         """Let the expiry thread wait, at most until `until`."""
-        self._wait_until = until
+        self.wait_until = until
         if until < math.inf:
             clock.wait(self._due, until)
         else:
             self._due.wait()
-        self._wait_until = math.inf
+        self.wait_until = -math.inf
 
     def notify(self) -> None:
         """Wake the expiry thread."""
@@ -59,12 +59,13 @@ class Expiry:
 
     def notify_by(self, due: float) -> None:
         """Wake the expiry thread if it would sleep past `due` and no worker is free to expire requests then."""
-        if due >= self._wait_until:
+        if due >= self.wait_until:
             return
         for device in self._devices.each:
             if device.waiting and not device.batches_outstanding:
                 return
         self._due.notify()
+        self.wait_until = -math.inf
 
     def queued(self, requests: Sequence[Request]) -> None:
         """Note a request that was queued, or the parts of one, if there are timeouts; else `notify_by` does."""

@@ -94,25 +94,33 @@ class OverloadControl:
         elif self._long_since == math.inf:
             self._long_since = now
 
-    def rejection(self, request: Request, bucket: Bucket, now: float) -> QueueFull | None:
-        """Return why a request with a deadline is rejected; None if it may wait.
+    def rejection(self, request: Request, bucket: Bucket, start: float, now: float) -> QueueFull | None:
+        """Return why a request with a deadline is rejected; None if it may wait. A device can start a batch at `start`.
 
         Must be called if more than `full_batches_rows` rows are queued.
         """
         cost_model, backlog, devices = bucket.cost_model, self._backlog, self._devices
         max_rows, time_left = self._max_batch_size, request.deadline - now
-        self._shortest = min(self._shortest, time_left)
+        if time_left < self._shortest:
+            self._shortest = time_left
+        full = cost_model.mean(max_rows)
+        row = full / max_rows / len(devices.available)
+        if (
+            start - now + backlog.rows * row + full <= time_left
+            and now - self._long_since <= _INTERVAL_FACTOR * time_left
+            and self.last_rejection is None
+        ):
+            # It is in time even after all others.
+            return None
         if len(backlog.buckets) > 1 or not cost_model.is_recent(now):
             # With several buckets a long queue is useful: it makes the batches of rare ones larger.
             return None
         # Only requests of its own class are counted, as if the devices were theirs alone: a lower bound.
         ahead = bucket.class_queues[request.rank].rows_ahead(request)
-        full = cost_model.mean(max_rows)
         if ahead <= self.full_batches_rows or time_left < _MIN_DEADLINE_BATCHES * full:
             return None
         last_batch = cost_model.mean(min(max_rows, int(ahead) % max_rows + 1))
-        row = full / max_rows / len(devices.available)
-        wait = devices.next_start(now) - now + ahead * row + last_batch
+        wait = start - now + ahead * row + last_batch
         long_queue = ahead > _MIN_QUEUED_BATCHES * self.full_batches_rows
         allowed = self._allowed(time_left, now, long_queue=long_queue)
         if wait <= allowed:

@@ -121,16 +121,16 @@ class RequestQueue:
             for request in displaced:
                 self._end_queued_locked(request)
             self._returns.arrived(now)
-            has_deadline, selector = deadline < _INF, self._selector
+            counted = deadline < _INF or now < self._selector.arrivals.counted_until
             for request in requests:
                 request.arrival = now
                 request.state = QUEUED
-                if has_deadline or now < selector.demand_until:
-                    selector.arrived(request.rank, now, request.rows_counted, deadline - now)
+                if counted:
+                    self._selector.arrivals.arrived(request.rank, now, request.rows_counted, deadline - now)
                 bucket = backlog.add(request)
             if self._expiry.timeouts is not None:
                 self._expiry.queued(requests)
-            elif has_deadline:
+            elif deadline < self._expiry.wait_until:
                 self._expiry.notify_by(deadline)
             wakeup = self._wakeup
             if wakeup.pending or not wakeup.must_wake_for(bucket, rows, deadline):
@@ -149,7 +149,7 @@ class RequestQueue:
     def fast_reject(self, deadline: float) -> QueueFull | None:
         """Return why a request with this deadline would be rejected; None if that is uncertain."""
         # Without the lock, because there is nearly never one. A late look at it only costs a normal check.
-        if not self._admission.may_fast_reject:
+        if self._selector.overload.last_rejection is None:
             return None
         with self._lock:
             return self._admission.fast_reject(deadline, self._clock.now())
