@@ -136,6 +136,22 @@ def test_entries_are_sorted_and_models_are_the_loaded_ones() -> None:
     assert [m.version for m in registry.models()] == ["9", "10"]
 
 
+def test_the_only_model_is_known_while_there_is_exactly_one() -> None:
+    registry = ModelRegistry()
+    assert registry.only_model is None
+    registry.mark_loading("a", "1")
+    assert registry.only_model is None
+    a, b = model("a"), model("b")
+    registry.mark_ready(a)
+    assert registry.only_model is a
+    registry.mark_ready(b)
+    assert registry.only_model is None
+    registry.mark_unloading(a)
+    assert registry.only_model is None, "its requests are still running"
+    registry.mark_unloaded(a)
+    assert registry.only_model is b
+
+
 def test_a_model_with_a_batch_size_is_batched() -> None:
     assert model("m", max_batch_size=1).batched
     assert not model("m", max_batch_size=0).batched

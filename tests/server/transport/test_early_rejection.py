@@ -36,14 +36,10 @@ class Model:
 
 
 class Registry:
-    """A registry; the test increments `generation` when it changes the models."""
+    """A registry with one model, several or none."""
 
-    def __init__(self, *models: Model) -> None:
-        self.held = models
-        self.generation = 1
-
-    def models(self) -> tuple[Model, ...]:
-        return self.held
+    def __init__(self, only_model: Model | None) -> None:
+        self.only_model = only_model
 
 
 def early_rejection(registry: Registry, *sources: str) -> EarlyRejection:
@@ -54,37 +50,24 @@ def early_rejection(registry: Registry, *sources: str) -> EarlyRejection:
 
 def test_the_only_models_batcher_decides() -> None:
     rejection = early_rejection(Registry(Model()))
+    assert rejection.one_model
     assert rejection.check(9.0) is FULL
     assert rejection.check(11.0) is None
 
 
 def test_a_message_is_read_unless_there_is_exactly_one_model() -> None:
-    assert early_rejection(Registry()).check(9.0) is None
-    registry = Registry(Model(), Model())
+    registry = Registry(None)
     rejection = early_rejection(registry)
+    assert not rejection.one_model
     assert rejection.check(9.0) is None
-    registry.held = registry.held[:1]
-    registry.generation += 1
+    registry.only_model = Model()
     assert rejection.check(9.0) is FULL
-    registry.held = ()
-    registry.generation += 1
-    assert rejection.check(9.0) is None
 
 
 def test_a_message_is_read_while_calls_are_traced() -> None:
     model = Model()
     assert early_rejection(Registry(model), "file").check(9.0) is None
     assert not model.asked
-
-
-def test_the_only_batcher_is_none_with_two_models() -> None:
-    registry = Registry(Model())
-    rejection = early_rejection(registry, "file")
-    batcher: Any = rejection.only_batcher()
-    assert batcher is registry.held[0]
-    registry.held = (Model(), Model())
-    registry.generation += 1
-    assert rejection.only_batcher() is None
 
 
 @pytest.fixture
@@ -106,7 +89,7 @@ def reject_all(served: ServedTransport) -> list[float]:
         asked.append(deadline)
         return FULL
 
-    rejection = SimpleNamespace(check=check, only_batcher=object, tracing_enabled=False)
+    rejection = SimpleNamespace(check=check, one_model=True, tracing_enabled=False)
     served.service.early_rejection = rejection  # type: ignore[assignment]
     return asked
 
@@ -161,8 +144,8 @@ def test_the_polling_thread_pauses_only_with_a_single_model(
 ) -> None:
     """The pause would delay the calls of another model, which may have no queue."""
     assert by_lane.lane is not None
-    batcher = None if others else SimpleNamespace(fast_reject=lambda deadline: None)
-    monkeypatch.setattr(by_lane.service.early_rejection, "only_batcher", lambda: batcher)
+    model = None if others else SimpleNamespace(batcher=SimpleNamespace(fast_reject=lambda deadline: None))
+    monkeypatch.setattr(by_lane.service.early_rejection, "_registry", SimpleNamespace(only_model=model))
     pauses: list[float] = []
     monkeypatch.setattr(by_lane.lane.response_batcher, "pause", pauses.append)
     by_lane.service.answer_at_once = lambda request_id: failure(request_id, FULL)

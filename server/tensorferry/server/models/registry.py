@@ -95,12 +95,14 @@ class ModelRegistry:
 
     def __init__(self, *, may_be_empty: bool = True) -> None:
         self._may_be_empty = may_be_empty
-        # Guards _entries and generation. Held only for look-ups and updates, which may read a model's health. Models
-        # are loaded and closed without it.
+        # Guards _entries, generation and only_model. Held only for look-ups and updates, which may read a model's health.
+        # Models are loaded and closed without it. The last two are also read without it.
         self._lock = threading.Lock()
         self._entries: dict[str, dict[str, RegistryEntry]] = {}
         # Increases when an entry changes, so that callers can detect stale look-ups.
         self.generation = 0
+        # The loaded model, ready or unloading; None if there are several, or none.
+        self.only_model: Model | None = None
         self._complete = False
 
     @property
@@ -195,6 +197,9 @@ class ModelRegistry:
 
     def _put_locked(self, entry: RegistryEntry) -> None:
         self._entries.setdefault(entry.name, {})[entry.version] = entry
+        entries = [each for versions in self._entries.values() for each in versions.values()]
+        models = [each.model for each in entries if each.model is not None]
+        self.only_model = models[0] if len(models) == 1 else None
         self.generation += 1
 
     def get(self, name: str, version: str = "") -> Model:
