@@ -85,17 +85,14 @@ class ResponseBatcher:
         """Send the batch; return when every response was sent."""
         this_thread = self.this_thread
         responses, this_thread.collected = this_thread.collected or [], None
-        if this_thread.polls:
-            self._send_corked(responses)
-            return
-        if len(responses) < 2 or not self._polled:
-            _send(responses)
+        if this_thread.polls or len(responses) < 2 or not self._polled:
+            self._send(responses)
             return
         handover = _Handover(responses[1:])
         # Before the first response is sent, because its event makes the polling thread look for handovers.
         self.handovers.append(handover)
         self._wake.set()
-        _send(responses[:1])
+        self._send(responses[:1])
         while not handover.sent.acquire(timeout=_HANDOVER_SECONDS):
             try:
                 self.handovers.remove(handover)
@@ -103,7 +100,7 @@ class ResponseBatcher:
                 # It is being sent.
                 continue
             # The server has stopped, and no thread polls.
-            _send(handover.responses)
+            self._send(handover.responses)
             return
 
     def flush(self) -> None:
@@ -113,13 +110,27 @@ class ResponseBatcher:
                 handover = self.handovers.popleft()
             except IndexError:
                 return
-            self._send_corked(handover.responses)
+            self._send(handover.responses)
             handover.sent.release()
 
-    def _send_corked(self, responses: Sequence[Send]) -> None:
-        self._cork.begin(len(responses))
-        _send(responses, self._cork)
-        self._cork.end()
+    def _send(self, responses: Sequence[Send]) -> None:
+        cork = self._cork if self.this_thread.polls else None
+        if cork is not None:
+            cork.begin(len(responses))
+        for number, (send, response) in enumerate(responses, 1):
+            try:
+                nbytes = send(response)
+            except BaseException:
+                # The other responses of the batch must still be sent.
+                _log.exception("a response could not be sent; this is a bug in tensorferry.server")
+                continue
+            if cork is not None and cork.corked:
+                if nbytes > _LARGE_BYTES:
+                    cork.end()
+                elif number % _MAX_CORKED_RESPONSES == 0 and number < len(responses):
+                    cork.flush()
+        if cork is not None:
+            cork.end()
 
 
 class _Handover:
@@ -130,18 +141,3 @@ class _Handover:
     def __init__(self, responses: Sequence[Send]) -> None:
         self.responses = responses
         self.sent = threading.Semaphore(0)
-
-
-def _send(responses: Sequence[Send], cork: TcpCork | None = None) -> None:
-    for number, (send, response) in enumerate(responses, 1):
-        try:
-            nbytes = send(response)
-        except BaseException:
-            # The other responses of the batch must still be sent.
-            _log.exception("a response could not be sent; this is a bug in tensorferry.server")
-            continue
-        if cork is not None and cork.corked:
-            if nbytes > _LARGE_BYTES:
-                cork.end()
-            elif number % _MAX_CORKED_RESPONSES == 0 and number < len(responses):
-                cork.flush()
