@@ -16,6 +16,7 @@ from support.server import log_lines
 from support.server.rig import PATIENCE
 
 from tensorferry.server.telemetry import logs
+from tensorferry.server.telemetry.log_format import JsonFormatter
 from tensorferry.server.telemetry.repeated_warnings import MAX_REPEATS
 
 
@@ -39,7 +40,7 @@ def record(message: str = "%s rows", *args: object, **fields: Any) -> logging.Lo
 def test_a_json_line_is_one_object() -> None:
     made = record('3 %s\nin "quotes"', "rows")
     made.created, made.msecs = 1_700_000_000.0, 7.9
-    line = logs.JsonFormatter().format(made)
+    line = JsonFormatter().format(made)
     assert "\n" not in line
     assert json.loads(line) == {
         "time": "2023-11-14T22:13:20.007Z",
@@ -50,7 +51,7 @@ def test_a_json_line_is_one_object() -> None:
 
 
 def test_extra_fields_of_any_type_are_added() -> None:
-    line = json.loads(logs.JsonFormatter().format(record("m", model="digits", rows=3, error=OSError("gone"))))
+    line = json.loads(JsonFormatter().format(record("m", model="digits", rows=3, error=OSError("gone"))))
     assert (line["model"], line["rows"], line["error"]) == ("digits", 3, "gone")
 
 
@@ -59,7 +60,7 @@ def test_an_exception_is_in_the_line() -> None:
         raise ValueError("why")
     except ValueError:
         made = record("failed", exc_info=sys.exc_info())
-    line = logs.JsonFormatter().format(made)
+    line = JsonFormatter().format(made)
     assert "\n" not in line
     assert json.loads(line)["exception"].endswith("ValueError: why")
 

@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from tensorferry.server.telemetry import logs, repeated_warnings
+from tensorferry.server.telemetry import repeated_warnings
+from tensorferry.server.telemetry.log_format import JsonFormatter, text_formatter
 from tensorferry.server.telemetry.repeated_warnings import MAX_REPEATS, PERIOD_SECONDS, RepeatLimit
 
 
@@ -81,9 +82,5 @@ def test_any_arguments_are_accepted(limit: RepeatLimit, arguments: tuple[object,
 def test_a_text_line_contains_the_count() -> None:
     made = record()
     made.repeats_left_out = 7
-    assert (
-        logs._text_formatter(False)
-        .format(made)
-        .endswith("model m failed: why (7 more like this were left out)")
-    )
-    assert '"repeats_left_out": 7' in logs.JsonFormatter().format(made)
+    assert text_formatter(False).format(made).endswith("model m failed: why (7 more like this were left out)")
+    assert '"repeats_left_out": 7' in JsonFormatter().format(made)

@@ -15,7 +15,7 @@ from tensorferry.batcher import BatchInfo, Cancelled, DeadlineExceeded, QueueFul
 from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.status import mapped_status
-from tensorferry.server.telemetry import logs
+from tensorferry.server.telemetry.log_format import JsonFormatter
 from tensorferry.server.telemetry.trace_context import TraceContext
 from tensorferry.server.tracing.access_log import AccessLog, access_log_fields
 from tensorferry.server.tracing.trace import RequestTrace
@@ -182,7 +182,7 @@ def test_text_of_a_client_stays_on_one_line(lines: Lines) -> None:
     assert message.isprintable()
     assert len(message) < 500
     assert message.startswith("method=ModelInfer request_id='a\\r\\n\\x1b[31mERROR b=1 xxx")
-    line = json.loads(logs.JsonFormatter().format(record))
+    line = json.loads(JsonFormatter().format(record))
     assert line["request_id"].startswith("a\r\n")
     assert len(line["request_id"]) == 128
 

@@ -5,17 +5,15 @@ Lines go through a bounded queue to a writer thread, so logging never waits for 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import select
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tensorferry.server.errors import truncate
+from tensorferry.server.telemetry.log_format import JsonFormatter, text_formatter
 from tensorferry.server.telemetry.log_writer import BackgroundWriter
 from tensorferry.server.telemetry.repeated_warnings import RepeatLimit
 from tensorferry.server.telemetry.trace_context import TraceContext
@@ -26,27 +24,6 @@ _log = logging.getLogger("tensorferry.server")
 # log with them.
 _GRPC = "grpc._cython.cygrpc"
 _NOT_TEXT = "Invalid encoding on %s"
-
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-
-
-class JsonFormatter(logging.Formatter):
-    """Formatter with one JSON object per line: time (UTC), level, logger, message and the `extra` fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the record as one line."""
-        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line: dict[str, Any] = {
-            "time": f"{seconds}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line.update({key: value for key, value in vars(record).items() if key not in _STANDARD})
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
-
 
 # Limit for text of clients in a line.
 _MAX_QUOTED = 128
@@ -183,7 +160,7 @@ class LogOutput:
 
     def _apply_locked(self) -> None:
         levels = self._levels
-        self._handler.setFormatter(JsonFormatter() if self.json else _text_formatter(levels.iso_times))
+        self._handler.setFormatter(JsonFormatter() if self.json else text_formatter(levels.iso_times))
         # Loggers then skip lines that would not be written.
         logging.getLogger().setLevel(levels.least_level)
 
@@ -228,36 +205,12 @@ def _write_all(data: bytes) -> None:
             return
 
 
-class _TextFormatter(logging.Formatter):
-    """Formatter that keeps each message on one line, whatever it quotes. A traceback has further lines."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name is logging's)
-        """Return the line with control characters escaped."""
-        line = super().formatMessage(record)
-        if left_out := getattr(record, "repeats_left_out", 0):
-            line += f" ({left_out} more like this were left out)"
-        return line if line.isprintable() else "".join(map(_visible, line))
-
-
-def _visible(character: str) -> str:
-    return character if character.isprintable() else ascii(character)[1:-1]
-
-
 def _downgrade_client_faults(record: logging.LogRecord) -> bool:
     """Make grpcio's records about clients' headers debug records. Others pass unchanged."""
     if record.msg == _NOT_TEXT:
         record.levelno, record.levelname, record.exc_info = logging.DEBUG, "DEBUG", None
         return logging.getLogger().isEnabledFor(logging.DEBUG)
     return True
-
-
-def _text_formatter(iso_times: bool) -> logging.Formatter:
-    formatter = _TextFormatter(
-        "%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%SZ" if iso_times else "%H:%M:%S"
-    )
-    if iso_times:
-        formatter.converter = time.gmtime
-    return formatter
 
 
 def configure(log_format: str, level: str) -> LogOutput:

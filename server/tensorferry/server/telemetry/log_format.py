@@ -1,0 +1,53 @@
+"""Formats of log lines: text, or one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """Formatter with one JSON object per line: time (UTC), level, logger, message and the `extra` fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line.update({key: value for key, value in vars(record).items() if key not in _STANDARD})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class _TextFormatter(logging.Formatter):
+    """Formatter that keeps each message on one line, whatever it quotes. A traceback has further lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name is logging's)
+        """Return the line with control characters escaped."""
+        line = super().formatMessage(record)
+        if left_out := getattr(record, "repeats_left_out", 0):
+            line += f" ({left_out} more like this were left out)"
+        return line if line.isprintable() else "".join(map(_visible, line))
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]
+
+
+def text_formatter(iso_times: bool) -> logging.Formatter:
+    """Return the formatter of text lines, with the local time of day, or ISO 8601 times in UTC."""
+    formatter = _TextFormatter(
+        "%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%SZ" if iso_times else "%H:%M:%S"
+    )
+    if iso_times:
+        formatter.converter = time.gmtime
+    return formatter
