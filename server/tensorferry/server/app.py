@@ -34,7 +34,7 @@ from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.recovering_instance import REBUILD_SECONDS
 from tensorferry.server.recovery.watchdog import Watchdog
 from tensorferry.server.runtime.devices import choose_device
-from tensorferry.server.runtime.scratch_directory import remove_abandoned
+from tensorferry.server.scratch_directory import remove_abandoned
 from tensorferry.server.shared_memory.regions import Regions
 from tensorferry.server.telemetry.logs import LogOutput
 from tensorferry.server.tracing.triton import TritonTracing

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from tensorferry.protos import POOL, SERVICE_NAME
+from tensorferry.server.addresses import address_of, cannot_listen
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference.service import InferenceService
@@ -39,11 +40,6 @@ _MAX_LANE_STREAMS = 10_000
 
 # More than one, so that one large message does not delay all others.
 _UNPACK_THREADS = 2
-
-
-def address_of(host: str, port: int) -> str:
-    """Return host:port, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 class GrpcServer:
@@ -149,10 +145,7 @@ class GrpcServer:
             else:
                 self.port = self._server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
-            raise StartError(
-                f"cannot listen on {self.address}: the address is in use, or is not an address of this machine ({error}); "
-                "choose others by --host and --port (0 picks a free port)"
-            ) from None
+            raise cannot_listen(self.address, error) from None
         before_start()
         self._server.start()
         if self._lane is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tensorferry.server.runtime.scratch_directory import ScratchDirectory
+from tensorferry.server.scratch_directory import ScratchDirectory
 
 
 class UploadedFiles:

@@ -16,8 +16,8 @@ import numpy as np
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.runtime.ort_options import Fp16, OrtOptions
 from tensorferry.server.runtime.sampling import Array, as_float64, random_inputs
-from tensorferry.server.runtime.scratch_directory import ScratchDirectory
 from tensorferry.server.runtime.session import Session
+from tensorferry.server.scratch_directory import ScratchDirectory
 from tensorferry.server.signature import Signature, TensorSpec
 
 if TYPE_CHECKING:

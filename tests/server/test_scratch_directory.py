@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tensorferry.server.models.uploaded_files import UploadedFiles
-from tensorferry.server.runtime.scratch_directory import ScratchDirectory, remove_abandoned
+from tensorferry.server.scratch_directory import ScratchDirectory, remove_abandoned
 
 _OTHER_PROCESS = """
 import sys
