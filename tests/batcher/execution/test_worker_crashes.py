@@ -31,7 +31,7 @@ from tensorferry.batcher.testing import ScriptedRunner
 # The steps of a worker with a batch, in order, and the outcome of its requests after a crash there.
 STEPS = [
     (RequestQueue, "take", "answered"),
-    (BatchSelector, "credits", "answered"),
+    (RequestQueue, "_poll_locked", "answered"),
     (BatchSelector, "select", "answered"),
     (Devices, "dispatched", "answered"),
     (WorkerWakeup, "wake", "answered"),
@@ -153,7 +153,7 @@ def test_requests_that_were_taken_but_not_handed_out_are_completed(
             expire(queue, start + 7200, now + 7200)
 
     monkeypatch.setattr(RequestQueue, "_expire_locked", expire_by_worker)
-    crashed = fails_once(monkeypatch, BatchSelector, "credits", SystemExit())
+    crashed = fails_once(monkeypatch, RequestQueue, "_poll_locked", SystemExit())
     runner.open()
     reach(crashed)
     # By the worker that crashed, or by the expiry thread.
@@ -282,7 +282,7 @@ def test_after_a_crash_of_an_inline_run_a_worker_takes_over(
     batcher = make(lambda x: x * 2, 4)
     batcher.add_warmup_sample(1, 1e-5)
     batcher.add_warmup_sample(4, 1e-5)
-    for owner, name in ((BatchExecutor, "run"), (BatchSelector, "credits"), (Devices, "dispatched")):
+    for owner, name in ((BatchExecutor, "run"), (RequestQueue, "_poll_locked"), (Devices, "dispatched")):
         with monkeypatch.context() as patch:
             crashed = fails_once(patch, owner, name, SystemExit(), on=threading.current_thread().name)
             recorders = [Recorder() for _ in range(3)]

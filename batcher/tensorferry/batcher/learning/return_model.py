@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -26,6 +27,8 @@ _LEAST_BATCHES = 20
 _LEAST_SHARE = 0.5
 # The model is updated after this many batches and seconds, or after `_MOST_BATCHES_AN_UPDATE` batches.
 _BATCHES_AN_UPDATE, _UPDATE_SECONDS, _MOST_BATCHES_AN_UPDATE = 8, 20e-3, 512
+# More arrivals between two batches are forgotten, the oldest first.
+_MOST_ARRIVALS = 1 << 16
 # A wait must answer clients faster by at least this factor.
 _LEAST_GAIN = 1.01
 # A client that is not back when this share of the returning ones is back counts as gone.
@@ -116,10 +119,11 @@ class ReturnModel:
         self._width = 0.0
         self._answered_at = 0.0
         self._answered = 0
-        # Times of the requests that arrived since then; those after `_horizon_end` are only counted.
-        self._arrivals: list[float] = []
-        self._late_arrivals = 0
-        self._horizon_end = -math.inf
+        # Times of the requests that arrived since then.
+        self._arrivals: deque[float] = deque(maxlen=_MOST_ARRIVALS)
+        # Note an accepted request by its time: it may be from a client that was just answered. The deque's own method,
+        # because it is called for each request.
+        self.arrived = self._arrivals.append
         self._waits = 0
         # How many requests the last wait is for.
         self.wanted = 0
@@ -146,38 +150,28 @@ class ReturnModel:
         self._end = 0.0
         self._answered = 0
         self._arrivals.clear()
-        self._horizon_end = -math.inf
 
     @property
     def expected(self) -> bool:
         """Whether answered clients return soon, as far as is known."""
         return self._end > 0.0
 
-    def arrived(self, now: float) -> None:
-        """Note an accepted request: it may be from a client that was just answered."""
-        if now < self._horizon_end:
-            self._arrivals.append(now)
-        else:
-            self._late_arrivals += 1
-
     def answered(self, now: float, callers: int) -> None:
         """Note a batch of `callers` requests that ran; the first of them is answered next."""
-        if self._horizon == 0.0:
-            return
         if self._answered:
             elapsed = now - self._answered_at
-            weight, lasted = self._weight, _BINS
+            weight, lasted, later = self._weight, _BINS, len(self._arrivals)
             for arrival in self._arrivals:
                 at = int((arrival - self._answered_at) / self._width)
-                if at < _BINS:
-                    self._returns[at] += weight
-                else:
-                    self._late_arrivals += 1
+                if at >= _BINS:
+                    break
+                self._returns[at] += weight
+                later -= 1
             if elapsed < self._horizon:
                 lasted = int(elapsed / self._width)
             else:
                 self._later_seconds += (elapsed - self._horizon) * weight
-            self._later += self._late_arrivals * weight
+            self._later += later * weight
             self._callers[lasted] += weight * self._answered
             self._batches[lasted] += weight
             self._weight = weight / _DECAY
@@ -187,9 +181,8 @@ class ReturnModel:
             ):
                 self._update_at = now + _UPDATE_SECONDS
                 self._take_snapshot()
-        self._answered_at, self._answered, self._late_arrivals = now, callers, 0
+        self._answered_at, self._answered = now, callers if self._horizon else 0
         self._arrivals.clear()
-        self._horizon_end = now + self._horizon
 
     def _take_snapshot(self) -> None:
         self._since_update = 0
@@ -239,7 +232,7 @@ class ReturnModel:
         if not self._horizon / _HORIZON_DRIFT <= horizon <= self._horizon * _HORIZON_DRIFT or not alone:
             self._reset(horizon)
             return now
-        outstanding = self._answered - len(self._arrivals) - self._late_arrivals
+        outstanding = self._answered - len(self._arrivals)
         if outstanding <= 0 or room <= 0 or now >= self._answered_at + self._end:
             return now
         callers = queued + outstanding

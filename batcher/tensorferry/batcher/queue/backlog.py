@@ -34,7 +34,7 @@ class Backlog:
         self._pipelined = pipelined
         # The buckets with queued requests; and all remembered buckets, the last used at the end.
         self.buckets: dict[Hashable, Bucket] = {}
-        self._known: OrderedDict[Hashable, Bucket] = OrderedDict()
+        self.known: OrderedDict[Hashable, Bucket] = OrderedDict()
         # 0 only when nothing is queued, because each request counts for at least one row.
         self.rows = 0
         # How many of the queued requests have a deadline.
@@ -54,22 +54,22 @@ class Backlog:
 
     def bucket(self, key: Hashable) -> Bucket:
         """Return the bucket of a key and mark it as used; a new one if it is unknown."""
-        bucket = self._known.get(key)
+        bucket = self.known.get(key)
         if bucket is not None:
-            self._known.move_to_end(key)
+            self.known.move_to_end(key)
             return bucket
         cost_model = BatchCostModel(self._limits.max_batch_size, pipelined=self._pipelined)
         for rows, seconds in self._warmup_samples:
             cost_model.add_warmup_sample(rows, seconds)
-        bucket = self._known[key] = Bucket(cost_model, self._class_queues())
-        if len(self._known) > _MAX_BUCKETS:
+        bucket = self.known[key] = Bucket(cost_model, self._class_queues())
+        if len(self.known) > _MAX_BUCKETS:
             self._forget_one()
         return bucket
 
     @property
     def one_kind(self) -> bool:
         """Return whether all requests so far could have shared a batch."""
-        return len(self._known) == 1
+        return len(self.known) == 1
 
     def _class_queues(self) -> Sequence[ClassQueue]:
         """Return the empty class queues of a new bucket."""
@@ -78,11 +78,11 @@ class Backlog:
     def _forget_one(self) -> None:
         # A bucket in use is kept: the samples of its running batches would be lost.
         for _ in range(_FORGET_TRIES):
-            key = next(iter(self._known))
+            key = next(iter(self.known))
             if key not in self.buckets:
-                del self._known[key]
+                del self.known[key]
                 return
-            self._known.move_to_end(key)
+            self.known.move_to_end(key)
 
     def add(self, request: Request, *, again: bool = False) -> Bucket:
         """Queue a request and return its bucket; with `again` it was taken out before and gets its place back."""
@@ -227,7 +227,7 @@ class Backlog:
         """Return the statistics of every remembered bucket, by its key."""
         return {
             key: bucket.cost_model.statistics(bucket.requests, bucket.rows)
-            for key, bucket in self._known.items()
+            for key, bucket in self.known.items()
         }
 
 

@@ -75,9 +75,9 @@ class LearningSync:
                 rows += request.rows_counted
             if self._row_limits.needed:
                 self._row_limits.record_success(device, batch[0].key, rows)
-            found = self._backlog.bucket(batch[0].key).cost_model
-            if found.should_learn(now, rows, seconds + before + after):
-                cost_model = found
+            bucket = self._backlog.known.get(batch[0].key)
+            if bucket is not None and bucket.cost_model.should_learn(now, rows, seconds + before + after):
+                cost_model = bucket.cost_model
         answers = self._returns.snapshot
         if cost_model is None and answers is None:
             return None

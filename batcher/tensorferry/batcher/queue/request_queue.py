@@ -133,7 +133,11 @@ class RequestQueue:
             elif deadline < self._expiry.wait_until:
                 self._expiry.notify_by(deadline)
             wakeup = self._wakeup
-            if wakeup.pending or not wakeup.must_wake_for(bucket, rows, deadline):
+            # For the first request of a batch, and for the last.
+            must_wake = bucket.rows == rows or bucket.rows >= self._limits.max_batch_size
+            if not must_wake and wakeup.waits_for_more:
+                must_wake = wakeup.must_wake_for(bucket, deadline)
+            if wakeup.pending or not must_wake:
                 return displaced, False
             if notify:
                 wakeup.wake(now)
@@ -231,7 +235,10 @@ class RequestQueue:
             start = device.start_at(now)
         if backlog.deadlines or self._expiry.timeouts is not None:
             self._expire_locked(start, now)
-        decision = decide(backlog.buckets, now, self._limits, self._closing, self._selector.credits(now))
+        credits: Sequence[float] = ()
+        if len(backlog.buckets) > 1 or len(backlog.class_rows) > 1:
+            credits = self._selector.credits(now)
+        decision = decide(backlog.buckets, now, self._limits, self._closing, credits)
         if isinstance(decision, Wait):
             if self._unreported:
                 if backlog.rows:
@@ -256,8 +263,8 @@ class RequestQueue:
     def _dispatch_locked(self, device: Device, close: Close, start: float, now: float) -> BatchAssignment:
         """Take the batch of the bucket that closes, and all that goes with it; undo everything on an exception."""
         cost_model = self._backlog.buckets[close.key].cost_model
-        if self._wakeup.waits_for_returns is device:
-            self._wakeup.waits_for_returns = None
+        if self._wakeup.waits_for_more:
+            self._wakeup.wait_is_over(device)
         batch, shed, rows_by_rank = self._selector.select(close, device, start, now)
         before = device.batches_outstanding, self._running, self._busy
         try:

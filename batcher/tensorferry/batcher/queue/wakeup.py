@@ -70,10 +70,11 @@ class WorkerWakeup:
         "_returns_wanted",
         "_safe_deadline",
         "_waiting",
+        "_waits_for_returns",
         "_waits_until",
         "_wake_for_timeouts",
         "pending",
-        "waits_for_returns",
+        "waits_for_more",
     )
 
     def __init__(
@@ -97,11 +98,13 @@ class WorkerWakeup:
         # No worker need be woken: none waits, or one was woken that has not asked for work since.
         self.pending = True
         # The device whose next batch waits for returning clients; until when, and until how many requests are queued.
-        self.waits_for_returns: Device | None = None
+        self._waits_for_returns: Device | None = None
         self._waits_until = -math.inf
         self._returns_wanted = 0
         # Later deadlines allow that wait.
         self._safe_deadline = math.inf
+        # A batch may wait for more requests: for returning clients or, if there is one, in a window.
+        self.waits_for_more = limits.max_queue_delay > 0
 
     def wait(self, device: Device, until: float) -> None:
         """Let a worker of a device wait for work, at most until `until`."""
@@ -113,25 +116,25 @@ class WorkerWakeup:
             self._waiting -= 1
             # Another worker that was woken takes what it finds, and wakes the next if something is left.
             self.wakeup_lost()
-            if self.waits_for_returns is device:
-                self.waits_for_returns = None
+            self.wait_is_over(device)
 
     def wait_for_returns(self, device: Device, bucket: Bucket, until: float) -> Wait:
         """Return the decision that a device's next batch, of this bucket, waits until `until` for more requests."""
-        self.waits_for_returns, self._waits_until = device, until
+        self._waits_for_returns, self._waits_until, self.waits_for_more = device, until, True
         self._returns_wanted = self._returns.wanted
         safe = until + bucket.cost_model.upper(self._limits.max_batch_size) + TIMER_SLACK
         self._safe_deadline = safe if bucket.earliest_deadline > safe else math.inf
         return Wait(until)
 
-    def must_wake_for(self, bucket: Bucket, rows: int, deadline: float) -> bool:
-        """Return whether a waiting worker must be woken for a request of `rows` rows that was put into the bucket.
+    def wait_is_over(self, device: Device) -> None:
+        """Note that a device's next batch does not wait for returning clients any more, if it did."""
+        if self._waits_for_returns is device:
+            self._waits_for_returns = None
+            self.waits_for_more = self._limits.max_queue_delay > 0
 
-        Call it if none is `pending`.
-        """
-        if bucket.rows == rows or bucket.rows >= self._limits.max_batch_size:
-            return True
-        if self.waits_for_returns is not None:
+    def must_wake_for(self, bucket: Bucket, deadline: float) -> bool:
+        """Return whether a batch that `waits_for_more` must be decided again, after a request was added to its bucket."""
+        if self._waits_for_returns is not None:
             # Waking the worker for each request, so that it decides again, costs more.
             return (
                 bucket.requests >= self._returns_wanted
@@ -141,9 +144,7 @@ class WorkerWakeup:
                 )
             )
         # A worker that waits out a window must see an expiry before its end, and a size at which the window ends.
-        return self._limits.max_queue_delay > 0 and (
-            deadline < math.inf or bool(self._limits.preferred) or self._wake_for_timeouts
-        )
+        return deadline < math.inf or bool(self._limits.preferred) or self._wake_for_timeouts
 
     def wake(self, now: float) -> None:
         """Wake a worker of the device that can take a batch first, preferring an idle one."""
