@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -11,9 +12,13 @@ from typing import Any, cast
 import pytest
 from support.server.rig import PATIENCE
 
+from tensorferry.server.identity import ANONYMOUS
+from tensorferry.server.inference.reply import BuiltReply
 from tensorferry.server.transport.lane import batched_sends as module
-from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
+from tensorferry.server.transport.lane.batched_sends import LARGE_BYTES, ResponseBatcher
 from tensorferry.server.transport.lane.tcp_cork import TcpCork
+from tensorferry.server.transport.lane.unary import UnaryCall
+from tensorferry.server.transport.unread_responses import UnreadResponses
 
 
 class Sent:
@@ -86,7 +91,7 @@ def respond(response_batcher: ResponseBatcher, send: Callable[[int], int], numbe
     if collected is None:
         send(number)
     else:
-        collected.append((send, number))
+        collected.append((send, (number,)))
 
 
 class Numbers(list[int]):
@@ -150,7 +155,7 @@ def test_nothing_is_handed_over_before_a_thread_polls(response_batcher: Response
 
 
 class Journal(TcpCork):
-    """Cork that records what is done to it, and the sizes of the responses that are sent meanwhile."""
+    """Cork that records what is done to it, and the responses that are sent meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,31 +172,49 @@ class Journal(TcpCork):
         self.entries.append("end")
         self.corked = ()
 
-    def send(self, nbytes: int) -> int:
-        self.entries.append(nbytes)
-        return nbytes
+    def send(self, number: int) -> int:
+        self.entries.append(number)
+        return 1
 
 
 @pytest.mark.parametrize(
-    ("sizes", "expected"),
+    ("count", "expected"),
     [
-        ([1, 2], ["begin 2", 1, 2, "end"]),
-        # A large response sends what was collected, and what follows is not corked.
-        ([1, 100_000, 2], ["begin 3", 1, 100_000, "end", 2, "end"]),
+        (2, ["begin 2", 0, 1, "end"]),
         # The first of many does not wait for the last; the last is sent by `end`.
-        ([1] * 33, ["begin 33", *[1] * 32, "flush", 1, "end"]),
-        ([1] * 32, ["begin 32", *[1] * 32, "end"]),
+        (33, ["begin 33", *range(32), "flush", 32, "end"]),
+        (32, ["begin 32", *range(32), "end"]),
     ],
 )
-def test_responses_of_a_batch_are_corked(sizes: list[int], expected: list[str | int]) -> None:
+def test_responses_of_a_batch_are_corked(count: int, expected: list[str | int]) -> None:
     response_batcher = ResponseBatcher()
     response_batcher._cork = journal = Journal()
     response_batcher.bind_polling_thread()
-    response_batcher.begin(len(sizes))
-    for size in sizes:
-        respond(response_batcher, journal.send, size)
+    response_batcher.begin(count)
+    for number in range(count):
+        respond(response_batcher, journal.send, number)
     response_batcher.end()
     assert journal.entries == expected
+
+
+@pytest.mark.parametrize(("nbytes", "collected"), [(1, 1), (LARGE_BYTES, 1), (LARGE_BYTES + 1, 0)])
+def test_a_large_response_is_sent_at_once(nbytes: int, collected: int) -> None:
+    response_batcher = ResponseBatcher()
+    owner: Any = SimpleNamespace(
+        response_batcher=response_batcher, lock=threading.Lock(), unread=UnreadResponses()
+    )
+    started: list[Any] = []
+    core_call = SimpleNamespace(
+        start_server_batch=lambda operations, tag: started.append(tag), peer=lambda: b"ipv4:192.0.2.1:1"
+    )
+    event = SimpleNamespace(call=core_call, invocation_metadata=())
+    call = UnaryCall(owner, event, math.inf, ANONYMOUS)
+    response_batcher.begin(2)
+    call.end(BuiltReply("", lambda: [bytes(nbytes)]))
+    assert len(response_batcher.this_thread.collected or ()) == collected
+    assert started == [call.received, call.ended][: 2 - collected]
+    response_batcher.end()
+    assert started == [call.received, call.ended]
 
 
 def test_concurrent_workers_send_each_response_once(response_batcher: ResponseBatcher, sent: Sent) -> None:

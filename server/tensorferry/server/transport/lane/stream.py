@@ -12,6 +12,7 @@ from tensorferry.server.inference.stream_options import encode_or_status
 from tensorferry.server.status import INTERNAL_ERROR, Status
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.lane import cygrpc
+from tensorferry.server.transport.lane.batched_sends import LARGE_BYTES
 from tensorferry.server.transport.lane.owner import CallOwner
 from tensorferry.server.transport.lane.unread_responses import account_of
 from tensorferry.server.transport.stream_state import StreamEnd, StreamEntry, StreamState
@@ -95,16 +96,16 @@ class StreamCall:
         if content is None:
             return
         collected = self._owner.response_batcher.this_thread.collected
-        if collected is None:
+        if collected is None or nbytes > LARGE_BYTES:
             self._send(content)
         else:
-            collected.append((self._send, content))
+            collected.append((self._send, (content,)))
 
-    def _send(self, content: StreamEntry | StreamEnd) -> int:
-        """Send a response or the end of the stream; return the response's size."""
+    def _send(self, content: StreamEntry | StreamEnd) -> None:
+        """Send a response or the end of the stream."""
         if isinstance(content, StreamEnd):
             self._send_status(content.status)
-            return 0
+            return
         self._sending, reply = content, content.reply
         assert reply is not None
         message = encode_or_status(reply, self._options, self._owner.status_of)
@@ -113,13 +114,12 @@ class StreamCall:
                 # `closed` follows, and withdraws what is in flight.
                 self._state.end()
             self._send_status(message)
-            return 0
+            return
         # Core writes responses that are ready together at once. Initial metadata is sent only once it is written.
         flags = cygrpc.MORE_FOLLOWS if content.followed and not self._opening else 0
         operations = (*self._opening, cygrpc.SendMessageOperation(message, flags))
         self._opening = ()
         self._call.start_server_batch(operations, self.sent)
-        return len(message)
 
     def sent(self, event: Any) -> None:
         """Send and read on: a response was sent. Without success the client has left, and `closed` is called too."""

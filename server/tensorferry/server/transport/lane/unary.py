@@ -9,6 +9,7 @@ from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.status import INTERNAL_ERROR, Status, StatusCode
 from tensorferry.server.transport.lane import cygrpc
+from tensorferry.server.transport.lane.batched_sends import LARGE_BYTES
 from tensorferry.server.transport.lane.owner import CallOwner
 from tensorferry.server.transport.lane.unread_responses import count_response
 from tensorferry.server.transport.unread_responses import SMALL_BYTES, ResponseAccount
@@ -63,16 +64,8 @@ class UnaryCall:
         if self._left:
             self._handle.cancel()
 
-    def end(self, result: InferenceReply | Status) -> int:
-        """Send a response or a status, now or with the others of its batch. Called once, on any thread.
-
-        Returns the size of the response.
-        """
-        collected = self._owner.response_batcher.this_thread.collected
-        if collected is not None:
-            # Called again, outside the batch.
-            collected.append((self.end, result))
-            return 0
+    def end(self, result: InferenceReply | Status) -> None:
+        """Send a response or a status, now or with the others of its batch. Called once, on any thread."""
         data = b""
         if not isinstance(result, Status):
             self._reply = result
@@ -94,8 +87,11 @@ class UnaryCall:
         if not watches_cancel:
             # Core regards a call as abandoned unless its close is asked for once.
             operations = (*operations, cygrpc.IGNORE_CLOSE)
-        self._call.start_server_batch(operations, self.ended)
-        return len(data)
+        collected = self._owner.response_batcher.this_thread.collected
+        if collected is None or len(data) > LARGE_BYTES:
+            self._call.start_server_batch(operations, self.ended)
+        else:
+            collected.append((self._call.start_server_batch, (operations, self.ended)))
 
     def fail(self) -> None:
         """End the call with INTERNAL after an unexpected exception, unless it has or will have a reply."""
