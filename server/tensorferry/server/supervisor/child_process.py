@@ -18,10 +18,21 @@ _log = logging.getLogger("tensorferry.server")
 # From <sys/prctl.h>.
 _PR_SET_PDEATHSIG = 1
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 def exit_at_once() -> None:
     """End the process without waiting for anything. Status 1."""
     os._exit(1)
+
+
+def _end_only_with_supervisor() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    # The supervisor has blocked them, so that none could end the process before this moment.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    # Also ends a process that hangs in native code. The end of the control channel covers a supervisor that ended before.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class ChildProcess:
@@ -33,12 +44,7 @@ class ChildProcess:
     """
 
     def __init__(self, control_fd: int, on_supervisor_lost: Callable[[], None] = exit_at_once) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        # The supervisor has blocked them, so that none could end the process before this moment.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
-        # Also kills a process that hangs in native code. The end of the control channel covers an earlier end.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _end_only_with_supervisor()
         os.set_inheritable(control_fd, False)
         self._channel = ControlChannel(socket.socket(fileno=control_fd))
         self._exit = on_supervisor_lost
@@ -51,6 +57,7 @@ class ChildProcess:
     def _receive_start(self) -> dict[str, Any]:
         message = self._receive()
         if message is None or message.kind != "start":
+            self._channel.close()
             self._exit()
             raise SystemExit(1)
         message.close()

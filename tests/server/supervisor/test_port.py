@@ -1,0 +1,176 @@
+"""The port that front-ends share: reserved, joined by them, and refused to others."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import grpc
+import pytest
+from support.server.supervision import open_files
+
+from tensorferry.server.errors import StartError
+from tensorferry.server.supervisor import port
+from tensorferry.server.supervisor.port import PortReservation
+
+_HAS_IPV6 = socket.has_dualstack_ipv6()
+ipv6 = pytest.mark.skipif(not _HAS_IPV6, reason="the machine has no IPv6")
+
+
+@pytest.fixture(autouse=True)
+def no_socket_is_left() -> Iterator[None]:
+    before = open_files()
+    yield
+    assert open_files() == before
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def reserve(stack: ExitStack, host: str = "127.0.0.1", number: int = 0) -> PortReservation:
+    reservation = PortReservation(host, number)
+    stack.callback(reservation.close)
+    return reservation
+
+
+def listener(stack: ExitStack, host: str, number: int, *, shares: bool, reuses: bool = True) -> socket.socket:
+    """A listening socket like those of grpc."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuses)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shares)
+    sock.bind((host, number))
+    sock.listen()
+    return sock
+
+
+def test_front_ends_join_and_share_the_connections(stack: ExitStack) -> None:
+    reservation = reserve(stack)
+    assert reservation.address == f"127.0.0.1:{reservation.port}"
+    listeners = [listener(stack, "127.0.0.1", reservation.port, shares=True) for _ in range(2)]
+    for sock in listeners:
+        sock.setblocking(False)
+    accepted = [0, 0]
+    for _ in range(64):
+        with socket.create_connection(("127.0.0.1", reservation.port)):
+            for index, sock in enumerate(listeners):
+                try:
+                    sock.accept()[0].close()
+                except BlockingIOError:
+                    continue
+                accepted[index] += 1
+    assert sum(accepted) == 64
+    assert min(accepted) > 0
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "0.0.0.0", *(["::", "::1", "[::1]"] if _HAS_IPV6 else [])]
+)
+def test_grpc_joins(stack: ExitStack, host: str) -> None:
+    reservation = reserve(stack, host)
+    with ThreadPoolExecutor(1) as threads:
+        servers = [grpc.server(threads, options=[("grpc.so_reuseport", 1)]) for _ in range(2)]
+        for server in servers:
+            assert server.add_insecure_port(reservation.address) == reservation.port
+            server.start()
+        for server in servers:
+            server.stop(None).wait()
+
+
+def test_the_number_is_reserved_while_nothing_listens(stack: ExitStack) -> None:
+    reservation = reserve(stack)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", reservation.port))
+    with ExitStack() as front_end:
+        listener(front_end, "127.0.0.1", reservation.port, shares=True)
+    for reuse in (False, True):
+        with pytest.raises(OSError, match="in use"):
+            listener(stack, "127.0.0.1", reservation.port, shares=False, reuses=reuse)
+    listener(stack, "127.0.0.1", reservation.port, shares=True)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_port_of_another_program_is_refused(stack: ExitStack, shares: bool) -> None:
+    number = listener(stack, "127.0.0.1", 0, shares=shares).getsockname()[1]
+    with pytest.raises(StartError) as caught:
+        reserve(stack, "127.0.0.1", number)
+    assert str(caught.value).startswith(
+        f"cannot listen on 127.0.0.1:{number}: the address is in use, or is not an address of this machine ("
+    )
+
+
+def test_a_second_supervisor_is_refused(stack: ExitStack) -> None:
+    first = reserve(stack)
+    with pytest.raises(StartError, match="in use"):
+        reserve(stack, "127.0.0.1", first.port)
+    with pytest.raises(StartError, match="in use"):
+        reserve(stack, "0.0.0.0", first.port)
+    listener(stack, "127.0.0.1", first.port, shares=True)
+    with pytest.raises(StartError, match="in use"):
+        reserve(stack, "localhost", first.port)
+
+
+@ipv6
+def test_an_ipv4_program_blocks_all_addresses(stack: ExitStack) -> None:
+    number = listener(stack, "127.0.0.1", 0, shares=True).getsockname()[1]
+    for host in ("::", "0.0.0.0"):
+        with pytest.raises(StartError, match="in use"):
+            reserve(stack, host, number)
+
+
+def test_a_port_with_connections_of_an_earlier_server_is_free(stack: ExitStack) -> None:
+    with ExitStack() as earlier:
+        sock = listener(earlier, "127.0.0.1", 0, shares=False)
+        number = sock.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", number)) as client:
+            # The side that closes first keeps the port in TIME_WAIT.
+            sock.accept()[0].close()
+            assert client.recv(1) == b""
+    reserve(stack, "127.0.0.1", number)
+    listener(stack, "127.0.0.1", number, shares=True)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_of_another_machine_is_refused(stack: ExitStack, host: str) -> None:
+    with pytest.raises(StartError, match=f"cannot listen on {host}:8001: "):
+        reserve(stack, host, 8001)
+
+
+@ipv6
+def test_a_name_reserves_each_of_its_addresses(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: addresses)
+    before = open_files()
+    reservation = reserve(stack, "name")
+    assert open_files() == before + 2
+    for host in ("::1", "127.0.0.1"):
+        with pytest.raises(OSError, match="in use"):
+            listener(stack, host, reservation.port, shares=False)
+
+
+def test_port_0_is_tried_again_if_a_second_address_uses_the_number(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [errno.EADDRINUSE] * 3
+    bind_all = port._bind_all
+
+    def fail_first(host: str, number: int) -> object:
+        if failures:
+            raise OSError(failures.pop(), "in use")
+        return bind_all(host, number)
+
+    monkeypatch.setattr(port, "_bind_all", fail_first)
+    with pytest.raises(StartError):
+        reserve(stack, "127.0.0.1", 8001)
+    assert len(failures) == 2
+    assert reserve(stack).port > 0
