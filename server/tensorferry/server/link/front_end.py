@@ -68,9 +68,11 @@ class FrontEndLink:
         self._contexts: list[Any] = [None] * layout.slots
         # The tickets in flight by slot, -1 where there is none.
         self._tickets = [-1] * layout.slots
-        # Next entry to read of the other ring, and whether `close` was seen. Only the receiving thread uses them.
+        # Next entry to read of the other ring, whether `close` was seen, and what the engine did wrong. Only the
+        # receiving thread uses them.
         self._head = 0
         self._ended = False
+        self._broken: LinkBroken | None = None
         # Guards the fields below, and additions to _tickets and _contexts. The receiving thread removes from those
         # two without it: a slot is free for others only once its ticket is in _free.
         # Held while a message is copied, never while an eventfd is used.
@@ -150,14 +152,19 @@ class FrontEndLink:
         """Wait until responses are there, and return them in the order of the engine. Frees their slots.
 
         After `close` return the responses that the engine has published by then, and from then on none.
-        Raise LinkBroken if the engine writes what no engine writes.
+        Raise LinkBroken if the engine does not follow the protocol, after its responses up to there were returned.
         """
+        if self._broken is not None:
+            raise self._broken
         if self._ended:
             return []
         signal = self._to_front_end
         closing, count = divmod(os.eventfd_read(signal.number), _CLOSING)
         self._ended = closing > 0
-        return self._take(count) if count else []
+        responses = self._take(count) if count else []
+        if self._broken is not None and not responses:
+            raise self._broken
+        return responses
 
     def _take(self, count: int) -> list[Response]:
         layout, memory, tickets, contexts = self._layout, self._memory, self._tickets, self._contexts
@@ -169,13 +176,15 @@ class FrontEndLink:
             slot = entry & SLOT_MASK
             length = entry >> LENGTH_SHIFT
             if slot >= layout.slots or (ticket := tickets[slot]) < 0:
-                raise LinkBroken(f"the engine answered slot {slot}, where no request is in flight")
+                self._broken = LinkBroken(f"the engine answered slot {slot}, where no request is in flight")
+                break
             if length <= SMALL_BYTES:
                 start = layout.responses + slot * SMALL_BYTES
             else:
                 offset = self._words[slot * RECORD_WORDS + RESPONSE_WORD]
                 if offset + length > layout.response_bytes:
-                    raise LinkBroken(f"the engine's response in slot {slot} lies outside its region")
+                    self._broken = LinkBroken(f"the engine's response in slot {slot} lies outside its region")
+                    break
                 start = layout.response_extents + offset
                 large.append(ticket)
             responses.append(
@@ -270,7 +279,10 @@ class FrontEndLink:
     def _read_ring(self, count: int) -> list[int]:
         size = len(self._responses)
         if count > size:
-            raise LinkBroken(f"the engine published {count} responses at once, but there are {size} slots")
+            self._broken = LinkBroken(
+                f"the engine published {count} responses at once, but there are {size} slots"
+            )
+            return []
         head = self._head
         end = head + count
         self._head = end % size
