@@ -25,7 +25,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-ray test-installs fuzz soak conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
+.PHONY: help run demo test test-ray test-installs fuzz fuzz-link soak conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,9 @@ test-installs: $(VENV)/.dev ## test the server beside other packages, and with e
 
 fuzz: $(VENV)/.fuzz ## fuzz with a million coverage-guided inputs (RUNS= or SECONDS=: other amounts; ONLY=infer: one target)
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY))
+
+fuzz-link: $(VENV)/.dev ## fuzz the shared memory between front-end processes and the engine (ENTRIES=1000000; SEED=1)
+	PYTHONPATH=tests $(BIN)/python -m support.server.link_fuzz --entries $(or $(ENTRIES),1000000) --seed $(or $(SEED),1)
 
 conformance: $(VENV)/.dev ## run every backend test of the onnx package through real servers (minutes; ONLY=reduce_: some of them)
 	PYTHONPATH=tests $(BIN)/python -m conformance $(if $(ONLY),--only $(ONLY))
@@ -82,6 +85,9 @@ simulate: $(if $(QUICK),$(VENV)/.$(EXTRA),$(VENV)/.plots) ## simulate the produc
 
 bench-overhead: $(VENV)/.$(EXTRA) ## measure the scheduler's cost per request
 	@$(BIN)/python benchmarks/overhead.py
+
+bench-link: $(VENV)/.dev ## measure the link between a front-end process and the engine, per request
+	@$(BIN)/python benchmarks/link.py
 
 bench-overload: $(VENV)/.dev ## load a real server with up to 10 times its capacity (QUICK=1: 20 s; APART=4,9: with a simulated device)
 	@$(BIN)/python benchmarks/overload.py $(if $(QUICK),--quick) $(if $(APART),--apart $(APART))
