@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.option import Option, options_in
 from tensorferry.server.config.option_groups.batching import BatchingOptions
 from tensorferry.server.config.option_groups.client_limits import ClientLimitOptions
@@ -18,6 +18,10 @@ from tensorferry.server.config.option_groups.permissions import PermissionOption
 from tensorferry.server.config.option_groups.request_limits import RequestLimitOptions
 from tensorferry.server.config.option_groups.security import SecurityOptions
 from tensorferry.server.config.option_groups.shutdown import ShutdownOptions
+
+if TYPE_CHECKING:
+    # The supervisor reads the configuration, and must not import protobuf.
+    from tensorferry.protos.model_config_pb2 import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
