@@ -287,6 +287,9 @@ class TestMessages:
             ("front-end 0", "listening", {"port": 1}),
             ("front-end 0", "drain", {}),
             (ENGINE, "listening", {"port": PORT}),
+            (ENGINE, "front_end_broken", {"front_end": 2, "generation": 1}),
+            (ENGINE, "front_end_broken", {}),
+            ("front-end 0", "front_end_broken", {"front_end": 1, "generation": 1}),
             (ENGINE, "x" * 1000, {}),
         ],
     )
@@ -300,6 +303,18 @@ class TestMessages:
         supervision.end(name, KILLED)
         supervision.wait(0)
         assert supervision.process(name).generation == 2
+
+    def test_a_front_end_that_broke_its_link_is_replaced(self, make: Make, caplog: Any) -> None:
+        supervision = make().run()
+        supervision.say(ENGINE, "front_end_broken", front_end=1, generation=1)
+        assert supervision.front_end(1).killed
+        supervision.end_killed()
+        supervision.wait(0)
+        # The message of an engine that has not read yet that the process was replaced.
+        supervision.say(ENGINE, "front_end_broken", front_end=1, generation=1)
+        assert not supervision.front_end(1).killed
+        assert not supervision.engine.killed
+        assert "front-end 1 (process 3) is killed, because it broke the rules of its link" in caplog.text
 
     def test_a_child_that_closes_its_channel_has_some_time_to_end(self, make: Make) -> None:
         supervision = make().run()

@@ -136,6 +136,8 @@ class Supervisor:
                 self._health = fields
                 for front_end in self._living_front_ends():
                     front_end.send("health", fields)
+            case "front_end_broken" if is_engine and (broken := self._named(fields)) is not None:
+                self._kill_broken(broken, fields.get("generation"))
             case kind:
                 self.on_malformed(process, f"the message {kind[:100]!r} is unknown, or has wrong fields")
         self._publish()
@@ -270,6 +272,17 @@ class Supervisor:
         elif self._phase is not _Phase.STOPPING:
             _log.error("%s cannot serve: %s", process, reason)
             process.kill_after(EXIT_SECONDS, self._now())
+
+    def _named(self, fields: dict[str, Any]) -> SupervisedProcess | None:
+        """Return the front-end that a message names; None if there is none."""
+        index = fields.get("front_end")
+        return next((front_end for front_end in self._front_ends if front_end.index == index), None)
+
+    def _kill_broken(self, front_end: SupervisedProcess, generation: object) -> None:
+        """Kill the front-end of this generation, because the engine cannot serve it any more."""
+        if front_end.child is not None and front_end.generation == generation:
+            _log.error("%s is killed, because it broke the rules of its link to the engine", front_end)
+            front_end.child.kill()
 
     def _replace(self, process: SupervisedProcess, name: str, ending: Ending, delay: float) -> None:
         """Decide and log what follows the end of a child."""
