@@ -362,6 +362,9 @@ class Batcher:
         In an overload the last rejection is repeated for some milliseconds, as the same object, and counted. Always None
         if there are priority classes or clients share, because the outcome then depends on the request.
         """
+        # Without the lock, because there is nearly never a last rejection. A late look at it only costs a normal check.
+        if self._queue.overload.last_rejection is None:
+            return None
         error = self._queue.fast_reject(deadline)
         if error is not None:
             self._counters.refused(error, 1)

@@ -45,7 +45,8 @@ class RequestQueue:
     A request goes through `put`, `take` and `finish`. Workers take batches for their device with `take`, one worker
     for each device or two if pipelined; a submitting thread takes short ones with `take_inline`. When a batch is run
     and its requests are completed, `batch_done` must be called. `failures` handles devices that fail, `learning` the
-    measured durations. Methods that end in `_locked` are for these two, which share the lock.
+    measured durations. Methods that end in `_locked` are for these two, which share the lock. `overload` says which
+    requests are rejected early.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class RequestQueue:
             self._backlog = Backlog(limits, settings.ranks, pipelined=pipelined)
         backlog = self._backlog
         self._selector = BatchSelector(settings, backlog, devices)
+        self._arrivals, self.overload = self._selector.arrivals, self._selector.overload
         self._admission = Admission(settings, backlog, devices, self._selector)
         self._expiry = Expiry(lock, backlog, devices, policies)
         # One device runs one batch at a time, and no batch waits for a window's end.
@@ -121,27 +123,29 @@ class RequestQueue:
             for request in displaced:
                 self._end_queued_locked(request)
             self._returns.arrived(now)
-            counted = deadline < _INF or now < self._selector.arrivals.counted_until
+            arrivals = self._arrivals
+            counted = deadline < _INF or now < arrivals.counted_until
             for request in requests:
                 request.arrival = now
                 request.state = QUEUED
                 if counted:
-                    self._selector.arrivals.arrived(request.rank, now, request.rows_counted, deadline - now)
+                    arrivals.arrived(request.rank, now, request.rows_counted, deadline - now)
                 bucket = backlog.add(request)
+            wakeup = self._wakeup
             if self._expiry.timeouts is not None:
                 self._expiry.queued(requests)
-            elif deadline < self._expiry.wait_until:
+            elif deadline < self._expiry.wait_until and (wakeup.pending or self._busy):
+                # Otherwise a worker waits for this request, and expires it if need be.
                 self._expiry.notify_by(deadline)
-            wakeup = self._wakeup
+            if wakeup.pending:
+                return displaced, False
             # For the first request of a batch, and for the last.
             must_wake = bucket.rows == rows or bucket.rows >= self._limits.max_batch_size
             if not must_wake and wakeup.waits_for_more:
                 must_wake = wakeup.must_wake_for(bucket, deadline)
-            if wakeup.pending or not must_wake:
-                return displaced, False
-            if notify:
+            if must_wake and notify:
                 wakeup.wake(now)
-            return displaced, not notify
+            return displaced, must_wake and not notify
 
     def put_empty(self, request: Request) -> None:
         """Accept a request that is answered without being run. Raises as `put` does."""
@@ -152,9 +156,6 @@ class RequestQueue:
 
     def fast_reject(self, deadline: float) -> QueueFull | None:
         """Return why a request with this deadline would be rejected; None if that is uncertain."""
-        # Without the lock, because there is nearly never one. A late look at it only costs a normal check.
-        if self._selector.overload.last_rejection is None:
-            return None
         with self._lock:
             return self._admission.fast_reject(deadline, self._clock.now())
 
