@@ -219,7 +219,7 @@ def test_after_a_hung_run_workers_run_all_batches_for_good(
 
 
 class Loyal(ReturnModel):
-    """Returns of so many clients within a second."""
+    """All of `clients` return within a second."""
 
     clients = 2
 

@@ -214,15 +214,6 @@ class Backlog:
             for bucket in self.buckets.values()
         )
 
-    def slowest_batch(self) -> float:
-        """Return the longest device time of a batch that could be dispatched now, in seconds; inf when unknown."""
-        max_rows, slowest = self._limits.max_batch_size, 0.0
-        for bucket in self.buckets.values():
-            if not bucket.cost_model.known:
-                return _INF
-            slowest = max(slowest, bucket.cost_model.device_time(min(bucket.rows, max_rows)))
-        return slowest
-
     def statistics(self) -> Mapping[Hashable, BucketStatistics]:
         """Return the statistics of every remembered bucket, by its key."""
         return {

@@ -200,12 +200,17 @@ class RequestQueue:
             if not self._backlog.rows:
                 return _INF
             now, device = self._clock.now(), self._devices.each[0]
+            # The longest device time of a batch that could be dispatched.
+            slowest = 0.0
+            for bucket in self._backlog.buckets.values():
+                times, rows = bucket.cost_model, min(bucket.rows, self._limits.max_batch_size)
+                slowest = max(slowest, times.device_time(rows) if times.known else _INF)
             if (
-                now >= self._inline.allowed_from
+                slowest <= max_seconds
+                and now >= self._inline.allowed_from
                 and device.waiting
                 and device.outage is None
                 and not device.in_flight
-                and self._backlog.slowest_batch() <= max_seconds
             ):
                 step = self._poll_locked(device)
                 if isinstance(step, BatchAssignment):
