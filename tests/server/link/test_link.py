@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.server.link_pair import NO_ROOM, Pair, pair
 
-from tensorferry.server.link import EngineLink, FrontEndLink, LinkClosed, LinkFull, create_link
+from tensorferry.server.link import EngineLink, FrontEndLink, LinkClosed, LinkError, LinkFull, create_link
 from tensorferry.server.link.layout import SLOT_MASK
 
 SIZES = [0, 1, 100, 4095, 4096, 4097, 150_000, 1 << 20]
@@ -343,6 +343,43 @@ def test_what_was_published_is_received_after_close() -> None:
         assert both.front_end.receive() == [(answered, 0, b"r", None)]
         assert both.front_end.receive() == []
         assert both.front_end.outstanding() == [(waiting, "context")]
+
+
+def test_a_released_link_keeps_no_descriptor_and_can_still_be_called() -> None:
+    with pair() as both:
+        before = len(os.listdir("/proc/self/fd"))
+        ticket = both.front_end.submit(b"m" * 5000)
+        both.front_end.counters[1] = 5
+        both.front_end.release()
+        both.front_end.release()
+        assert len(os.listdir("/proc/self/fd")) == before - 3
+        both.front_end.counters[1] += 1
+        assert both.engine.counters()[1] == 5
+        both.front_end.flush()
+        assert both.front_end.receive() == []
+        assert both.front_end.outstanding() == []
+        assert not both.front_end.cancel(ticket)
+        with pytest.raises(LinkClosed):
+            both.front_end.submit(b"m")
+        with pytest.raises(LinkClosed):
+            both.front_end.begun(ticket)
+        with pytest.raises(LinkError):
+            both.front_end.message_of(ticket)
+
+
+def test_what_was_not_flushed_is_not_published_after_close() -> None:
+    with pair() as both:
+        answered = both.front_end.submit(b"1")
+        both.front_end.flush()
+        both.engine.take()
+        both.engine.respond(answered, 0, [b"r" * 5000])
+        both.engine.flush()
+        waiting = both.front_end.submit(b"2")
+        both.front_end.close()
+        assert len(both.front_end.receive()) == 1
+        both.front_end.flush()
+        assert both.engine.take() == ([], [])
+        assert both.front_end.outstanding() == [(waiting, None)]
 
 
 def test_requests_that_had_not_begun_can_be_sent_to_another_engine() -> None:

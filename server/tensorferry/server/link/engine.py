@@ -48,7 +48,8 @@ class EngineLink:
     """Takes requests from a front-end and responds to them. Takes over `files`, also when it raises LinkError.
 
     Nothing in the memory is trusted, because the front-end is exposed to the network. Each value is read once, checked,
-    and then used. The state of each slot is kept here, not there.
+    and then used. The state of each slot is kept here, not there. What a hijacked front-end still can do, as a process
+    of the same user: block a thread in `flush` by filling the eventfd.
     `respond`, `flush`, `mark_begun` and `close` may be called on any thread, `take` on one. Responses are published by
     `flush`. Publication is one write of an eventfd: its count says how many entries are new. So no index is shared,
     the kernel orders the accesses to memory (on every processor), and no wake-up is lost.

@@ -77,7 +77,7 @@ class FrontEndLink:
         # two without it: a slot is free for others only once its ticket is in _free.
         # Held while a message is copied, never while an eventfd is used.
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._released = False
         # Free slots, each as the ticket of its last request. Used last in, first out: such memory is in the cache.
         self._free = list(reversed(range(layout.slots)))
         self._extents = region_extents(memory, layout.request_extents, layout.request_bytes, keep_bytes)
@@ -142,11 +142,12 @@ class FrontEndLink:
         """Publish what was submitted and cancelled since the last flush."""
         with self._lock:
             count, self._unflushed = self._unflushed, 0
+            if not count or self._closed:
+                return
             signal = self._to_engine
         # Outside the lock, so that no thread waits for a system call. Another thread may publish its count first: the
         # engine then reads older entries for it, which are written already.
-        if count:
-            os.eventfd_write(signal.number, count)
+        os.eventfd_write(signal.number, count)
 
     def receive(self) -> list[Response]:
         """Wait until responses are there, and return them in the order of the engine. Frees their slots.
@@ -217,13 +218,21 @@ class FrontEndLink:
         os.eventfd_write(signal.number, _CLOSING)
 
     def release(self) -> None:
-        """Free the memory. Call this once `receive` has ended and the outstanding requests were dealt with."""
+        """Free memory and descriptors. Call this once `receive` has ended and the outstanding requests were dealt with.
+
+        From then on no request is outstanding, and `counters` are no longer shared.
+        """
         self.close()
         self._ended = True
         with self._lock:
-            for view in (self._ring, self._responses, self._words, self.counters):
-                view.release()
-            self._memory.close()
+            if self._released:
+                return
+            self._released = True
+            self.counters = memoryview(bytearray(8 * COUNTERS)).cast("Q")
+            # Not closed but dropped, because another thread may still use them.
+            del self._memory, self._ring, self._responses, self._words, self._extents
+            del self._to_engine, self._to_front_end
+            self._tickets, self._contexts = [], []
 
     @property
     def in_flight(self) -> int:
@@ -237,13 +246,16 @@ class FrontEndLink:
 
     def begun(self, ticket: int) -> bool:
         """Return whether the engine has marked an outstanding request as begun. If not, another engine may run it."""
-        return self._words[(ticket & SLOT_MASK) * RECORD_WORDS + BEGUN_WORD] == ticket
+        with self._lock:
+            if self._released:
+                raise LinkClosed("the link was released")
+            return self._words[(ticket & SLOT_MASK) * RECORD_WORDS + BEGUN_WORD] == ticket
 
     def message_of(self, ticket: int) -> tuple[bytes, float, bytes]:
         """Return message, deadline and extra of an outstanding request."""
         with self._lock:
             slot = ticket & SLOT_MASK
-            if self._tickets[slot] != ticket:
+            if self._released or self._tickets[slot] != ticket:
                 raise LinkError("the request is not outstanding")
             layout = self._layout
             length, extra, offset, deadline = RECORD.unpack_from(
