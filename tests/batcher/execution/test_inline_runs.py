@@ -288,6 +288,24 @@ def test_only_the_last_client_ends_the_wait(
 
 
 @pytest.mark.usefixtures("loyal")
+def test_only_a_deadline_before_its_end_ends_the_wait(
+    batcher: Batcher, model: Model, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Loyal, "clients", 9)
+    quietly(batcher, [1.0])
+    batcher.run_inline(MOST)
+    quietly(batcher, [2.0])
+    assert batcher.run_inline(MOST) == 11.0
+    assert not quietly(batcher, [3.0], deadline=13.0)[2]
+    assert quietly(batcher, [4.0], deadline=10.5)[2]
+    until = batcher.run_inline(MOST)
+    assert 10.4 < until < 10.5
+    clock.advance(until - clock.now())
+    assert batcher.run_inline(MOST) == math.inf
+    assert sorted(model.batches[1]) == [2.0, 3.0, 4.0]
+
+
+@pytest.mark.usefixtures("loyal")
 def test_a_request_of_another_thread_ends_the_wait(
     batcher: Batcher, model: Model, clock: VirtualClock
 ) -> None:
