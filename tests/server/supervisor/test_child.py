@@ -171,5 +171,12 @@ def test_a_child_that_cannot_be_started(launch: Launch, monkeypatch: pytest.Monk
 
 def test_restart_delays() -> None:
     delay = RestartDelay()
-    assert [delay.after(1) for _ in range(9)] == [0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10]
-    assert [delay.after(10), delay.after(9.9), delay.after(9.9)] == [0, 0.1, 0.2]
+    unready = [delay.after(1, served=False) for _ in range(10)]
+    assert unready == [0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10]
+    assert [delay.after(1, served=True) for _ in range(3)] == [0.1, 0.1, 0.1]
+    assert [delay.after(9.9, served=False) for _ in range(2)] == [0.2, 0.4]
+    assert [delay.after(10, served=False), delay.after(1, served=True), delay.after(1, served=True)] == [
+        0,
+        0.1,
+        0.1,
+    ]

@@ -72,7 +72,7 @@ class TestStart:
         supervision.stdout_is_closed = True
         supervision.run()
         assert supervision.exit_status is None
-        assert "the ready line cannot be written to stdout: closed" in caplog.text
+        assert "the ready line cannot be printed: BrokenPipeError('closed')" in caplog.text
 
     def test_health_is_sent_to_every_front_end_and_to_new_ones(self, make: Make) -> None:
         supervision = make().run()
@@ -150,7 +150,7 @@ class TestFrontEndEnds:
             supervision.listen(0)
         assert "front-end 0 (process 4) serves again, 0.5 s after the last one ended" in caplog.text
 
-    def test_starts_are_delayed_if_it_ends_within_ten_seconds_again_and_again(self, make: Make) -> None:
+    def test_starts_are_delayed_if_it_ends_again_and_again_before_it_listens(self, make: Make) -> None:
         supervision = make(1).run()
         delays = []
         for _ in range(10):
@@ -162,6 +162,17 @@ class TestFrontEndEnds:
         supervision.wait(10)
         supervision.end("front-end 0", KILLED)
         assert supervision.supervisor.next_time() == supervision.now
+
+    @pytest.mark.parametrize("name", [ENGINE, "front-end 0"])
+    def test_a_process_that_serves_is_back_soon_however_often_it_is_killed(
+        self, make: Make, name: str
+    ) -> None:
+        supervision = make().run()
+        for _ in range(100):
+            supervision.end(name, KILLED)
+            assert supervision.supervisor.next_time() <= supervision.now + 0.1
+            supervision.wait(0.1)
+            supervision.run()
 
     def test_a_start_error_is_logged_and_the_start_repeated(self, make: Make, caplog: Any) -> None:
         supervision = make().run()
@@ -287,6 +298,10 @@ class TestMessages:
             ("front-end 0", "listening", {"port": 1}),
             ("front-end 0", "drain", {}),
             (ENGINE, "listening", {"port": PORT}),
+            (ENGINE, "health", {}),
+            (ENGINE, "health", {**HEALTH, "more": [[]]}),
+            (ENGINE, "health", {"serving": {"m": 1}, "ready": True}),
+            (ENGINE, "health", {"serving": {}, "ready": None}),
             (ENGINE, "front_end_broken", {"front_end": 2, "generation": 1}),
             (ENGINE, "front_end_broken", {}),
             ("front-end 0", "front_end_broken", {"front_end": 1, "generation": 1}),
@@ -482,6 +497,36 @@ class TestDrain:
         supervision.end(ENGINE, ABORTED)
         assert supervision.exit_status == 0
         assert "the engine (process 1) ended: killed by SIGABRT" in caplog.text
+
+
+def test_no_message_stops_the_supervisor(make: Make) -> None:
+    random = Random(7)
+    values: list[Any] = [
+        None,
+        True,
+        0,
+        1,
+        -1,
+        0.5,
+        10**400,
+        "",
+        "\ud800",
+        [],
+        [[0]],
+        {},
+        {"": True},
+        {"m": {}},
+    ]
+    names = ["message", "port", "serving", "ready", "front_end", "generation", "more"]
+    kinds = ["failed", "ready", "listening", "health", "front_end_broken", "start", "link", "\ud800", ""]
+    supervision = make().run()
+    for _ in range(3000):
+        name = random.choice(supervision.alive())
+        fields = {random.choice(names): random.choice(values) for _ in range(random.randint(0, 4))}
+        supervision.say(name, random.choice(kinds), **fields)
+        supervision.end_killed()
+        supervision.wait(11)
+    assert supervision.exit_status is None
 
 
 @pytest.mark.parametrize("seed", range(200))

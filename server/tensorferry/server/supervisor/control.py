@@ -18,7 +18,6 @@ MAX_DESCRIPTORS = 8
 # Kind of the packet that stands for a message in a memfd, which is the last of its descriptors.
 _IN_MEMFD = "in_memfd"
 
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 
 
@@ -85,7 +84,7 @@ class ControlChannel:
         ControlError if it is larger than any message may be. OSError if the other side is closed; BlockingIOError if its
         buffer is full and the channel does not block.
         """
-        data = json.dumps({"kind": kind, **fields}, separators=(",", ":"), allow_nan=False).encode()
+        data = json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode()
         if len(data) <= MAX_PACKET_BYTES:
             self._send_packet(data, fds)
             return
@@ -139,7 +138,7 @@ class ControlChannel:
         memory = fds.pop()
         try:
             # Only a memfd has seals. Another file could block the reader.
-            if fcntl.fcntl(memory, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            if fcntl.fcntl(memory, fcntl.F_GET_SEALS) & _seals() != _seals():
                 raise ControlError("the memfd of a message is not sealed")
             size = os.fstat(memory).st_size
             if size > MAX_MESSAGE_BYTES:
@@ -158,12 +157,16 @@ def close_fds(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
+def _seals() -> int:
+    return fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
 def _sealed_memory(data: bytes) -> int:
     memory = os.memfd_create("tensorferry-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(memory, "wb", closefd=False) as file:
             file.write(data)
-        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _seals())
     except BaseException:
         os.close(memory)
         raise

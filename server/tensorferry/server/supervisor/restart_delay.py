@@ -9,18 +9,21 @@ _RECOVERED_SECONDS = 10.0
 
 
 class RestartDelay:
-    """Delays of one process: none after a good run, else 0.1 s, then twice as long each time, up to 10 s."""
+    """Delays of one process: none after a long run, 0.1 s after a short one that served.
+
+    A process that ended before it served cannot start at present. Its delays double from 0.1 s to 10 s. The first short
+    run after a long one is not delayed, because its end may have nothing to do with its start.
+    """
 
     def __init__(self) -> None:
         self._next = 0.0
 
-    def after(self, lived: float) -> float:
-        """Return the delay after a process that ran for `lived` seconds.
-
-        The first short run after a good one is not delayed either, because its end may have nothing to do with its start.
-        """
+    def after(self, lived: float, *, served: bool) -> float:
+        """Return the delay after a run of `lived` seconds. `served` is whether the process was ready at its end."""
         if lived >= _RECOVERED_SECONDS:
             self._next = 0.0
+        elif served:
+            self._next = min(self._next, _FIRST_SECONDS)
         delay = self._next
         self._next = min(max(2 * delay, _FIRST_SECONDS), _LONGEST_SECONDS)
         return delay

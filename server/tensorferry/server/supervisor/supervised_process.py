@@ -36,11 +36,12 @@ class SupervisedProcess:
 
     def end(self, now: float) -> float:
         """Forget the child. Return the delay before the next start."""
+        delay = self._delay.after(now - self._started_at, served=self.serving)
         self.child = None
         self.serving = False
         self.kill_at = math.inf
         self._ended_at = now
-        return self._delay.after(now - self._started_at)
+        return delay
 
     def down_seconds(self, now: float) -> float:
         """Return the time since the last child ended; infinite if none has."""

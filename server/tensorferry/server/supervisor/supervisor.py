@@ -132,7 +132,7 @@ class Supervisor:
                 self._on_serving(process, fields)
             case "listening" if not is_engine and fields.get("port") == self._port:
                 self._on_serving(process, fields)
-            case "health" if is_engine:
+            case "health" if is_engine and _is_health(fields):
                 self._health = fields
                 for front_end in self._living_front_ends():
                     front_end.send("health", fields)
@@ -259,8 +259,8 @@ class Supervisor:
             self._phase = _Phase.RUNNING
             try:
                 self._environment.print_ready(self._address, self._engine.report, self._front_ends[0].report)
-            except OSError as error:
-                _log.warning("the ready line cannot be written to stdout: %s", error)
+            except Exception as error:
+                _log.error("the ready line cannot be printed: %r", error)
         elif process.restarts:
             seconds = process.down_seconds(self._now())
             _log.info("%s serves again, %.1f s after the last one ended", process, seconds)
@@ -363,6 +363,13 @@ class Supervisor:
         if processes != self._published:
             self._published = processes
             self._engine.child.send("processes", {"processes": processes})
+
+
+def _is_health(fields: dict[str, Any]) -> bool:
+    match fields:
+        case {"serving": dict(serving), "ready": bool(), **rest} if not rest:
+            return all(isinstance(value, bool) for value in serving.values())
+    return False
 
 
 def _duplicate(fds: Sequence[int]) -> Sequence[int]:
