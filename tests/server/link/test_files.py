@@ -83,14 +83,15 @@ def test_parts_of_the_layout_do_not_overlap() -> None:
         ((b"TFLINK\r\n", 1, 1 << 30, 0, 0), "slots"),
         ((b"TFLINK\r\n", 1, 4, 100, 0), "multiple"),
         ((b"TFLINK\r\n", 1, 4, 0, 1 << 60), "at most"),
-        ((b"TFLINK\r\n", 1, 4, ALIGNMENT, 0), "its header says"),
+        ((b"TFLINK\r\n", 1, 64, ALIGNMENT, 0), "its header says"),
+        ((b"TFLINK\r\n", 1, 4, 0, 0), "its header says"),
     ],
 )
 def test_a_wrong_header_is_refused(
     side: Callable[[LinkFiles], object], header: tuple[object, ...], why: str
 ) -> None:
     before = descriptors()
-    files = create_link(4, 0, 0)
+    files = create_link(64, 0, 0)
     os.pwrite(files.memory, HEADER.pack(*header), 0)
     with pytest.raises(LinkError, match=why) as raised:
         side(files)

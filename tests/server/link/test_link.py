@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import weakref
 from array import array
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from support.server.link_pair import NO_ROOM, Pair, pair
 
 from tensorferry.server.link import EngineLink, FrontEndLink, LinkClosed, LinkError, LinkFull, create_link
-from tensorferry.server.link.layout import SLOT_MASK
+from tensorferry.server.link.layout import GENERATION, SLOT_MASK, TICKET_MASK
 
 SIZES = [0, 1, 100, 4095, 4096, 4097, 150_000, 1 << 20]
 
@@ -115,6 +116,13 @@ def test_the_last_freed_slot_is_used_first_with_another_ticket() -> None:
         tickets = {both.round_trip(b"m", b"r")[1][0] for _ in range(100)}
         assert len(tickets) == 100
         assert len({ticket & SLOT_MASK for ticket in tickets}) == 1
+
+
+def test_generations_begin_again_after_the_last() -> None:
+    with pair(slots=2) as both:
+        both.front_end._free = [TICKET_MASK & ~SLOT_MASK | slot for slot in (1, 0)]
+        tickets = [both.round_trip(b"m", b"r")[1][0] for _ in range(3)]
+        assert tickets == [0, GENERATION, 2 * GENERATION]
 
 
 def test_rings_wrap_around_with_every_length_of_a_burst() -> None:
@@ -243,6 +251,28 @@ def test_cancel() -> None:
         both.engine.flush()
         assert len(both.front_end.receive()) == 2
         assert not both.front_end.cancel(first)
+
+
+def test_nothing_is_kept_of_a_request_that_was_answered() -> None:
+    class Context:
+        pass
+
+    with pair() as both:
+        context = Context()
+        kept = weakref.ref(context)
+        ticket = both.front_end.submit(b"m" * 5000, context=context)
+        del context
+        both.front_end.cancel(ticket)
+        both.front_end.flush()
+        both.engine.take()
+        both.engine.respond(ticket, 0, [b"r" * 5000])
+        both.engine.flush()
+        both.front_end.receive()
+        assert kept() is None
+        assert not both.front_end._cancelled
+        assert not both.front_end._held
+        both.engine.take()
+        assert not both.engine._held
 
 
 def test_a_cancellation_that_crosses_the_response_is_ignored() -> None:

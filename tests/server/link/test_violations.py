@@ -107,6 +107,20 @@ def test_the_engine_refuses_records(
         hijacked.both.engine.take()
 
 
+def test_the_engine_copies_no_more_than_a_megabyte_beside_a_message() -> None:
+    with pair(slots=1, request_bytes=4 * MIB) as both:
+        both.front_end.submit(b"m", extra=b"e" * MIB)
+        both.front_end.flush()
+        assert len(both.engine.take().submitted[0][3]) == MIB
+    with pair(slots=1, request_bytes=4 * MIB) as both:
+        both.front_end.submit(b"m", extra=b"e" * MIB)
+        both.front_end.flush()
+        layout = layout_of(1, 4 * MIB, MIB)
+        os.pwrite(both.files.memory, RECORD.pack(1, MIB + 1, 0, math.inf), layout.records)
+        with pytest.raises(LinkBroken, match="message"):
+            both.engine.take()
+
+
 def test_the_last_byte_of_the_region_is_valid(hijacked: Hijacked) -> None:
     hijacked.memory[hijacked.layout.response_extents - 1] = 7
     hijacked.record(5000, 0, MIB - 5000)
