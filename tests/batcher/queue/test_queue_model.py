@@ -18,7 +18,7 @@ from tensorferry.batcher import BatcherClosed, DeadlineExceeded, QueueFull, Requ
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.policy.close_rule import Wait
-from tensorferry.batcher.queue.bucket import edf_key
+from tensorferry.batcher.queue.backlog import edf_key
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, State
 from tensorferry.batcher.settings import BatcherSettings

@@ -10,8 +10,14 @@ from itertools import islice
 from tensorferry.batcher.policy.batch_forming import FormedBatch
 from tensorferry.batcher.policy.client_fairness import StartTimeFairQueue, all_in_time, pick_by_virtual_time
 from tensorferry.batcher.policy.protocols import BatchTimes
-from tensorferry.batcher.queue.backlog import AGING_BATCHES, Backlog, newest
-from tensorferry.batcher.queue.bucket import Bucket, ClassQueue, edf_key
+from tensorferry.batcher.queue.backlog import (
+    AGING_BATCHES,
+    Backlog,
+    Bucket,
+    ClassQueue,
+    edf_key,
+    newest,
+)
 from tensorferry.batcher.request import Request
 from tensorferry.batcher.settings import Limits
 

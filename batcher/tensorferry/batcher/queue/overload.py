@@ -10,8 +10,7 @@ import math
 from typing import NamedTuple
 
 from tensorferry.batcher.errors import QueueFull
-from tensorferry.batcher.queue.backlog import Backlog
-from tensorferry.batcher.queue.bucket import Bucket
+from tensorferry.batcher.queue.backlog import Backlog, Bucket
 from tensorferry.batcher.queue.devices import Devices
 from tensorferry.batcher.request import Request
 

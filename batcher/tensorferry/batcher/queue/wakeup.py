@@ -8,8 +8,7 @@ from functools import partial
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.policy.close_rule import Wait
-from tensorferry.batcher.queue.backlog import Backlog
-from tensorferry.batcher.queue.bucket import TIMER_SLACK, Bucket
+from tensorferry.batcher.queue.backlog import TIMER_SLACK, Backlog, Bucket
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.settings import Limits
 

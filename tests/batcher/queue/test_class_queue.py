@@ -8,7 +8,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorferry.batcher.queue.bucket import ClassQueue, edf_key
+from tensorferry.batcher.queue.backlog import ClassQueue, edf_key
 from tensorferry.batcher.request import Outcome, Request
 
 
