@@ -31,7 +31,7 @@ TICKET = GENERATION | 3
 
 
 class Hijacked:
-    """A link of which one side writes what it likes."""
+    """A link and its memory, to write anything there."""
 
     def __init__(self, both: Pair) -> None:
         self.both = both

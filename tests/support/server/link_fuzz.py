@@ -65,7 +65,7 @@ class Fuzzer:
         self.outcomes: Counter[str] = Counter()
 
     def run(self, entries: int) -> None:
-        """Fuzz with so many entries of the rings."""
+        """Write at least `entries` entries into the rings."""
         while self.outcomes["entries"] < entries:
             for _ in range(4):
                 self._fuzz_header()
