@@ -283,6 +283,17 @@ def test_a_start_error(run: Run, tmp_path: Path, option: str, text: str) -> None
     assert not list(tmp_path.iterdir())
 
 
+def test_a_bug_of_the_supervisor_ends_everything(run: Run, tmp_path: Path) -> None:
+    server = run("2", "supervisor-crashes")
+    server.ready_line()
+    os.kill(server.event("engine")["pid"], signal.SIGKILL)
+    assert server.exit_status() == 1
+    assert not server.living()
+    server.close()
+    assert "the supervisor crashed (bug): it kills every process and exits" in server.log
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_module_in_the_working_directory_replaces_none(run: Run, tmp_path: Path) -> None:
     (tmp_path / "selectors.py").write_text("raise SystemExit(5)")
     run("1").ready_line()

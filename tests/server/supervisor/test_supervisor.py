@@ -329,6 +329,8 @@ class TestMessages:
         supervision.say(ENGINE, "front_end_broken", front_end=1, generation=1)
         assert not supervision.front_end(1).killed
         assert not supervision.engine.killed
+        supervision.say(ENGINE, "front_end_broken", front_end=1)
+        assert supervision.front_end(1).killed
         assert "front-end 1 (process 3) is killed, because it broke the rules of its link" in caplog.text
 
     def test_a_child_that_closes_its_channel_has_some_time_to_end(self, make: Make) -> None:

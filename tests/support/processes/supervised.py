@@ -16,6 +16,7 @@ from typing import Any
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.supervisor import ChildProcess, Message, SupervisorSettings, run_supervisor
+from tensorferry.server.supervisor.child import Ending
 from tensorferry.server.supervisor.log_output import configure
 
 
@@ -37,6 +38,9 @@ def supervise(argv: list[str]) -> int:
     def print_ready(address: str, ready: dict[str, Any], listening: dict[str, Any]) -> None:
         print(json.dumps({"address": address, "ready": ready, "listening": listening}), flush=True)
 
+    if "supervisor-crashes" in argv:
+        # A bug: the first end of a child has an ending that it cannot have.
+        Ending.of = staticmethod(lambda status: None)  # type: ignore[assignment,method-assign]
     heavy = [name for name in ("grpc", "google.protobuf", "numpy", "onnxruntime") if name in sys.modules]
     report("supervisor", modules=heavy, files=len(os.listdir("/proc/self/fd")))
     try:

@@ -137,7 +137,7 @@ class Supervisor:
                 for front_end in self._living_front_ends():
                     front_end.send("health", fields)
             case "front_end_broken" if is_engine and (broken := self._named(fields)) is not None:
-                self._kill_broken(broken, fields.get("generation"))
+                self._kill_broken(broken, fields.get("generation", broken.generation))
             case kind:
                 self.on_malformed(process, f"the message {kind[:100]!r} is unknown, or has wrong fields")
         self._publish()
