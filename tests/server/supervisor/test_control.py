@@ -78,8 +78,22 @@ def test_the_end_of_file_is_no_message(pair: tuple[ControlChannel, ControlChanne
 
 
 def test_the_end_of_file_after_unread_messages(pair: tuple[ControlChannel, ControlChannel]) -> None:
+    pair[0].send("last", {})
     pair[1].send("unread", {})
     pair[0].close()
+    assert received(pair[1]).kind == "last"
+    assert pair[1].receive() is None
+    assert pair[1].receive() is None
+
+
+def test_the_last_message_of_a_child_that_read_nothing(pair: tuple[ControlChannel, ControlChannel]) -> None:
+    """The supervisor must get a start error although it sends to a child that ends."""
+    pair[1].send("unread", {})
+    pair[0].send("failed", {})
+    pair[0].close()
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        pair[1].send("unread", {})
+    assert received(pair[1]).kind == "failed"
     assert pair[1].receive() is None
 
 

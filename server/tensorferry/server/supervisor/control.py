@@ -101,16 +101,12 @@ class ControlChannel:
 
     def receive(self) -> Message | None:
         """Return the next message; None at the end of file. ControlError if it is malformed."""
-        # Not recv_fds, which ignores its flags: a process started at this moment could inherit the descriptors.
         try:
-            data, ancillary, flags, _ = self._socket.recvmsg(
-                MAX_PACKET_BYTES,
-                socket.CMSG_SPACE(MAX_DESCRIPTORS * _DESCRIPTOR_BYTES),
-                socket.MSG_CMSG_CLOEXEC,
-            )
+            data, ancillary, flags = self._receive_packet()
         except ConnectionResetError:
-            # The other side has closed the channel before it had read everything.
-            return None
+            # The other side has closed the channel before it had read everything. The kernel reports this first, and once;
+            # what the other side had sent before comes next.
+            data, ancillary, flags = self._receive_packet()
         fds = _descriptors(ancillary)
         try:
             if flags & socket.MSG_TRUNC:
@@ -130,6 +126,11 @@ class ControlChannel:
             return message
         finally:
             close_fds(fds)
+
+    def _receive_packet(self) -> tuple[bytes, Sequence[tuple[int, int, bytes]], int]:
+        # Not recv_fds, which ignores its flags: a process started at this moment could inherit the descriptors.
+        size = socket.CMSG_SPACE(MAX_DESCRIPTORS * _DESCRIPTOR_BYTES)
+        return self._socket.recvmsg(MAX_PACKET_BYTES, size, socket.MSG_CMSG_CLOEXEC)[:3]
 
     def _read_memory(self, fds: list[int]) -> tuple[str, dict[str, Any]]:
         """Read the message from the last descriptor, and close and remove that."""
