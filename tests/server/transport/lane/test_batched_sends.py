@@ -15,7 +15,7 @@ from support.server.rig import PATIENCE
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.inference.reply import BuiltReply
 from tensorferry.server.transport.lane import batched_sends as module
-from tensorferry.server.transport.lane.batched_sends import LARGE_BYTES, ResponseBatcher
+from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 from tensorferry.server.transport.lane.tcp_cork import TcpCork
 from tensorferry.server.transport.lane.unary import UnaryCall
 from tensorferry.server.transport.unread_responses import UnreadResponses
@@ -85,13 +85,15 @@ def sent(poller: Poller) -> Sent:
 HERE = threading.current_thread().name
 
 
-def respond(response_batcher: ResponseBatcher, send: Callable[[int], int], number: int) -> None:
+def respond(
+    response_batcher: ResponseBatcher, send: Callable[[int], int], number: int, nbytes: int = 1
+) -> None:
     """Send a response as a call does."""
     collected = response_batcher.this_thread.collected
     if collected is None:
         send(number)
     else:
-        collected.append((send, (number,)))
+        collected.append((nbytes, send, (number,)))
 
 
 class Numbers(list[int]):
@@ -155,7 +157,7 @@ def test_nothing_is_handed_over_before_a_thread_polls(response_batcher: Response
 
 
 class Journal(TcpCork):
-    """Cork that records what is done to it, and the responses that are sent meanwhile."""
+    """Cork that records what is done to it, and the sizes of the responses that are sent meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,33 +174,34 @@ class Journal(TcpCork):
         self.entries.append("end")
         self.corked = ()
 
-    def send(self, number: int) -> int:
-        self.entries.append(number)
-        return 1
+    def send(self, nbytes: int) -> int:
+        self.entries.append(nbytes)
+        return nbytes
 
 
 @pytest.mark.parametrize(
-    ("count", "expected"),
+    ("sizes", "expected"),
     [
-        (2, ["begin 2", 0, 1, "end"]),
+        ([1, 2], ["begin 2", 1, 2, "end"]),
+        # A large response sends what was collected, and what follows is not corked.
+        ([1, 100_000, 2], ["begin 3", 1, 100_000, "end", 2, "end"]),
         # The first of many does not wait for the last; the last is sent by `end`.
-        (33, ["begin 33", *range(32), "flush", 32, "end"]),
-        (32, ["begin 32", *range(32), "end"]),
+        ([1] * 33, ["begin 33", *[1] * 32, "flush", 1, "end"]),
+        ([1] * 32, ["begin 32", *[1] * 32, "end"]),
     ],
 )
-def test_responses_of_a_batch_are_corked(count: int, expected: list[str | int]) -> None:
+def test_responses_of_a_batch_are_corked(sizes: list[int], expected: list[str | int]) -> None:
     response_batcher = ResponseBatcher()
     response_batcher._cork = journal = Journal()
     response_batcher.bind_polling_thread()
-    response_batcher.begin(count)
-    for number in range(count):
-        respond(response_batcher, journal.send, number)
+    response_batcher.begin(len(sizes))
+    for size in sizes:
+        respond(response_batcher, journal.send, size, size)
     response_batcher.end()
     assert journal.entries == expected
 
 
-@pytest.mark.parametrize(("nbytes", "collected"), [(1, 1), (LARGE_BYTES, 1), (LARGE_BYTES + 1, 0)])
-def test_a_large_response_is_sent_at_once(nbytes: int, collected: int) -> None:
+def test_a_call_builds_its_response_once_and_collects_its_size() -> None:
     response_batcher = ResponseBatcher()
     owner: Any = SimpleNamespace(
         response_batcher=response_batcher, lock=threading.Lock(), unread=UnreadResponses()
@@ -209,10 +212,12 @@ def test_a_large_response_is_sent_at_once(nbytes: int, collected: int) -> None:
     )
     event = SimpleNamespace(call=core_call, invocation_metadata=())
     call = UnaryCall(owner, event, math.inf, ANONYMOUS)
+    built: list[bytes] = [bytes(100_000)]
     response_batcher.begin(2)
-    call.end(BuiltReply("", lambda: [bytes(nbytes)]))
-    assert len(response_batcher.this_thread.collected or ()) == collected
-    assert started == [call.received, call.ended][: 2 - collected]
+    call.end(BuiltReply("", lambda: [built.pop()]))
+    collected: Any = response_batcher.this_thread.collected
+    assert [nbytes for nbytes, _, _ in collected] == [100_000]
+    assert started == [call.received]
     response_batcher.end()
     assert started == [call.received, call.ended]
 

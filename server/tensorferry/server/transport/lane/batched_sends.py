@@ -25,11 +25,11 @@ _HANDOVER_SECONDS = 1.0
 _COALESCED_REFUSALS = 32
 # Writing 32 small responses takes about a millisecond, which limits the delay of the first.
 _MAX_CORKED_RESPONSES = 32
-# A larger response is sent at once: it fills packets of its own, and copies of all would take much memory.
-LARGE_BYTES = 16 << 10
+# A larger response fills packets of its own.
+_LARGE_BYTES = 16 << 10
 
-# A function that sends a response by starting an operation of its call, and its arguments.
-Send: TypeAlias = tuple[Callable[..., object], tuple[Any, ...]]
+# The size of a response, a function that sends it by starting an operation of its call, and the arguments.
+Send: TypeAlias = tuple[int, Callable[..., object], tuple[Any, ...]]
 
 
 class _ThisThread(threading.local):
@@ -42,8 +42,7 @@ class _ThisThread(threading.local):
 class ResponseBatcher:
     """The batcher's `ResponseBurstHook`. Thread-safe, except for the methods of the polling thread.
 
-    Between `begin` and `end` a call adds a response of at most `LARGE_BYTES` to `this_thread.collected`. It sends any
-    other itself.
+    Between `begin` and `end` a call adds its response to `this_thread.collected`, otherwise it sends it itself.
     """
 
     def __init__(self) -> None:
@@ -118,14 +117,18 @@ class ResponseBatcher:
         cork = self._cork if self.this_thread.polls else None
         if cork is not None:
             cork.begin(len(responses))
-        for number, (send, arguments) in enumerate(responses):
-            if cork is not None and number and number % _MAX_CORKED_RESPONSES == 0:
-                cork.flush()
+        for number, (nbytes, send, arguments) in enumerate(responses, 1):
             try:
                 send(*arguments)
             except BaseException:
                 # The other responses of the batch must still be sent.
                 _log.exception("a response could not be sent; this is a bug in tensorferry.server")
+                continue
+            if cork is not None and cork.corked:
+                if nbytes > _LARGE_BYTES:
+                    cork.end()
+                elif number % _MAX_CORKED_RESPONSES == 0 and number < len(responses):
+                    cork.flush()
         if cork is not None:
             cork.end()
 

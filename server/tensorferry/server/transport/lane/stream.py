@@ -12,7 +12,6 @@ from tensorferry.server.inference.stream_options import encode_or_status
 from tensorferry.server.status import INTERNAL_ERROR, Status
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.lane import cygrpc
-from tensorferry.server.transport.lane.batched_sends import LARGE_BYTES
 from tensorferry.server.transport.lane.owner import CallOwner
 from tensorferry.server.transport.lane.unread_responses import account_of
 from tensorferry.server.transport.stream_state import StreamEnd, StreamEntry, StreamState
@@ -96,10 +95,10 @@ class StreamCall:
         if content is None:
             return
         collected = self._owner.response_batcher.this_thread.collected
-        if collected is None or nbytes > LARGE_BYTES:
+        if collected is None:
             self._send(content)
         else:
-            collected.append((self._send, (content,)))
+            collected.append((nbytes, self._send, (content,)))
 
     def _send(self, content: StreamEntry | StreamEnd) -> None:
         """Send a response or the end of the stream."""

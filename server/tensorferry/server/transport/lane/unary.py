@@ -9,7 +9,6 @@ from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.status import INTERNAL_ERROR, Status, StatusCode
 from tensorferry.server.transport.lane import cygrpc
-from tensorferry.server.transport.lane.batched_sends import LARGE_BYTES
 from tensorferry.server.transport.lane.owner import CallOwner
 from tensorferry.server.transport.lane.unread_responses import count_response
 from tensorferry.server.transport.unread_responses import SMALL_BYTES, ResponseAccount
@@ -88,10 +87,10 @@ class UnaryCall:
             # Core regards a call as abandoned unless its close is asked for once.
             operations = (*operations, cygrpc.IGNORE_CLOSE)
         collected = self._owner.response_batcher.this_thread.collected
-        if collected is None or len(data) > LARGE_BYTES:
+        if collected is None:
             self._call.start_server_batch(operations, self.ended)
         else:
-            collected.append((self._call.start_server_batch, (operations, self.ended)))
+            collected.append((len(data), self._call.start_server_batch, (operations, self.ended)))
 
     def fail(self) -> None:
         """End the call with INTERNAL after an unexpected exception, unless it has or will have a reply."""
