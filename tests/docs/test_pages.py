@@ -18,10 +18,10 @@ from docs import not_run
 from docs.conftest import Place
 from docs.pages import ROOT, Block, Command, blocks, commands, expected_output, is_shell
 
-from tensorferry.server.cli.serve import _parser
 from tensorferry.server.config.flags import read_flags
 from tensorferry.server.config.load import load_config
 from tensorferry.server.config.server_config import OPTIONS
+from tensorferry.server.startup import command_parser
 
 BLOCKS = list(blocks())
 COMMANDS = [command for block in BLOCKS if is_shell(block) for command in commands(block)]
@@ -55,7 +55,7 @@ def run(command: Command, place: Place) -> None:
 
 def check_serve(command: Command, directory: Path) -> None:
     """Check that the flags and their values are valid, and that the models exist."""
-    arguments, flags = read_flags(_parser(), command.words[2:], OPTIONS)
+    arguments, flags = read_flags(command_parser(), command.words[2:], OPTIONS)
     config = load_config(arguments["models"], flags, {}, None)
     for source in config.models:
         # text.onnx stands for a model of the reader.

@@ -6,16 +6,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import grpc
 
+from tensorferry.batcher import ResponseBurstHook
 from tensorferry.server.config.checks import changed_cuda_options
 from tensorferry.server.config.limits import request_limits
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
-from tensorferry.server.grpc_server import GrpcServer
+from tensorferry.server.grpc_server import GrpcServer, Listener
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.methods.log_settings import LogSettingsMethods
@@ -55,6 +58,21 @@ _SEND_SECONDS = 1.0
 _TRACE_FLUSH_SECONDS = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What differs if this process is the engine of several front-ends.
+
+    `unix_socket` is where front-ends reach all methods but the two of inference. `response_hook` is called around the
+    answers of a batch. `publish_health` gets the health of models and of the server when it may have changed; it must
+    not block. `refused` returns the requests that front-ends refused themselves.
+    """
+
+    unix_socket: str
+    response_hook: ResponseBurstHook
+    publish_health: Callable[[Mapping[str, bool], bool], None]
+    refused: Callable[[], Mapping[grpc.StatusCode, int]]
+
+
 class App:
     """The server. Call `start`, `load`, `drain` and `stop` once each, in this order.
 
@@ -68,13 +86,17 @@ class App:
         config: ServerConfig,
         log_output: LogOutput | None = None,
         on_device_loss: Callable[[str], None] = lambda reason: None,
+        engine: EngineOptions | None = None,
     ) -> None:
         self.config = config
+        self._engine = engine
         self._on_device_loss = on_device_loss
         self.registry = ModelRegistry(may_be_empty=config.model_control == "explicit")
         self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
         self._response_batcher = ResponseBatcher()
-        self._telemetry = RequestTelemetry(config, self._response_batcher)
+        self._telemetry = RequestTelemetry(
+            config, self._response_batcher if engine is None else engine.response_hook
+        )
         tracing = self._telemetry.tracing
         self._regions = Regions(allowed=config.allow_shared_memory, max_bytes=config.max_queue_bytes)
         self._service = InferenceService(
@@ -121,7 +143,13 @@ class App:
             version=self._release,
             extensions=[name for extension in extensions for name in extension.names],
         )
-        return GrpcServer(config, self._service, (self._core_methods, *extensions), self._response_batcher)
+        return GrpcServer(
+            config,
+            self._service,
+            (self._core_methods, *extensions),
+            self._response_batcher,
+            listener=None if self._engine is None else Listener(unix_socket=self._engine.unix_socket),
+        )
 
     @property
     def service(self) -> InferenceService:
@@ -187,7 +215,7 @@ class App:
             open_streams=self._grpc.open_streams,
             call_threads=self._grpc.call_threads,
             unsent_bytes=self._grpc.unsent_bytes,
-            refused=self._service.refused,
+            refused=Counter(self._service.refused) + Counter(self._engine.refused() if self._engine else ()),
         )
 
     def load(self) -> None:
@@ -276,4 +304,7 @@ class App:
     def _publish_health(self, *names: str) -> None:
         with self._health_lock:
             serving = {name: self.registry.serves(name) for name in names}
-            self._grpc.publish_health(serving, server=self.registry.serving)
+            ready = self.registry.serving
+            self._grpc.publish_health(serving, server=ready)
+            if self._engine is not None:
+                self._engine.publish_health(serving, ready)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
@@ -13,11 +14,12 @@ from tensorferry.protos import POOL, SERVICE_NAME
 from tensorferry.server.addresses import address_of, cannot_listen
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.inference.interface import RequestService
 from tensorferry.server.methods.health import HealthService
 from tensorferry.server.methods.reflection import ReflectionService
 from tensorferry.server.names import HEALTH_SERVICE, REFLECTION_SERVICES
 from tensorferry.server.security.access_control import access_control_for
+from tensorferry.server.security.forwarded_identity import ForwardedIdentity
 from tensorferry.server.security.interceptor import AccessInterceptor
 from tensorferry.server.security.tls import TlsFiles
 from tensorferry.server.threads import HandlerThreads
@@ -42,6 +44,23 @@ _MAX_LANE_STREAMS = 10_000
 _UNPACK_THREADS = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where a process listens: an address of the network, or a Unix socket for the front-ends of this server.
+
+    With `reuse_port`, other processes of this server listen on the same address.
+    """
+
+    host: str = ""
+    port: int = 0
+    reuse_port: bool = False
+    unix_socket: str = ""
+
+    def address(self, port: int) -> str:
+        """Return the address for this port."""
+        return f"unix:{self.unix_socket}" if self.unix_socket else address_of(self.host, port)
+
+
 class GrpcServer:
     """Serves the protocol on one address. Call `start`, `begin_drain` and `close` once each, in this order.
 
@@ -52,15 +71,19 @@ class GrpcServer:
     def __init__(
         self,
         config: ServerConfig,
-        service: InferenceService,
+        service: RequestService,
         extensions: Sequence[Extension],
         response_batcher: ResponseBatcher,
+        *,
+        listener: Listener | None = None,
     ) -> None:
         self._config = config
         self._service = service
         self._response_batcher = response_batcher
+        self._listener = listener or Listener(config.host, config.port)
         self.port = 0
-        self._access = access_control_for(config)
+        # None in an engine, whose front-ends have checked each call.
+        self._access = None if self._listener.unix_socket else access_control_for(config)
         # Shared by both transports.
         self._unread = UnreadResponses(config.max_unsent_bytes)
         self._servicer = ThreadedServicer(
@@ -87,15 +110,16 @@ class GrpcServer:
     def _build(self) -> grpc.Server:
         config = self._config
         interceptors: list[grpc.ServerInterceptor] = []
-        if self._access is not None:
-            interceptors.append(AccessInterceptor(self._access, exempt_health=config.auth_exempt_health))
+        access = ForwardedIdentity() if self._listener.unix_socket else self._access
+        if access is not None:
+            interceptors.append(AccessInterceptor(access, exempt_health=config.auth_exempt_health))
         server = grpc.server(
             self._threads,
             interceptors=interceptors,
             # All methods that grpcio serves, waiting calls included. Above the limit of ModelInfer, so that the transport
             # refuses such calls first, with a hint when to retry.
             maximum_concurrent_rpcs=config.max_calls + self._max_threads,
-            options=core_options(config),
+            options=core_options(config, reuse_port=self._listener.reuse_port),
         )
         server.add_generic_rpc_handlers((self._servicer.handler(), self._health.handler()))
         if config.reflection:
@@ -111,7 +135,7 @@ class GrpcServer:
     @property
     def address(self) -> str:
         """The address on which the server listens, as host:port."""
-        return address_of(self._config.host, self.port)
+        return self._listener.address(self.port)
 
     @property
     def open_streams(self) -> int:
@@ -137,7 +161,7 @@ class GrpcServer:
         if self._access is not None:
             self._access.open()
         self._lane = self._attach_lane()
-        self.port = self._config.port
+        self.port = self._listener.port
         credentials = self._tls_credentials()
         try:
             if credentials is None:
@@ -146,6 +170,8 @@ class GrpcServer:
                 self.port = self._server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             raise cannot_listen(self.address, error) from None
+        if self._listener.unix_socket:
+            self.port = 0
         before_start()
         self._server.start()
         if self._lane is not None:
@@ -154,12 +180,12 @@ class GrpcServer:
 
     def _tls_credentials(self) -> grpc.ServerCredentials | None:
         config = self._config
-        if config.tls_certificate is None or config.tls_key is None:
+        if self._listener.unix_socket or config.tls_certificate is None or config.tls_key is None:
             return None
         return TlsFiles(config.tls_certificate, config.tls_key, config.tls_client_ca).credentials()
 
     def _attach_lane(self) -> Lane | None:
-        if self._config.transport == "threaded":
+        if self._config.transport == "threaded" or self._listener.unix_socket:
             return None
         try:
             # Imported here, because the import fails if grpcio lacks an internal name that the lane uses.
@@ -195,7 +221,8 @@ class GrpcServer:
     def announce_shutdown(self) -> None:
         """Report NOT_SERVING and close the port. Calls on open connections are still served."""
         self._health.enter_graceful_shutdown()
-        close_port(self.port)
+        if self.port:
+            close_port(self.port)
 
     def begin_drain(self) -> None:
         """End open streams with UNAVAILABLE once every request that was read is answered."""

@@ -56,8 +56,12 @@ _MAX_MESSAGE_BYTES = 1500
 _DETAILS = "grpc-status-details-bin"
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 
+# The metadata key of the time until a retry, in milliseconds, that gRPC's own retries keep to.
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+
 # A mark for the bundled client: the server is alive, so the call can be repeated.
-_SENT_BY_SERVER = (("tensorferry-answered", "1"),)
+ANSWERED_KEY = "tensorferry-answered"
+_SENT_BY_SERVER = ((ANSWERED_KEY, "1"),)
 
 # Triton's texts for these errors. Here they are followed by details.
 _FULL = "Exceeds maximum queue size: "
@@ -120,6 +124,14 @@ class Status:
     retry_after: float | None = None
 
 
+class StatusError(Exception):
+    """An error whose status another process of the server has decided."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
 # The status of an exception that is not in the table.
 INTERNAL_ERROR = Status(grpc.StatusCode.INTERNAL, "internal error; the server's log has the details")
 
@@ -146,12 +158,16 @@ def status_of(
 
 def code_of(error: BaseException, *, triton: bool = False) -> grpc.StatusCode:
     """Return the code of an exception's status, for counters."""
+    if isinstance(error, StatusError):
+        return error.status.code
     row = _row_of(type(error))
     return grpc.StatusCode.INTERNAL if row is None else _code(row, triton)
 
 
 def mapped_status(error: BaseException, *, triton: bool = False) -> Status | None:
     """Return the status of an exception without logging; None if it is not in the table."""
+    if isinstance(error, StatusError):
+        return error.status
     row = _row_of(type(error))
     if row is None:
         return None
@@ -192,7 +208,7 @@ def _retry_metadata(
     rich = status_pb2.Status(code=code.value[0], message=message)
     rich.details.add(type_url=_RETRY_INFO, value=info.SerializeToString())
     pushback = str(max(1, round(retry_after * 1e3)))
-    return (_DETAILS, rich.SerializeToString()), ("grpc-retry-pushback-ms", pushback)
+    return (_DETAILS, rich.SerializeToString()), (PUSHBACK_KEY, pushback)
 
 
 def _shortened(message: str) -> str:

@@ -25,9 +25,9 @@ from gpu.part import Part, Plan
 from gpu.report import report
 from gpu.servers import _LIMITS, DEFAULT, VARIANTS, ServerError, serving, warm_up
 from gpu.workloads import BERT, ON_CPU, ON_GPU, RESNET, Workload
-from tensorferry.server.cli.serve import _parser
 from tensorferry.server.config.flags import read_flags
 from tensorferry.server.config.server_config import OPTIONS
+from tensorferry.server.startup import command_parser
 
 BRIEF = Plan(
     rounds=1,
@@ -173,7 +173,7 @@ def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
 
 def test_every_server_takes_its_flags() -> None:
     for variant in VARIANTS:
-        read_flags(_parser(), ["model.onnx", *_LIMITS, *variant.flags], OPTIONS)
+        read_flags(command_parser(), ["model.onnx", *_LIMITS, *variant.flags], OPTIONS)
 
 
 def test_a_load_process_that_dies_ends_the_run_with_an_error(tmp_path: Path) -> None:

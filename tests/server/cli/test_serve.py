@@ -8,14 +8,12 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
-from support.server.rig import PATIENCE, signature, spec
+from support.server.rig import PATIENCE
 
-from tensorferry.batcher import Batcher
-from tensorferry.batcher.testing import ScriptedRunner
-from tensorferry.server.cli import serve
+from tensorferry.server.cli import one_process, serve
 from tensorferry.server.config.option import Option
 from tensorferry.server.config.server_config import GROUPS, OPTIONS, ServerConfig
-from tensorferry.server.models.registry import Model
+from tensorferry.server.startup import describe_models
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
         configs.append(config)
         return 0
 
-    monkeypatch.setattr(serve, "_serve", served)
+    monkeypatch.setattr(one_process, "run_one_process", served)
     monkeypatch.setattr("tensorferry.server.telemetry.logs.configure", lambda *args: None)
     return configs
 
@@ -149,14 +147,12 @@ def test_help_shows_defaults_as_an_operator_writes_them(capsys: pytest.CaptureFi
 
 
 def test_the_ready_line_describes_few_models_and_names_some_of_many() -> None:
-    def model(number: int) -> Model:
-        batcher = Batcher(ScriptedRunner(), 4)
-        batcher.close()
-        return Model(f"m{number}", "1", signature(spec("x", "FP32", "b")), 4, "proved", batcher)
+    def model(number: int) -> dict[str, str]:
+        return {"name": f"m{number}", "signature": "(x: FP32 [b])", "batching": "proved"}
 
-    assert serve._describe([]) == "no model"
-    assert serve._describe([model(0), model(1)]) == f"{model(0)}; {model(1)}"
-    many = serve._describe([model(number) for number in range(400)])
+    assert describe_models([]) == "no model"
+    assert describe_models([model(0), model(1)]) == "m0(x: FP32 [b]), proved; m1(x: FP32 [b]), proved"
+    many = describe_models([model(number) for number in range(400)])
     assert many == ("400 models, m0, m1, m2, m3, m4, m5, m6, m7 and 392 more (tensorferry models lists them)")
 
 
@@ -199,14 +195,14 @@ def test_a_stop_does_not_wait_for_models_that_are_being_loaded(monkeypatch: pyte
     def exit_now(code: int, output: Any) -> NoReturn:
         raise _Exited(code)
 
-    monkeypatch.setattr(serve, "App", _SlowApp)
-    monkeypatch.setattr(serve, "forward_signals", forward)
-    monkeypatch.setattr(serve, "_exit_now", exit_now)
-    monkeypatch.setattr(serve, "watch_threads", lambda on_loss: None)
+    monkeypatch.setattr(one_process, "App", _SlowApp)
+    monkeypatch.setattr(one_process, "forward_signals", forward)
+    monkeypatch.setattr(one_process, "_exit_now", exit_now)
+    monkeypatch.setattr(one_process, "watch_threads", lambda on_loss: None)
     monkeypatch.setattr(signal, "signal", lambda *args: None)
     try:
         with pytest.raises(_Exited) as exited:
-            serve._serve(ServerConfig(()), None)  # type: ignore[arg-type]
+            one_process.run_one_process(ServerConfig(()), None)  # type: ignore[arg-type]
     finally:
         _SlowApp.released.set()
     assert exited.value.args == (0,)

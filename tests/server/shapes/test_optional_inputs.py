@@ -13,10 +13,10 @@ from support.models.scaled import with_defaults
 from support.models.small import node, save, value
 from support.server.rig import Replies, infer, request, response_of
 
-from tensorferry.batcher import Batcher
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
+from tensorferry.server.inference.interface import InlineRunner
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
@@ -55,7 +55,7 @@ def test_an_optional_input_is_used_batched_or_not(tmp_path: Path, max_batch_size
         model.batcher.close()
 
 
-def later(batcher: Batcher) -> None:
+def later(batcher: InlineRunner) -> None:
     """Do nothing: the test runs the batches itself."""
 
 

@@ -26,6 +26,7 @@ _HEAVY = [
         "tensorferry.server.__main__",
         "tensorferry.server.config.load",
         "tensorferry.server.config.flags",
+        "tensorferry.server.cli.serve",
         "tensorferry.server.supervisor",
         "tensorferry.server.supervisor.log_output",
     ],

@@ -25,7 +25,7 @@ from tensorferry.server.supervisor.child import Ending
 from tensorferry.server.supervisor.supervisor import EXIT_SECONDS
 
 ENGINE = "the engine"
-HEALTH = {"serving": {"": True}, "ready": True}
+HEALTH = {"serving": {"": True}, "ready": True, "loaded": True}
 
 Make = Callable[..., Supervision]
 
@@ -300,8 +300,8 @@ class TestMessages:
             (ENGINE, "listening", {"port": PORT}),
             (ENGINE, "health", {}),
             (ENGINE, "health", {**HEALTH, "more": [[]]}),
-            (ENGINE, "health", {"serving": {"m": 1}, "ready": True}),
-            (ENGINE, "health", {"serving": {}, "ready": None}),
+            (ENGINE, "health", {"serving": {"m": 1}, "ready": True, "loaded": True}),
+            (ENGINE, "health", {"serving": {}, "ready": None, "loaded": True}),
             (ENGINE, "front_end_broken", {"front_end": 2, "generation": 1}),
             (ENGINE, "front_end_broken", {}),
             ("front-end 0", "front_end_broken", {"front_end": 1, "generation": 1}),

@@ -16,6 +16,9 @@ from typing import Any
 
 STOP_SECONDS = 60
 
+# `make test-front-ends` runs the end-to-end tests with this many front-ends.
+FRONT_ENDS = os.environ.get("FRONT_ENDS", "")
+
 
 def command(*arguments: str | Path) -> list[str]:
     """Return the command line of `tensorferry` with these arguments."""
@@ -58,6 +61,8 @@ class ServerProcess:
         """
         if "--batching" not in arguments and any(str(each).endswith("probe.onnx") for each in arguments):
             arguments = (*arguments, "--batching", "trust")
+        if FRONT_ENDS and program is None and "--front-ends" not in arguments:
+            arguments = (*arguments, "--front-ends", FRONT_ENDS)
         always = ("--transport", transport, "--host", "127.0.0.1", "--port", port, "--log-format", "json")
         process = subprocess.Popen(
             [*(program or command()), *map(str, ("serve", *arguments, *always))],
@@ -95,12 +100,17 @@ class ServerProcess:
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """Stop the process, as a debugger does: it answers nothing until the end of the `with`."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         self.signal(signal.SIGSTOP)
         # The signal takes effect later; a call in between would be answered.
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+        for child in map(int, children):
+            os.kill(child, signal.SIGSTOP)
         try:
             yield
         finally:
+            for child in map(int, children):
+                os.kill(child, signal.SIGCONT)
             self.signal(signal.SIGCONT)
 
     def wait(self) -> int:

@@ -78,7 +78,7 @@ def engine(argv: list[str]) -> None:
         os._exit(3)
     child.run()
     child.send("ready", models=["m"])
-    child.send("health", serving={"": True}, ready=True)
+    child.send("health", serving={"": True}, ready=True, loaded=True)
     threading.Event().wait()
 
 

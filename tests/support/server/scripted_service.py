@@ -61,14 +61,14 @@ class ScriptedService(InferenceService):
 
     def submit(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
         caller: ClientIdentity = ANONYMOUS,
         **options: Any,
     ) -> InferenceCall:
-        request_id = pb.ModelInferRequest.FromString(data).id
+        request_id = pb.ModelInferRequest.FromString(bytes(data)).id
         with self._changed:
             self.received.append(request_id)
             self.deadlines[request_id] = deadline

@@ -137,7 +137,7 @@ class Supervision:
 
     def engine_ready(self, **fields: Any) -> None:
         self.say("the engine", "ready", **fields)
-        self.say("the engine", "health", serving={"": True}, ready=True)
+        self.say("the engine", "health", serving={"": True}, ready=True, loaded=True)
 
     def run(self) -> Supervision:
         """Let every child report that it works."""

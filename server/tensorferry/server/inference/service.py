@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tensorferry.batcher import Batcher, BatcherClosed, BatcherError
+from tensorferry.batcher import BatcherClosed, BatcherError
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
@@ -19,6 +19,7 @@ from tensorferry.server.errors import (
 )
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.early_rejection import EarlyRejection
+from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner
 from tensorferry.server.inference.pending_inference import PendingInference
 from tensorferry.server.inference.reply import FinishedCall, InferenceCall, InferenceReply, error_reply
 from tensorferry.server.inference.request_limits import DEFAULT_LIMITS
@@ -38,8 +39,6 @@ from tensorferry.server.status import (
 from tensorferry.server.telemetry.trace_context import TRACEPARENT
 from tensorferry.server.tracing.trace import RequestTrace, Tracer
 from tensorferry.server.wire.compression import decompress, is_compressed
-
-SHUTTING_DOWN = "the server is shutting down and has stopped accepting new requests; retry elsewhere"
 
 
 class InferenceService:
@@ -120,18 +119,20 @@ class InferenceService:
 
     def submit(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
         caller: ClientIdentity = ANONYMOUS,
         *,
-        run_soon: Callable[[Batcher], None] | None = None,
+        streamed: bool = False,
+        run_soon: Callable[[InlineRunner], None] | None = None,
         unpacker: Unpacker | None = None,
     ) -> InferenceCall:
         """Serve one serialised ModelInferRequest. Call `complete` exactly once, perhaps before this returns.
 
-        `deadline` is on the clock of `time.monotonic`, inf for none. `metadata` and `caller` are those of the call.
+        `data` must not change until the request is complete. `deadline` is on the clock of `time.monotonic`, inf for none. `metadata` and `caller` are those of the call.
+        `streamed` says that the message came in a stream.
         A caller that runs short batches itself gives `run_soon`, which gets the batcher if its `run_inline` must be
         called soon; no worker is woken then. A caller that must not wait gives an `unpacker`, which submits compressed
         messages on other threads. Never blocks else; every error arrives in the reply.
@@ -147,13 +148,15 @@ class InferenceService:
             pending: PendingInference | None = None
             try:
                 match = self._templates.find(data, generation)
-                if match is None and is_compressed(data):
-                    if unpacker is not None:
-                        return unpacker.submit(data, deadline, complete, metadata, caller)
-                    data = decompress(data, self.limits.message_bytes)
-                    match = self._templates.find(data, generation)
                 if match is None:
-                    unmatched = UnmatchedRequest(data, self._regions, self.limits)
+                    message = bytes(data)
+                    if is_compressed(message):
+                        if unpacker is not None:
+                            return unpacker.submit(message, deadline, complete, metadata, caller, streamed)
+                        message = decompress(message, self.limits.message_bytes)
+                        match = self._templates.find(message, generation)
+                if match is None:
+                    unmatched = UnmatchedRequest(message, self._regions, self.limits)
                     unmatched.parse()
                 if self.draining:
                     raise NotReadyError(SHUTTING_DOWN)
@@ -164,7 +167,9 @@ class InferenceService:
                 finish: Callable[[Any], None] = complete
                 sampled = True
                 if self._tracer.sources or trace is not None:
-                    trace = trace or self._tracer.begin(template.model, match[1], now, metadata, caller)
+                    trace = trace or self._tracer.begin(
+                        template.model, match[1], now, metadata, caller, streamed=streamed
+                    )
                     if trace is not None:
                         finish = self._traced(trace, complete, template.model)
                         metadata = _metadata_of(trace)
@@ -190,7 +195,7 @@ class InferenceService:
                     continue
                 request_id, addressed = _identity_of(match, unmatched)
                 if not sampled and self._tracer.sources:
-                    trace = self._tracer.begin(None, request_id, now, metadata, caller)
+                    trace = self._tracer.begin(None, request_id, now, metadata, caller, streamed=streamed)
                 complete(self._rejected(error, error_reply(request_id, error, addressed, metadata, trace)))
                 return FinishedCall(trace)
 

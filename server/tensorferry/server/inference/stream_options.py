@@ -52,8 +52,6 @@ def encode_or_status(
 ) -> bytes | Status:
     """Return the serialised ModelStreamInferResponse to send, or the status that ends the stream."""
     try:
-        if reply.trace is not None:
-            reply.trace.mark_streamed()
         return b"".join(stream_response(reply.pieces()))
     except BaseException as error:
         # Every exception, SystemExit too, because the client waits for a response.

@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -122,7 +123,7 @@ class Replica:
         """Run the requests of a stream; the metadata selects request order or completion order of the responses."""
         metadata = grpc_context.invocation_metadata()
         stream = RayStream(
-            self.reply,
+            partial(self.reply, streamed=True),
             self._service.status_of,
             decode_deadline(metadata),
             metadata,
@@ -177,7 +178,9 @@ class Replica:
             app.drain()
             app.stop()
 
-    async def reply(self, request: bytes, deadline: float, metadata: Any) -> InferenceReply:
+    async def reply(
+        self, request: bytes, deadline: float, metadata: Any, *, streamed: bool = False
+    ) -> InferenceReply:
         """Return the reply to a request; cancelling the caller cancels the request."""
         loop = asyncio.get_running_loop()
         dispatcher = self._dispatcher
@@ -186,7 +189,7 @@ class Replica:
         future: asyncio.Future[InferenceReply] = loop.create_future()
         put = dispatcher.put
         call: InferenceCall = self._service.submit(
-            request, deadline, lambda reply: put(future, reply), metadata
+            request, deadline, lambda reply: put(future, reply), metadata, streamed=streamed
         )
         try:
             return await future

@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
-from tensorferry.server.identity import CONTROL, CURRENT_CLIENT
-from tensorferry.server.security.access_control import AccessControl, ClientCertificate
+from tensorferry.server.identity import CONTROL, CURRENT_CLIENT, ClientIdentity, Metadata
+from tensorferry.server.security.access_control import ClientCertificate
 from tensorferry.server.security.method_roles import HEALTH, SELF_AUTHORIZING, required_role
 from tensorferry.server.status import status_of
 
@@ -28,10 +28,23 @@ def certificate_from_context(context: grpc.ServicerContext) -> ClientCertificate
     return ClientCertificate(context.peer_identity_key(), tuple(context.peer_identities() or ()), pem)
 
 
+class Access(Protocol):
+    """`AccessControl`, or what stands in for it behind a front-end."""
+
+    def admit(
+        self,
+        role: str,
+        metadata: Metadata,
+        peer: Callable[[], str],
+        certificate: Callable[[], ClientCertificate],
+    ) -> ClientIdentity:
+        """Return the client of a call. `ServerError` if the call is refused."""
+
+
 class AccessInterceptor(grpc.ServerInterceptor):
     """Refusal of unauthorized calls; with `exempt_health`, health checks need no authorization. Thread-safe."""
 
-    def __init__(self, access: AccessControl, *, exempt_health: bool) -> None:
+    def __init__(self, access: Access, *, exempt_health: bool) -> None:
         self._access = access
         self._exempt = SELF_AUTHORIZING | HEALTH if exempt_health else SELF_AUTHORIZING
 

@@ -367,7 +367,7 @@ class Supervisor:
 
 def _is_health(fields: dict[str, Any]) -> bool:
     match fields:
-        case {"serving": dict(serving), "ready": bool(), **rest} if not rest:
+        case {"serving": dict(serving), "ready": bool(), "loaded": bool(), **rest} if not rest:
             return all(isinstance(value, bool) for value in serving.values())
     return False
 

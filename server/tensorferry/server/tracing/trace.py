@@ -83,6 +83,8 @@ class RequestTrace:
         started: float,
         context: TraceContext | None = None,
         caller: ClientIdentity = ANONYMOUS,
+        *,
+        streamed: bool = False,
     ) -> None:
         self._sinks = sinks
         self.request_id = request_id
@@ -91,7 +93,8 @@ class RequestTrace:
         self.context = context
         self.caller = caller
         self.addressed = ("", "")
-        self.accepted = self.streamed = False
+        self.accepted = False
+        self.streamed = streamed
         self.rows = 0
         self.queued = self.completed_at = self.sent_at = _NAN
         self.queue_delay = 0.0
@@ -136,10 +139,6 @@ class RequestTrace:
         """Record the name and version of the model, unless a model got the request already."""
         if not self.addressed[1]:
             self.addressed = addressed
-
-    def mark_streamed(self) -> None:
-        """Record that the request came in a stream."""
-        self.streamed = True
 
     def sent(self) -> None:
         """Record that the transport has accepted the response. Only the first of several calls has an effect."""
@@ -193,8 +192,13 @@ class Tracer:
         started: float,
         metadata: Sequence[tuple[str, str | bytes]] = (),
         caller: ClientIdentity = ANONYMOUS,
+        *,
+        streamed: bool = False,
     ) -> RequestTrace | None:
-        """Return the trace of a request that arrived at `started`; None if no source traces it."""
+        """Return the trace of a request that arrived at `started`; None if no source traces it.
+
+        `streamed` says that it came in a stream.
+        """
         parent = parse_trace_context(metadata)
         sinks: list[TraceSink] | None = None
         for source in self.sources:
@@ -204,4 +208,4 @@ class Tracer:
         if sinks is None:
             return None
         own = next((sink.context for sink in sinks if sink.context is not None), parent)
-        return RequestTrace(sinks, request_id, started, own, caller)
+        return RequestTrace(sinks, request_id, started, own, caller, streamed=streamed)

@@ -13,11 +13,11 @@ WINDOW_BYTES = 4 << 20
 _UNLIMITED_MS = 2**31 - 1
 
 
-def core_options(config: ServerConfig) -> list[tuple[str, int]]:
-    """Return the options of `grpc.server`."""
+def core_options(config: ServerConfig, *, reuse_port: bool = False) -> list[tuple[str, int]]:
+    """Return the options of `grpc.server`. With `reuse_port`, several processes may listen on its port."""
     options = [
-        # Off, because a second server could otherwise share the port unnoticed.
-        ("grpc.so_reuseport", 0),
+        # Off, because a second server could otherwise share the port unnoticed. Front-ends share it on purpose.
+        ("grpc.so_reuseport", int(reuse_port)),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
         # `wire.compression` decompresses messages, because it limits their decompressed size.

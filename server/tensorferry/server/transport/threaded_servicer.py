@@ -15,8 +15,8 @@ import grpc
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import UnreadResponsesError, UnsupportedError
+from tensorferry.server.inference.interface import RequestService
 from tensorferry.server.inference.reply import InferenceReply
-from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.security.interceptor import certificate_from_context
 from tensorferry.server.status import Status, StatusCode, status_of, trailing_metadata
@@ -52,7 +52,7 @@ class ThreadedServicer:
 
     def __init__(
         self,
-        service: InferenceService,
+        service: RequestService,
         *,
         max_streams: int,
         max_in_flight: int,

@@ -10,8 +10,8 @@ from functools import partial
 import grpc
 
 from tensorferry.server.identity import ANONYMOUS, Metadata
+from tensorferry.server.inference.interface import RequestService
 from tensorferry.server.inference.reply import InferenceReply
-from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_options import (
     NO_THREAD_FOR_STREAM,
     encode_or_status,
@@ -30,7 +30,7 @@ class ResponseStream:
 
     def __init__(
         self,
-        service: InferenceService,
+        service: RequestService,
         deadline: float,
         *,
         admission: StreamAdmission,
@@ -150,7 +150,9 @@ class ResponseStream:
                 return False
             entry = self._state.request_read(len(data))
         complete = partial(self._complete, entry)
-        call = self._service.submit(data, self._deadline, complete, self._metadata, caller=caller)
+        call = self._service.submit(
+            data, self._deadline, complete, self._metadata, caller=caller, streamed=True
+        )
         with self._lock:
             entry.call = call
             closed = self._closed

@@ -72,7 +72,7 @@ class LoomedService(InferenceService):
 
     def submit(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
@@ -80,7 +80,7 @@ class LoomedService(InferenceService):
         **options: Any,
     ) -> InferenceCall:
         self.core.pause()
-        request_id = pb.ModelInferRequest.FromString(data).id
+        request_id = pb.ModelInferRequest.FromString(bytes(data)).id
         self.received.append(request_id)
         self.in_flight(request_id.partition(".")[0])
         call = Waiting(self, request_id, complete)

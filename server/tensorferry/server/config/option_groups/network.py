@@ -31,6 +31,12 @@ class NetworkOptions:
         "uses the lane if it works with the installed grpcio",
         scope=OptionScope.STANDALONE,
     )
+    front_ends: int = option(
+        0,
+        integer(0, 256, unit="processes"),
+        "processes that serve HTTP/2, TLS and identity for one engine, which runs the models; 0: one process does all",
+        scope=OptionScope.STANDALONE,
+    )
     max_message_bytes: int = option(
         64 << 20, size(1, (1 << 31) - 1), "largest message received or sent", scope=OptionScope.STANDALONE
     )

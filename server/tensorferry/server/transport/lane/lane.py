@@ -23,10 +23,10 @@ from typing import Any
 
 import grpc
 
-from tensorferry.batcher import Batcher, QueueFull
+from tensorferry.batcher import QueueFull
 from tensorferry.protos import SERVICE_NAME
+from tensorferry.server.inference.interface import InlineRunner, RequestService
 from tensorferry.server.inference.reply import InferenceReply
-from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.unpacking import Unpacker
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.status import Status
@@ -72,7 +72,7 @@ class Lane:
     def __init__(
         self,
         server: grpc.Server,
-        service: InferenceService,
+        service: RequestService,
         *,
         max_streams: int,
         max_in_flight: int,
@@ -107,7 +107,7 @@ class Lane:
         self._unrequested: list[tuple[str, Callable[[Any], None]]] = []
         # Batchers with a batch that this thread shall run, and when, in seconds since the epoch. They wait for the
         # waiting events (0), or for callers to return.
-        self._run_at: dict[Batcher, float] = {}
+        self._run_at: dict[InlineRunner, float] = {}
         # The last refusal as core takes it; in an overload most are the same.
         self._refusal: Refusal | None = None
         self._final_status: cygrpc.FinalStatus | None = None
@@ -166,7 +166,7 @@ class Lane:
             raise
         self._recent_calls.append(call)
 
-    def _run_soon(self, batcher: Batcher) -> None:
+    def _run_soon(self, batcher: InlineRunner) -> None:
         """Run the batcher's next batch once the waiting events are handled."""
         self._run_at[batcher] = self._core.queue.next_wakeup = 0.0
 

@@ -55,7 +55,7 @@ class _Echo(InferenceService):
 
     def submit(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
@@ -73,7 +73,7 @@ class _Echo(InferenceService):
                 raise NotFoundError(f"{value!r}, {remaining}")
             if caller.name != "unix":
                 raise NotFoundError(f"a call of {caller}")
-            return [data]
+            return [bytes(data)]
 
         self._threads.submit(complete, BuiltReply("", build))
         return InferenceCall()

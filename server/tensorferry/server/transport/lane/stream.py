@@ -73,7 +73,9 @@ class StreamCall:
         if self._reading:
             self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self.received)
         complete = partial(self._complete, entry)
-        entry.call = self._owner.submit(data, self._deadline, complete, self._metadata, self._caller)
+        entry.call = self._owner.submit(
+            data, self._deadline, complete, self._metadata, self._caller, streamed=True
+        )
 
     def _half_close(self, refusal: Status | None) -> None:
         with self._lock:

@@ -1,0 +1,146 @@
+"""Life cycle of `tensorferry serve` in one process, and its exit codes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import NoReturn, TypeAlias
+
+from tensorferry.server.app import App
+from tensorferry.server.cli.signals import forward_signals, ignore_signals
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.startup import prepare_collector, print_ready_line, ready_fields
+from tensorferry.server.telemetry import logs
+from tensorferry.server.threads import watch_threads
+
+_log = logging.getLogger("tensorferry.server")
+
+
+@dataclass(frozen=True, slots=True)
+class _Signal:
+    """SIGTERM or SIGINT was received."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _ServiceLost:
+    """The process can serve nothing any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceLost:
+    """A model has no instance that works, and only a restart can help."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Start or drain raised this."""
+
+    error: BaseException
+
+
+class _Progress(Enum):
+    STARTED = "every model is loaded"
+    STOPPED = "every worker has ended"
+    ABANDONED = "stopped, but a worker still runs"
+
+
+_Event: TypeAlias = _Signal | _ServiceLost | _DeviceLost | _Failure | _Progress
+_Events: TypeAlias = "queue.SimpleQueue[_Event]"
+
+
+def run_one_process(config: ServerConfig, output: logs.LogOutput) -> int:
+    """Serve until SIGTERM or Ctrl-C. Return 0 after a clean stop, 1 if the server cannot start."""
+    events: _Events = queue.SimpleQueue()
+    forward_signals(lambda number: events.put(_Signal(number)))
+    watch_threads(lambda reason: events.put(_ServiceLost(reason)))
+
+    def on_device_loss(reason: str) -> None:
+        if config.exit_on_device_loss:
+            events.put(_DeviceLost(reason))
+
+    app = App(config, output, on_device_loss)
+    _run_in_thread("start", _start, app, events)
+    started = draining = device_lost = False
+    while True:
+        match events.get():
+            case _Progress.STARTED:
+                started = True
+            case _Progress() as progress:
+                _log.info("stopped")
+                ignore_signals()
+                code = 1 if device_lost else 0
+                # A worker, or a thread that loads models, can still be in ONNX Runtime. It would abort the process if it
+                # returned while the interpreter shuts down.
+                return code if progress is _Progress.STOPPED and started else _exit_now(code, output)
+            case _DeviceLost(reason):
+                device_lost = True
+                if not draining:
+                    draining = True
+                    _log.critical(
+                        "%s: draining for at most %g s, then exiting (--exit-on-device-loss)",
+                        reason,
+                        config.drain_seconds,
+                    )
+                    _run_in_thread("drain", _drain, app, events)
+            case _ServiceLost(reason):
+                _log.critical("%s: exiting at once, so that the server can be restarted", reason)
+                _exit_now(1, output)
+            case _Failure(StartError() as error):
+                output.put(f"tensorferry serve: {error}")
+                _exit_now(1, output)
+            case _Failure(error):
+                _log.error("the server failed to %s", "drain" if draining else "start", exc_info=error)
+                _exit_now(1, output)
+            case _Signal(number):
+                name = signal.Signals(number).name
+                if draining:
+                    _log.warning("%s received again: stopping at once", name)
+                    _exit_now(128 + number, output)
+                draining = True
+                if config.drain_delay:
+                    _log.info("%s received: requests are accepted for %g s more", name, config.drain_delay)
+                _log.info("%s received: draining for at most %g s", name, config.drain_seconds)
+                _run_in_thread("drain", _drain, app, events)
+
+
+def _start(app: App, events: _Events) -> None:
+    app.start()
+    app.load()
+    prepare_collector()
+    print_ready_line(app.config.log_format, app.address, app.transport, ready_fields(app))
+    events.put(_Progress.STARTED)
+
+
+def _drain(app: App, events: _Events) -> None:
+    if not app.drain():
+        _log.warning("requests were still running after %g s: they fail now", app.config.drain_seconds)
+    events.put(_Progress.STOPPED if app.stop() else _Progress.ABANDONED)
+
+
+def _run_in_thread(name: str, work: Callable[[App, _Events], None], app: App, events: _Events) -> None:
+    def run() -> None:
+        try:
+            work(app, events)
+        except BaseException as error:
+            events.put(_Failure(error))
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+def _exit_now(code: int, output: logs.LogOutput) -> NoReturn:
+    """End the process without waiting for calls, for models that are being loaded, or for a device that hangs."""
+    output.flush()
+    os._exit(code)

@@ -1,0 +1,1 @@
+"""The engine: models, batchers and sessions, for the requests of all front-ends."""

@@ -1,0 +1,109 @@
+"""Life cycle of the engine process, as the supervisor orders it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from tensorferry.server.app import App, EngineOptions
+from tensorferry.server.engine.front_end_port import ResponseBursts
+from tensorferry.server.engine.loop import EngineLoop
+from tensorferry.server.errors import StartError
+from tensorferry.server.link import LinkFiles
+from tensorferry.server.startup import prepare_collector, read_config, ready_fields
+from tensorferry.server.supervisor.child_process import ChildProcess
+from tensorferry.server.supervisor.control import Message
+from tensorferry.server.telemetry import logs
+from tensorferry.server.threads import watch_threads
+
+_log = logging.getLogger("tensorferry.server")
+
+
+def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
+    """Serve front-ends until the supervisor says to drain, or is gone."""
+    config = read_config(arguments)
+    output = logs.configure(config.log_format, config.log_level)
+    control = ChildProcess(control_fd)
+    ended = threading.Event()
+    bursts = ResponseBursts()
+    health = _Health(control, lambda: app.registry.complete)
+
+    def lost(reason: str) -> None:
+        _log.critical("%s: the engine exits, and is started again", reason)
+        output.flush()
+        os._exit(1)
+
+    def on_device_loss(reason: str) -> None:
+        if config.exit_on_device_loss:
+            lost(reason)
+
+    watch_threads(lost)
+    app = App(
+        # Front-ends announce the shutdown, and have ended when the engine drains.
+        replace(config, drain_delay=0.0),
+        output,
+        on_device_loss,
+        EngineOptions(control.start["socket"], bursts, health.publish, lambda: loop.refused()),
+    )
+    loop = EngineLoop(app.service, bursts)
+
+    def link(message: Message) -> None:
+        front_end, generation = message.fields["front_end"], message.fields["generation"]
+
+        def broken(why: str) -> None:
+            _log.error("front-end %d broke the rules of its link and is cut off: %s", front_end, why)
+            control.send("front_end_broken", front_end=front_end, generation=generation)
+
+        loop.connect(front_end, LinkFiles(*message.take_fds(3)), broken)
+
+    def drain(message: Message) -> None:
+        def work() -> None:
+            app.drain()
+            loop.stop()
+            clean = app.stop()
+            output.flush()
+            os._exit(0 if clean else 1)
+
+        threading.Thread(target=work, name="drain", daemon=True).start()
+
+    control.on("link", link)
+    control.on("front_end_lost", lambda message: loop.disconnect(message.fields["front_end"]))
+    control.on("drain", drain)
+    try:
+        app.start()
+        loop.start()
+        control.run()
+        app.load()
+    except StartError as error:
+        control.failed(str(error))
+        output.flush()
+        os._exit(1)
+    prepare_collector()
+    control.send("ready", **ready_fields(app))
+    ended.wait()
+    os._exit(0)
+
+
+class _Health:
+    """The health of all models, sent to the supervisor when it changes. Thread-safe.
+
+    `loaded` returns whether the models of the start were all tried: front-ends send requests only from then on.
+    """
+
+    def __init__(self, control: ChildProcess, loaded: Callable[[], bool]) -> None:
+        self._control = control
+        self._loaded = loaded
+        # Guards _serving. A message is sent while it is held, so that the last one is the newest.
+        self._lock = threading.Lock()
+        self._serving: dict[str, bool] = {}
+
+    def publish(self, serving: Mapping[str, bool], ready: bool) -> None:
+        """Send the health of all models, of which some may have changed, and of the server."""
+        with self._lock:
+            self._serving.update(serving)
+            fields: dict[str, Any] = {"serving": self._serving, "ready": ready, "loaded": self._loaded()}
+            self._control.send("health", **fields)

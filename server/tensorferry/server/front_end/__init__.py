@@ -1,0 +1,1 @@
+"""A front-end: HTTP/2, TLS, identity and limits, for requests that the engine answers."""

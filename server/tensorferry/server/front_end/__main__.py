@@ -1,0 +1,16 @@
+"""A front-end process: `python -m tensorferry.server.front_end CONTROL_FD ARGUMENTS`, started by the supervisor."""
+
+from __future__ import annotations
+
+import sys
+
+from tensorferry.server import malloc
+from tensorferry.server.transport import grpc_environment
+
+if __name__ == "__main__":
+    # Before grpc is imported.
+    grpc_environment.prepare()
+    malloc.reuse_large_buffers()
+    from tensorferry.server.front_end.process import main
+
+    main(int(sys.argv[1]), sys.argv[2:])

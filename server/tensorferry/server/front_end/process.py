@@ -1,0 +1,162 @@
+"""Life cycle of a front-end process, as the supervisor orders it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from tensorferry.server.config.limits import request_limits
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.front_end.forwarding import ForwardedMethods
+from tensorferry.server.front_end.remote_service import RemoteService
+from tensorferry.server.grpc_server import GrpcServer, Listener
+from tensorferry.server.link import FrontEndLink, LinkFiles
+from tensorferry.server.startup import prepare_collector, read_config
+from tensorferry.server.supervisor.child_process import ChildProcess
+from tensorferry.server.supervisor.control import Message
+from tensorferry.server.telemetry import logs
+from tensorferry.server.threads import watch_threads
+from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
+
+_log = logging.getLogger("tensorferry.server")
+
+# Time to send the last responses, after the last request is complete.
+_SEND_SECONDS = 1.0
+
+
+def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
+    """Serve clients until the supervisor says to drain, or is gone."""
+    config = read_config(arguments)
+    output = logs.configure(config.log_format, config.log_level)
+    control = ChildProcess(control_fd)
+
+    def lost(reason: str) -> None:
+        _log.critical("%s: the front-end exits, and is started again", reason)
+        output.flush()
+        os._exit(1)
+
+    watch_threads(lost)
+    front_end = FrontEnd(share_of(config), control.start["port"])
+    drained = threading.Event()
+
+    def drain(message: Message) -> None:
+        def work() -> None:
+            front_end.drain(message.fields["delay"], message.fields["seconds"])
+            drained.set()
+
+        threading.Thread(target=work, name="drain", daemon=True).start()
+
+    control.on("link", front_end.connect)
+    control.on("engine_lost", front_end.disconnect)
+    control.on("health", front_end.publish_health)
+    control.on("drain", drain)
+    try:
+        front_end.start()
+    except StartError as error:
+        control.failed(str(error))
+        output.flush()
+        os._exit(1)
+    control.run()
+    prepare_collector()
+    control.send("listening", port=front_end.port, transport=front_end.transport)
+    drained.wait()
+    output.flush()
+    os._exit(0)
+
+
+def share_of(config: ServerConfig) -> ServerConfig:
+    """Return the configuration with a front-end's part of what bounds connections, calls and unsent responses."""
+
+    def part(limit: int) -> int:
+        # 0 is no limit.
+        return math.ceil(limit / config.front_ends)
+
+    return replace(
+        config,
+        max_connections=part(config.max_connections),
+        max_calls=part(config.max_calls),
+        max_streams=part(config.max_streams) if config.max_streams else config.max_streams,
+        max_unsent_bytes=part(config.max_unsent_bytes),
+    )
+
+
+class FrontEnd:
+    """One front-end. `connect`, `disconnect` and `publish_health` are called by one thread, in the order of the messages."""
+
+    def __init__(self, config: ServerConfig, port: int) -> None:
+        self._config = config
+        response_batcher = ResponseBatcher()
+        self._service = RemoteService(
+            request_limits(config), response_batcher, triton_status_codes=config.triton_status_codes
+        )
+        self._methods = ForwardedMethods()
+        self._grpc = GrpcServer(
+            config,
+            self._service,
+            (self._methods,),
+            response_batcher,
+            listener=Listener(config.host, port, reuse_port=True),
+        )
+        # The link to an engine that has not loaded its models yet.
+        self._link: FrontEndLink | None = None
+        # The models that the engine has named.
+        self._models: set[str] = set()
+        self._stopping = threading.Event()
+
+    @property
+    def port(self) -> int:
+        """The port on which the front-end listens."""
+        return self._grpc.port
+
+    @property
+    def transport(self) -> str:
+        """See `GrpcServer.transport`."""
+        return self._grpc.transport
+
+    def start(self) -> None:
+        """Listen and serve. StartError as `GrpcServer.start`."""
+        self._grpc.start()
+
+    def connect(self, message: Message) -> None:
+        """Take the link to another engine. Requests are sent once it has loaded its models."""
+        self.disconnect(message)
+        self._link = FrontEndLink(LinkFiles(*message.take_fds(3)))
+        self._methods.connect(message.fields["socket"])
+
+    def disconnect(self, message: Message) -> None:
+        """Answer the requests of an engine that is gone, and report NOT_SERVING."""
+        self._grpc.publish_health(dict.fromkeys(self._models, False), server=False)
+        self._methods.disconnect()
+        self._service.disconnect()
+        if self._link is not None:
+            self._link.close()
+            self._link.release()
+            self._link = None
+
+    def publish_health(self, message: Message) -> None:
+        """Report the health that the engine has stated."""
+        if message.fields["loaded"] and self._link is not None:
+            self._service.connect(self._link)
+            self._link = None
+        serving = message.fields["serving"]
+        self._models.update(serving)
+        self._grpc.publish_health(serving, server=message.fields["ready"])
+
+    def drain(self, delay: float, seconds: float) -> None:
+        """Report NOT_SERVING, serve on for `delay` seconds, then finish the open calls within `seconds`."""
+        if delay:
+            self._grpc.announce_shutdown()
+            self._stopping.wait(delay)
+        self._service.begin_drain()
+        self._grpc.begin_drain()
+        self._grpc.report_not_serving()
+        self._grpc.wait_until_sent(time.monotonic() + seconds)
+        self._grpc.close(time.monotonic() + _SEND_SECONDS)
+        self._service.disconnect()

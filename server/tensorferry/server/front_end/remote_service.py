@@ -1,0 +1,136 @@
+"""The inference service of a front-end: it hands each message to the engine, and each response back to its call."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from tensorferry.batcher import BatcherError, QueueFull, ResponseBurstHook
+from tensorferry.server.config.limits import RequestLimits
+from tensorferry.server.errors import (
+    NotReadyError,
+    PermissionDeniedError,
+    ServerError,
+    UnauthenticatedError,
+)
+from tensorferry.server.front_end.engine_connection import NO_ENGINE, EngineConnection
+from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
+from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner
+from tensorferry.server.inference.reply import FinishedCall, InferenceCall, InferenceReply, error_reply
+from tensorferry.server.inference.unpacking import Unpacker
+from tensorferry.server.link import FrontEndLink
+from tensorferry.server.link_messages import encode_origin
+from tensorferry.server.status import Status, StatusCode, code_of, status_of
+from tensorferry.server.wire.compression import decompress, is_compressed
+
+
+class NoEarlyRejection:
+    """Every call's message is read. It stands in for `EarlyRejection`, which only the engine can decide."""
+
+    tracing_enabled = False
+    one_model = False
+
+    def check(self, deadline: float) -> QueueFull | None:
+        """Return None."""
+        return None
+
+
+class RemoteService:
+    """Passes requests on to the engine. It stands in for `InferenceService` in a front-end. Thread-safe.
+
+    While no engine is connected, every request gets NotReadyError. Requests that an engine had when it was lost get it
+    too: nothing says whether they ran.
+    """
+
+    def __init__(
+        self, limits: RequestLimits, response_hook: ResponseBurstHook, *, triton_status_codes: bool = False
+    ) -> None:
+        self.limits = limits
+        self.early_rejection = NoEarlyRejection()
+        self._response_hook = response_hook
+        self._triton_status_codes = triton_status_codes
+        # Whether this front-end has stopped accepting requests.
+        self.draining = False
+        self._connection: EngineConnection | None = None
+        # Guards _unreported and the counters of the link; held for an addition or a copy only.
+        self._refused_lock = threading.Lock()
+        # Requests that were refused while there was no engine to report them to, by status code.
+        self._unreported: Counter[StatusCode] = Counter()
+
+    def connect(self, link: FrontEndLink) -> None:
+        """Send requests to the engine at the other end of this link from now on."""
+        connection = EngineConnection(link, self._response_hook)
+        with self._refused_lock:
+            for code, count in self._unreported.items():
+                connection.count_refused(code, count)
+            self._unreported.clear()
+            self._connection = connection
+
+    def disconnect(self) -> None:
+        """Answer the requests of an engine that was lost. No effect without one."""
+        with self._refused_lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def begin_drain(self) -> None:
+        """Answer every further request with NotReadyError. Accepted requests continue."""
+        self.draining = True
+
+    def count_refused(self, code: StatusCode) -> None:
+        """Count a request that was refused before it reached the engine. The engine's metrics report it."""
+        with self._refused_lock:
+            if self._connection is None:
+                self._unreported[code] += 1
+            else:
+                self._connection.count_refused(code, 1)
+
+    def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
+        """See `InferenceService.status_of`."""
+        status = status_of(
+            error, triton=self._triton_status_codes, about=dict if reply is None else reply.log_fields
+        )
+        if isinstance(error, (UnauthenticatedError, PermissionDeniedError)):
+            self.count_refused(status.code)
+        return status
+
+    def submit(
+        self,
+        data: bytes,
+        deadline: float,
+        complete: Callable[[InferenceReply], None],
+        metadata: Metadata = (),
+        caller: ClientIdentity = ANONYMOUS,
+        *,
+        streamed: bool = False,
+        run_soon: Callable[[InlineRunner], None] | None = None,
+        unpacker: Unpacker | None = None,
+    ) -> InferenceCall:
+        """Send one serialised ModelInferRequest to the engine. See `InferenceService.submit`.
+
+        With `run_soon`, the engine is woken by the connection's `run_inline`, for many requests at once.
+        """
+        try:
+            if is_compressed(data):
+                if unpacker is not None:
+                    return unpacker.submit(data, deadline, complete, metadata, caller, streamed)
+                data = decompress(data, self.limits.message_bytes)
+            if self.draining:
+                raise NotReadyError(SHUTTING_DOWN)
+            connection = self._connection
+            if connection is None:
+                raise NotReadyError(NO_ENGINE)
+            call = connection.submit(data, deadline, encode_origin(caller, metadata, streamed), complete)
+        except Exception as error:
+            if isinstance(error, (ServerError, BatcherError)):
+                # The traceback refers to the caller's frames; a reply that is never sent would keep its call alive.
+                error.__traceback__ = error.__context__ = None
+            self.count_refused(code_of(error, triton=self._triton_status_codes))
+            complete(error_reply("", error, ("", ""), metadata))
+            return FinishedCall(None)
+        if run_soon is None:
+            connection.flush()
+        else:
+            run_soon(connection)
+        return call

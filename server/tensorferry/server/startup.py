@@ -1,0 +1,97 @@
+"""What every process of `tensorferry serve` does at its start: read the options, set up the collector, report ready."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
+from tensorferry.server.config.load import load_config
+from tensorferry.server.config.server_config import OPTIONS, ServerConfig
+
+if TYPE_CHECKING:
+    from tensorferry.server.app import App
+
+# The ready line describes at most this many models.
+_MAX_MODELS_SHOWN = 8
+
+# The garbage collector runs after this many more allocations than deallocations of containers: about the number that
+# hundreds of requests in flight hold.
+_GC_THRESHOLD = 50_000
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of `tensorferry serve`."""
+    parser = CommandParser(
+        prog="tensorferry serve",
+        usage="tensorferry serve [MODEL ...] [--FLAG VALUE ...]",
+        description="Serve ONNX models over gRPC (Open Inference Protocol v2), with dynamic batching.",
+        epilog="Each option is also an environment variable (TENSORFERRY_PORT) and a key in the --config file "
+        "(port = 8001; models = [...]). A flag has precedence over the environment, and the environment over the file.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("models", metavar="MODEL", nargs="*", help="path.onnx or name=path.onnx")
+    parser.add_argument("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
+    add_flags(parser, OPTIONS)
+    return parser
+
+
+def read_config(arguments: Sequence[str]) -> ServerConfig:
+    """Return the configuration of a command line and this process's environment. ConfigError for bad options."""
+    parsed, flags = read_flags(command_parser(), arguments, OPTIONS)
+    file = parsed["config"] or os.environ.get("TENSORFERRY_CONFIG")
+    return load_config(parsed["models"], flags, os.environ, Path(file) if file else None)
+
+
+def prepare_collector() -> None:
+    """Exclude what was loaded from garbage collection. Requests make no cycles, so collection is rarely needed."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
+
+
+def ready_fields(app: App) -> Mapping[str, Any]:
+    """Return what the ready line says of an application."""
+    return {
+        "ready": app.service.ready,
+        "metrics": app.metrics_url,
+        "models": [
+            {"name": m.name, "version": m.version, "signature": str(m.signature), "batching": m.batching}
+            for m in app.registry.models()
+        ],
+    }
+
+
+def print_ready_line(log_format: str, address: str, transport: str, fields: Mapping[str, Any]) -> None:
+    """Print the one line on stdout: the server is ready."""
+    models, metrics = fields["models"], fields["metrics"]
+    if log_format == "json":
+        line: dict[str, Any] = {
+            "message": "ready" if fields["ready"] else "listening, but not ready",
+            "address": address,
+            "transport": transport,
+            "models": models,
+        }
+        if metrics is not None:
+            line["metrics"] = metrics
+        print(json.dumps(line), flush=True)
+        return
+    where = address if metrics is None else f"{address}, metrics on {metrics}"
+    state = "ready" if fields["ready"] else "listening, but not ready,"
+    print(f"tensorferry {version('tensorferry')} {state} on {where}: {describe_models(models)}", flush=True)
+
+
+def describe_models(models: Sequence[Mapping[str, str]]) -> str:
+    """Return the signatures of all models if there are few, else the names of some."""
+    if not models:
+        return "no model"
+    if len(models) <= _MAX_MODELS_SHOWN:
+        return "; ".join(f"{model['name']}{model['signature']}, {model['batching']}" for model in models)
+    names = ", ".join(model["name"] for model in models[:_MAX_MODELS_SHOWN])
+    return f"{len(models)} models, {names} and {len(models) - _MAX_MODELS_SHOWN} more (tensorferry models lists them)"
