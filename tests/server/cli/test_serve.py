@@ -13,6 +13,7 @@ from support.server.rig import PATIENCE
 from tensorferry.server.cli import one_process, serve
 from tensorferry.server.config.option import Option
 from tensorferry.server.config.server_config import GROUPS, OPTIONS, ServerConfig
+from tensorferry.server.link import create_link
 from tensorferry.server.startup import describe_models
 
 
@@ -206,3 +207,10 @@ def test_a_stop_does_not_wait_for_models_that_are_being_loaded(monkeypatch: pyte
     finally:
         _SlowApp.released.set()
     assert exited.value.args == (0,)
+
+
+@pytest.mark.parametrize("largest", [1, 64 << 20, (256 << 20) + 1, (1 << 31) - 1])
+def test_a_link_has_room_for_several_of_the_largest_messages(largest: int) -> None:
+    size = serve.extent_bytes(largest)
+    assert size >= max(4 * largest, 256 << 20)
+    create_link(1, size, size).close()

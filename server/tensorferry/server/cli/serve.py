@@ -6,16 +6,21 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tensorferry.server.config.load import unknown_variables
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ConfigError, StartError
-from tensorferry.server.link import create_link
+from tensorferry.server.link import ALIGNMENT, create_link
 from tensorferry.server.startup import print_ready_line, read_config
 from tensorferry.server.supervisor import SupervisorSettings, log_output, run_supervisor
 
 _log = logging.getLogger("tensorferry.server")
+
+# The memory of a link has at least so many bytes in each direction, and room for so many of the largest messages.
+_LEAST_EXTENT_BYTES = 256 << 20
+_LARGEST_MESSAGES = 4
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,6 +49,12 @@ def _warn_of_unknown_variables() -> None:
         _log.warning("%s", warning)
 
 
+def extent_bytes(max_message_bytes: int) -> int:
+    """Return the size of a link's memory for messages above 4 KiB. It is used only where messages were written."""
+    largest = -(-max_message_bytes // ALIGNMENT) * ALIGNMENT
+    return max(_LEAST_EXTENT_BYTES, _LARGEST_MESSAGES * largest)
+
+
 def _supervise(config: ServerConfig, argv: Sequence[str]) -> int:
     output = log_output.configure(config.log_format, config.log_level)
     _warn_of_unknown_variables()
@@ -58,8 +69,10 @@ def _supervise(config: ServerConfig, argv: Sequence[str]) -> int:
     def print_ready(address: str, ready: Mapping[str, Any], listening: Mapping[str, Any]) -> None:
         print_ready_line(config.log_format, address, listening["transport"], ready)
 
+    extents = extent_bytes(config.max_message_bytes)
+    link = partial(create_link, request_bytes=extents, response_bytes=extents)
     try:
-        return run_supervisor(settings, argv, create_link, print_ready, output.put)
+        return run_supervisor(settings, argv, link, print_ready, output.put)
     except StartError as error:
         output.put(f"tensorferry serve: {error}")
         return 1

@@ -4,8 +4,10 @@ from tensorferry.server.link.engine import EngineLink, Submitted, Taken
 from tensorferry.server.link.errors import LinkBroken, LinkClosed, LinkError, LinkFull
 from tensorferry.server.link.files import LinkFiles, create_link
 from tensorferry.server.link.front_end import FrontEndLink, Response
+from tensorferry.server.link.layout import ALIGNMENT
 
 __all__ = [
+    "ALIGNMENT",
     "EngineLink",
     "FrontEndLink",
     "LinkBroken",
