@@ -57,7 +57,8 @@ def test_existing_handler_threads_serve_if_no_more_can_be_started(
 def test_idle_handler_threads_end_but_for_one() -> None:
     """The threads of a burst of calls end, and one thread remains for the next call."""
     before = set(threading.enumerate())
-    threads = HandlerThreads(8, idle_seconds=0.01)
+    told: list[int] = []
+    threads = HandlerThreads(8, idle_seconds=0.01, changed=lambda: told.append(1))
     barrier = threading.Barrier(8)
     futures = [threads.submit(barrier.wait) for _ in range(8)]
     assert sorted(future.result(PATIENCE) for future in futures) == list(range(8))
@@ -71,6 +72,8 @@ def test_idle_handler_threads_end_but_for_one() -> None:
     assert threads.submit(str, 1).result(PATIENCE) == "1"
     threads.shutdown()
     assert not threads.count
+    # Once for each start and each end.
+    assert len(told) >= 2 * 8
     with pytest.raises(RuntimeError):
         threads.submit(int)
 

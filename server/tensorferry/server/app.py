@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from tensorferry.server.config.limits import request_limits
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.grpc_server import GrpcServer, Listener
 from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.link_messages import Gauge
 from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.methods.log_settings import LogSettingsMethods
 from tensorferry.server.methods.model_config import ModelConfigMethods
@@ -33,6 +34,7 @@ from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import RepositoryController
 from tensorferry.server.monitoring.gpu_metrics import GpuReader, open_nvml
 from tensorferry.server.monitoring.metrics import ServerStatistics
+from tensorferry.server.monitoring.processes import ProcessStatus
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.recovering_instance import REBUILD_SECONDS
 from tensorferry.server.recovery.watchdog import Watchdog
@@ -62,15 +64,19 @@ _TRACE_FLUSH_SECONDS = 5.0
 class EngineOptions:
     """What differs if this process is the engine of several front-ends.
 
-    `unix_socket` is where front-ends reach all methods but the two of inference. `response_hook` is called around the
+    `address` is where the front-ends listen. `unix_socket` is where front-ends reach all methods but the two of inference. `response_hook` is called around the
     answers of a batch. `publish_health` gets the health of models and of the server when it may have changed; it must
-    not block. `refused` returns the requests that front-ends refused themselves.
+    not block. `refused` returns the requests that front-ends refused themselves, `gauges` the sum of what they count at the
+    moment, and `processes` the processes that the supervisor keeps running.
     """
 
+    address: str
     unix_socket: str
     response_hook: ResponseBurstHook
     publish_health: Callable[[Mapping[str, bool], bool], None]
     refused: Callable[[], Mapping[grpc.StatusCode, int]]
+    gauges: Callable[[], Mapping[Gauge, int]]
+    processes: Callable[[], Sequence[ProcessStatus]]
 
 
 class App:
@@ -168,13 +174,16 @@ class App:
 
     @property
     def transport(self) -> str:
-        """The transport of ModelInfer and ModelStreamInfer: lane or threaded."""
-        return self._grpc.transport
+        """The transport of ModelInfer and ModelStreamInfer: lane or threaded.
+
+        In an engine it is that of the front-ends: mixed if they differ, unknown while there is none.
+        """
+        return self._grpc.transport if self._engine is None else _transport_of(self._engine.gauges())
 
     @property
     def address(self) -> str:
-        """The address on which the server listens, as host:port."""
-        return self._grpc.address
+        """The address on which the server, or its front-ends, listen, as host:port."""
+        return self._grpc.address if self._engine is None else self._engine.address
 
     @property
     def metrics_url(self) -> str | None:
@@ -201,22 +210,36 @@ class App:
         from tensorferry.server.monitoring.status_report import StatusReport
 
         status = StatusReport(
-            self.registry, self._service, self.config, lambda: self.address, lambda: self.transport
+            self.registry,
+            self._service,
+            self.config,
+            lambda: self.address,
+            lambda: self.transport,
+            self._processes,
         )
         page = Metrics(self.registry, self.statistics, lambda: self._gpus).page
         self._metrics = MetricsServer(self.config.metrics_host, port, page, routes_of(status))
 
     def statistics(self) -> ServerStatistics:
-        """Return the counters of the server as a whole. Thread-safe."""
+        """Return the counters of the server as a whole, with its front-ends. Thread-safe."""
+        gauges = Counter({gauge: self._grpc.gauge(gauge) for gauge in Gauge})
+        refused = Counter(self._service.refused)
+        if self._engine is not None:
+            gauges.update(self._engine.gauges())
+            refused.update(self._engine.refused())
         return ServerStatistics(
             release=self._release,
             transport=self.transport,
             ready=self._service.ready,
-            open_streams=self._grpc.open_streams,
-            call_threads=self._grpc.call_threads,
-            unsent_bytes=self._grpc.unsent_bytes,
-            refused=Counter(self._service.refused) + Counter(self._engine.refused() if self._engine else ()),
+            open_streams=gauges[Gauge.OPEN_STREAMS],
+            call_threads=gauges[Gauge.CALL_THREADS],
+            unsent_bytes=gauges[Gauge.UNSENT_BYTES],
+            refused=refused,
+            processes=self._processes(),
         )
+
+    def _processes(self) -> Sequence[ProcessStatus]:
+        return () if self._engine is None else self._engine.processes()
 
     def load(self) -> None:
         """Load every model; the server is ready afterwards. StartError names the first model that fails."""
@@ -308,3 +331,12 @@ class App:
             self._grpc.publish_health(serving, server=ready)
             if self._engine is not None:
                 self._engine.publish_health(serving, ready)
+
+
+def _transport_of(gauges: Mapping[Gauge, int]) -> str:
+    """Return the transport of the front-ends that these gauges count."""
+    if gauges[Gauge.LANE] and gauges[Gauge.THREADED]:
+        return "mixed"
+    if gauges[Gauge.LANE]:
+        return "lane"
+    return "threaded" if gauges[Gauge.THREADED] else "unknown"

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
@@ -15,6 +16,7 @@ from tensorferry.server.addresses import address_of, cannot_listen
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference.interface import RequestService
+from tensorferry.server.link_messages import Gauge
 from tensorferry.server.methods.health import HealthService
 from tensorferry.server.methods.reflection import ReflectionService
 from tensorferry.server.names import HEALTH_SERVICE, REFLECTION_SERVICES
@@ -65,7 +67,8 @@ class GrpcServer:
     """Serves the protocol on one address. Call `start`, `begin_drain` and `close` once each, in this order.
 
     `extensions` implement all methods but ModelInfer and ModelStreamInfer, which the transports serve by `service`.
-    `response_batcher` must be the one that the service's batches are answered through.
+    `response_batcher` must be the one that the service's batches are answered through. `gauge_changed` is called after a
+    gauge has changed, on any thread, from the construction on.
     """
 
     def __init__(
@@ -76,8 +79,11 @@ class GrpcServer:
         response_batcher: ResponseBatcher,
         *,
         listener: Listener | None = None,
+        gauge_changed: Callable[[Gauge], None] = lambda gauge: None,
     ) -> None:
         self._config = config
+        self._streams_changed = partial(gauge_changed, Gauge.OPEN_STREAMS)
+        threads_changed = partial(gauge_changed, Gauge.CALL_THREADS)
         self._service = service
         self._response_batcher = response_batcher
         self._listener = listener or Listener(config.host, config.port)
@@ -85,7 +91,9 @@ class GrpcServer:
         # None in an engine, whose front-ends have checked each call.
         self._access = None if self._listener.unix_socket else access_control_for(config)
         # Shared by both transports.
-        self._unread = UnreadResponses(config.max_unsent_bytes)
+        self._unread = UnreadResponses(
+            config.max_unsent_bytes, changed=partial(gauge_changed, Gauge.UNSENT_BYTES)
+        )
         self._servicer = ThreadedServicer(
             service,
             max_streams=config.max_streams or _MAX_THREADED_STREAMS,
@@ -94,11 +102,12 @@ class GrpcServer:
             extensions=extensions,
             access=self._access,
             unread=self._unread,
+            streams_changed=self._streams_changed,
         )
-        self._health = HealthService()
+        self._health = HealthService(threads_changed)
         self._unpackers = HandlerThreads(_UNPACK_THREADS, "unpack")
         self._max_threads = max(MAX_HANDLER_THREADS, 2 * (config.max_streams or 0))
-        self._threads = HandlerThreads(self._max_threads)
+        self._threads = HandlerThreads(self._max_threads, changed=threads_changed)
         self._server = self._build()
         self._health.set("", serving=False)
         # Liveness: serving as long as the process responds, like ServerLive.
@@ -106,6 +115,13 @@ class GrpcServer:
         for source in config.models:
             self._health.set(source.name, serving=False)
         self._lane: Lane | None = None
+        self._gauges: Mapping[Gauge, Callable[[], int]] = {
+            Gauge.OPEN_STREAMS: lambda: self.open_streams,
+            Gauge.CALL_THREADS: lambda: self.call_threads,
+            Gauge.UNSENT_BYTES: lambda: self.unsent_bytes,
+            Gauge.LANE: lambda: int(self.transport == "lane"),
+            Gauge.THREADED: lambda: int(self.transport == "threaded"),
+        }
 
     def _build(self) -> grpc.Server:
         config = self._config
@@ -136,6 +152,10 @@ class GrpcServer:
     def address(self) -> str:
         """The address on which the server listens, as host:port."""
         return self._listener.address(self.port)
+
+    def gauge(self, gauge: Gauge) -> int:
+        """Return the present value of a gauge."""
+        return self._gauges[gauge]()
 
     @property
     def open_streams(self) -> int:
@@ -202,6 +222,7 @@ class GrpcServer:
                 response_batcher=self._response_batcher,
                 access=self._access,
                 unread=self._unread,
+                streams_changed=self._streams_changed,
                 unpackers=self._unpackers,
             )
         except Exception as error:

@@ -1,7 +1,8 @@
-"""What travels beside a message over the link: the caller and its trace, and the status of a request that failed."""
+"""What travels over the link beside messages: callers and traces, statuses of failed requests, and a front-end's gauges."""
 
 from __future__ import annotations
 
+import enum
 import json
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,6 +18,20 @@ ANSWERED, FAILED = 0, 1
 _KEPT = frozenset({TRACEPARENT, TRACESTATE})
 
 _CODES = {code.value[0]: code for code in StatusCode}
+
+
+class Gauge(enum.IntEnum):
+    """What a front-end counts at the moment. The value is its place in the link's counters.
+
+    The places below 17 are the status codes of requests that the front-end refused.
+    """
+
+    OPEN_STREAMS = 32
+    CALL_THREADS = 33
+    UNSENT_BYTES = 34
+    # 1 if the front-end serves by this transport, else 0.
+    LANE = 35
+    THREADED = 36
 
 
 class FailedRequest(NamedTuple):

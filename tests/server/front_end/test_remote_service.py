@@ -21,11 +21,13 @@ from tensorferry.server.engine.front_end_port import ResponseBursts
 from tensorferry.server.engine.loop import EngineLoop
 from tensorferry.server.front_end.engine_connection import LOST, NO_ENGINE
 from tensorferry.server.front_end.remote_service import RemoteService
+from tensorferry.server.front_end.report import FrontEndReport
 from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.request_limits import DEFAULT_LIMITS
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.link import FrontEndLink, create_link
+from tensorferry.server.link_messages import Gauge
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 
@@ -226,3 +228,27 @@ def test_a_front_end_that_breaks_the_link_s_rules_is_cut_off(tmp_path: Path) -> 
         rig.loop.stop()
         assert rig.broken == [2]
         files.close()
+
+
+def test_gauges_of_linked_front_ends_are_summed(rig: Rig) -> None:
+    """Each has the present values in a new link at once, and changes what it counts."""
+    values = [dict.fromkeys(Gauge, 10), dict.fromkeys(Gauge, 3)]
+    reports = [FrontEndReport(each.__getitem__) for each in values]
+    reports[0].gauge_changed(Gauge.OPEN_STREAMS)
+    for number, report in enumerate(reports):
+        files = create_link(8)
+        rig.loop.connect(number, files.duplicate(), lambda why: None)
+        report.attach(FrontEndLink(files))
+    rig.connect(2)
+    # Answered, so the engine has all links.
+    rig.ask(message())
+    assert rig.loop.gauges() == dict.fromkeys(Gauge, 13)
+    values[1][Gauge.UNSENT_BYTES] = 1 << 40
+    assert rig.loop.gauges()[Gauge.UNSENT_BYTES] == 13
+    reports[1].gauge_changed(Gauge.UNSENT_BYTES)
+    assert rig.loop.gauges() == {**dict.fromkeys(Gauge, 13), Gauge.UNSENT_BYTES: 10 + (1 << 40)}
+    reports[0].detach()
+    reports[0].gauge_changed(Gauge.UNSENT_BYTES)
+    rig.loop.disconnect(0)
+    rig.ask(message())
+    assert rig.loop.gauges() == values[1]

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,8 +25,14 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.monitoring.gpu_metrics import GpuReader
 from tensorferry.server.monitoring.http_server import MetricsServer, PageRenderer, _Handler, _Server
-from tensorferry.server.monitoring.metric_names import GpuMetric, ModelMetric, ServerMetric
+from tensorferry.server.monitoring.metric_names import (
+    GpuMetric,
+    ModelMetric,
+    ProcessMetric,
+    ServerMetric,
+)
 from tensorferry.server.monitoring.metrics import Metrics, ServerStatistics
+from tensorferry.server.monitoring.processes import ProcessStatus
 from tensorferry.server.recovery.instance_health import InstanceEvent
 
 # Metrics of the process from prometheus-client.
@@ -72,6 +79,11 @@ SERVER = ServerStatistics(
     call_threads=7,
     unsent_bytes=9,
     refused={grpc.StatusCode.NOT_FOUND: 3},
+    processes=(
+        ProcessStatus("engine", 10, 3, "serving", 2, 500),
+        ProcessStatus("front-end 0", 11, 1, "serving", 0, 40),
+        ProcessStatus("front-end 1", None, 4, "waiting", 3),
+    ),
 )
 
 
@@ -138,7 +150,7 @@ def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry)
 
 def test_all_metrics_are_in_metric_names(registry: ModelRegistry) -> None:
     served = {name: type for name, type in types(page(registry, *GPUS)).items() if not name.startswith("nv_")}
-    ours = [metric for group in (ModelMetric, ServerMetric, GpuMetric) for metric in group]
+    ours = [metric for group in (ModelMetric, ServerMetric, ProcessMetric, GpuMetric) for metric in group]
     assert {name for name in served if name.startswith("process_")} == set(PROCESS_METRICS)
     assert {name: type for name, type in served.items() if name not in PROCESS_METRICS} == {
         metric.on_page: metric.type for metric in ours
@@ -237,6 +249,24 @@ def test_metrics_of_the_server(registry: ModelRegistry) -> None:
     assert found["tensorferry_call_threads", ()] == 7
     assert found["tensorferry_calls_refused_total", (("code", "NOT_FOUND"),)] == 3
     assert found["tensorferry_calls_refused_total", (("code", "INTERNAL"),)] == 0
+
+
+def test_metrics_of_processes(registry: ModelRegistry) -> None:
+    found = samples(page(registry))
+    for kind, restarts, memory, states in (
+        ("engine", 2, 500, {"serving": 1}),
+        ("front_end", 3, 40, {"serving": 1, "waiting": 1}),
+    ):
+        assert found["tensorferry_process_restarts_total", (("process", kind),)] == restarts
+        assert found["tensorferry_processes_resident_bytes", (("process", kind),)] == memory
+        for state in ("starting", "serving", "waiting", "ended"):
+            labels = (("process", kind), ("state", state))
+            assert found["tensorferry_processes", labels] == states.get(state, 0)
+
+
+def test_one_process_has_no_metrics_of_processes(registry: ModelRegistry) -> None:
+    text, _ = Metrics(registry, lambda: replace(SERVER, processes=())).page()
+    assert b"tensorferry_process" not in text
 
 
 def test_readiness_of_models(registry: ModelRegistry) -> None:

@@ -21,6 +21,7 @@ from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.monitoring.http_server import HttpResponse, MetricsServer
+from tensorferry.server.monitoring.processes import ProcessStatus
 from tensorferry.server.monitoring.status_page import content_security_policy, routes_of
 from tensorferry.server.monitoring.status_report import StatusReport
 from tensorferry.server.recovery.instance_health import InstanceHealth
@@ -36,6 +37,12 @@ def runner() -> ScriptedRunner:
     return ScriptedRunner(gated=True)
 
 
+PROCESSES = (
+    ProcessStatus("engine", 10, 1, "serving", 0, 500),
+    ProcessStatus("front-end 0", None, 3, "waiting", 2),
+)
+
+
 class ServedRoutes:
     """Served routes, and the objects behind them."""
 
@@ -43,7 +50,7 @@ class ServedRoutes:
         self.registry = registry
         self.service = InferenceService(registry)
         self.report = StatusReport(
-            registry, self.service, ServerConfig(()), lambda: "127.0.0.1:1", lambda: "lane"
+            registry, self.service, ServerConfig(()), lambda: "127.0.0.1:1", lambda: "lane", lambda: PROCESSES
         )
         self.server = MetricsServer(
             "127.0.0.1", 0, lambda accept: (b"page\n", "text/x"), routes_of(self.report)

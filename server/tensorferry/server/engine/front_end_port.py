@@ -11,7 +11,7 @@ from tensorferry.server.inference.interface import InlineRunner
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply, error_reply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.link import EngineLink
-from tensorferry.server.link_messages import ANSWERED, FAILED, decode_origin, encode_failure
+from tensorferry.server.link_messages import ANSWERED, FAILED, Gauge, decode_origin, encode_failure
 from tensorferry.server.status import INTERNAL_ERROR, StatusCode
 
 _log = logging.getLogger("tensorferry.server")
@@ -80,6 +80,11 @@ class FrontEndPort:
         """Return the requests that the front-end refused itself, by status code."""
         counters = self._link.counters()
         return {code: counters[code.value[0]] for code in StatusCode if counters[code.value[0]]}
+
+    def gauges(self) -> Mapping[Gauge, int]:
+        """Return what the front-end counts at the moment."""
+        counters = self._link.counters()
+        return {gauge: counters[gauge] for gauge in Gauge}
 
     def handle(self) -> None:
         """Submit what the front-end has sent. LinkBroken if it does not keep to the link's rules."""

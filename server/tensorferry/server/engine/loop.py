@@ -16,7 +16,7 @@ from tensorferry.server.engine.front_end_port import FrontEndPort, ResponseBurst
 from tensorferry.server.inference.interface import InlineRunner
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.link import EngineLink, LinkBroken, LinkError, LinkFiles
-from tensorferry.server.link_messages import FAILED, encode_failure
+from tensorferry.server.link_messages import FAILED, Gauge, encode_failure
 from tensorferry.server.status import Status, StatusCode
 
 _log = logging.getLogger("tensorferry.server")
@@ -102,6 +102,12 @@ class EngineLoop:
             for port in self._ports.values():
                 refused.update(port.refused())
         return refused
+
+    def gauges(self) -> Mapping[Gauge, int]:
+        """Return the sum of what the present front-ends count."""
+        with self._lock:
+            gauges = [port.gauges() for port in self._ports.values()]
+        return {gauge: sum(each[gauge] for each in gauges) for gauge in Gauge}
 
     def _order(self, order: Callable[[], None]) -> None:
         with self._lock:

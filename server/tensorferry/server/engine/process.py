@@ -14,6 +14,7 @@ from tensorferry.server.engine.front_end_port import ResponseBursts
 from tensorferry.server.engine.loop import EngineLoop
 from tensorferry.server.errors import StartError
 from tensorferry.server.link import LinkFiles
+from tensorferry.server.monitoring.processes import process_statuses
 from tensorferry.server.startup import prepare_collector, read_config, ready_fields
 from tensorferry.server.supervisor.child_process import ChildProcess
 from tensorferry.server.supervisor.control import Message
@@ -31,6 +32,12 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     ended = threading.Event()
     bursts = ResponseBursts()
     health = _Health(control, lambda: app.registry.complete)
+    # The processes of the supervisor's last message. Replaced as a whole, so that any thread can read it.
+    reported: Sequence[Mapping[str, Any]] = ()
+
+    def processes(message: Message) -> None:
+        nonlocal reported
+        reported = message.fields["processes"]
 
     def lost(reason: str) -> None:
         _log.critical("%s: the engine exits, and is started again", reason)
@@ -47,7 +54,15 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
         replace(config, drain_delay=0.0),
         output,
         on_device_loss,
-        EngineOptions(control.start["socket"], bursts, health.publish, lambda: loop.refused()),
+        EngineOptions(
+            address=control.start["address"],
+            unix_socket=control.start["socket"],
+            response_hook=bursts,
+            publish_health=health.publish,
+            refused=lambda: loop.refused(),
+            gauges=lambda: loop.gauges(),
+            processes=lambda: process_statuses(reported),
+        ),
     )
     loop = EngineLoop(app.service, bursts)
 
@@ -72,6 +87,7 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
 
     control.on("link", link)
     control.on("front_end_lost", lambda message: loop.disconnect(message.fields["front_end"]))
+    control.on("processes", processes)
     control.on("drain", drain)
     try:
         app.start()

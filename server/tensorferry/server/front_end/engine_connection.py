@@ -13,7 +13,7 @@ from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply, error_reply
 from tensorferry.server.link import FrontEndLink, LinkBroken, LinkClosed, LinkFull
 from tensorferry.server.link_messages import ANSWERED, decode_failure
-from tensorferry.server.status import StatusCode, StatusError
+from tensorferry.server.status import StatusError
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -108,10 +108,6 @@ class EngineConnection:
     def flush(self) -> None:
         """Wake the engine if there are new requests."""
         self._link.flush()
-
-    def count_refused(self, code: StatusCode, count: int) -> None:
-        """Report requests that did not reach the engine. Not thread-safe."""
-        self._link.counters[code.value[0]] += count
 
     def run_inline(self, max_seconds: float) -> float:
         """Wake the engine, from a thread that has submitted many requests. See `InlineRunner`."""

@@ -16,6 +16,7 @@ from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.front_end.forwarding import ForwardedMethods
 from tensorferry.server.front_end.remote_service import RemoteService
+from tensorferry.server.front_end.report import FrontEndReport
 from tensorferry.server.grpc_server import GrpcServer, Listener
 from tensorferry.server.link import FrontEndLink, LinkFiles
 from tensorferry.server.startup import prepare_collector, read_config
@@ -93,8 +94,12 @@ class FrontEnd:
     def __init__(self, config: ServerConfig, port: int) -> None:
         self._config = config
         response_batcher = ResponseBatcher()
+        self._report = FrontEndReport(lambda gauge: self._grpc.gauge(gauge))
         self._service = RemoteService(
-            request_limits(config), response_batcher, triton_status_codes=config.triton_status_codes
+            request_limits(config),
+            response_batcher,
+            self._report,
+            triton_status_codes=config.triton_status_codes,
         )
         self._methods = ForwardedMethods()
         self._grpc = GrpcServer(
@@ -103,6 +108,7 @@ class FrontEnd:
             (self._methods,),
             response_batcher,
             listener=Listener(config.host, port, reuse_port=True),
+            gauge_changed=self._report.gauge_changed,
         )
         # The link to an engine that has not loaded its models yet.
         self._link: FrontEndLink | None = None
@@ -128,6 +134,7 @@ class FrontEnd:
         """Take the link to another engine. Requests are sent once it has loaded its models."""
         self.disconnect(message)
         self._link = FrontEndLink(LinkFiles(*message.take_fds(3)))
+        self._report.attach(self._link)
         self._methods.connect(message.fields["socket"])
 
     def disconnect(self, message: Message) -> None:

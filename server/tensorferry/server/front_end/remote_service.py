@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Callable
 
 from tensorferry.batcher import BatcherError, QueueFull, ResponseBurstHook
@@ -15,6 +13,7 @@ from tensorferry.server.errors import (
     UnauthenticatedError,
 )
 from tensorferry.server.front_end.engine_connection import NO_ENGINE, EngineConnection
+from tensorferry.server.front_end.report import FrontEndReport
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner
 from tensorferry.server.inference.reply import FinishedCall, InferenceCall, InferenceReply, error_reply
@@ -40,37 +39,35 @@ class RemoteService:
     """Passes requests on to the engine. It stands in for `InferenceService` in a front-end. Thread-safe.
 
     While no engine is connected, every request gets NotReadyError. Requests that an engine had when it was lost get it
-    too: nothing says whether they ran.
+    too: nothing says whether they ran. `report` gets the refused requests.
     """
 
     def __init__(
-        self, limits: RequestLimits, response_hook: ResponseBurstHook, *, triton_status_codes: bool = False
+        self,
+        limits: RequestLimits,
+        response_hook: ResponseBurstHook,
+        report: FrontEndReport | None = None,
+        *,
+        triton_status_codes: bool = False,
     ) -> None:
         self.limits = limits
+        self._report = report or FrontEndReport()
         self.early_rejection = NoEarlyRejection()
         self._response_hook = response_hook
         self._triton_status_codes = triton_status_codes
         # Whether this front-end has stopped accepting requests.
         self.draining = False
         self._connection: EngineConnection | None = None
-        # Guards _unreported and the counters of the link; held for an addition or a copy only.
-        self._refused_lock = threading.Lock()
-        # Requests that were refused while there was no engine to report them to, by status code.
-        self._unreported: Counter[StatusCode] = Counter()
 
     def connect(self, link: FrontEndLink) -> None:
         """Send requests to the engine at the other end of this link from now on."""
-        connection = EngineConnection(link, self._response_hook)
-        with self._refused_lock:
-            for code, count in self._unreported.items():
-                connection.count_refused(code, count)
-            self._unreported.clear()
-            self._connection = connection
+        self._report.attach(link)
+        self._connection = EngineConnection(link, self._response_hook)
 
     def disconnect(self) -> None:
         """Answer the requests of an engine that was lost. No effect without one."""
-        with self._refused_lock:
-            connection, self._connection = self._connection, None
+        self._report.detach()
+        connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
@@ -80,11 +77,7 @@ class RemoteService:
 
     def count_refused(self, code: StatusCode) -> None:
         """Count a request that was refused before it reached the engine. The engine's metrics report it."""
-        with self._refused_lock:
-            if self._connection is None:
-                self._unreported[code] += 1
-            else:
-                self._connection.count_refused(code, 1)
+        self._report.count_refused(code)
 
     def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
         """See `InferenceService.status_of`."""

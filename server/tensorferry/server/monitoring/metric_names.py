@@ -135,6 +135,25 @@ class ServerMetric(MetricName):
     )
 
 
+class ProcessMetric(MetricName):
+    """Metric of the processes of a server with front-ends, by kind."""
+
+    PROCESSES = (
+        "processes",
+        "gauge",
+        "Processes that the supervisor keeps running, by kind and state",
+        "process",
+        "state",
+    )
+    RESTARTS = ("process_restarts", "counter", "Starts of processes after the first of each", "process")
+    MEMORY = (
+        "processes_resident_bytes",
+        "gauge",
+        "Resident memory; what processes share is counted for each",
+        "process",
+    )
+
+
 class GpuMetric(MetricName):
     """Metric of each GPU in use."""
 

@@ -30,8 +30,10 @@ from tensorferry.server.monitoring.metric_names import (
     GpuMetric,
     MetricName,
     ModelMetric,
+    ProcessMetric,
     ServerMetric,
 )
+from tensorferry.server.monitoring.processes import ProcessStatus
 from tensorferry.server.monitoring.triton_metrics import Counted, triton_gpu_text, triton_text
 from tensorferry.server.recovery.instance_health import InstanceEvent
 from tensorferry.server.telemetry.exemplars import Exemplars
@@ -41,6 +43,7 @@ _END = b"# EOF\n"
 
 _REFUSALS = ("queue_full", "too_large", "deadline", "closed", "unavailable", "invalid")
 _UNANSWERED = ("failed", "cancelled", "expired", "shed", "abandoned")
+_PROCESS_STATES = ("starting", "serving", "waiting", "ended")
 # Codes of requests that are refused before the queue. Other codes are listed once they occur.
 _CODES = (
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -78,7 +81,8 @@ class ServerStatistics:
 
     `refused` counts by code the requests that were answered before they reached a model's queue. `transport` names
     the transport of the inference methods. `unsent_bytes` is the size of responses that clients have yet to read.
-    `call_threads` counts threads in the pools for calls, which are started on demand.
+    `call_threads` counts threads in the pools for calls, which are started on demand. `processes` is empty if one process
+    does all.
     """
 
     release: str
@@ -88,6 +92,7 @@ class ServerStatistics:
     call_threads: int = 0
     unsent_bytes: int = 0
     refused: Mapping[grpc.StatusCode, int] = field(default_factory=dict)
+    processes: Sequence[ProcessStatus] = ()
 
 
 class Metrics:
@@ -116,6 +121,7 @@ class Metrics:
         entries = self._registry.entries()
         models = [entry.model for entry in entries if entry.model is not None]
         counted = [(model, model.batcher.statistics()) for model in models]
+        server = self._server()
         reader = self._gpus()
         devices = sorted({device for model in models for device in model.devices})
         gpus = reader.statistics(devices) if reader is not None else ()
@@ -125,7 +131,8 @@ class Metrics:
             _Collected(
                 [
                     *model_families(entries, counted),
-                    *server_families(self._server()),
+                    *server_families(server),
+                    *process_families(server.processes),
                     *gpu_families(gpus),
                     *self._process.collect(),
                 ]
@@ -182,6 +189,22 @@ def server_families(server: ServerStatistics) -> Sequence[Metric]:
     found[ServerMetric.CALL_THREADS].add_metric((), server.call_threads)
     for code in dict.fromkeys((*_CODES, *server.refused)):
         found[ServerMetric.CALLS_REFUSED].add_metric((code.name,), server.refused.get(code, 0))
+    return list(found.values())
+
+
+def process_families(processes: Sequence[ProcessStatus]) -> Sequence[Metric]:
+    """Return the metrics of a server's processes; none if one process does all."""
+    if not processes:
+        return ()
+    found = _families(ProcessMetric, ())
+    for kind in ("engine", "front_end"):
+        these = [process for process in processes if process.kind == kind]
+        for state in _PROCESS_STATES:
+            found[ProcessMetric.PROCESSES].add_metric(
+                (kind, state), sum(process.state == state for process in these)
+            )
+        found[ProcessMetric.RESTARTS].add_metric((kind,), sum(process.restarts for process in these))
+        found[ProcessMetric.MEMORY].add_metric((kind,), sum(process.resident_bytes or 0 for process in these))
     return list(found.values())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -15,6 +16,7 @@ from tensorferry.batcher import BOUNDS, BatcherStatistics, BatchMember, BatchRec
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState, RegistryEntry
+from tensorferry.server.monitoring.processes import ProcessStatus
 from tensorferry.server.signature import TensorSpec
 
 # Incremented when a field changes its meaning or is removed. New fields may be added at any time.
@@ -34,12 +36,14 @@ class StatusReport:
         config: ServerConfig,
         address: Callable[[], str],
         transport: Callable[[], str],
+        processes: Callable[[], Sequence[ProcessStatus]] = lambda: (),
     ) -> None:
         self._registry = registry
         self._service = service
         self._config = config
         self._address = address
         self._transport = transport
+        self._processes = processes
         self._started_at = time.monotonic()
         self._release = version("tensorferry")
 
@@ -73,6 +77,7 @@ class StatusReport:
                 "transport": self._transport(),
                 "uptime_seconds": now - self._started_at,
             },
+            "processes": [asdict(process) for process in self._processes()],
             "ready": self.ready(),
             "draining": self._service.draining,
             "problems": self.problems(),

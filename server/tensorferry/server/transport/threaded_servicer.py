@@ -60,6 +60,7 @@ class ThreadedServicer:
         extensions: Sequence[Extension] = (),
         access: AccessControl | None = None,
         unread: UnreadResponses | None = None,
+        streams_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._service = service
         self._max_in_flight = max_in_flight
@@ -73,7 +74,7 @@ class ThreadedServicer:
             peer_of=lambda context: context.peer(),
             certificate_of=certificate_from_context,
         )
-        self._streams = StreamRegistry(max_streams, service.count_refused)
+        self._streams = StreamRegistry(max_streams, service.count_refused, streams_changed)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return all methods of the service, to be added to a grpc server."""

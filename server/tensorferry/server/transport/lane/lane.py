@@ -80,6 +80,7 @@ class Lane:
         response_batcher: ResponseBatcher | None = None,
         access: AccessControl | None = None,
         unread: UnreadResponses | None = None,
+        streams_changed: Callable[[], None] = lambda: None,
         unpackers: Executor | None = None,
     ) -> None:
         self._service = service
@@ -94,7 +95,7 @@ class Lane:
         )
         self.response_batcher = response_batcher or ResponseBatcher()
         self._max_in_flight = max_in_flight
-        self._streams = StreamRegistry(max_streams, service.count_refused)
+        self._streams = StreamRegistry(max_streams, service.count_refused, streams_changed)
         self._core = cygrpc.Server(server)
         self._core.register(UNARY)
         self._core.register(STREAM)
