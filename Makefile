@@ -25,7 +25,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-ray test-installs fuzz fuzz-link soak conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
+.PHONY: help run demo test test-front-ends test-ray test-installs fuzz fuzz-link soak conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,9 @@ demo: $(VENV)/.$(EXTRA) ## the same, but stop after the answers
 
 test: $(VENV)/.dev ## run all tests (PROCESSES=4: number of test processes)
 	$(BIN)/python -m pytest -q -n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder --ignore tests/deploy/test_ray.py --ignore tests/installs
+
+test-front-ends: $(VENV)/.dev ## run the tests with real servers again, each with FRONT_ENDS=2 front-end processes (PROCESSES=4; QUICK=1: a few of them)
+	FRONT_ENDS=$(or $(FRONT_ENDS),2) $(BIN)/python -m pytest -q $(if $(QUICK),tests/e2e/test_front_ends.py tests/e2e/test_metrics.py tests/e2e/test_limits.py tests/e2e/test_status.py,-n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder tests/e2e tests/wire tests/hostile)
 
 test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## test the Ray Serve application on a local Ray (three minutes)
 	$(BIN)/python -m pytest -q tests/deploy/test_ray.py

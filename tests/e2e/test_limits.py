@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import hashlib
+import math
 import queue
 import socket
 from pathlib import Path
@@ -17,6 +18,7 @@ from e2e.fixtures import Serve
 from e2e.test_metrics import scrape
 from support.processes import models
 from support.processes.probe import OpenStream, request
+from support.processes.server import FRONT_ENDS
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -88,25 +90,27 @@ def test_metadata_and_message_that_core_refuses(serve: Serve, probe_model: Path)
 
 
 def test_connections(serve: Serve, probe_model: Path) -> None:
-    """One connection too many is closed; once another closes there is room."""
+    """Connections too many are closed; once another closes there is room. Each front-end has its part of the limit."""
     server = serve(probe_model, "--max-connections", "2")
     host, port = server.address.rsplit(":", 1)
-    held = [socket.create_connection((host, int(port)), PATIENCE) for _ in range(2)]
-    for connection in held:
-        # The server sends its settings first, or nothing.
-        connection.settimeout(PATIENCE)
-        assert connection.recv(9)
-    extra = socket.create_connection((host, int(port)), PATIENCE)
-    extra.settimeout(PATIENCE)
-    try:
-        assert extra.recv(9) == b"", "it is closed at once"
-    except ConnectionResetError:
-        pass
-    for connection in (*held, extra):
+    processes = int(FRONT_ENDS or 1)
+    # So many that each front-end gets more than its part.
+    connections = [socket.create_connection((host, int(port)), PATIENCE) for _ in range(40 * processes)]
+    assert sum(map(is_served, connections)) == processes * math.ceil(2 / processes)
+    for connection in connections:
         connection.close()
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE, wait_for_ready=True).live
+
+
+def is_served(connection: socket.socket) -> bool:
+    """Whether the server sends its settings, instead of closing the connection at once."""
+    connection.settimeout(PATIENCE)
+    try:
+        return connection.recv(9) != b""
+    except ConnectionResetError:
+        return False
 
 
 def test_calls(serve: Serve, probe_model: Path) -> None:
