@@ -25,7 +25,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-front-ends test-ray test-installs fuzz fuzz-link soak conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
+.PHONY: help run demo test test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -67,6 +67,9 @@ compat: $(OLDEST)/.done ## run the lane's tests with the oldest supported grpcio
 
 soak: $(VENV)/.dev ## inject all faults at once into real processes, for MINUTES=10 (SEED=1; OUT=DIR keeps ledgers and logs)
 	PYTHONPATH=tests $(BIN)/python -m chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(if $(OUT),--out $(OUT))
+
+crashes: $(VENV)/.dev ## kill front-ends (KILLS=100), the engine (half as often) and the supervisor under load (SEED=1; LOG=FILE keeps the server's log)
+	PYTHONPATH=tests $(BIN)/python -m crashes --kills $(or $(KILLS),100) --seed $(or $(SEED),1) $(if $(LOG),--log $(LOG))
 
 lint: $(VENV)/.dev ## run ruff, mypy --strict and import-linter
 	$(BIN)/ruff check

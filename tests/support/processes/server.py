@@ -52,6 +52,7 @@ class ServerProcess:
         transport: str,
         program: Sequence[str] | None = None,
         variables: Mapping[str, str] | None = None,
+        host: str = "127.0.0.1",
         port: int = 0,
     ) -> ServerProcess:
         """Start `tensorferry serve`, and wait until it is ready with the given options.
@@ -63,7 +64,7 @@ class ServerProcess:
             arguments = (*arguments, "--batching", "trust")
         if FRONT_ENDS and program is None and "--front-ends" not in arguments:
             arguments = (*arguments, "--front-ends", FRONT_ENDS)
-        always = ("--transport", transport, "--host", "127.0.0.1", "--port", port, "--log-format", "json")
+        always = ("--transport", transport, "--host", host, "--port", port, "--log-format", "json")
         process = subprocess.Popen(
             [*(program or command()), *map(str, ("serve", *arguments, *always))],
             stdout=subprocess.PIPE,

@@ -1,0 +1,99 @@
+"""`make crashes`: a real server with two front-ends, whose processes are killed under load."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import platform
+import resource
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from crashes.crashes import FRONT_ENDS, Crashes, Phase, run, thirds
+
+# Time for a front-end to be replaced, and for an engine beyond the server's own start.
+MOST_SECONDS = 1.0
+
+
+def main() -> int:
+    """Return 0 if everything that must hold does."""
+    parser = argparse.ArgumentParser(prog="crashes", description=__doc__)
+    parser.add_argument("--kills", type=int, default=100, help="of front-ends; of engines half as many")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--transport", choices=("lane", "threaded"), default="lane")
+    parser.add_argument("--log", type=Path, help="file for the server's log")
+    options = parser.parse_args()
+    # An aborted process would write its memory to a file.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with tempfile.TemporaryDirectory(prefix="crashes-") as scratch:
+        found = run(options.kills, options.seed, options.transport, Path(scratch) / "server")
+    if options.log is not None:
+        options.log.write_text("".join(found.log))
+    held = verdicts(found)
+    print(markdown(found, held, f"make crashes KILLS={options.kills}", options.transport))
+    wrong = [*found.wrong, *(f"{phase.name}: {what}" for phase in found.phases for what in phase.wrong)]
+    for what in wrong[:100]:
+        print(what, file=sys.stderr)
+    return 0 if all(held.values()) else 1
+
+
+def verdicts(found: Crashes) -> dict[str, bool]:
+    """Return what must hold, and whether it does."""
+    front_end, engine, _ = found.phases
+    wrong = found.wrong + [what for phase in found.phases for what in phase.wrong]
+    return {
+        "each request ended once, with its own answer or UNAVAILABLE": {state for _, state in found.states}
+        <= {"OK", "UNAVAILABLE"}
+        and found.sent.total() == found.states.total(),
+        "a front-end's death: only calls of its own connections failed": not front_end.wrong
+        and not front_end.connections_lost,
+        "the engine's death: every connection lived on": not engine.connections_lost,
+        f"a new front-end listened within {MOST_SECONDS:g} s": max(front_end.replaced) <= MOST_SECONDS,
+        f"after the engine's death, answers within the server's start and {MOST_SECONDS:g} s": max(
+            engine.answered
+        )
+        <= found.load_seconds + MOST_SECONDS,
+        "memory and descriptors flat, nothing left behind, nothing else wrong": not wrong,
+    }
+
+
+def markdown(found: Crashes, held: dict[str, bool], command: str, transport: str) -> str:
+    """Return the findings as tables."""
+    software = f"Python {platform.python_version()}, grpcio {version('grpcio')}, onnxruntime {version('onnxruntime')}"
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    lines = [
+        f"{today}, `{command}`, {FRONT_ENDS} front-ends, {transport}: {software}.",
+        "",
+        "| what must hold | holds |",
+        "|---|---|",
+        *(f"| {what} | {'yes' if holds else 'NO'} |" for what, holds in held.items()),
+        "",
+        "| killed | times | another process, s | every client answered, s | requests that got UNAVAILABLE |",
+        "|---|---|---|---|---|",
+        *(_row(phase) for phase in found.phases),
+        "",
+        f"{found.sent['unary']} unary requests and {found.sent['stream']} in streams; the longest burst or stream took "
+        f"{found.slowest:.1f} s. The server's start took {found.load_seconds:.1f} s. Times: median, then longest.",
+        "",
+        "| killed | of | memory (PSS), MiB: first third, last third | descriptors |",
+        "|---|---|---|---|",
+    ]
+    for phase in found.phases:
+        for name in phase.memory:
+            (first, last), (before, after) = thirds(phase.memory[name]), thirds(phase.files[name])
+            lines.append(f"| {phase.name} | {name} | {first:.1f}, {last:.1f} | {before:g}, {after:g} |")
+    return "\n".join(lines)
+
+
+def _row(phase: Phase) -> str:
+    def times(values: list[float]) -> str:
+        return f"{sorted(values)[len(values) // 2]:.2f}, {max(values):.2f}"
+
+    failed = phase.failed["UNAVAILABLE"]
+    return f"| {phase.name} | {phase.kills} | {times(phase.replaced)} | {times(phase.answered)} | {failed} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,322 @@
+"""Kills of front-ends and of the engine under load, one after another, and what each of them did to the callers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from chaos.content import write_model
+from chaos.report import GROWTH, MEBIBYTES
+from crashes import callers, processes
+from crashes.callers import Caller
+from polling import until
+from support.processes.server import ServerProcess
+
+FRONT_ENDS = 2
+UNARY, STREAMS = 6, 3
+# Allowed growth of descriptors from the first third of a phase to the last.
+FILES = 4
+# Fewer kills of a phase do not tell a leak from chance.
+LEAST_KILLS_FOR_TRENDS = 20
+# Load between two kills.
+_SETTLED_SECONDS = 0.3
+_ATTEMPTS = 20
+
+
+@dataclass(slots=True)
+class Phase:
+    """Findings of kills of one kind."""
+
+    name: str
+    kills: int = 0
+    # Seconds from a kill to the new process, and to a right answer for every caller.
+    replaced: list[float] = field(default_factory=list)
+    answered: list[float] = field(default_factory=list)
+    connections_lost: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    # What the processes that outlived the kill hold, after each kill: memory in MiB, and descriptors.
+    memory: dict[str, list[float]] = field(default_factory=dict)
+    files: dict[str, list[int]] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+    def held(self, name: str, ids: Sequence[int]) -> None:
+        """Record what the processes of a name hold."""
+        found = [processes.held(one) for one in ids]
+        self.memory.setdefault(name, []).append(sum(one.memory for one in found) / (1 << 20))
+        self.files.setdefault(name, []).append(sum(one.files for one in found))
+
+    def grown(self) -> list[str]:
+        """Return what has grown from the first third of the phase to the last."""
+        if self.kills < LEAST_KILLS_FOR_TRENDS:
+            return []
+        found = []
+        for name, sizes in self.memory.items():
+            first, last = thirds(sizes)
+            if last > max(GROWTH * first, first + MEBIBYTES):
+                found.append(f"memory of {name} grew from {first:.0f} to {last:.0f} MiB")
+        for name, counts in self.files.items():
+            first, last = thirds(counts)
+            if last > first + FILES:
+                found.append(f"descriptors of {name} grew from {first:g} to {last:g}")
+        return found
+
+
+@dataclass(slots=True)
+class Crashes:
+    """Findings of a run. `load_seconds` is the time from the server's start until it was ready, without other load."""
+
+    load_seconds: float = 0.0
+    phases: list[Phase] = field(default_factory=list)
+    sent: Counter[str] = field(default_factory=Counter)
+    states: Counter[tuple[str, str]] = field(default_factory=Counter)
+    slowest: float = 0.0
+    log: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def thirds(values: Sequence[float]) -> tuple[float, float]:
+    """Return the medians of the first and of the last third."""
+    third = max(1, len(values) // 3)
+    return median(values[:third]), median(values[-third:])
+
+
+def run(kills: int, seed: int, transport: str, folder: Path) -> Crashes:
+    """Kill `kills` front-ends, half as many engines, and a fifth as many at random; then the supervisor."""
+    found = Crashes()
+    began = time.monotonic()
+    server = start(folder, transport)
+    found.load_seconds = time.monotonic() - began
+    try:
+        killer = Killer(server, random.Random(seed))
+        try:
+            for kind, count in (
+                (killer.front_end, kills),
+                (killer.engine, (kills + 1) // 2),
+                (killer.at_random, (kills + 4) // 5),
+            ):
+                found.phases.append(killer.phase(kind, count))
+        finally:
+            found.wrong += killer.stop()
+        for caller in killer.callers:
+            found.sent[caller.kind] += caller.sent
+            found.states.update({(caller.kind, state): count for state, count in caller.states.items()})
+            found.slowest = max(found.slowest, caller.slowest)
+            if caller.sent != caller.states.total():
+                found.wrong.append(f"{caller.sent} requests, but {caller.states.total()} ends")
+    finally:
+        if code := server.stop():
+            found.wrong.append(f"the server ended with {code}")
+    found.log = server.log
+    found.wrong += bugs(server) + left_behind(folder, server)
+    found.wrong += kill_supervisor(folder, transport)
+    return found
+
+
+def model_of(folder: Path) -> Path:
+    """Return the path of the model, which the command line of every process of the server has."""
+    return folder.with_name("models") / "affine.onnx"
+
+
+def start(folder: Path, transport: str) -> ServerProcess:
+    """Start a server whose temporary files are in the folder."""
+    model = write_model(model_of(folder))
+    folder.mkdir(exist_ok=True)
+    return ServerProcess.start(
+        f"affine={model}",
+        *("--front-ends", str(FRONT_ENDS), "--drain-seconds", "20"),
+        transport=transport,
+        host="0.0.0.0",
+        variables={"TMPDIR": str(folder)},
+    )
+
+
+class Killer:
+    """Kills processes of one server under load, and watches what follows."""
+
+    def __init__(self, server: ServerProcess, chance: random.Random) -> None:
+        self._supervisor = server.process.pid
+        self._port = int(server.address.rpartition(":")[2])
+        self._chance = chance
+        self._listeners = processes.listeners(self._port)
+        self.callers: Sequence[Caller] = callers.start(self._port, UNARY, STREAMS)
+        self._all_answer()
+
+    def phase(self, kill: Callable[[Phase], None], count: int) -> Phase:
+        """Kill again and again."""
+        phase = Phase(kill.__name__.replace("_", " "))
+        for _ in range(count):
+            before = self._failures()
+            time.sleep(_SETTLED_SECONDS)
+            phase.wrong += [f"{one} without a kill" for one in self._since(before, phase)]
+            kill(phase)
+            phase.kills += 1
+            phase.held("the supervisor", [self._supervisor])
+            phase.held("all processes", [self._supervisor, *self._front_ends(), *self._engines()])
+            for process in (*self._front_ends(), *self._engines()):
+                phase.wrong += processes.in_dev_shm(process)
+        phase.wrong += phase.grown()
+        return phase
+
+    def front_end(self, phase: Phase) -> None:
+        """Kill one front-end. Only calls of its connections may fail."""
+        victim = self._loaded_front_end()
+        kept = self._others(victim)
+        theirs = {one.address for one in self._connections() if one.process == victim}
+        failures = self._failures()
+        begin = self._kill(victim, signal.SIGKILL)
+        phase.replaced.append(self._front_end_replaced(victim, begin))
+        phase.answered.append(self._all_answer() - begin)
+        for failure in self._since(failures, phase):
+            if failure.address not in theirs:
+                phase.wrong.append(f"a call of another front-end's connection ended with {failure.state}")
+        phase.connections_lost += len(kept - self._connections())
+        phase.held("the engine", self._engines())
+
+    def engine(self, phase: Phase) -> None:
+        """Kill the engine, by SIGKILL and SIGABRT in turn. Connections must live on."""
+        (engine,) = self._engines()
+        kept = self._connections()
+        failures = self._failures()
+        number = signal.SIGABRT if phase.kills % 2 else signal.SIGKILL
+        begin = self._kill(engine, number)
+        until(self._engines, lambda found: len(found) == 1 and found != [engine])
+        phase.replaced.append(time.monotonic() - begin)
+        phase.answered.append(self._all_answer() - begin)
+        self._since(failures, phase)
+        phase.connections_lost += len(kept - self._connections())
+        phase.held("the front-ends", self._front_ends())
+
+    def at_random(self, phase: Phase) -> None:
+        """Kill a front-end, the engine, or both at once."""
+        (engine,) = self._engines()
+        victims = self._chance.choice(
+            (
+                [engine],
+                [self._chance.choice(self._front_ends())],
+                [engine, self._chance.choice(self._front_ends())],
+                [engine, *self._front_ends()],
+            )
+        )
+        self._chance.shuffle(victims)
+        failures = self._failures()
+        begin = time.monotonic()
+        for victim in victims:
+            self._kill(victim, self._chance.choice((signal.SIGKILL, signal.SIGABRT)))
+        until(
+            lambda: (
+                len(self._front_ends()) == FRONT_ENDS
+                and len(self._engines()) == 1
+                and processes.listeners(self._port) == self._listeners
+                and not set(victims) & set(processes.children(self._supervisor))
+            )
+        )
+        phase.replaced.append(time.monotonic() - begin)
+        phase.answered.append(self._all_answer() - begin)
+        self._since(failures, phase)
+
+    def stop(self) -> list[str]:
+        """Stop the callers. Return those that did not end."""
+        return [f"a request of {one.address} has not ended" for one in self.callers if not one.stop()]
+
+    def _kill(self, victim: int, number: int) -> float:
+        begin = time.monotonic()
+        os.kill(victim, number)
+        return begin
+
+    def _front_end_replaced(self, victim: int, begin: float) -> float:
+        """Wait until as many sockets listen as at the start, none of them the victim's. Return the time since the kill."""
+        until(
+            lambda: (
+                victim not in processes.children(self._supervisor)
+                and processes.listeners(self._port) == self._listeners
+            )
+        )
+        return time.monotonic() - begin
+
+    def _all_answer(self) -> float:
+        """Wait until each caller has the answer to a request that it sends after this call. Return the time then."""
+        begin = time.monotonic()
+        until(
+            lambda: [one.address for one in self.callers if one.answered_at <= begin],
+            lambda silent: not silent,
+            seconds=60.0,
+        )
+        return time.monotonic()
+
+    def _front_ends(self) -> list[int]:
+        return processes.of_module(self._supervisor, "front_end")
+
+    def _engines(self) -> list[int]:
+        return processes.of_module(self._supervisor, "engine")
+
+    def _connections(self) -> set[processes.Connection]:
+        """Return the connections of callers."""
+        addresses = {one.address for one in self.callers}
+        found = processes.connections(self._port, self._front_ends())
+        return {one for one in found if one.address in addresses}
+
+    def _others(self, victim: int) -> set[processes.Connection]:
+        return {one for one in self._connections() if one.process != victim}
+
+    def _loaded_front_end(self) -> int:
+        """Return a front-end at random, after both were given connections: all go to one when the other is replaced."""
+        for _ in range(_ATTEMPTS):
+            loaded = {one.process for one in self._connections()}
+            if loaded == set(self._front_ends()):
+                break
+            for caller in self._chance.sample(list(self.callers), len(self.callers) // 2):
+                caller.reopen()
+            time.sleep(_SETTLED_SECONDS)
+            self._all_answer()
+        return self._chance.choice(self._front_ends())
+
+    def _failures(self) -> list[int]:
+        return [len(one.failures) for one in self.callers]
+
+    def _since(self, before: Sequence[int], phase: Phase) -> Sequence[callers.Failure]:
+        """Return the failures since then, after recording them. Only UNAVAILABLE is allowed."""
+        found = [
+            failure
+            for caller, count in zip(self.callers, before, strict=True)
+            for failure in caller.failures[count:]
+        ]
+        phase.failed.update(failure.state for failure in found)
+        phase.wrong += [
+            f"{one.address}: {one.state}" for one in found if one.state not in ("UNAVAILABLE", "OK")
+        ]
+        return found
+
+
+def bugs(server: ServerProcess) -> list[str]:
+    """Return the lines of the log that no kill explains."""
+    return [line for line in server.log if "Traceback" in line or "this is a bug" in line or "(bug)" in line]
+
+
+def left_behind(folder: Path, server: ServerProcess) -> list[str]:
+    """Return the processes, sockets and files that an ended server has left."""
+    port = int(server.address.rpartition(":")[2])
+    found = [f"process {process} has not ended" for process in processes.with_argument(str(model_of(folder)))]
+    if processes.listeners(port):
+        found.append(f"port {port} is still open")
+    return found + [f"{name} was left" for name in os.listdir(folder)]
+
+
+def kill_supervisor(folder: Path, transport: str) -> list[str]:
+    """Kill a supervisor. Return what is left of its server, after the next server's start and end for files."""
+    killed = start(folder, transport)
+    killed.process.kill()
+    killed.wait()
+    until(lambda: processes.with_argument(str(model_of(folder))), lambda left: not left)
+    port = int(killed.address.rpartition(":")[2])
+    found = [f"port {port} is still open"] if processes.listeners(port) else []
+    following = start(folder, transport)
+    if code := following.stop():
+        found.append(f"the server after it ended with {code}")
+    return found + left_behind(folder, following)

@@ -1,0 +1,132 @@
+"""The server's processes as the kernel sees them: who listens, who has which connection, and what each one holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# States of a socket in /proc/net/tcp.
+_ESTABLISHED, _LISTEN = "01", "0A"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection of a client: the server's address, which each client has for itself, and the client's port."""
+
+    address: str
+    client_port: int
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process holds: its proportional set size in bytes, and its descriptors."""
+
+    memory: int
+    files: int
+
+
+def children(parent: int) -> list[int]:
+    """Return the children of a process, also those that have ended and are not reaped."""
+    try:
+        return [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def of_module(parent: int, module: str) -> list[int]:
+    """Return the children that run this module of the server."""
+    found = []
+    for child in children(parent):
+        try:
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if f"tensorferry.server.{module}".encode() in words:
+            found.append(child)
+    return found
+
+
+def with_argument(part: str) -> list[int]:
+    """Return every process of the machine with this in its command line. Ids alone would not do: they are reused."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and part.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def listeners(port: int) -> int:
+    """Return the number of sockets that listen on a port."""
+    return sum(state == _LISTEN for _, _, state, _ in _sockets(port))
+
+
+def connections(port: int, processes: Collection[int]) -> set[Connection]:
+    """Return the open connections of these processes to clients of the port."""
+    owners = {inode: process for process in processes for inode in _inodes(process)}
+    return {
+        Connection(address, client, owners[inode])
+        for address, client, state, inode in _sockets(port)
+        if state == _ESTABLISHED and inode in owners
+    }
+
+
+def held(process: int) -> Held:
+    """Return what a process holds. FileNotFoundError or ProcessLookupError if it has ended."""
+    for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return Held(int(line.split()[1]) << 10, len(os.listdir(f"/proc/{process}/fd")))
+    raise ProcessLookupError(process)
+
+
+def in_dev_shm(process: int) -> list[str]:
+    """Return the files in /dev/shm that a process has mapped."""
+    try:
+        lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [line for line in lines if "/dev/shm/" in line]
+
+
+def _sockets(port: int) -> list[tuple[str, int, str, str]]:
+    """Return address, remote port, state and inode of the sockets with this local port."""
+    found = []
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+        except FileNotFoundError:
+            continue
+        for line in lines:
+            words = line.split()
+            address, _, local = words[1].partition(":")
+            if int(local, 16) == port:
+                found.append((_dotted(address), int(words[2].partition(":")[2], 16), words[3], words[9]))
+    return found
+
+
+def _dotted(address: str) -> str:
+    """Return the IPv4 address, also one that is mapped into IPv6. The kernel writes it byte by byte from the end."""
+    return ".".join(str(byte) for byte in reversed(bytes.fromhex(address[-8:])))
+
+
+def _inodes(process: int) -> Collection[str]:
+    folder = f"/proc/{process}/fd"
+    found: Mapping[str, None] = {}
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, PermissionError):
+        return found
+    inodes = []
+    for name in names:
+        try:
+            target = os.readlink(f"{folder}/{name}")
+        except FileNotFoundError:
+            continue
+        if target.startswith("socket:["):
+            inodes.append(target[8:-1])
+    return inodes

@@ -1,0 +1,28 @@
+"""A few kills of `make crashes`, and its judgement of what grows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from crashes.crashes import LEAST_KILLS_FOR_TRENDS, Phase, run
+
+
+def test_processes_that_die_harm_no_other_calls(tmp_path: Path) -> None:
+    found = run(2, 1, "lane", tmp_path / "server")
+    assert not found.wrong
+    assert not [what for phase in found.phases for what in phase.wrong]
+    front_end, engine, _ = found.phases
+    assert front_end.connections_lost == engine.connections_lost == 0
+    assert {state for _, state in found.states} <= {"OK", "UNAVAILABLE"}
+    assert found.sent.total() == found.states.total() > 0
+
+
+def test_what_grows_is_found() -> None:
+    def grown(each: int) -> list[str]:
+        phase = Phase("front end", kills=LEAST_KILLS_FOR_TRENDS)
+        phase.memory["the engine"] = [100.0 + each * kill for kill in range(phase.kills)]
+        phase.files["the engine"] = [20 + each * kill for kill in range(phase.kills)]
+        return phase.grown()
+
+    assert not grown(0)
+    assert len(grown(2)) == 2
