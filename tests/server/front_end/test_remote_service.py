@@ -146,7 +146,9 @@ def test_a_compressed_message_is_unpacked_before_it_is_sent(rig: Rig) -> None:
 
 
 def test_without_an_engine_requests_are_told_to_retry(rig: Rig) -> None:
-    assert status(rig, rig.ask(message())) == (grpc.StatusCode.UNAVAILABLE, NO_ENGINE)
+    reply = rig.ask(message(1, "one"))
+    assert status(rig, reply) == (grpc.StatusCode.UNAVAILABLE, NO_ENGINE)
+    assert reply.request_id == "one"
     rig.connect()
     # Answered, so the engine has the link.
     rig.ask(message())
@@ -162,12 +164,14 @@ def test_requests_of_a_lost_engine_are_answered_once(tmp_path: Path) -> None:
     with rig_of(tmp_path) as rig:
         files = create_link(8)
         rig.remote.connect(FrontEndLink(files.duplicate()))
-        replies = [Replies() for _ in range(3)]
-        for each in replies:
-            rig.remote.submit(message(), math.inf, each)
+        # Small, and in an extent. A stream's client finds its request by the id.
+        replies = {name: Replies() for name in ("one", "two", "three")}
+        for rows, (name, each) in zip((1, 2, 4000), replies.items(), strict=True):
+            rig.remote.submit(message(rows, name), math.inf, each)
         rig.remote.disconnect()
-        for each in replies:
+        for name, each in replies.items():
             assert status(rig, each.first()) == (grpc.StatusCode.UNAVAILABLE, LOST)
+            assert each.first().request_id == name
             assert len(each.all) == 1
         rig.connect()
         assert response_of(rig.ask(message())).model_name == "m"

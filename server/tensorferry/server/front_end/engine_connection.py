@@ -14,6 +14,7 @@ from tensorferry.server.inference.reply import InferenceCall, InferenceReply, er
 from tensorferry.server.link import FrontEndLink, LinkBroken, LinkClosed, LinkFull
 from tensorferry.server.link_messages import ANSWERED, decode_failure
 from tensorferry.server.status import StatusError
+from tensorferry.server.wire.structure import peek_request_id
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -127,8 +128,9 @@ class EngineConnection:
                 "the engine breaks the rules of the link, which is a bug; its requests fail: %s", error
             )
             self._link.close()
-        for _, call in self._link.outstanding():
-            call.complete(error_reply("", NotReadyError(LOST), ("", ""), ()))
+        for ticket, call in self._link.outstanding():
+            message, _, _ = self._link.message_of(ticket)
+            call.complete(error_reply(peek_request_id(message), NotReadyError(LOST), ("", ""), ()))
         self._link.release()
 
     def _complete_responses(self) -> None:

@@ -22,6 +22,7 @@ from tensorferry.server.link import FrontEndLink
 from tensorferry.server.link_messages import encode_origin
 from tensorferry.server.status import Status, StatusCode, code_of, status_of
 from tensorferry.server.wire.compression import decompress, is_compressed
+from tensorferry.server.wire.structure import peek_request_id
 
 
 class NoEarlyRejection:
@@ -120,7 +121,7 @@ class RemoteService:
                 # The traceback refers to the caller's frames; a reply that is never sent would keep its call alive.
                 error.__traceback__ = error.__context__ = None
             self.count_refused(code_of(error, triton=self._triton_status_codes))
-            complete(error_reply("", error, ("", ""), metadata))
+            complete(error_reply(peek_request_id(data), error, ("", ""), metadata))
             return FinishedCall(None)
         if run_soon is None:
             connection.flush()

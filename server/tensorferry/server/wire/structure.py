@@ -79,7 +79,7 @@ def check_message(data: Data, kind: type[Message], *, max_strings: int = bounds.
 
 
 def peek_request_id(data: Data) -> str:
-    """Return the id of a ModelInferRequest that `check_message` refused; "" if it is not among the first fields."""
+    """Return the id of a ModelInferRequest that was not parsed; "" if it is not among the first fields."""
     try:
         for number, kind, begin, end in islice(fields(data, 0, len(data)), _FIRST_FIELDS):
             if (number, kind) == (_ID, DELIMITED) and end - begin <= bounds.REQUEST_ID_BYTES:
