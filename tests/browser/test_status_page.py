@@ -26,6 +26,9 @@ HOSTILE = "<img src=x onerror=document.title='owned'></td><script>document.title
 
 MEMBERS = "[...document.querySelectorAll('#members tbody tr')].map((row) => row.firstChild.textContent)"
 
+# Name and state of each, as the page shows them.
+PROCESSES = [["engine", "serving"], ["front-end 0", "serving"], ["front-end 1", "serving"]]
+
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Chromium]:
@@ -198,3 +201,15 @@ def colours(png: bytes) -> int:
         at += 12 + length
     pixels = zlib.decompress(data)
     return len({pixels[start : start + 4] for start in range(0, len(pixels), 4)})
+
+
+def test_the_processes_of_a_server(serve: Serve, digits_model: Path, page: Chromium) -> None:
+    server = serve(digits_model, "--metrics-port", 0, "--front-ends", 2)
+    page.open(server.ready["metrics"].removesuffix("metrics"))
+    cells = "[...document.querySelectorAll('#processes tr')].map((row) => [...row.children].map((cell) => cell.textContent))"
+    rows = page.until(cells, lambda rows: [row[:2] for row in rows] == PROCESSES)
+    assert all(
+        int(pid) > 1 and restarts == "0" and memory.endswith("iB") for *_, pid, restarts, memory in rows
+    )
+    facts = page.evaluate("document.getElementById('facts').textContent")
+    assert facts.startswith(f"{server.address} · {server.ready['transport']} transport")

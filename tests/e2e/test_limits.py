@@ -117,7 +117,8 @@ def test_calls(serve: Serve, probe_model: Path) -> None:
     """A call beyond the limit is refused before its message is read, even if the other calls have not
     sent theirs.
     """
-    server = serve(probe_model, "--max-calls", "2", "--metrics-port", "0")
+    # A connection has one front-end, which has its part of the limit.
+    server = serve(probe_model, "--max-calls", str(2 * int(FRONT_ENDS or 1)), "--metrics-port", "0")
     method = "/inference.GRPCInferenceService/ModelInfer"
     with grpc.insecure_channel(server.address) as channel:
         messages: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(2)]
