@@ -25,7 +25,7 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
+.PHONY: help run demo test test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability bench-front-ends gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -116,6 +116,9 @@ bench-memory: $(LOAD) $(VENV)/.dev ## measure memory over a million calls and te
 
 bench-observability: $(LOAD) $(VENV)/.dev ## measure the cost of metrics, tracing and authentication on a real server (QUICK=1: one minute)
 	@$(SERVING).observability --load $(LOAD) $(if $(QUICK),--quick)
+
+bench-front-ends: $(LOAD) $(VENV)/.dev ## measure --front-ends 0 to 4 and the engine alone; writes docs/results/front_ends.md (three minutes; QUICK=1: one minute, no page)
+	@$(BIN)/python benchmarks/front_ends.py --load $(LOAD) $(if $(QUICK),--quick,--write docs/results/front_ends.md)
 
 gpu-bench: $(VENV)/.bench-gpu ## on a GPU: run BERT-base and ResNet-50 beside a bare loop, and in MLPerf LoadGen's scenarios (ONLY=bert or resnet; SECONDS=300 for each; RESULTS=FILE; elsewhere and with QUICK=1 small models on the CPU)
 	@$(BIN)/python benchmarks/gpu/run.py $(if $(QUICK),--quick,--docs) $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RESULTS),--results $(RESULTS))

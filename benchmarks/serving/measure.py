@@ -102,7 +102,11 @@ class Bench:
         command = [*server.command(python, workload, model, port), *options]
         began = time.monotonic()
         with running(
-            command, self._environment(server, workload, port, python), BENCHMARKS, self.cores.server, port
+            command,
+            self._environment(server, workload, port, python),
+            BENCHMARKS,
+            self.cores.of_server(),
+            port,
         ) as serving:
             self._await(server, workload, serving, headers)
             yield serving, time.monotonic() - began
@@ -209,7 +213,7 @@ class Bench:
         if cell.explain and server.name in OURS:
             explained = self.load_of(server, cell.workload, serving.port, cell, explain=True)
             explained = replace(explained, seconds=max(0.3, cell.seconds * _EXPLAIN_SHARE), warm_up=0.1)
-            row["mean_rows"] = run_load(self.program, explained, core=self.cores.load).mean_rows
+            row["mean_rows"] = run_load(self.program, explained, core=self.cores.of_load()).mean_rows
         return {
             "round": number,
             "server": server.name,
@@ -230,7 +234,7 @@ class Bench:
             snapshots.append((time.monotonic(), cpu_seconds(pids), busy_seconds(), serving.batches()))
 
         pids: list[int] = []
-        measured: Measured = run_load(self.program, load, snapshot, core=self.cores.load)
+        measured: Measured = run_load(self.program, load, snapshot, core=self.cores.of_load())
         if not snapshots:
             raise LoadError("it did not begin to measure")
         began, cpu, (busy, stolen), batches = snapshots[0]

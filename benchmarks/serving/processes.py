@@ -1,4 +1,4 @@
-"""Processes of a server on one core: started, observed, and all of them ended.
+"""Processes of a server: started, observed, and all of them ended.
 
 A server's processes are found by an environment variable, which children inherit.
 """
@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,11 @@ _LOG_TAIL = 1500
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Cores of servers and load."""
+    """Cores of servers and load. If they are shared, both have all cores."""
 
     server: int
     load: int
+    shared: bool = False
 
     @classmethod
     def split(cls) -> Cores:
@@ -39,6 +40,14 @@ class Cores:
         """
         allowed = sorted(os.sched_getaffinity(0))
         return cls(allowed[0], allowed[-1])
+
+    def of_server(self) -> Set[int]:
+        """Return the cores on which a server runs."""
+        return os.sched_getaffinity(0) if self.shared else {self.server}
+
+    def of_load(self) -> int | None:
+        """Return the core on which the load runs, None for all."""
+        return None if self.shared else self.load
 
 
 class Ports:
@@ -142,16 +151,16 @@ def memory_mib(pids: Sequence[int], field: str = "Pss") -> float:
 
 @contextmanager
 def running(
-    command: Sequence[str], environment: Mapping[str, str], cwd: Path, core: int, port: int
+    command: Sequence[str], environment: Mapping[str, str], cwd: Path, cores: Set[int], port: int
 ) -> Iterator[Running]:
-    """Run a server on a core until the block ends, and end all its processes."""
+    """Run a server on these cores until the block ends, and end all its processes."""
     # The path is short, because sockets are named below it.
     folder = Path(tempfile.mkdtemp(prefix="tf-"))
     tag = f"{os.getpid()}-{folder.name}"
     variables = {**environment, _TAG: tag, "SERVING_BENCH_FOLDER": str(folder)}
     allowed = os.sched_getaffinity(0)
     with (folder / "log").open("wb") as log:
-        os.sched_setaffinity(0, {core})  # The child inherits the file.
+        os.sched_setaffinity(0, cores)  # The child inherits the file.
         try:
             process = subprocess.Popen(
                 command,
