@@ -315,15 +315,13 @@ def page(results: Results, bench: Bench, command: str) -> str:
             )
             compared = (
                 f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f}) "
-                f"| {statistics.median(more):+.3f}"
+                f"| {statistics.median(more):+.3f} "
+                f"| {statistics.median(each.rate for each, _ in quiet):,.0f} "
+                f"| {statistics.median(each.p50_ms for each, _ in quiet):.3f}"
                 if quiet
-                else "too noisy | too noisy"
+                else "too noisy | too noisy | too noisy | too noisy"
             )
-            lines.append(
-                f"| {count} | {len(quiet)} of {len(found)} | {compared} "
-                f"| {statistics.median(each.rate for each in found):,.0f} "
-                f"| {statistics.median(each.p50_ms for each in found):.3f} | {cpu} |"
-            )
+            lines.append(f"| {count} | {len(quiet)} of {len(found)} | {compared} | {cpu} |")
     lines += ["", "Memory (Pss) after these loads, MiB for each process:", ""]
     lines += ["| front-ends | processes | sum |", "|---:|---|---:|"]
     for count, roles in results.memory.items():
