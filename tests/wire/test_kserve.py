@@ -41,7 +41,7 @@ def report(transport: str, model_dir: Path, probe_model: Path) -> Any:
     echoes = models.echoes(model_dir, *TENSORS)
     with running(probe_model, *echoes, transport=transport) as server:
         ended = subprocess.run(
-            [PYTHON, CLIENT, server.address, str(server.process.pid)],
+            [PYTHON, CLIENT, server.address, ",".join(map(str, server.processes()))],
             input=json.dumps(TENSORS),
             capture_output=True,
             text=True,

@@ -98,19 +98,25 @@ class ServerProcess:
         """Send a signal."""
         self.process.send_signal(number)
 
+    def processes(self) -> list[int]:
+        """Return the ids of the process and of its children."""
+        parent = self.process.pid
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return [parent, *map(int, children)]
+
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """Stop the process, as a debugger does: it answers nothing until the end of the `with`."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        _, *children = self.processes()
         self.signal(signal.SIGSTOP)
         # The signal takes effect later; a call in between would be answered.
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
-        for child in map(int, children):
+        for child in children:
             os.kill(child, signal.SIGSTOP)
         try:
             yield
         finally:
-            for child in map(int, children):
+            for child in children:
                 os.kill(child, signal.SIGCONT)
             self.signal(signal.SIGCONT)
 

@@ -72,27 +72,29 @@ def _state(task: Path) -> str:
 
 
 @contextmanager
-def standing_still(pid: int) -> Iterator[None]:
-    """Stop the server, as a debugger does, and continue it at the end."""
-    os.kill(pid, signal.SIGSTOP)
-    # The signal takes effect later; a call in between would be answered.
-    while any(_state(task) != "T" for task in Path(f"/proc/{pid}/task").iterdir()):
-        os.sched_yield()
+def standing_still(pids: list[int]) -> Iterator[None]:
+    """Stop the server's processes, as a debugger does, and continue them at the end."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+        # The signal takes effect later; a call in between would be answered.
+        while any(_state(task) != "T" for task in Path(f"/proc/{pid}/task").iterdir()):
+            os.sched_yield()
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
-async def late(client: InferenceGRPCClient, pid: int) -> dict[str, Any]:
+async def late(client: InferenceGRPCClient, pids: list[int]) -> dict[str, Any]:
     """Return the error of a call that is not answered in time."""
-    with standing_still(pid):
+    with standing_still(pids):
         return await failure(client.infer(probe(1), timeout=0.1))
 
 
-async def cancelled(client: InferenceGRPCClient, pid: int) -> dict[str, Any]:
+async def cancelled(client: InferenceGRPCClient, pids: list[int]) -> dict[str, Any]:
     """Return the error of a call whose task is cancelled before it is answered."""
-    with standing_still(pid):
+    with standing_still(pids):
         call = asyncio.create_task(client.infer(probe(1)))
         asyncio.get_running_loop().call_later(0.05, call.cancel)
         return await failure(call)
@@ -111,7 +113,7 @@ async def stubs(address: str) -> dict[str, Any]:
     }
 
 
-async def report(address: str, pid: int, tensors: dict[str, list[Any]]) -> dict[str, Any]:
+async def report(address: str, pids: list[int], tensors: dict[str, list[Any]]) -> dict[str, Any]:
     """Return everything that the tests check."""
     async with InferenceGRPCClient(address) as client:
         misshapen = probe(1)
@@ -140,8 +142,8 @@ async def report(address: str, pid: int, tensors: dict[str, list[Any]]) -> dict[
                 "nobody": await failure(client.infer(probe(1, model_name="nobody"))),
                 "version": await failure(client.infer(probe(1, model_version="7"))),
                 "raised": await failure(client.infer(probe(1, index=99))),
-                "deadline": await late(client, pid),
-                "cancelled": await cancelled(client, pid),
+                "deadline": await late(client, pids),
+                "cancelled": await cancelled(client, pids),
             },
             "after": (await client.infer(probe(8))).outputs[0].as_numpy().reshape(-1)[0].item(),
             **await stubs(address),
@@ -150,4 +152,8 @@ async def report(address: str, pid: int, tensors: dict[str, list[Any]]) -> dict[
 
 if __name__ == "__main__":
     logging.disable(logging.ERROR)  # The client logs each error that it raises.
-    print(json.dumps(asyncio.run(report(sys.argv[1], int(sys.argv[2]), json.load(sys.stdin)))))
+    print(
+        json.dumps(
+            asyncio.run(report(sys.argv[1], [*map(int, sys.argv[2].split(","))], json.load(sys.stdin)))
+        )
+    )
