@@ -10,7 +10,7 @@ import h2.settings
 import numpy as np
 import pytest
 from fuzz.attackers.raw import Connection, framed, headers_of
-from support.processes.server import ServerProcess, running
+from support.processes.server import FRONT_ENDS, ServerProcess, running
 
 from tensorferry.client import InferenceClient
 
@@ -18,7 +18,11 @@ PATIENCE = 60.0
 CALLS, CONNECTIONS = 3, 4
 MESSAGE_BYTES = 8 << 20
 FLAGS = (
-    *("--max-calls-per-connection", str(CALLS), "--max-connections", str(CONNECTIONS)),
+    "--max-calls-per-connection",
+    str(CALLS),
+    # Each front-end has its part of them.
+    "--max-connections",
+    str(CONNECTIONS * int(FRONT_ENDS or 1)),
     *("--max-message-bytes", str(MESSAGE_BYTES)),
 )
 # Everything but the last byte of a message.
@@ -33,8 +37,8 @@ def server(transport: str, echo_model: Path) -> Iterator[ServerProcess]:
 
 
 def memory(server: ServerProcess) -> int:
-    fields = Path(f"/proc/{server.process.pid}/status").read_text().split("VmRSS:")[1]
-    return int(fields.split()[0]) << 10
+    statuses = [Path(f"/proc/{pid}/status").read_text() for pid in server.processes()]
+    return sum(int(status.split("VmRSS:")[1].split()[0]) << 10 for status in statuses)
 
 
 def check_good(server: ServerProcess) -> None:
