@@ -127,7 +127,7 @@ class Supervisor:
         is_engine = process is self._engine
         match message.kind:
             case "failed":
-                self._on_failed(process, str(fields.get("message")))
+                self._on_failed(process, _printable(fields.get("message")))
             case "ready" if is_engine:
                 self._on_serving(process, fields)
             case "listening" if not is_engine and fields.get("port") == self._port:
@@ -363,6 +363,11 @@ class Supervisor:
         if processes != self._published:
             self._published = processes
             self._engine.child.send("processes", {"processes": processes})
+
+
+def _printable(text: object) -> str:
+    """Return a text of a child with escapes in place of characters that have no UTF-8."""
+    return str(text).encode(errors="backslashreplace").decode()
 
 
 def _is_health(fields: dict[str, Any]) -> bool:
