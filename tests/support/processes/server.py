@@ -82,7 +82,10 @@ class ServerProcess:
         line = process.stdout.readline()
         if not line:
             reader.join(STOP_SECONDS)
-            raise AssertionError(f"the server did not start: exit {process.wait()}, {log}")
+            code = process.wait()
+            process.stdout.close()
+            process.stderr.close()
+            raise AssertionError(f"the server did not start: exit {code}, {log}")
         server = cls(process, json.loads(line), log, reader)
         if server.ready["transport"] != transport:
             server.stop()
