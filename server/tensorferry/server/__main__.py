@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.metadata import version
 
 from tensorferry.server import malloc
-from tensorferry.server.cli.installed_versions import wrong_versions
+from tensorferry.server.installed_versions import imported
 from tensorferry.server.transport import grpc_environment
 
 # Module, function and description of each subcommand. A module is imported by name when it is needed, so that the client's
@@ -59,24 +58,8 @@ def _run(argv: Sequence[str] | None) -> int:
     if arguments[0] == "serve":
         grpc_environment.prepare()
         malloc.reuse_large_buffers()
-    try:
-        command = getattr(import_module(module), function)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("tensorferry"):
-            raise
-        print(
-            f"tensorferry {arguments[0]}: the package {error.name} is missing; "
-            "pip install 'tensorferry[cpu]' or 'tensorferry[gpu]' installs what the server needs",
-            file=sys.stderr,
-        )
-        return 1
-    except Exception:
-        # For example, generated code raises if grpcio or protobuf is too old.
-        if not (problems := list(wrong_versions())):
-            raise
-        print("\n".join(f"tensorferry {arguments[0]}: {problem}" for problem in problems), file=sys.stderr)
-        return 1
-    return int(command(arguments[1:]))
+    command = imported(arguments[0], module, function)
+    return 1 if command is None else int(command(arguments[1:]))
 
 
 if __name__ == "__main__":

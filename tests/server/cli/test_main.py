@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tensorferry.server import __main__ as command
+from tensorferry.server import installed_versions
 from tensorferry.server.cli import serve
 
 
@@ -107,7 +108,7 @@ def test_a_package_of_a_wrong_version_is_reported_with_what_to_install(
     monkeypatch.setattr(metadata, "requires", lambda name: needed)
     known = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: version if name == "protobuf" else known(name))
-    monkeypatch.setattr(command, "import_module", refuse)
+    monkeypatch.setattr(installed_versions, "import_module", refuse)
     if works:
         with pytest.raises(ImportError):
             command.main(["serve"])

@@ -12,6 +12,7 @@ from typing import Any
 from tensorferry.server.config.load import unknown_variables
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ConfigError, StartError
+from tensorferry.server.installed_versions import imported
 from tensorferry.server.link import ALIGNMENT, create_link
 from tensorferry.server.startup import print_ready_line, read_config
 from tensorferry.server.supervisor import SupervisorSettings, log_output, run_supervisor
@@ -36,12 +37,14 @@ def main(argv: Sequence[str]) -> int:
     if config.front_ends:
         return _supervise(config, argv)
     # Imported here, because the supervisor does not need them, and they import numpy and the model runtime.
-    from tensorferry.server.cli.one_process import run_one_process
+    run_one_process = imported("serve", "tensorferry.server.cli.one_process", "run_one_process")
+    if run_one_process is None:
+        return 1
     from tensorferry.server.telemetry import logs
 
     output = logs.configure(config.log_format, config.log_level)
     _warn_of_unknown_variables()
-    return run_one_process(config, output)
+    return int(run_one_process(config, output))
 
 
 def _warn_of_unknown_variables() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any
 
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^\]]*\])?\s*([^;]*)")
@@ -45,3 +46,26 @@ def _release(version: str) -> tuple[int, ...]:
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)
+
+
+def imported(command: str, module: str, function: str) -> Any:
+    """Return a function of a module. If the module cannot be imported, say on stderr why, and return None.
+
+    The message names the command and the package that is missing or too old. Other exceptions pass.
+    """
+    try:
+        return getattr(import_module(module), function)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tensorferry"):
+            raise
+        print(
+            f"tensorferry {command}: the package {error.name} is missing; "
+            "pip install 'tensorferry[cpu]' or 'tensorferry[gpu]' installs what the server needs",
+            file=sys.stderr,
+        )
+    except Exception:
+        # For example, generated code raises if grpcio or protobuf is too old.
+        if not (problems := list(wrong_versions())):
+            raise
+        print("\n".join(f"tensorferry {command}: {problem}" for problem in problems), file=sys.stderr)
+    return None
