@@ -9,16 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.open_files import open_files
 from support.server.link_pair import NO_ROOM, pair
 
 from tensorferry.server.link import EngineLink, FrontEndLink, LinkError, LinkFiles, create_link
 from tensorferry.server.link.layout import ALIGNMENT, HEADER, layout_of
 
 SIDES: list[Callable[[LinkFiles], object]] = [FrontEndLink, lambda files: EngineLink(files, no_room=NO_ROOM)]
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_no_process_can_shrink_or_grow_the_memory() -> None:
@@ -57,10 +54,10 @@ def test_descriptors_are_not_inherited() -> None:
     [(0, 0, 0), (-1, 0, 0), ((1 << 20) + 1, 0, 0), (1, -1 << 20, 0), (1, 0, 1 << 36)],
 )
 def test_sizes_out_of_range_are_refused(slots: int, request_bytes: int, response_bytes: int) -> None:
-    before = descriptors()
+    before = open_files()
     with pytest.raises(ValueError, match=r"link has|region of extents"):
         create_link(slots, request_bytes, response_bytes)
-    assert descriptors() == before
+    assert not open_files() - before
 
 
 def test_parts_of_the_layout_do_not_overlap() -> None:
@@ -90,13 +87,13 @@ def test_parts_of_the_layout_do_not_overlap() -> None:
 def test_a_wrong_header_is_refused(
     side: Callable[[LinkFiles], object], header: tuple[object, ...], why: str
 ) -> None:
-    before = descriptors()
+    before = open_files()
     files = create_link(64, 0, 0)
     os.pwrite(files.memory, HEADER.pack(*header), 0)
     with pytest.raises(LinkError, match=why) as raised:
         side(files)
     del raised
-    assert descriptors() == before, "the descriptors were taken over"
+    assert not open_files() - before, "the descriptors were taken over"
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -129,14 +126,16 @@ class create_files:  # noqa: N801
 
 
 def test_nothing_is_left_behind() -> None:
-    before, shared = descriptors(), os.listdir("/dev/shm")
+    before, memory = open_files(), set()
     for _ in range(3):
         with pair() as both:
+            memory.add(os.fstat(both.files.memory).st_ino)
             both.round_trip(b"m" * 10_000, b"r" * 10_000)
     del both
-    assert descriptors() == before
-    assert os.listdir("/dev/shm") == shared
-    assert "tensorferry-link" not in Path("/proc/self/maps").read_text()
+    assert not open_files() - before
+    assert not [name for name in os.listdir("/dev/shm") if "tensorferry-link" in name]
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    assert not [line for line in maps if "memfd:tensorferry-link" in line[-1] and int(line[4]) in memory]
 
 
 def test_memory_is_shared_by_both_sides() -> None:

@@ -10,6 +10,7 @@ from array import array
 from typing import Any
 
 import pytest
+from support.open_files import open_files
 from support.server.link_pair import NO_ROOM, Pair, pair
 
 from tensorferry.server.link import EngineLink, FrontEndLink, LinkClosed, LinkError, LinkFull, create_link
@@ -376,13 +377,14 @@ def test_what_was_published_is_received_after_close() -> None:
 
 
 def test_a_released_link_keeps_no_descriptor_and_can_still_be_called() -> None:
+    before = open_files()
     with pair() as both:
-        before = len(os.listdir("/proc/self/fd"))
+        opened = len(open_files() - before)
         ticket = both.front_end.submit(b"m" * 5000)
         both.front_end.counters[1] = 5
         both.front_end.release()
         both.front_end.release()
-        assert len(os.listdir("/proc/self/fd")) == before - 3
+        assert len(open_files() - before) == opened - 3
         both.front_end.counters[1] += 1
         assert both.engine.counters()[1] == 5
         both.front_end.flush()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from support.open_files import open_files
 from support.server import link_child
 from support.server.link_child import LARGE, NO_ROOM, SMALL, STEPS, answer
 
@@ -41,7 +42,7 @@ def test_a_front_end_is_killed_after_each_step() -> None:
 
 
 def _serve_a_front_end_that_is_killed(last: int) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     files = create_link(16)
     engine = EngineLink(files.duplicate(), no_room=NO_ROOM)
     messages: list[bytes] = []
@@ -70,7 +71,7 @@ def _serve_a_front_end_that_is_killed(last: int) -> None:
     assert engine.active == 0
     engine.close()
     del engine
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_files() - before
 
 
 def test_an_engine_is_killed_after_each_step() -> None:
@@ -79,7 +80,7 @@ def test_an_engine_is_killed_after_each_step() -> None:
 
 
 def _outlive_an_engine(last: int) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     files = create_link(16)
     front_end = FrontEndLink(files.duplicate())
     messages = [SMALL, LARGE, SMALL + b"2", LARGE + b"2"]
@@ -103,7 +104,7 @@ def _outlive_an_engine(last: int) -> None:
         assert front_end.message_of(tickets[index]) == (messages[index], 5.0, b"caller")
     front_end.release()
     del front_end
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_files() - before
 
 
 @pytest.mark.parametrize("side", sorted(STEPS))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.open_files import open_files
 from support.server.regions import extension, input_in, names
 
 from tensorferry.protos import inference_pb2 as pb
@@ -24,12 +25,9 @@ from tensorferry.server.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.shared_memory.system import SystemSharedMemory
 
 
-def open_files() -> set[str]:
-    return {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _exists(name)}
-
-
-def _exists(name: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{name}")
+def is_open(path: Path) -> bool:
+    file = path.stat().st_ino
+    return any(identity == f"{path} {file}" for _, identity in open_files())
 
 
 @pytest.mark.parametrize("key", ["key", "/key", "///key"])
@@ -76,11 +74,11 @@ def test_a_key_leads_to_regular_files_only(regions: Regions, tmp_path: Path) -> 
     (tmp_path / "link").symlink_to(outside)
     (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    files = open_files()
+    before = open_files()
     for key in ("link", "directory", "pipe", "missing"):
         with pytest.raises(NotFoundError, match=f"Unable to open shared memory region: '{key}'"):
             regions.register_system("r", key, 0, 8)
-    assert open_files() == files
+    assert not open_files() - before
 
 
 @pytest.mark.parametrize(
@@ -94,7 +92,7 @@ def test_a_part_outside_the_file_is_refused(
     ):
         regions.register_system("r", "key", offset, nbytes)
     assert names(regions) == []
-    assert str(tmp_path / "key") not in open_files()
+    assert not is_open(tmp_path / "key")
 
 
 def test_a_name_is_unique(regions: Regions) -> None:
@@ -121,12 +119,12 @@ def test_regions_leave_files_for_connections(regions: Regions, monkeypatch: pyte
 
 def test_unregistering_closes_the_file(regions: Regions, tmp_path: Path) -> None:
     regions.register_system("r", "key", 0, 8)
-    assert str(tmp_path / "key") in open_files()
+    assert is_open(tmp_path / "key")
     regions.unregister("other", SystemSharedMemory)
     assert names(regions) == ["r"]
     regions.unregister("r", SystemSharedMemory)
     assert names(regions) == []
-    assert str(tmp_path / "key") not in open_files()
+    assert not is_open(tmp_path / "key")
 
 
 def test_the_empty_name_unregisters_all(regions: Regions) -> None:
@@ -153,7 +151,7 @@ def test_an_unregistered_region_is_closed_after_its_last_use(regions: Regions, t
     assert names(regions) == ["r"]
     second.release()
     assert names(regions) == []
-    assert str(tmp_path / "key") not in open_files()
+    assert not is_open(tmp_path / "key")
     regions.register_system("r", "key", 0, 8)
 
 

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from support.open_files import open_files
 from support.server.supervision import (
     ABORTED,
     CLEAN,
@@ -18,7 +19,6 @@ from support.server.supervision import (
     KILLED,
     PORT,
     Supervision,
-    open_files,
 )
 
 from tensorferry.server.supervisor.child import Ending
@@ -34,7 +34,7 @@ Make = Callable[..., Supervision]
 def make(tmp_path: Path) -> Iterator[Make]:
     before = open_files()
     yield lambda *arguments, **options: Supervision(tmp_path, *arguments, **options)
-    assert open_files() == before, "descriptors of links are left"
+    assert not open_files() - before, "descriptors of links are left"
 
 
 class TestStart:

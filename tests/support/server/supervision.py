@@ -19,10 +19,6 @@ EXITED = Ending("exit status 1", by_signal=False)
 CLEAN = Ending("exit status 0", by_signal=False)
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 class FakeChild(Child):
     """Child without a process: it keeps what it was sent, and the number of descriptors beside it."""
 
