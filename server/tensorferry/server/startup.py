@@ -6,14 +6,18 @@ import argparse
 import gc
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from tensorferry.server import malloc
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.load import load_config
 from tensorferry.server.config.server_config import OPTIONS, ServerConfig
+from tensorferry.server.installed_versions import imported
+from tensorferry.server.transport import grpc_environment
 
 if TYPE_CHECKING:
     from tensorferry.server.app import App
@@ -24,6 +28,17 @@ _MAX_MODELS_SHOWN = 8
 # The garbage collector runs after this many more allocations than deallocations of containers: about the number that
 # hundreds of requests in flight hold.
 _GC_THRESHOLD = 50_000
+
+
+def run_child(module: str) -> NoReturn:
+    """Run the function `main` of a module as a child of the supervisor, with the arguments CONTROL_FD ARGUMENTS."""
+    # Before grpc is imported.
+    grpc_environment.prepare()
+    malloc.reuse_large_buffers()
+    main = imported("serve", module, "main")
+    if main is not None:
+        main(int(sys.argv[1]), sys.argv[2:])
+    sys.exit(1)
 
 
 def command_parser() -> argparse.ArgumentParser:

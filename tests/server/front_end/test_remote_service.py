@@ -256,3 +256,25 @@ def test_gauges_of_linked_front_ends_are_summed(rig: Rig) -> None:
     rig.loop.disconnect(0)
     rig.ask(message())
     assert rig.loop.gauges() == values[1]
+
+
+def test_the_newest_value_of_a_gauge_is_reported_although_an_older_one_was_written_last() -> None:
+    files = create_link(8)
+    link = FrontEndLink(files)
+    values = [1]
+
+    def value_of(gauge: Gauge) -> int:
+        value = values[0]
+        if value == 2:
+            # Another thread changes the gauge and reports that, before this value is written.
+            values[0] = 3
+            report.gauge_changed(gauge)
+        return value
+
+    report = FrontEndReport(value_of)
+    report.attach(link)
+    values[0] = 2
+    report.gauge_changed(Gauge.OPEN_STREAMS)
+    assert link.counters[Gauge.OPEN_STREAMS] == 3
+    link.close()
+    link.release()

@@ -19,7 +19,8 @@ from tensorferry.server.supervisor import SupervisorSettings, log_output, run_su
 
 _log = logging.getLogger("tensorferry.server")
 
-# The memory of a link has at least so many bytes in each direction, and room for so many of the largest messages.
+# Size of a link's memory for messages above 4 KiB, in each direction: room for four of the largest messages, and never
+# less than 256 MiB.
 _LEAST_EXTENT_BYTES = 256 << 20
 _LARGEST_MESSAGES = 4
 

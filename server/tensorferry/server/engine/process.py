@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +30,8 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     config = read_config(arguments)
     output = logs.configure(config.log_format, config.log_level)
     control = ChildProcess(control_fd)
-    ended = threading.Event()
+    # The status to exit with.
+    endings: queue.SimpleQueue[int] = queue.SimpleQueue()
     bursts = ResponseBursts()
     health = _Health(control, lambda: app.registry.complete)
     # The processes of the supervisor's last message. Replaced as a whole, so that any thread can read it.
@@ -75,33 +77,42 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
 
         loop.connect(front_end, LinkFiles(*message.take_fds(3)), broken)
 
-    def drain(message: Message) -> None:
-        def work() -> None:
-            app.drain()
-            loop.stop()
-            clean = app.stop()
-            output.flush()
-            os._exit(0 if clean else 1)
-
-        threading.Thread(target=work, name="drain", daemon=True).start()
-
-    control.on("link", link)
-    control.on("front_end_lost", lambda message: loop.disconnect(message.fields["front_end"]))
-    control.on("processes", processes)
-    control.on("drain", drain)
-    try:
+    def start() -> None:
         app.start()
         loop.start()
         control.run()
         app.load()
-    except StartError as error:
-        control.failed(str(error))
-        output.flush()
-        os._exit(1)
-    prepare_collector()
-    control.send("ready", **ready_fields(app))
-    ended.wait()
-    os._exit(0)
+        prepare_collector()
+        control.send("ready", **ready_fields(app))
+
+    def drain() -> None:
+        app.drain()
+        loop.stop()
+        endings.put(0 if app.stop() else 1)
+
+    def in_thread(name: str, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except StartError as error:
+                control.failed(str(error))
+                endings.put(1)
+            except BaseException as error:
+                _log.error("the engine failed to %s", name, exc_info=error)
+                endings.put(1)
+
+        threading.Thread(target=run, name=name, daemon=True).start()
+
+    control.on("link", link)
+    control.on("front_end_lost", lambda message: loop.disconnect(message.fields["front_end"]))
+    control.on("processes", processes)
+    control.on("drain", lambda message: in_thread("drain", drain))
+    in_thread("start", start)
+    status = endings.get()
+    output.flush()
+    # A worker, or the thread that loads models, can still be in ONNX Runtime. It would abort the process if it returned
+    # while the interpreter shuts down.
+    os._exit(status)
 
 
 class _Health:

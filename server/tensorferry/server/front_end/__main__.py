@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from tensorferry.server import malloc
-from tensorferry.server.installed_versions import imported
-from tensorferry.server.transport import grpc_environment
+from tensorferry.server.startup import run_child
 
 if __name__ == "__main__":
-    # Before grpc is imported.
-    grpc_environment.prepare()
-    malloc.reuse_large_buffers()
-    main = imported("serve", "tensorferry.server.front_end.process", "main")
-    if main is None:
-        sys.exit(1)
-    main(int(sys.argv[1]), sys.argv[2:])
+    run_child("tensorferry.server.front_end.process")

@@ -76,14 +76,15 @@ def share_of(config: ServerConfig) -> ServerConfig:
     """Return the configuration with a front-end's part of what bounds connections, calls and unsent responses."""
 
     def part(limit: int) -> int:
-        # 0 is no limit.
+        # Rounded up, because 0 is no limit.
         return math.ceil(limit / config.front_ends)
 
     return replace(
         config,
         max_connections=part(config.max_connections),
         max_calls=part(config.max_calls),
-        max_streams=part(config.max_streams) if config.max_streams else config.max_streams,
+        # None is the default of the transport, which is high enough for each process.
+        max_streams=None if config.max_streams is None else part(config.max_streams),
         max_unsent_bytes=part(config.max_unsent_bytes),
     )
 

@@ -14,13 +14,13 @@ from tensorferry.server.status import StatusCode
 class FrontEndReport:
     """Refused requests and gauges of a front-end, in the counters of its link to the engine. Thread-safe.
 
-    `value_of` returns the present value of a gauge. It is only called while a link is attached.
+    `value_of` returns the present value of a gauge. It is only called while a link is attached, and without a lock.
     """
 
     def __init__(self, value_of: Callable[[Gauge], int] = lambda gauge: 0) -> None:
         self._value_of = value_of
-        # Guards the fields below and the counters of the link. Gauges are read while it is held, so that the last value
-        # written is the newest. The locks of gauges are taken after it.
+        # Guards the fields below and the counters of the link. Nothing is called while it is held. Only `gauge_changed` reads
+        # _link without it: `attach` writes the gauges that change meanwhile.
         self._lock = threading.Lock()
         self._link: FrontEndLink | None = None
         # Requests that were refused while there was no engine to report them to, by status code.
@@ -33,8 +33,8 @@ class FrontEndReport:
             for code, count in self._unreported.items():
                 link.counters[code.value[0]] += count
             self._unreported.clear()
-            for gauge in Gauge:
-                link.counters[gauge] = self._value_of(gauge)
+        for gauge in Gauge:
+            self.gauge_changed(gauge)
 
     def detach(self) -> None:
         """Keep refused requests for the next engine; this one is gone."""
@@ -51,6 +51,11 @@ class FrontEndReport:
 
     def gauge_changed(self, gauge: Gauge) -> None:
         """Report the present value of a gauge."""
-        with self._lock:
-            if self._link is not None:
-                self._link.counters[gauge] = self._value_of(gauge)
+        reported: int | None = None
+        # Threads may write their values in the wrong order. A thread that wrote an old value reads a newer one afterwards, and
+        # writes that.
+        while self._link is not None and (value := self._value_of(gauge)) != reported:
+            with self._lock:
+                if self._link is not None:
+                    self._link.counters[gauge] = value
+            reported = value

@@ -35,7 +35,7 @@ class SupervisorLog(logging.Handler):
             self._lost += 1
 
     def put(self, line: str) -> None:
-        """Write a line as it is."""
+        """Write a line without adding a time or a level. It is lost if stderr has no room for it."""
         self.acquire()
         try:
             self._write(line)
