@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from tensorferry.server.config.option import Option
 from tensorferry.server.config.server_config import GROUPS, OPTIONS, ServerConfig
 from tensorferry.server.link import create_link
 from tensorferry.server.startup import describe_models
+from tensorferry.server.supervisor import SupervisorSettings
 
 
 @pytest.fixture
@@ -52,6 +54,42 @@ def test_a_switch_has_all_forms_and_never_consumes_a_model(
                 assert getattr(config, option.field) == option.parser.parse(str(on))
                 models = [argument for argument in arguments if argument.endswith(".onnx")]
                 assert [str(source.path) for source in config.models] == models
+
+
+def test_auto_is_one_process_where_cores_are_few(
+    served: list[ServerConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve, "usable_cores", lambda: 2)
+    with caplog.at_level("INFO"):
+        assert serve.main(["m.onnx", "--front-ends", "auto", "--device", "cuda"]) == 0
+    assert served[0].front_ends == 0
+    assert "2 cores, models on a GPU: one process does all" in caplog.text
+    caplog.clear()
+    assert serve.main(["m.onnx"]) == 0
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("option", "front_ends"), [("auto", 4), ("2", 2)])
+def test_the_supervisor_gets_the_number_of_front_ends(
+    option: str, front_ends: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings: list[SupervisorSettings] = []
+
+    def run_supervisor(given: SupervisorSettings, *others: object) -> int:
+        settings.append(given)
+        return 0
+
+    monkeypatch.setattr(serve, "usable_cores", lambda: 16)
+    monkeypatch.setattr(serve, "run_supervisor", run_supervisor)
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    try:
+        assert serve.main(["m.onnx", "--front-ends", option, "--device", "cuda"]) == 0
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    assert settings[0].front_ends == front_ends
+    assert f"16 cores, models on a GPU: front-ends {front_ends}, engine 1" in capfd.readouterr().err
 
 
 def test_a_switch_can_be_followed_by_sizes(served: list[ServerConfig]) -> None:

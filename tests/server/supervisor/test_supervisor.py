@@ -41,10 +41,10 @@ class TestStart:
     def test_every_process_is_started_and_gets_its_links(self, make: Make, tmp_path: Path) -> None:
         supervision = make()
         assert supervision.launched == [ENGINE, "front-end 0", "front-end 1"]
-        common = {"generation": 1, "port": PORT, "address": f"127.0.0.1:{PORT}"}
+        common = {"generation": 1, "port": PORT, "address": f"127.0.0.1:{PORT}", "front_ends": 2}
         socket = str(tmp_path / "engine-1")
         assert supervision.engine.take() == [
-            ("start", {**common, "socket": socket, "front_ends": 2}),
+            ("start", {**common, "socket": socket}),
             ("link", {"front_end": 0, "generation": 1}),
             ("link", {"front_end": 1, "generation": 1}),
         ]

@@ -6,11 +6,13 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from tensorferry.server.config.load import unknown_variables
 from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.cores import Division, models_use_gpu, usable_cores
 from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.installed_versions import imported
 from tensorferry.server.link import ALIGNMENT, create_link
@@ -32,11 +34,12 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"tensorferry serve: {error}", file=sys.stderr)
         return 2
-    if config.front_ends and sys.platform != "linux":
+    if config.front_ends != 0 and sys.platform != "linux":
         print("tensorferry serve: --front-ends needs Linux; leave it out", file=sys.stderr)
         return 2
-    if config.front_ends:
-        return _supervise(config, argv)
+    division = None if config.front_ends == 0 else division_for(config)
+    if division is not None and division.front_ends:
+        return _supervise(config, division, argv)
     # Imported here, because the supervisor does not need them, and they import numpy and the model runtime.
     run_one_process = imported("serve", "tensorferry.server.cli.one_process", "run_one_process")
     if run_one_process is None:
@@ -45,7 +48,17 @@ def main(argv: Sequence[str]) -> int:
 
     output = logs.configure(config.log_format, config.log_level)
     _warn_of_unknown_variables()
-    return int(run_one_process(config, output))
+    if division is not None:
+        _log.info("%s", division)
+    return int(run_one_process(replace(config, front_ends=0), output))
+
+
+def division_for(config: ServerConfig) -> Division:
+    """Return how the cores are divided with this option --front-ends."""
+    cores, gpu = usable_cores(), models_use_gpu(config.device)
+    if config.front_ends is None:
+        return Division.automatic(cores, gpu=gpu)
+    return Division(cores, config.front_ends, gpu)
 
 
 def _warn_of_unknown_variables() -> None:
@@ -59,13 +72,14 @@ def extent_bytes(max_message_bytes: int) -> int:
     return max(_LEAST_EXTENT_BYTES, _LARGEST_MESSAGES * largest)
 
 
-def _supervise(config: ServerConfig, argv: Sequence[str]) -> int:
+def _supervise(config: ServerConfig, division: Division, argv: Sequence[str]) -> int:
     output = log_output.configure(config.log_format, config.log_level)
     _warn_of_unknown_variables()
+    _log.info("%s", division)
     settings = SupervisorSettings(
         host=config.host,
         port=config.port,
-        front_ends=config.front_ends,
+        front_ends=division.front_ends,
         drain_seconds=config.drain_seconds,
         drain_delay=config.drain_delay,
     )

@@ -30,6 +30,9 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     config = read_config(arguments)
     output = logs.configure(config.log_format, config.log_level)
     control = ChildProcess(control_fd)
+    # The supervisor has decided what `--front-ends auto` means. Front-ends announce the shutdown, and have ended when the
+    # engine drains.
+    config = replace(config, front_ends=control.start["front_ends"], drain_delay=0.0)
     # The status to exit with.
     endings: queue.SimpleQueue[int] = queue.SimpleQueue()
     bursts = ResponseBursts()
@@ -52,8 +55,7 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
 
     watch_threads(lost)
     app = App(
-        # Front-ends announce the shutdown, and have ended when the engine drains.
-        replace(config, drain_delay=0.0),
+        config,
         output,
         on_device_loss,
         EngineOptions(

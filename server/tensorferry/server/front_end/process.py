@@ -44,7 +44,7 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
         os._exit(1)
 
     watch_threads(lost)
-    front_end = FrontEnd(share_of(config), control.start["port"])
+    front_end = FrontEnd(share_of(config, control.start["front_ends"]), control.start["port"])
     drained = threading.Event()
 
     def drain(message: Message) -> None:
@@ -72,12 +72,12 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     os._exit(0)
 
 
-def share_of(config: ServerConfig) -> ServerConfig:
+def share_of(config: ServerConfig, front_ends: int) -> ServerConfig:
     """Return the configuration with a front-end's part of what bounds connections, calls and unsent responses."""
 
     def part(limit: int) -> int:
         # Rounded up, because 0 is no limit.
-        return math.ceil(limit / config.front_ends)
+        return math.ceil(limit / front_ends)
 
     return replace(
         config,

@@ -119,8 +119,9 @@ class Fp16:
 
 @dataclass(frozen=True, slots=True)
 class OrtOptions:
-    """Options of a session. With 0 threads, ONNX Runtime chooses the number.
+    """Options of a session. With 0 threads, the number is that of `front_ends` and the cores, or ONNX Runtime's choice.
 
+    `front_ends` is the number of front-end processes, which need cores, too.
     `graph` is the level of graph optimization: all, extended, basic or none. `cuda` holds the CUDA provider's options.
     `gpu` lists the providers that come before the CUDA provider on a GPU, `cpu` those before the CPU provider on the
     CPU. `graphs` and `priority` apply to sessions on GPUs.
@@ -140,6 +141,7 @@ class OrtOptions:
     fp16: Fp16 | None = None
     graphs: GraphOptions | None = None
     priority: KernelPriority | None = None
+    front_ends: int = 0
 
     def precision(self, device: str) -> float:
         """Return the precision of FP32 outputs on a device, relative to the output's greatest magnitude.
@@ -206,6 +208,7 @@ def ort_options_for(config: ModelConfig, server_config: ServerConfig, name: str)
     return replace(
         own,
         graphs=graphs,
+        front_ends=server_config.front_ends or 0,
         gpu=tuple(_with_engine_cache(provider, server_config, name) for provider in own.gpu),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from tensorferry.server.cores import runtime_threads, usable_cores
 from tensorferry.server.runtime.ort import onnxruntime
 from tensorferry.server.runtime.ort_options import DEVICE_ALLOCATOR, OrtOptions
 
@@ -39,8 +40,8 @@ def capturing(providers: Providers) -> Providers:
     ]
 
 
-def session_options(settings: OrtOptions) -> onnxruntime.SessionOptions:
-    """Return the options in ONNX Runtime's form."""
+def session_options(settings: OrtOptions, device: str) -> onnxruntime.SessionOptions:
+    """Return the options of a session on a device, in ONNX Runtime's form."""
     options = onnxruntime.SessionOptions()
     # Idle workers that spin would take the cores that the transport needs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -49,11 +50,13 @@ def session_options(settings: OrtOptions) -> onnxruntime.SessionOptions:
     options.graph_optimization_level = _GRAPH_LEVELS[settings.graph]
     # By default ONNX Runtime starts a thread for each core of the machine and binds it there, even if the process may
     # use only some of the cores.
-    allowed = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     if settings.intra_op_threads:
         options.intra_op_num_threads = settings.intra_op_threads
-    elif allowed < (os.cpu_count() or allowed):
-        options.intra_op_num_threads = allowed
+    elif settings.front_ends:
+        options.intra_op_num_threads = runtime_threads(cores, settings.front_ends, gpu=device != "cpu")
+    elif cores < (os.cpu_count() or cores):
+        options.intra_op_num_threads = cores
     if settings.inter_op_threads:
         options.inter_op_num_threads = settings.inter_op_threads
     if settings.parallel:

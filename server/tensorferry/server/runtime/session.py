@@ -147,7 +147,7 @@ class Session:
             return self._opened(providers)
 
     def _opened(self, providers: Providers) -> Any:
-        options = session_options(self._settings)
+        options = session_options(self._settings, self.device)
         if self._graphs is not None and any(name == TENSORRT for name, _ in providers):
             self._without_graphs("TensorRT captures one graph alone, of one batch size")
         if self._graphs is not None:

@@ -214,10 +214,15 @@ class Supervisor:
             return
         if process.restarts:
             _log.info("%s is started", process)
-        common = {"generation": process.generation, "port": self._port, "address": self._address}
+        common = {
+            "generation": process.generation,
+            "port": self._port,
+            "address": self._address,
+            "front_ends": len(self._front_ends),
+        }
         if process is self._engine:
             self._published = []
-            child.send("start", {**common, "socket": self._socket(), "front_ends": len(self._front_ends)})
+            child.send("start", {**common, "socket": self._socket()})
             for front_end in self._front_ends:
                 self._connect(front_end)
         else:

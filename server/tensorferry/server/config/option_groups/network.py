@@ -5,7 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorferry.server.config.option import OptionScope, option
-from tensorferry.server.config.parsers import host_name, integer, one_of, seconds, size, switch
+from tensorferry.server.config.parsers import Parser, host_name, integer, one_of, seconds, size, switch
+
+
+def _parse_front_ends(text: str) -> int | None:
+    return None if text.lower() == "auto" else integer(0, 256).parse(text)
+
+
+_front_ends = Parser(
+    _parse_front_ends,
+    "auto or an integer from 0 to 256",
+    "integer, or auto",
+    "N|auto",
+    "processes",
+    lambda value: "auto" if value is None else str(value),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +45,12 @@ class NetworkOptions:
         "uses the lane if it works with the installed grpcio",
         scope=OptionScope.STANDALONE,
     )
-    front_ends: int = option(
+    # None is auto.
+    front_ends: int | None = option(
         0,
-        integer(0, 256, unit="processes"),
-        "processes that serve HTTP/2, TLS and identity for one engine, which runs the models; 0: one process does all",
+        _front_ends,
+        "processes that serve HTTP/2, TLS and identity for one engine, which runs the models; auto: by the number of cores "
+        "and the device; 0: one process does all",
         scope=OptionScope.STANDALONE,
     )
     max_message_bytes: int = option(
