@@ -66,7 +66,7 @@ class EngineOptions:
 
     `address` is where the front-ends listen. `unix_socket` is where front-ends reach all methods but the two of inference. `response_hook` is called around the
     answers of a batch. `publish_health` gets the health of models and of the server when it may have changed; it must
-    not block. `refused` returns the requests that front-ends refused themselves, `gauges` the sum of what they count at the
+    not block. `publish_log_levels` is called when a client has changed the log settings. `refused` returns the requests that front-ends refused themselves, `gauges` the sum of what they count at the
     moment, and `processes` the processes that the supervisor keeps running.
     """
 
@@ -74,6 +74,7 @@ class EngineOptions:
     unix_socket: str
     response_hook: ResponseBurstHook
     publish_health: Callable[[Mapping[str, bool], bool], None]
+    publish_log_levels: Callable[[], None]
     refused: Callable[[], Mapping[grpc.StatusCode, int]]
     gauges: Callable[[], Mapping[Gauge, int]]
     processes: Callable[[], Sequence[ProcessStatus]]
@@ -142,7 +143,12 @@ class App:
             TraceSettingsMethods(self.registry, triton_tracing),
         ]
         if log_output is not None:
-            extensions.append(LogSettingsMethods(log_output, allowed=config.allow_log_settings))
+            settings = LogSettingsMethods(
+                log_output,
+                allowed=config.allow_log_settings,
+                after_change=(lambda: None) if self._engine is None else self._engine.publish_log_levels,
+            )
+            extensions.append(settings)
         self._core_methods = CoreMethods(
             self._service,
             self.registry,

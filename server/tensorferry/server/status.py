@@ -150,8 +150,10 @@ def status_of(
     if status is None:
         status = INTERNAL_ERROR
         _log.error("unexpected error while serving a request", exc_info=error, extra=about())
-    # Quoted, because it can hold input of the client.
-    _log.debug("answering with %s: %r", status.code.name, status.message)
+    # The process that has decided a StatusError has logged it.
+    if not isinstance(error, StatusError):
+        # Quoted, because it can hold input of the client.
+        _log.debug("answering with %s: %r", status.code.name, status.message)
     error.__traceback__ = error.__context__ = None
     return status
 

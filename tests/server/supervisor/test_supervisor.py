@@ -41,7 +41,8 @@ class TestStart:
     def test_every_process_is_started_and_gets_its_links(self, make: Make, tmp_path: Path) -> None:
         supervision = make()
         assert supervision.launched == [ENGINE, "front-end 0", "front-end 1"]
-        common = {"generation": 1, "port": PORT, "address": f"127.0.0.1:{PORT}", "front_ends": 2}
+        address = f"127.0.0.1:{PORT}"
+        common = {"generation": 1, "port": PORT, "address": address, "front_ends": 2, "log_levels": None}
         socket = str(tmp_path / "engine-1")
         assert supervision.engine.take() == [
             ("start", {**common, "socket": socket}),
@@ -80,6 +81,19 @@ class TestStart:
         supervision.end("front-end 1", KILLED)
         supervision.wait(0)
         assert supervision.front_end(1).kinds() == ["start", "link", "health"]
+
+    def test_log_levels_are_sent_to_every_front_end_and_to_all_later_processes(self, make: Make) -> None:
+        supervision = make().run()
+        supervision.forget()
+        levels = {"info": False}
+        supervision.say(ENGINE, "log_levels", levels=levels)
+        for index in range(2):
+            assert supervision.front_end(index).take() == [("log_levels", {"levels": levels})]
+        for name in (ENGINE, "front-end 0"):
+            supervision.end(name, KILLED)
+            supervision.wait(0)
+            (start,) = supervision.child(name).take("start")
+            assert start[1]["log_levels"] == levels
 
     @pytest.mark.parametrize("name", [ENGINE, "front-end 0"])
     def test_a_start_error_ends_the_server(self, make: Make, name: str) -> None:
@@ -304,6 +318,8 @@ class TestMessages:
             (ENGINE, "health", {"serving": {}, "ready": None, "loaded": True}),
             (ENGINE, "front_end_broken", {"front_end": 2, "generation": 1}),
             (ENGINE, "front_end_broken", {}),
+            (ENGINE, "log_levels", {}),
+            ("front-end 0", "log_levels", {"levels": {}}),
             ("front-end 0", "front_end_broken", {"front_end": 1, "generation": 1}),
             (ENGINE, "x" * 1000, {}),
         ],
@@ -519,8 +535,8 @@ def test_no_message_stops_the_supervisor(make: Make) -> None:
         {"": True},
         {"m": {}},
     ]
-    names = ["message", "port", "serving", "ready", "front_end", "generation", "more"]
-    kinds = ["failed", "ready", "listening", "health", "front_end_broken", "start", "link", "\ud800", ""]
+    names = ["message", "port", "serving", "ready", "front_end", "generation", "levels", "more"]
+    kinds = ["failed", "ready", "listening", "health", "front_end_broken", "log_levels", "start", "link", "\ud800", ""]
     supervision = make().run()
     for _ in range(3000):
         name = random.choice(supervision.alive())

@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 from tensorferry.server.app import App, EngineOptions
@@ -16,7 +16,7 @@ from tensorferry.server.engine.loop import EngineLoop
 from tensorferry.server.errors import StartError
 from tensorferry.server.link import LinkFiles
 from tensorferry.server.monitoring.processes import process_statuses
-from tensorferry.server.startup import prepare_collector, read_config, ready_fields
+from tensorferry.server.startup import prepare_collector, read_config, ready_fields, use_log_levels
 from tensorferry.server.supervisor.child_process import ChildProcess
 from tensorferry.server.supervisor.control import Message
 from tensorferry.server.telemetry import logs
@@ -30,6 +30,7 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     config = read_config(arguments)
     output = logs.configure(config.log_format, config.log_level)
     control = ChildProcess(control_fd)
+    use_log_levels(output, control.start["log_levels"])
     # The supervisor has decided what `--front-ends auto` means. Front-ends announce the shutdown, and have ended when the
     # engine drains.
     config = replace(config, front_ends=control.start["front_ends"], drain_delay=0.0)
@@ -37,12 +38,18 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     endings: queue.SimpleQueue[int] = queue.SimpleQueue()
     bursts = ResponseBursts()
     health = _Health(control, lambda: app.registry.complete)
+    # Held while the log levels are read and sent, so that the last message has the newest.
+    log_levels_lock = threading.Lock()
     # The processes of the supervisor's last message. Replaced as a whole, so that any thread can read it.
     reported: Sequence[Mapping[str, Any]] = ()
 
     def processes(message: Message) -> None:
         nonlocal reported
         reported = message.fields["processes"]
+
+    def publish_log_levels() -> None:
+        with log_levels_lock:
+            control.send("log_levels", levels=asdict(output.levels))
 
     def lost(reason: str) -> None:
         _log.critical("%s: the engine exits, and is started again", reason)
@@ -63,6 +70,7 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
             unix_socket=control.start["socket"],
             response_hook=bursts,
             publish_health=health.publish,
+            publish_log_levels=publish_log_levels,
             refused=lambda: loop.refused(),
             gauges=lambda: loop.gauges(),
             processes=lambda: process_statuses(reported),

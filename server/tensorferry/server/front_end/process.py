@@ -19,7 +19,7 @@ from tensorferry.server.front_end.remote_service import RemoteService
 from tensorferry.server.front_end.report import FrontEndReport
 from tensorferry.server.grpc_server import GrpcServer, Listener
 from tensorferry.server.link import FrontEndLink, LinkFiles
-from tensorferry.server.startup import prepare_collector, read_config
+from tensorferry.server.startup import prepare_collector, read_config, use_log_levels
 from tensorferry.server.supervisor.child_process import ChildProcess
 from tensorferry.server.supervisor.control import Message
 from tensorferry.server.telemetry import logs
@@ -37,6 +37,7 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     config = read_config(arguments)
     output = logs.configure(config.log_format, config.log_level)
     control = ChildProcess(control_fd)
+    use_log_levels(output, control.start["log_levels"])
 
     def lost(reason: str) -> None:
         _log.critical("%s: the front-end exits, and is started again", reason)
@@ -57,6 +58,7 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     control.on("link", front_end.connect)
     control.on("engine_lost", front_end.disconnect)
     control.on("health", front_end.publish_health)
+    control.on("log_levels", lambda message: use_log_levels(output, message.fields["levels"]))
     control.on("drain", drain)
     try:
         front_end.start()

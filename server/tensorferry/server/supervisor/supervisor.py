@@ -88,6 +88,8 @@ class Supervisor:
         ]
         # The engine's last message about the health of its models; None while there is no engine.
         self._health: dict[str, Any] | None = None
+        # What clients have last chosen by LogSettings; None if none has.
+        self._log_levels: dict[str, Any] | None = None
         # What the engine was last told about the processes.
         self._published: list[dict[str, Any]] = []
         self._drain_deadline = math.inf
@@ -136,6 +138,10 @@ class Supervisor:
                 self._health = fields
                 for front_end in self._living_front_ends():
                     front_end.send("health", fields)
+            case "log_levels" if is_engine and isinstance(levels := fields.get("levels"), dict):
+                self._log_levels = levels
+                for front_end in self._living_front_ends():
+                    front_end.send("log_levels", fields)
             case "front_end_broken" if is_engine and (broken := self._named(fields)) is not None:
                 self._kill_broken(broken, fields.get("generation", broken.generation))
             case kind:
@@ -219,6 +225,7 @@ class Supervisor:
             "port": self._port,
             "address": self._address,
             "front_ends": len(self._front_ends),
+            "log_levels": self._log_levels,
         }
         if process is self._engine:
             self._published = []
