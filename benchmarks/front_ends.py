@@ -182,7 +182,7 @@ def engine_alone(model: Path, core: int) -> Iterator[tuple[int, Sequence[FrontEn
         try:
             child.channel.set_blocking(True)
             address = {"generation": 1, "port": 0, "address": HOST, "socket": f"{folder}/engine"}
-            child.send("start", {**address, "front_ends": LINKS, "log_levels": None})
+            child.send("start", {**address, "front_ends": LINKS, "log_levels": None, "metrics_fd": None})
             links = []
             for number in range(LINKS):
                 files = create_link()

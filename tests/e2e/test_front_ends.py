@@ -12,10 +12,12 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from polling import until
-from support.processes.server import ServerProcess
+from polling import PATIENCE, until
+from support.processes.server import ServerProcess, running
 
 from tensorferry.client import InferenceClient, Unavailable
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import inference_pb2_grpc
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -61,6 +63,42 @@ def answers(client: InferenceClient) -> bool:
         return False
 
 
+def test_log_settings_hold_in_every_process_and_in_those_that_replace_it(
+    transport: str, echo_model: Path
+) -> None:
+    def verbose_level(server: ServerProcess, *change: int) -> int:
+        asked = pb.LogSettingsRequest()
+        for level in change:
+            asked.settings["log_verbose_level"].uint32_param = level
+        with grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            try:
+                return int(stub.LogSettings(asked, timeout=30).settings["log_verbose_level"].uint32_param)
+            except grpc.RpcError:
+                return -1
+
+    def front_end_writes_debug_lines() -> bool:
+        before = len(server.log)
+        # Front-ends answer health, and log errors at the debug level.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(server.address, options) as channel, pytest.raises(grpc.RpcError):
+            channel.unary_unary("/grpc.health.v1.Health/Check", bytes, bytes)(b"malformed", timeout=30)
+        return any("answering with INVALID_ARGUMENT" in line for line in server.log[before:])
+
+    arguments = (f"echo={echo_model}", "--front-ends", "2", "--allow-log-settings")
+    with running(*arguments, transport=transport, logs_errors=True) as server:
+        assert not front_end_writes_debug_lines()
+        assert verbose_level(server, 1) == 1
+        assert until(front_end_writes_debug_lines)
+        for module in ("front_end", "engine"):
+            ended = processes(server, module)
+            for process in ended:
+                os.kill(process, signal.SIGKILL)
+            until(lambda: len({*processes(server, module)} - {*ended}) == len(ended))  # noqa: B023
+            assert until(lambda: verbose_level(server) == 1)
+            assert until(front_end_writes_debug_lines)
+
+
 def health(server: ServerProcess) -> object:
     with grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         asked = health_pb2.HealthCheckRequest(service="echo")
@@ -97,13 +135,24 @@ def test_a_front_end_that_is_killed_is_replaced_and_the_others_serve_on(echo: Se
         assert until(lambda: answers(client))
 
 
+def metrics(server: ServerProcess) -> str:
+    """The page of the metrics. It waits while the engine restarts; a request that the old engine had accepted fails."""
+    try:
+        with urllib.request.urlopen(server.ready["metrics"], timeout=PATIENCE) as response:
+            return str(response.read().decode())
+    except OSError:
+        return ""
+
+
 def test_an_engine_that_is_killed_is_replaced_and_connections_live_on(echo: ServerProcess) -> None:
     front_ends = processes(echo, "front_end")
     (engine,) = processes(echo, "engine")
     with InferenceClient(echo.address) as client:
         assert echoes(client)
         os.kill(engine, signal.SIGKILL)
-        until(lambda: processes(echo, "engine") not in ([], [engine]))
+        restarts = 'tensorferry_process_restarts_total{process="engine"} 1.0'
+        assert until(lambda: restarts in metrics(echo))
+        assert processes(echo, "engine") not in ([], [engine])
         assert until(lambda: answers(client))
     assert processes(echo, "front_end") == front_ends
     until(lambda: health(echo) == health_pb2.HealthCheckResponse.SERVING)

@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.models import small
 from support.server.rig import PATIENCE
 
+from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.monitoring import http_server
@@ -206,7 +207,7 @@ def test_responses_are_sent_uncorked_if_no_file_can_be_opened(monkeypatch: pytes
 
 def test_the_metrics_server_recovers_if_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_ACCEPT_RETRY_SECONDS", 0.01)
-    server = MetricsServer("127.0.0.1", 0, lambda accept: (b"page", accept))
+    server = MetricsServer(listen_for_metrics("127.0.0.1", 0), lambda accept: (b"page", accept))
     accepts, tries = socket.socket.accept, 0
 
     def accept(listener: socket.socket) -> Any:

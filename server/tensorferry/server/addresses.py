@@ -1,8 +1,13 @@
-"""Addresses to listen on, as text and in errors."""
+"""Addresses to listen on: their text and errors, and the listening socket of the metrics."""
 
 from __future__ import annotations
 
+import socket
+
 from tensorferry.server.errors import StartError
+
+# Connections that wait to be accepted, for example while the engine restarts.
+_BACKLOG = 128
 
 
 def address_of(host: str, port: int) -> str:
@@ -16,3 +21,25 @@ def cannot_listen(address: str, reason: object) -> StartError:
         f"cannot listen on {address}: the address is in use, or is not an address of this machine ({reason}); "
         "choose others by --host and --port (0 picks a free port)"
     )
+
+
+def listen_for_metrics(host: str, port: int) -> socket.socket:
+    """Return the listening socket of --metrics-host and --metrics-port; StartError if the address cannot be used."""
+    bare = host.strip("[]")
+    try:
+        family = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # Connections of an earlier server that are in TIME_WAIT do not matter.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((bare, port))
+            listening.listen(_BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        raise StartError(
+            f"cannot serve metrics on {host} port {port}: {error}; "
+            "choose others by --metrics-host and --metrics-port (0 picks a free port)"
+        ) from None
+    return listening

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from tensorferry.batcher import ResponseBurstHook
+from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.config.checks import changed_cuda_options
 from tensorferry.server.config.limits import request_limits
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
@@ -67,7 +69,8 @@ class EngineOptions:
     `address` is where the front-ends listen. `unix_socket` is where front-ends reach all methods but the two of inference. `response_hook` is called around the
     answers of a batch. `publish_health` gets the health of models and of the server when it may have changed; it must
     not block. `publish_log_levels` is called when a client has changed the log settings. `refused` returns the requests that front-ends refused themselves, `gauges` the sum of what they count at the
-    moment, and `processes` the processes that the supervisor keeps running.
+    moment, and `processes` the processes that the supervisor keeps running. `metrics_socket` is the listening socket of the
+    metrics, None without metrics.
     """
 
     address: str
@@ -78,6 +81,7 @@ class EngineOptions:
     refused: Callable[[], Mapping[grpc.StatusCode, int]]
     gauges: Callable[[], Mapping[Gauge, int]]
     processes: Callable[[], Sequence[ProcessStatus]]
+    metrics_socket: socket.socket | None
 
 
 class App:
@@ -206,9 +210,11 @@ class App:
         self._grpc.start(self._serve_metrics)
 
     def _serve_metrics(self) -> None:
-        port = self.config.metrics_port
-        if port is None:
-            return
+        listening = None if self._engine is None else self._engine.metrics_socket
+        if listening is None:
+            if self.config.metrics_port is None:
+                return
+            listening = listen_for_metrics(self.config.metrics_host, self.config.metrics_port)
         # Imported here, because the import is slow.
         from tensorferry.server.monitoring.http_server import MetricsServer
         from tensorferry.server.monitoring.metrics import Metrics
@@ -224,7 +230,7 @@ class App:
             self._processes,
         )
         page = Metrics(self.registry, self.statistics, lambda: self._gpus).page
-        self._metrics = MetricsServer(self.config.metrics_host, port, page, routes_of(status))
+        self._metrics = MetricsServer(listening, page, routes_of(status))
 
     def statistics(self) -> ServerStatistics:
         """Return the counters of the server as a whole, with its front-ends. Thread-safe."""

@@ -90,7 +90,7 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "max-calls": [("1", 1), ("100000", 100_000), ("7", 7)],
     "max-streams": [("1", 1), ("20000", 20_000), ("7", 7)],
     "max-in-flight-per-stream": [("1", 1), ("1000", 1000), ("7", 7)],
-    "front-ends": [("auto", None), ("AUTO", None), ("0", 0), ("16", 16)],
+    "front-ends": [("auto", None), ("0", 0), ("16", 16)],
     "max-connections": [("5", 5), ("1000", 1000), ("7", 7)],
     "max-calls-per-connection": [("5", 5), ("1000", 1000), ("7", 7)],
     "max-metadata-bytes": [("1024", 1024), ("16777216", 1 << 24), ("8192", 8192)],

@@ -12,6 +12,7 @@ import pytest
 from support.server.rig import PATIENCE
 
 from tensorferry.batcher.testing import VirtualClock
+from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.monitoring import http_server
 from tensorferry.server.monitoring.http_connections import HttpConnections, TimedReader
 from tensorferry.server.monitoring.http_server import MetricsServer
@@ -85,7 +86,7 @@ def test_a_slow_request_has_a_total_limit(
 def test_slow_clients_do_not_block_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_MAX_CONNECTIONS", 8)
     monkeypatch.setattr(http_server, "_MAX_PER_ADDRESS", 4)
-    server = MetricsServer("127.0.0.1", 0, lambda accept: (b"page\n", "text/plain"))
+    server = MetricsServer(listen_for_metrics("127.0.0.1", 0), lambda accept: (b"page\n", "text/plain"))
     parts = urlsplit(server.url)
     address = (parts.hostname, parts.port)
     with ExitStack() as slow:
@@ -100,7 +101,7 @@ def test_slow_clients_do_not_block_a_probe(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_threads_of_closed_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_MAX_PER_ADDRESS", 1)
-    server = MetricsServer("127.0.0.1", 0, lambda accept: (b"page\n", "text/plain"))
+    server = MetricsServer(listen_for_metrics("127.0.0.1", 0), lambda accept: (b"page\n", "text/plain"))
     parts = urlsplit(server.url)
     with ExitStack() as stack:
         connections = [

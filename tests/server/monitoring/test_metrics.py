@@ -21,6 +21,7 @@ from support.server.rig import PATIENCE, ask, has_ipv6, signature, spec
 
 from tensorferry.batcher import BOUNDS, Batcher, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.monitoring.gpu_metrics import GpuReader
@@ -362,7 +363,7 @@ def serve() -> Iterator[Serve]:
     def start(
         page: PageRenderer = lambda accept: (b"page\n", CONTENT_TYPE), host: str = "127.0.0.1", port: int = 0
     ) -> Any:
-        servers.append(MetricsServer(host, port, page))
+        servers.append(MetricsServer(listen_for_metrics(host, port), page))
         return servers[-1]
 
     yield start

@@ -17,6 +17,7 @@ from support.server.rig import PATIENCE, ask, signature, spec
 
 from tensorferry.batcher import Batcher, QueueFull, QueuePolicy
 from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry
@@ -53,7 +54,7 @@ class ServedRoutes:
             registry, self.service, ServerConfig(()), lambda: "127.0.0.1:1", lambda: "lane", lambda: PROCESSES
         )
         self.server = MetricsServer(
-            "127.0.0.1", 0, lambda accept: (b"page\n", "text/x"), routes_of(self.report)
+            listen_for_metrics("127.0.0.1", 0), lambda accept: (b"page\n", "text/x"), routes_of(self.report)
         )
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, Any, bytes]:
@@ -361,7 +362,9 @@ def test_a_foreign_host_name_is_refused_on_a_local_server(
 
 
 def test_a_public_server_accepts_any_host_name(served: ServedRoutes) -> None:
-    server = MetricsServer("0.0.0.0", 0, lambda accept: (b"", "text/x"), routes_of(served.report))
+    server = MetricsServer(
+        listen_for_metrics("0.0.0.0", 0), lambda accept: (b"", "text/x"), routes_of(served.report)
+    )
     try:
         connection = http.client.HTTPConnection("127.0.0.1", urlsplit(server.url).port, timeout=PATIENCE)
         connection.request("GET", "/status.json", headers={"Host": "gpu7.internal:8002"})
@@ -375,7 +378,7 @@ def test_a_failing_report_reveals_no_reason(caplog: pytest.LogCaptureFixture) ->
     def broken(accept: str) -> HttpResponse:
         raise RuntimeError("a secret")
 
-    server = MetricsServer("127.0.0.1", 0, lambda accept: (b"", ""), {"/broken": broken})
+    server = MetricsServer(listen_for_metrics("127.0.0.1", 0), lambda accept: (b"", ""), {"/broken": broken})
     parts = urlsplit(server.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
     with caplog.at_level(logging.ERROR):

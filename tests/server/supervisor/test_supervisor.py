@@ -45,7 +45,7 @@ class TestStart:
         common = {"generation": 1, "port": PORT, "address": address, "front_ends": 2, "log_levels": None}
         socket = str(tmp_path / "engine-1")
         assert supervision.engine.take() == [
-            ("start", {**common, "socket": socket}),
+            ("start", {**common, "socket": socket, "metrics_fd": None}),
             ("link", {"front_end": 0, "generation": 1}),
             ("link", {"front_end": 1, "generation": 1}),
         ]
@@ -536,7 +536,18 @@ def test_no_message_stops_the_supervisor(make: Make) -> None:
         {"m": {}},
     ]
     names = ["message", "port", "serving", "ready", "front_end", "generation", "levels", "more"]
-    kinds = ["failed", "ready", "listening", "health", "front_end_broken", "log_levels", "start", "link", "\ud800", ""]
+    kinds = [
+        "failed",
+        "ready",
+        "listening",
+        "health",
+        "front_end_broken",
+        "log_levels",
+        "start",
+        "link",
+        "\ud800",
+        "",
+    ]
     supervision = make().run()
     for _ in range(3000):
         name = random.choice(supervision.alive())

@@ -6,10 +6,12 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.config.load import unknown_variables
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.cores import Division, models_use_gpu, usable_cores
@@ -76,13 +78,6 @@ def _supervise(config: ServerConfig, division: Division, argv: Sequence[str]) ->
     output = log_output.configure(config.log_format, config.log_level)
     _warn_of_unknown_variables()
     _log.info("%s", division)
-    settings = SupervisorSettings(
-        host=config.host,
-        port=config.port,
-        front_ends=division.front_ends,
-        drain_seconds=config.drain_seconds,
-        drain_delay=config.drain_delay,
-    )
 
     def print_ready(address: str, ready: Mapping[str, Any], listening: Mapping[str, Any]) -> None:
         print_ready_line(config.log_format, address, listening["transport"], ready)
@@ -90,7 +85,21 @@ def _supervise(config: ServerConfig, division: Division, argv: Sequence[str]) ->
     extents = extent_bytes(config.max_message_bytes)
     link = partial(create_link, request_bytes=extents, response_bytes=extents)
     try:
-        return run_supervisor(settings, argv, link, print_ready, output.put)
+        with ExitStack() as stack:
+            metrics_fd = None
+            if config.metrics_port is not None:
+                # Listened on here, so that the port stays the same, and connections wait, when the engine is replaced.
+                listening = listen_for_metrics(config.metrics_host, config.metrics_port)
+                metrics_fd = stack.enter_context(listening).fileno()
+            settings = SupervisorSettings(
+                host=config.host,
+                port=config.port,
+                front_ends=division.front_ends,
+                drain_seconds=config.drain_seconds,
+                drain_delay=config.drain_delay,
+                metrics_fd=metrics_fd,
+            )
+            return run_supervisor(settings, argv, link, print_ready, output.put)
     except StartError as error:
         output.put(f"tensorferry serve: {error}")
         return 1

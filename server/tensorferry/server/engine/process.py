@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -74,6 +75,7 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
             refused=lambda: loop.refused(),
             gauges=lambda: loop.gauges(),
             processes=lambda: process_statuses(reported),
+            metrics_socket=_inherited(control.start["metrics_fd"]),
         ),
     )
     loop = EngineLoop(app.service, bursts)
@@ -123,6 +125,14 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     # A worker, or the thread that loads models, can still be in ONNX Runtime. It would abort the process if it returned
     # while the interpreter shuts down.
     os._exit(status)
+
+
+def _inherited(fd: int | None) -> socket.socket | None:
+    """Return a socket that the supervisor has left open for this process."""
+    if fd is None:
+        return None
+    os.set_inheritable(fd, False)
+    return socket.socket(fileno=fd)
 
 
 class _Health:

@@ -6,7 +6,6 @@ import io
 import ipaddress
 import logging
 import socket
-import socketserver
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from tensorferry.batcher.supervision import RestartBackoff, supervise
-from tensorferry.server.errors import StartError
+from tensorferry.server.addresses import address_of
 from tensorferry.server.monitoring.http_connections import HttpConnections, TimedReader
 
 _log = logging.getLogger("tensorferry.server")
@@ -63,29 +62,20 @@ Route: TypeAlias = Callable[[str], HttpResponse]
 class MetricsServer:
     """HTTP server for /metrics, with a page that is rendered for each request, and for further `routes`.
 
-    It listens from construction until `close`. StartError if the address cannot be used. Thread-safe.
+    It accepts connections of the listening socket, which it owns, from construction until `close`. Thread-safe.
     """
 
     def __init__(
-        self, host: str, port: int, page: PageRenderer, routes: Mapping[str, Route] | None = None
+        self, listening: socket.socket, page: PageRenderer, routes: Mapping[str, Route] | None = None
     ) -> None:
-        bare = host.strip("[]")
         all_routes = {PATH: lambda accept: HttpResponse(*page(accept)), **(routes or {})}
-        try:
-            family = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0][0]
-            self._server = _Server((bare, port), family, all_routes)
-        except OSError as error:
-            raise StartError(
-                f"cannot serve metrics on {host} port {port}: {error}; "
-                "choose others by --metrics-host and --metrics-port (0 picks a free port)"
-            ) from None
-        displayed = f"[{bare}]" if ":" in bare else bare
-        self.url = f"http://{displayed}:{self._server.server_address[1]}{PATH}"
+        self._server = _Server(listening, all_routes)
+        self.url = f"http://{address_of(*listening.getsockname()[:2])}{PATH}"
         self._thread = threading.Thread(target=self._server.run, name="metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening. Responses that are being sent are completed. Idempotent."""
+        """Stop listening, also on copies of the socket. Responses that are being sent are completed. Idempotent."""
         self._server.end()
         self._thread.join()
 
@@ -94,19 +84,18 @@ class _Server(ThreadingHTTPServer):
     # A hanging scrape must not keep the process alive.
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], family: socket.AddressFamily, routes: Mapping[str, Route]):
-        self.address_family = family
+    def __init__(self, listening: socket.socket, routes: Mapping[str, Route]):
         self.routes = routes
         self._ended = threading.Event()
         self._backoff = RestartBackoff()
         self._connections = HttpConnections(_MAX_CONNECTIONS, _MAX_PER_ADDRESS)
-        super().__init__(address, _Handler)
+        address = listening.getsockname()
+        super().__init__(address, _Handler, bind_and_activate=False)
+        # The base class has made one of its own.
+        self.socket.close()
+        self.socket = listening
         # Whether only this machine can connect.
-        self.local = ipaddress.ip_address(str(self.server_address[0])).is_loopback
-
-    def server_bind(self) -> None:
-        # Not HTTPServer's method, which would query name servers for the unused host name.
-        socketserver.TCPServer.server_bind(self)
+        self.local = ipaddress.ip_address(address[0]).is_loopback
 
     def run(self) -> None:
         """Accept connections until `end`, each with its own thread. Waits without polling."""

@@ -55,10 +55,13 @@ class Child:
     """A child process. Not thread-safe.
 
     `send` never waits: messages that the child does not read at once are queued, and `flush` sends them when the
-    channel is writable. OSError of the constructor if the process cannot be started.
+    channel is writable. OSError of the constructor if the process cannot be started. The process inherits `inherited`,
+    under the same numbers.
     """
 
-    def __init__(self, module: str, argv: Sequence[str], *, small_only: bool) -> None:
+    def __init__(
+        self, module: str, argv: Sequence[str], *, small_only: bool, inherited: Sequence[int] = ()
+    ) -> None:
         self.channel, theirs = ControlChannel.pair(small_only=small_only)
         self.channel.set_blocking(False)
         self._unsent: deque[_Unsent] = deque()
@@ -71,7 +74,7 @@ class Child:
                 fd = theirs.fileno()
                 # -P, because a module in the working directory must not replace one of the server.
                 command = [sys.executable, "-P", "-m", module, str(fd), *argv]
-                self._process = subprocess.Popen(command, pass_fds=(fd,))
+                self._process = subprocess.Popen(command, pass_fds=(fd, *inherited))
         except BaseException:
             self.channel.close()
             raise

@@ -50,7 +50,7 @@ def run_supervisor(
     folder: ScratchDirectory | None = None
     try:
         folder = _folder_of_socket()
-        with EventLoop(argv) as loop:
+        with EventLoop(argv, () if settings.metrics_fd is None else (settings.metrics_fd,)) as loop:
             environment = Environment(
                 clock=time.monotonic,
                 launch=loop.launch,
@@ -69,11 +69,12 @@ class EventLoop:
     """Passes what children and operators do to the supervisor, one event after the other.
 
     At the end of the context, children that are left are killed, and SIGTERM and SIGINT are ignored, so that a late one
-    cannot turn a clean exit into a death by signal.
+    cannot turn a clean exit into a death by signal. Engines inherit the descriptors `for_engine`.
     """
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str], for_engine: Sequence[int] = ()) -> None:
         self._argv = argv
+        self._for_engine = for_engine
         self._selector = selectors.DefaultSelector()
         self._children: dict[Child, SupervisedProcess] = {}
         self._signals = _SignalPipe()
@@ -98,7 +99,8 @@ class EventLoop:
         """Start a child, and watch it. OSError if it cannot be started."""
         # A front-end is exposed to the network, so that it may send no large messages.
         is_front_end = process.index is not None
-        child = Child(process.module, self._argv, small_only=is_front_end)
+        inherited = () if is_front_end else self._for_engine
+        child = Child(process.module, self._argv, small_only=is_front_end, inherited=inherited)
         self._children[child] = process
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         self._selector.register(child.channel, selectors.EVENT_READ, child)

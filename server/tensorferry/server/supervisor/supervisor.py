@@ -28,13 +28,17 @@ _KILLED_SECONDS = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisorSettings:
-    """The address, the number of front-ends, the times of a drain, and the modules of the children."""
+    """The address, the number of front-ends, the times of a drain, and the modules of the children.
+
+    `metrics_fd` is the listening socket of the metrics, which every engine inherits; None without metrics.
+    """
 
     host: str
     port: int
     front_ends: int
     drain_seconds: float
     drain_delay: float = 0.0
+    metrics_fd: int | None = None
     engine_module: str = "tensorferry.server.engine"
     front_end_module: str = "tensorferry.server.front_end"
 
@@ -229,7 +233,7 @@ class Supervisor:
         }
         if process is self._engine:
             self._published = []
-            child.send("start", {**common, "socket": self._socket()})
+            child.send("start", {**common, "socket": self._socket(), "metrics_fd": self._settings.metrics_fd})
             for front_end in self._front_ends:
                 self._connect(front_end)
         else:
