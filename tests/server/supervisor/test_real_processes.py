@@ -245,6 +245,26 @@ def test_no_descriptor_of_the_supervisor_is_left_after_many_deaths(run: Run) -> 
     assert len(server.children()) == 2
 
 
+def test_orphans_are_reaped_beside_the_supervisors_own_children(run: Run) -> None:
+    server = run("1", "leave-orphan")
+    server.ready_line()
+    first = server.event("orphan")["orphan"]
+    until(lambda: str(first) in server.children())
+    os.kill(first, signal.SIGKILL)
+    until(server.children, lambda children: len(children) == 2)
+    os.kill(server.event("engine")["pid"], signal.SIGKILL)
+    second = server.event("orphan")["orphan"]
+    # Both end at about the same time.
+    os.kill(second, signal.SIGKILL)
+    os.kill(server.event("front_end")["pid"], signal.SIGKILL)
+    server.event("front_end_lost")
+    server.event("linked", engine=server.event("engine")["pid"])
+    until(server.children, lambda children: len(children) == 2 and str(second) not in children)
+    assert server.log.count("ended: killed by SIGKILL") == 2
+    server.signal(signal.SIGTERM)
+    assert server.exit_status() == 0
+
+
 def test_signals_to_the_whole_group_drain_as_well(run: Run) -> None:
     """Ctrl-C in a terminal sends SIGINT to the children, too, and systemd sends SIGTERM."""
     server = run("1")

@@ -6,10 +6,12 @@ what they get as lines of JSON on stderr.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -24,7 +26,14 @@ def report(event: str, **fields: Any) -> None:
     os.write(2, (json.dumps({"event": event, "pid": os.getpid(), **fields}) + "\n").encode())
 
 
+# From <sys/prctl.h>.
+_PR_SET_CHILD_SUBREAPER = 36
+
+
 def supervise(argv: list[str]) -> int:
+    if "leave-orphan" in argv:
+        # As the kernel does for process 1 of a container.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     log = configure("text", "info")
     settings = SupervisorSettings(
         host="127.0.0.1",
@@ -76,6 +85,10 @@ def engine(argv: list[str]) -> None:
         os._exit(1)
     if "engine-exits" in argv:
         os._exit(3)
+    if "leave-orphan" in argv:
+        command = ["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"]
+        orphan = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        report("orphan", orphan=int(orphan))
     child.run()
     child.send("ready", models=["m"])
     child.send("health", serving={"": True}, ready=True, loaded=True)

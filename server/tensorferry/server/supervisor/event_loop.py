@@ -9,6 +9,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -44,8 +45,6 @@ def run_supervisor(
     StartError if the port cannot be listened on. Call it on the main thread; SIGTERM and SIGINT are ignored afterwards.
     """
     remove_abandoned()
-    # Ignored, the kernel would discard how children end.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     port = PortReservation(settings.host, settings.port)
     folder: ScratchDirectory | None = None
     try:
@@ -123,7 +122,10 @@ class EventLoop:
                 child = key.data
                 if child is None:
                     for number in self._signals.read():
-                        supervisor.on_signal(number)
+                        if number == signal.SIGCHLD:
+                            self._reap_orphans()
+                        else:
+                            supervisor.on_signal(number)
                 elif child not in self._children:
                     # It ended by an earlier event.
                     continue
@@ -165,6 +167,18 @@ class EventLoop:
         while child.channel in self._selector.get_map() and self._receive(supervisor, child):
             pass
         supervisor.on_end(process, self._reap(child))
+        self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
+        """Reap processes whose parent has ended. The kernel makes them children of this process if it is process 1.
+
+        A child of this class that has ended is left for its own event, which calls this again.
+        """
+        children = {child.pid for child in self._children}
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, options)) is not None and ended.si_pid not in children:
+                os.waitpid(ended.si_pid, os.WNOHANG)
 
     def _reap(self, child: Child) -> Ending:
         del self._children[child]
@@ -186,14 +200,15 @@ class EventLoop:
 
 
 class _SignalPipe:
-    """Pipe with the numbers of received signals. Only for the main thread."""
+    """Pipe with the numbers of received signals, of operators and of processes that end. Only for the main thread."""
 
     def __init__(self) -> None:
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._reading, False)
         os.set_blocking(self._writing, False)
         signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        for number in _SIGNALS:
+        # Not SIG_IGN for SIGCHLD: the kernel would discard how children end.
+        for number in (*_SIGNALS, signal.SIGCHLD):
             signal.signal(number, lambda received, frame: None)
 
     def fileno(self) -> int:
@@ -204,11 +219,12 @@ class _SignalPipe:
             received = os.read(self._reading, 64)
         except BlockingIOError:
             return []
-        return [number for number in received if number in _SIGNALS]
+        return [number for number in received if number in (*_SIGNALS, signal.SIGCHLD)]
 
     def close(self) -> None:
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         os.close(self._reading)
         os.close(self._writing)
