@@ -20,6 +20,7 @@ from tensorferry.batcher.errors import (
     Shed,
 )
 from tensorferry.batcher.execution.completion import ResponseBurstHook
+from tensorferry.batcher.execution.context import BatchStartCallback, InstanceHealthCallback
 from tensorferry.batcher.execution.staged_model import StagedModel
 from tensorferry.batcher.offline import batch_inference
 from tensorferry.batcher.padding import Padding, PadInput, PadPlan
@@ -34,6 +35,7 @@ __all__ = [
     "BatchInfo",
     "BatchMember",
     "BatchRecord",
+    "BatchStartCallback",
     "Batcher",
     "BatcherClosed",
     "BatcherError",
@@ -45,6 +47,7 @@ __all__ = [
     "DeadlineExceeded",
     "Histogram",
     "InstanceFailed",
+    "InstanceHealthCallback",
     "InvalidRequest",
     "ModelOutputError",
     "ModelRowsError",

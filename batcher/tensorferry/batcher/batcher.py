@@ -27,7 +27,11 @@ from tensorferry.batcher.execution.completion import (
     ResponseBurstHook,
     already_completed,
 )
-from tensorferry.batcher.execution.context import ExecutionContext, InstanceHealthCallback
+from tensorferry.batcher.execution.context import (
+    BatchStartCallback,
+    ExecutionContext,
+    InstanceHealthCallback,
+)
 from tensorferry.batcher.execution.executor import BatchExecutor
 from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
 from tensorferry.batcher.execution.splitting import split_request
@@ -110,6 +114,7 @@ class Batcher:
         `health` is called by a worker whose code crashed, and when its device works again: with the function's number
         from 0, the reason (None when it works again), and whether only a restart of the process can help. The crashed
         worker's batch is queued once more, and its device takes none for a tenth of a second, longer if this repeats.
+        `batch_started` is called with a batch's requests before it runs, for callers that must know which may have run.
     """
 
     def __init__(
@@ -135,6 +140,7 @@ class Batcher:
         name: str = "batcher",
         clock: Clock | None = None,
         health: InstanceHealthCallback = lambda instance, reason, hopeless: None,
+        batch_started: BatchStartCallback | None = None,
     ) -> None:
         if padding is not None and max_batch_size == 0:
             raise ValueError("max_batch_size is 0, so nothing shares a batch; leave out padding, or batch")
@@ -166,7 +172,7 @@ class Batcher:
         self._queue = queue = RequestQueue(settings, clock)
         self._counters, self._recent = counters, recent = Counters(), RecentBatches(clock)
         self._completer = completer = RequestCompleter(queue, counters, recent, clock, name, response_hook)
-        context = ExecutionContext(queue, completer, counters, recent, clock, name, health)
+        context = ExecutionContext(queue, completer, counters, recent, clock, name, health, batch_started)
         divisible = self._batched and merge
         executors = [
             BatchExecutor(

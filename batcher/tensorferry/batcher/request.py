@@ -94,6 +94,7 @@ class Request:
     if the policy of its class allows requests to say so (see `QueuePolicy`). `tag` identifies the request in the record of
     the last batches; it should be small. `client` names the client (see `ClientPolicy`). `shared` has the positions, in
     `tensors`, of those without rows: the model gets them once per batch. Requests of equal `key` must have equal ones.
+    `owner` is the caller's own; the parts of a split request have it too.
 
     All other attributes belong to the batcher. Its queue's lock guards them.
     """
@@ -110,6 +111,7 @@ class Request:
         "names",
         "nbytes",
         "order",
+        "owner",
         "padding",
         "priority",
         "rank",
@@ -141,6 +143,7 @@ class Request:
         tag: object = None,
         client: str = "",
         shared: frozenset[int] = _NONE,
+        owner: Any = None,
     ) -> None:
         self.tensors = tensors
         self.shared = shared
@@ -159,6 +162,7 @@ class Request:
         self.max_queue_time = max_queue_time
         self.tag = tag
         self.client = client
+        self.owner = owner
         self.timed_out = False
         self.arrival = _NAN
         # Its number among the queued requests; a request that is queued again keeps it.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from tensorferry.batcher import ResponseBurstHook
+from tensorferry.batcher import BatchStartCallback, ResponseBurstHook
 from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.config.checks import changed_cuda_options
 from tensorferry.server.config.limits import request_limits
@@ -67,15 +67,17 @@ class EngineOptions:
     """What differs if this process is the engine of several front-ends.
 
     `address` is where the front-ends listen. `unix_socket` is where front-ends reach all methods but the two of inference. `response_hook` is called around the
-    answers of a batch. `publish_health` gets the health of models and of the server when it may have changed; it must
-    not block. `publish_log_levels` is called when a client has changed the log settings. `refused` returns the requests that front-ends refused themselves, `gauges` the sum of what they count at the
-    moment, and `processes` the processes that the supervisor keeps running. `metrics_socket` is the listening socket of the
+    answers of a batch, `batch_started` as in `Batcher`. `publish_health` gets the health of models and of the server when
+    it may have changed; it must not block. `publish_log_levels` is called when a client has changed the log settings.
+    `refused` returns the requests that front-ends refused themselves, `gauges` the sum of what they count at the moment,
+    and `processes` the processes that the supervisor keeps running. `metrics_socket` is the listening socket of the
     metrics, None without metrics.
     """
 
     address: str
     unix_socket: str
     response_hook: ResponseBurstHook
+    batch_started: BatchStartCallback
     publish_health: Callable[[Mapping[str, bool], bool], None]
     publish_log_levels: Callable[[], None]
     refused: Callable[[], Mapping[grpc.StatusCode, int]]
@@ -326,6 +328,7 @@ class App:
             self._watchdog,
             changed=self._health_changed,
             lost=self._on_device_loss,
+            batch_started=None if self._engine is None else self._engine.batch_started,
         )
 
     def _health_changed(self, health: InstanceHealth) -> None:

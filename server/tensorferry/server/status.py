@@ -117,11 +117,16 @@ _CACHE: dict[type[BaseException], _Mapping | None] = {}
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A gRPC status with its message; `retry_after` is in seconds, None if a retry does not help."""
+    """A gRPC status with its message; `retry_after` is in seconds, None if a retry does not help.
+
+    If not `answered`, the request may have ended the process that ran it. A client must then repeat it at most once, as
+    after a connection that broke.
+    """
 
     code: grpc.StatusCode
     message: str
     retry_after: float | None = None
+    answered: bool = True
 
 
 class StatusError(Exception):
@@ -195,7 +200,7 @@ def trailing_metadata(status: Status) -> tuple[tuple[str, str | bytes], ...]:
     UNAVAILABLE without a hint gets a mark of this server, because a connection that breaks has the same code.
     """
     if status.retry_after is None:
-        return _SENT_BY_SERVER if status.code is grpc.StatusCode.UNAVAILABLE else ()
+        return _SENT_BY_SERVER if status.code is grpc.StatusCode.UNAVAILABLE and status.answered else ()
     return _retry_metadata(status.code, status.message, status.retry_after)
 
 

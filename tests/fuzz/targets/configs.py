@@ -126,7 +126,7 @@ class _WithoutRuntime:
         run = prepared.io_mapping.runner(prepared.session.run)
         functions = [run] * min(_MOST_INSTANCES, len(settings.devices))
         batcher = loader._batcher(
-            source, options, settings, functions, None, lambda instance, reason, hopeless: None
+            source, options, settings, functions, None, lambda instance, reason, hopeless: None, None
         )
         return Model(
             source.name, source.version, signature, settings.max_batch_size, "", batcher,

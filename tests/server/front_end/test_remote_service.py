@@ -19,9 +19,10 @@ from support.server.rig import Replies, fp32, request, response_of
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.engine.front_end_port import ResponseBursts
 from tensorferry.server.engine.loop import EngineLoop
-from tensorferry.server.front_end.engine_connection import LOST, NO_ENGINE
+from tensorferry.server.front_end.engine_connection import NO_ENGINE
 from tensorferry.server.front_end.remote_service import RemoteService
 from tensorferry.server.front_end.report import FrontEndReport
+from tensorferry.server.front_end.trials import Trials
 from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.request_limits import DEFAULT_LIMITS
@@ -56,7 +57,7 @@ class Rig:
         self.broken: list[int] = []
         self.loop = EngineLoop(InferenceService(registry), bursts)
         self.loop.start()
-        self.remote = RemoteService(DEFAULT_LIMITS, NoBurst())
+        self.remote = RemoteService(DEFAULT_LIMITS, NoBurst(), Trials(lambda kind, **fields: None))
 
     def connect(self, number: int = 0, slots: int = 64) -> None:
         files = create_link(slots)
@@ -76,6 +77,7 @@ def rig_of(path: Path) -> Iterator[Rig]:
         yield rig
     finally:
         rig.remote.disconnect()
+        rig.remote.give_up()
         rig.loop.stop()
         rig.model.batcher.close()
 
@@ -157,25 +159,6 @@ def test_without_an_engine_requests_are_told_to_retry(rig: Rig) -> None:
     rig.loop.disconnect(0)
     rig.loop.stop()
     assert rig.loop.refused() == {grpc.StatusCode.UNAVAILABLE: 1, grpc.StatusCode.RESOURCE_EXHAUSTED: 1}
-
-
-def test_requests_of_a_lost_engine_are_answered_once(tmp_path: Path) -> None:
-    """The link's other end never answers."""
-    with rig_of(tmp_path) as rig:
-        files = create_link(8)
-        rig.remote.connect(FrontEndLink(files.duplicate()))
-        # Small, and in an extent. A stream's client finds its request by the id.
-        replies = {name: Replies() for name in ("one", "two", "three")}
-        for rows, (name, each) in zip((1, 2, 4000), replies.items(), strict=True):
-            rig.remote.submit(message(rows, name), math.inf, each)
-        rig.remote.disconnect()
-        for name, each in replies.items():
-            assert status(rig, each.first()) == (grpc.StatusCode.UNAVAILABLE, LOST)
-            assert each.first().request_id == name
-            assert len(each.all) == 1
-        rig.connect()
-        assert response_of(rig.ask(message())).model_name == "m"
-        files.close()
 
 
 def test_a_link_without_room_refuses_with_a_hint(tmp_path: Path) -> None:

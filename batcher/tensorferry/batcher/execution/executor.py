@@ -54,6 +54,7 @@ class BatchExecutor:
         self._counters = context.counters
         self._recent = context.recent
         self._now = context.clock.now
+        self._batch_started = context.batch_started
         # Held while the device runs a batch. Only the model function is called while it is held.
         self._device_lock = threading.Lock()
         # Batches that workers have taken and not completed. Each list operation is atomic.
@@ -95,6 +96,8 @@ class BatchExecutor:
     ) -> tuple[Sequence[Any], BaseException | None, BatchRun]:
         """Join, run and split a batch; return each request's outputs, or the error."""
         now, staged = self._now, self._staged
+        if self._batch_started is not None:
+            self._batch_started(batch)
         error: BaseException | None = None
         answers: Sequence[Any] = ()
         join_start = ready = started = ended = now()

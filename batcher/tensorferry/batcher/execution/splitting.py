@@ -49,6 +49,7 @@ def cut(request: Request, start: int, stop: int, complete: Callable[[Outcome], N
         tag=request.tag,
         client=request.client,
         shared=request.shared,
+        owner=request.owner,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from tensorferry.batcher import Request
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.interface import InlineRunner
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply, error_reply
@@ -46,6 +47,20 @@ class ResponseBursts:
             port.flush()
         else:
             ports.add(port)
+
+
+def mark_begun(batch: Sequence[Request]) -> None:
+    """Tell the front-ends that these requests run. If the engine dies, one of them may be the cause.
+
+    The batchers call this. The owner of a request is its port and its ticket.
+    """
+    tickets: dict[FrontEndPort, list[int]] = {}
+    for request in batch:
+        if request.owner is not None:
+            port, ticket = request.owner
+            tickets.setdefault(port, []).append(ticket)
+    for port, begun in tickets.items():
+        port.mark_begun(begun)
 
 
 class FrontEndPort:
@@ -104,11 +119,16 @@ class FrontEndPort:
                 origin.caller,
                 streamed=origin.streamed,
                 run_soon=self._run_soon,
+                owner=(self, ticket),
             )
         for ticket in taken.cancelled:
             waiting = self._served.get(ticket)
             if waiting is not None and waiting.call is not None:
                 waiting.call.cancel()
+
+    def mark_begun(self, tickets: Sequence[int]) -> None:
+        """Note in the link that these requests run."""
+        self._link.mark_begun(tickets)
 
     def respond(self, ticket: int, reply: InferenceReply) -> None:
         """Send a request's response or status."""

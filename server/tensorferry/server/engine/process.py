@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 from tensorferry.server.app import App, EngineOptions
-from tensorferry.server.engine.front_end_port import ResponseBursts
+from tensorferry.server.engine.front_end_port import ResponseBursts, mark_begun
 from tensorferry.server.engine.loop import EngineLoop
 from tensorferry.server.errors import StartError
 from tensorferry.server.link import LinkFiles
@@ -35,6 +35,9 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     # The supervisor has decided what `--front-ends auto` means. Front-ends announce the shutdown, and have ended when the
     # engine drains.
     config = replace(config, front_ends=control.start["front_ends"], drain_delay=0.0)
+    if control.start["trial"]:
+        # What only one engine can have: a port, and files that are not appended to.
+        config = replace(config, metrics_port=None, trace_file=None)
     # The status to exit with.
     endings: queue.SimpleQueue[int] = queue.SimpleQueue()
     bursts = ResponseBursts()
@@ -70,6 +73,7 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
             address=control.start["address"],
             unix_socket=control.start["socket"],
             response_hook=bursts,
+            batch_started=mark_begun,
             publish_health=health.publish,
             publish_log_levels=publish_log_levels,
             refused=lambda: loop.refused(),

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 from tensorferry.batcher import QueueFull, ResponseBurstHook
 from tensorferry.server.errors import InvalidRequestError, NotReadyError
+from tensorferry.server.front_end.remote_call import HeldRequest, RemoteCall
 from tensorferry.server.identity import Metadata
-from tensorferry.server.inference.reply import InferenceCall, InferenceReply, error_reply
+from tensorferry.server.inference.reply import InferenceReply, error_reply
 from tensorferry.server.link import FrontEndLink, LinkBroken, LinkClosed, LinkFull
 from tensorferry.server.link_messages import ANSWERED, decode_failure
-from tensorferry.server.status import StatusError
-from tensorferry.server.wire.structure import peek_request_id
+from tensorferry.server.status import Status, StatusCode, StatusError
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -25,25 +25,9 @@ NO_ENGINE = "the server's engine is not ready: it is loading its models; retry"
 LOST = "the server's engine ended before it answered; the request may have run; retry if that does no harm"
 
 
-class RemoteCall(InferenceCall):
-    """A request that the engine has."""
-
-    __slots__ = ("_link", "_ticket", "complete")
-
-    def __init__(self, link: FrontEndLink, complete: Callable[[InferenceReply], None]) -> None:
-        self._link = link
-        self._ticket = 0
-        # Called once with the reply.
-        self.complete = complete
-
-    def submit(self, message: bytes, deadline: float, extra: bytes) -> None:
-        """Send the request; the link's `flush` wakes the engine for it. LinkFull or LinkClosed if it was not sent."""
-        self._ticket = self._link.submit(message, deadline, extra, self)
-
-    def cancel(self) -> None:
-        """See `InferenceCall`."""
-        if self._link.cancel(self._ticket):
-            self._link.flush()
+def lost_error() -> StatusError:
+    """Return the error of a request that may have ended the engine."""
+    return StatusError(Status(StatusCode.UNAVAILABLE, LOST, answered=False))
 
 
 class RemoteReply(InferenceReply):
@@ -80,31 +64,37 @@ class RemoteReply(InferenceReply):
 
 
 class EngineConnection:
-    """Requests in flight to one engine. Thread-safe; a thread of its own receives the responses."""
+    """Requests in flight to one engine. Thread-safe; a thread of its own receives the responses.
 
-    def __init__(self, link: FrontEndLink, response_hook: ResponseBurstHook) -> None:
+    When the engine is gone, `lost` gets the requests without a response, on that thread: those that had not begun, and
+    those that had.
+    """
+
+    def __init__(
+        self,
+        link: FrontEndLink,
+        response_hook: ResponseBurstHook,
+        lost: Callable[[Sequence[HeldRequest], Sequence[HeldRequest]], None],
+    ) -> None:
         self._link = link
+        self._lost = lost
         self._response_hook = response_hook
         self._receiver = threading.Thread(target=self._receive, name="engine-responses", daemon=True)
         self._receiver.start()
 
-    def submit(
-        self, message: bytes, deadline: float, extra: bytes, complete: Callable[[InferenceReply], None]
-    ) -> RemoteCall:
-        """Send a request; `flush` wakes the engine for it. `complete` gets the reply on any thread.
+    def submit(self, call: RemoteCall, message: bytes, deadline: float, extra: bytes) -> None:
+        """Send a request; `flush` wakes the engine for it.
 
         QueueFull if the link has no room, InvalidRequestError if it never has, NotReadyError if the engine is gone.
         """
-        call = RemoteCall(self._link, complete)
         try:
-            call.submit(message, deadline, extra)
+            call.submit(self._link, message, deadline, extra)
         except LinkFull as error:
             if error.what == "size":
                 raise InvalidRequestError(str(error)) from None
             raise QueueFull(f"{error}; retry in {_RETRY_SECONDS} s", _RETRY_SECONDS) from None
         except LinkClosed:
             raise NotReadyError(NO_ENGINE) from None
-        return call
 
     def flush(self) -> None:
         """Wake the engine if there are new requests."""
@@ -116,22 +106,27 @@ class EngineConnection:
         return math.inf
 
     def close(self) -> None:
-        """End every request that has no response: the engine is gone. Returns once all are ended."""
+        """Receive what the engine has sent, and give up the rest: the engine is gone. Returns after `lost` was called."""
         self._link.close()
         self._receiver.join()
 
     def _receive(self) -> None:
+        broken = False
         try:
             self._complete_responses()
         except LinkBroken as error:
             _log.error(
-                "the engine breaks the rules of the link, which is a bug; its requests fail: %s", error
+                "the engine breaks the rules of the link, which is a bug; its requests are lost: %s", error
             )
             self._link.close()
+            broken = True
+        waiting: list[HeldRequest] = []
+        begun: list[HeldRequest] = []
         for ticket, call in self._link.outstanding():
-            message, _, _ = self._link.message_of(ticket)
-            call.complete(error_reply(peek_request_id(message), NotReadyError(LOST), ("", ""), ()))
+            request = HeldRequest(call, *self._link.message_of(ticket))
+            (begun if broken or self._link.begun(ticket) else waiting).append(request)
         self._link.release()
+        self._lost(waiting, begun)
 
     def _complete_responses(self) -> None:
         hook, receive = self._response_hook, self._link.receive
@@ -139,12 +134,13 @@ class EngineConnection:
             hook.begin(len(responses))
             try:
                 for _, code, payload, call in responses:
-                    call.complete(_reply(code, payload))
+                    call.complete(reply_of(code, payload))
             finally:
                 hook.end()
 
 
-def _reply(code: int, payload: bytes) -> InferenceReply:
+def reply_of(code: int, payload: bytes) -> InferenceReply:
+    """Return a response of the engine as a reply."""
     if code == ANSWERED:
         return RemoteReply(payload)
     failed = decode_failure(payload)

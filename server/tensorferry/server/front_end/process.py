@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -17,6 +17,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.front_end.forwarding import ForwardedMethods
 from tensorferry.server.front_end.remote_service import RemoteService
 from tensorferry.server.front_end.report import FrontEndReport
+from tensorferry.server.front_end.trials import Trials
 from tensorferry.server.grpc_server import GrpcServer, Listener
 from tensorferry.server.link import FrontEndLink, LinkFiles
 from tensorferry.server.startup import prepare_collector, read_config, use_log_levels
@@ -45,7 +46,8 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
         os._exit(1)
 
     watch_threads(lost)
-    front_end = FrontEnd(share_of(config, control.start["front_ends"]), control.start["port"])
+    share = share_of(config, control.start["front_ends"])
+    front_end = FrontEnd(share, control.start["port"], control.send)
     drained = threading.Event()
 
     def drain(message: Message) -> None:
@@ -56,9 +58,13 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
         threading.Thread(target=work, name="drain", daemon=True).start()
 
     control.on("link", front_end.connect)
-    control.on("engine_lost", front_end.disconnect)
+    control.on("engine_lost", front_end.on_engine_lost)
     control.on("health", front_end.publish_health)
     control.on("log_levels", lambda message: use_log_levels(output, message.fields["levels"]))
+    control.on("trial", front_end.on_trial)
+    control.on("trial_ready", front_end.on_trial_ready)
+    control.on("trial_over", front_end.on_trial_over)
+    control.on("refuse", front_end.on_refuse)
     control.on("drain", drain)
     try:
         front_end.start()
@@ -92,15 +98,20 @@ def share_of(config: ServerConfig, front_ends: int) -> ServerConfig:
 
 
 class FrontEnd:
-    """One front-end. `connect`, `disconnect` and `publish_health` are called by one thread, in the order of the messages."""
+    """One front-end. What takes a message is called by one thread, in the order of the messages.
 
-    def __init__(self, config: ServerConfig, port: int) -> None:
+    `report` sends a message to the supervisor.
+    """
+
+    def __init__(self, config: ServerConfig, port: int, report: Callable[..., None]) -> None:
         self._config = config
         response_batcher = ResponseBatcher()
         self._report = FrontEndReport(lambda gauge: self._grpc.gauge(gauge))
+        self._trials = Trials(report)
         self._service = RemoteService(
             request_limits(config),
             response_batcher,
+            self._trials,
             self._report,
             triton_status_codes=config.triton_status_codes,
         )
@@ -135,13 +146,35 @@ class FrontEnd:
 
     def connect(self, message: Message) -> None:
         """Take the link to another engine. Requests are sent once it has loaded its models."""
-        self.disconnect(message)
+        self._disconnect()
         self._link = FrontEndLink(LinkFiles(*message.take_fds(3)))
         self._report.attach(self._link)
         self._methods.connect(message.fields["socket"])
 
-    def disconnect(self, message: Message) -> None:
-        """Answer the requests of an engine that is gone, and report NOT_SERVING."""
+    def on_engine_lost(self, message: Message) -> None:
+        """Report NOT_SERVING, and keep the requests of the engine for the next one, unless none comes soon."""
+        never_served = self._link is not None
+        self._disconnect()
+        if never_served or not message.fields["restarts"]:
+            self._service.give_up()
+
+    def on_trial(self, message: Message) -> None:
+        """Take the link to an engine for suspects, see `Trials`."""
+        self._trials.connect(FrontEndLink(LinkFiles(*message.take_fds(3))))
+
+    def on_trial_ready(self, message: Message) -> None:
+        """Begin with the suspects."""
+        self._trials.begin()
+
+    def on_trial_over(self, message: Message) -> None:
+        """Leave the engine for suspects."""
+        self._trials.end(died=message.fields["died"])
+
+    def on_refuse(self, message: Message) -> None:
+        """Refuse a request that has ended an engine for another front-end."""
+        self._trials.refuse(message.fields["digest"], message.fields["until"])
+
+    def _disconnect(self) -> None:
         self._grpc.publish_health(dict.fromkeys(self._models, False), server=False)
         self._methods.disconnect()
         self._service.disconnect()
@@ -170,3 +203,4 @@ class FrontEnd:
         self._grpc.wait_until_sent(time.monotonic() + seconds)
         self._grpc.close(time.monotonic() + _SEND_SECONDS)
         self._service.disconnect()
+        self._service.give_up()

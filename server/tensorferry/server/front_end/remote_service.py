@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tensorferry.batcher import BatcherError, QueueFull, ResponseBurstHook
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
+    ModelFailedError,
     NotReadyError,
     PermissionDeniedError,
     ServerError,
     UnauthenticatedError,
 )
 from tensorferry.server.front_end.engine_connection import NO_ENGINE, EngineConnection
+from tensorferry.server.front_end.refused_requests import REFUSED
+from tensorferry.server.front_end.remote_call import HeldRequest, HeldRequests, RemoteCall
 from tensorferry.server.front_end.report import FrontEndReport
+from tensorferry.server.front_end.trials import Trials
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner
 from tensorferry.server.inference.reply import FinishedCall, InferenceCall, InferenceReply, error_reply
 from tensorferry.server.inference.unpacking import Unpacker
 from tensorferry.server.link import FrontEndLink
 from tensorferry.server.link_messages import encode_origin
-from tensorferry.server.status import Status, StatusCode, code_of, status_of
+from tensorferry.server.status import Status, StatusCode, StatusError, code_of, status_of
 from tensorferry.server.wire.compression import decompress, is_compressed
 from tensorferry.server.wire.structure import peek_request_id
+
+_NOT_RUN = Status(StatusCode.UNAVAILABLE, NO_ENGINE, 1.0)
 
 
 class NoEarlyRejection:
@@ -39,14 +45,16 @@ class NoEarlyRejection:
 class RemoteService:
     """Passes requests on to the engine. It stands in for `InferenceService` in a front-end. Thread-safe.
 
-    While no engine is connected, every request gets NotReadyError. Requests that an engine had when it was lost get it
-    too: nothing says whether they ran. `report` gets the refused requests.
+    While no engine is connected, every new request gets NotReadyError. Requests that an engine had when it was lost wait
+    for the next one. Those that may have ended it, and those that lose an engine twice, are for `trials`. `report` gets
+    the refused requests.
     """
 
     def __init__(
         self,
         limits: RequestLimits,
         response_hook: ResponseBurstHook,
+        trials: Trials,
         report: FrontEndReport | None = None,
         *,
         triton_status_codes: bool = False,
@@ -58,19 +66,45 @@ class RemoteService:
         self._triton_status_codes = triton_status_codes
         # Whether this front-end has stopped accepting requests.
         self.draining = False
+        self._trials = trials
+        # Requests that wait for the next engine.
+        self._waiting = HeldRequests()
         self._connection: EngineConnection | None = None
 
     def connect(self, link: FrontEndLink) -> None:
-        """Send requests to the engine at the other end of this link from now on."""
+        """Send requests to the engine at the other end of this link from now on, first those that wait."""
         self._report.attach(link)
-        self._connection = EngineConnection(link, self._response_hook)
+        connection = EngineConnection(link, self._response_hook, self._keep)
+        while (request := self._waiting.take()) is not None:
+            try:
+                connection.submit(*request)
+            except (ServerError, BatcherError) as error:
+                request.fail(error)
+        connection.flush()
+        self._connection = connection
 
     def disconnect(self) -> None:
-        """Answer the requests of an engine that was lost. No effect without one."""
+        """Keep the requests of an engine that was lost, for the next one or a trial. No effect without one."""
         self._report.detach()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+    def give_up(self) -> None:
+        """Answer the requests that wait for an engine: none comes soon."""
+        self._waiting.fail_all(lambda: StatusError(_NOT_RUN))
+        self._trials.close()
+
+    def _keep(self, waiting: Sequence[HeldRequest], begun: Sequence[HeldRequest]) -> None:
+        once: list[HeldRequest] = []
+        suspects = [*begun]
+        for request in waiting:
+            # A request can also end the engine before its batch begins, for example when its message is parsed.
+            (suspects if request.call.lost else once).append(request)
+        for request in once:
+            request.call.lose()
+        self._waiting.hold(once)
+        self._trials.hold(suspects)
 
     def begin_drain(self) -> None:
         """Answer every further request with NotReadyError. Accepted requests continue."""
@@ -115,7 +149,10 @@ class RemoteService:
             connection = self._connection
             if connection is None:
                 raise NotReadyError(NO_ENGINE)
-            call = connection.submit(data, deadline, encode_origin(caller, metadata, streamed), complete)
+            if self._trials.refuses(data):
+                raise ModelFailedError(REFUSED)
+            call = RemoteCall(complete)
+            connection.submit(call, data, deadline, encode_origin(caller, metadata, streamed))
         except Exception as error:
             if isinstance(error, (ServerError, BatcherError)):
                 # The traceback refers to the caller's frames; a reply that is never sent would keep its call alive.

@@ -38,6 +38,7 @@ class PendingInference(Request, InferenceCall, InferenceReply):
         metadata: Metadata,
         finish: Callable[[Any], None],
         trace: RequestTrace | None = None,
+        owner: object = None,
     ) -> None:
         template, self.request_id, self._id_field, tensors = match
         super().__init__(
@@ -54,6 +55,7 @@ class PendingInference(Request, InferenceCall, InferenceReply):
             tag=self.request_id,
             client=client,
             shared=template.shared,
+            owner=owner,
         )
         self._template = template
         self.metadata = metadata
@@ -149,10 +151,11 @@ class SharedMemoryInference(PendingInference):
         metadata: Metadata,
         finish: Callable[[Any], None],
         trace: RequestTrace | None,
+        owner: object,
         lease: RegionLease,
         response_spec: ResponseSpec,
     ) -> None:
-        super().__init__(match, deadline, client, metadata, finish, trace)
+        super().__init__(match, deadline, client, metadata, finish, trace, owner)
         self._lease = lease
         self._response_spec = response_spec
 

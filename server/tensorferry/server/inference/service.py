@@ -128,11 +128,13 @@ class InferenceService:
         streamed: bool = False,
         run_soon: Callable[[InlineRunner], None] | None = None,
         unpacker: Unpacker | None = None,
+        owner: object = None,
     ) -> InferenceCall:
         """Serve one serialised ModelInferRequest. Call `complete` exactly once, perhaps before this returns.
 
-        `data` must not change until the request is complete. `deadline` is on the clock of `time.monotonic`, inf for none. `metadata` and `caller` are those of the call.
-        `streamed` says that the message came in a stream.
+        `data` must not change until the request is complete. `deadline` is on the clock of `time.monotonic`, inf for none.
+        `metadata` and `caller` are those of the call. `streamed` says that the message came in a stream. `owner` is that
+        of the batcher's request.
         A caller that runs short batches itself gives `run_soon`, which gets the batcher if its `run_inline` must be
         called soon; no worker is woken then. A caller that must not wait gives an `unpacker`, which submits compressed
         messages on other threads. Never blocks else; every error arrives in the reply.
@@ -175,9 +177,9 @@ class InferenceService:
                         metadata = _metadata_of(trace)
                 latest = min(deadline, now + template.timeout)
                 if unmatched is None:
-                    pending = PendingInference(match, latest, caller.name, metadata, finish, trace)
+                    pending = PendingInference(match, latest, caller.name, metadata, finish, trace, owner)
                 else:
-                    pending = unmatched.pending(match, latest, caller.name, metadata, finish, trace)
+                    pending = unmatched.pending(match, latest, caller.name, metadata, finish, trace, owner)
                 if unmatched is None or unmatched.empty_outputs is None:
                     batcher = template.model.batcher
                     if batcher.enqueue(pending, notify=run_soon is None) and run_soon is not None:

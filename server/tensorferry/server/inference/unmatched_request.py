@@ -79,13 +79,14 @@ class UnmatchedRequest:
         metadata: Metadata,
         finish: Callable[[Any], None],
         trace: RequestTrace | None,
+        owner: object = None,
     ) -> PendingInference:
         """Return the request for the batcher. It releases the shared memory when it has an outcome."""
         if self._lease:
             return SharedMemoryInference(
-                match, deadline, client, metadata, finish, trace, self._lease, self._response_spec
+                match, deadline, client, metadata, finish, trace, owner, self._lease, self._response_spec
             )
-        return PendingInference(match, deadline, client, metadata, finish, trace)
+        return PendingInference(match, deadline, client, metadata, finish, trace, owner)
 
     def release(self) -> None:
         """Release the shared memory of a request that no batcher accepted. Idempotent."""

@@ -13,7 +13,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from tensorferry.batcher import Batcher, Padding, ResponseBurstHook, RunTimedOut
+from tensorferry.batcher import (
+    Batcher,
+    BatchStartCallback,
+    InstanceHealthCallback,
+    Padding,
+    ResponseBurstHook,
+    RunTimedOut,
+)
 from tensorferry.server.config.limits import client_policy
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
@@ -56,10 +63,12 @@ def load_model(
     *,
     changed: Callable[[InstanceHealth], None] = lambda health: None,
     lost: Callable[[str], None] = lambda reason: None,
+    batch_started: BatchStartCallback | None = None,
 ) -> Model:
     """Load a model, checked, warmed up and ready for requests. StartError names the file and the reason.
 
-    Without a `watchdog`, hanging runs are not detected. `changed` and `lost` are as in `InstanceHealth`.
+    Without a `watchdog`, hanging runs are not detected. `changed` and `lost` are as in `InstanceHealth`, the
+    other callbacks as in `Batcher`.
     """
     started = time.monotonic()
     with ExitStack() as scratch, LoadProgress(f"model {source.name} version {source.version}"):
@@ -93,7 +102,9 @@ def load_model(
         for index, session in enumerate(loaded.sessions)
     ]
     functions = [_function(io_mapping, one) for one in instances]
-    batcher = _batcher(source, config, settings, functions, response_hook, _health_callback(health))
+    batcher = _batcher(
+        source, config, settings, functions, response_hook, _health_callback(health), batch_started
+    )
     for index, instance in enumerate(instances):
         instance.on_hang(_hung_run_callback(weakref.ref(batcher), index))
     _add_warmup_times(batcher, loaded, prepared)
@@ -193,7 +204,8 @@ def _batcher(
     settings: ModelSettings,
     functions: Sequence[Callable[[Any], Any]],
     response_hook: ResponseBurstHook | None,
-    health: Callable[[int, str | None, bool], None],
+    health: InstanceHealthCallback,
+    batch_started: BatchStartCallback | None,
 ) -> Batcher:
     on_gpus = "cpu" not in settings.devices
     return Batcher(
@@ -215,10 +227,11 @@ def _batcher(
         clients=client_policy(config),
         name=source.name,
         health=health,
+        batch_started=batch_started,
     )
 
 
-def _health_callback(health: InstanceHealth) -> Callable[[int, str | None, bool], None]:
+def _health_callback(health: InstanceHealth) -> InstanceHealthCallback:
     """Return the batcher's callback that records the end and restart of an instance's worker in the model's health."""
 
     def update(instance: int, reason: str | None, unrecoverable: bool) -> None:

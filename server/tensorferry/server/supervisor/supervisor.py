@@ -15,6 +15,7 @@ from typing import Any
 from tensorferry.server.supervisor.child import Child, Ending
 from tensorferry.server.supervisor.control import Message, close_fds
 from tensorferry.server.supervisor.supervised_process import SupervisedProcess
+from tensorferry.server.supervisor.trial_engine import TrialEngine
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -22,6 +23,8 @@ _log = logging.getLogger("tensorferry.server")
 EXIT_SECONDS = 10.0
 # Least time of the engine's drain.
 _LEAST_DRAIN_SECONDS = 1.0
+# Of a refused request.
+_MOST_DIGEST_CHARACTERS = 64
 # Time for killed children to end. One that hangs in a driver ends later.
 _KILLED_SECONDS = 2.0
 
@@ -86,6 +89,11 @@ class Supervisor:
         self._folder = folder
         self._phase = _Phase.STARTING
         self._engine = SupervisedProcess("the engine", settings.engine_module)
+        self._trials = TrialEngine(
+            SupervisedProcess("the engine for trials", settings.engine_module),
+            self._start,
+            lambda front_end: self._connect(front_end, self._trials.process, "trial"),
+        )
         self._front_ends = [
             SupervisedProcess(f"front-end {index}", settings.front_end_module, index)
             for index in range(settings.front_ends)
@@ -106,7 +114,7 @@ class Supervisor:
         for process in self._processes():
             if self._phase is _Phase.STARTING:
                 self._start(process)
-        self._publish()
+        self._settle()
 
     def next_time(self) -> float:
         """Return when `on_time` has something to do; infinite if never."""
@@ -125,12 +133,12 @@ class Supervisor:
                 process.child.kill()
             if now >= process.start_at:
                 self._start(process)
-        self._publish()
+        self._settle()
 
     def on_message(self, process: SupervisedProcess, message: Message) -> None:
         """Act on a message of the process's child. The caller closes the message."""
         fields = message.fields
-        is_engine = process is self._engine
+        is_engine, is_trial = process is self._engine, process is self._trials.process
         match message.kind:
             case "failed":
                 self._on_failed(process, _printable(fields.get("message")))
@@ -146,11 +154,22 @@ class Supervisor:
                 self._log_levels = levels
                 for front_end in self._living_front_ends():
                     front_end.send("log_levels", fields)
-            case "front_end_broken" if is_engine and (broken := self._named(fields)) is not None:
+            case "ready" if is_trial:
+                process.serving = True
+            case "health" if is_trial and _is_health(fields):
+                if fields["loaded"]:
+                    self._trials.on_loaded()
+            case "suspects" if not is_engine and _is_count(fields):
+                self._trials.on_count(process, fields["count"])
+            case "refuse" if not is_engine and _is_refusal(fields):
+                self._trials.on_refuse(process, fields, self._front_ends)
+            case "front_end_broken" if (is_engine or is_trial) and (
+                broken := self._named(fields)
+            ) is not None:
                 self._kill_broken(broken, fields.get("generation", broken.generation))
             case kind:
                 self.on_malformed(process, f"the message {kind[:100]!r} is unknown, or has wrong fields")
-        self._publish()
+        self._settle()
 
     def on_malformed(self, process: SupervisedProcess, reason: str) -> None:
         """Kill a child that has sent what is no message."""
@@ -166,7 +185,9 @@ class Supervisor:
         """Replace a child that has ended, or go on with the end of the server."""
         name, served, now = str(process), process.serving, self._now()
         delay = process.end(now)
-        if self._phase is _Phase.STARTING and not served and not ending.by_signal:
+        if process is self._trials.process:
+            _log.info("%s ended: %s", name, ending.description)
+        elif self._phase is _Phase.STARTING and not served and not ending.by_signal:
             _log.error("%s ended during the start: %s", name, ending.description)
             self._stop(1)
         elif self._phase is not _Phase.STOPPING:
@@ -179,7 +200,7 @@ class Supervisor:
             self._drain_engine()
         elif self._phase is _Phase.DRAINING_ENGINE and self._engine.child is None:
             self._finish()
-        self._publish()
+        self._settle()
 
     def on_signal(self, number: int) -> None:
         """Drain at the first SIGTERM or SIGINT; end at once at the second."""
@@ -206,11 +227,13 @@ class Supervisor:
                 )
         if not any(self._living_front_ends()):
             self._drain_engine()
-        self._publish()
+        self._settle()
 
     def _processes(self) -> Iterator[SupervisedProcess]:
         yield self._engine
         yield from self._front_ends
+        if self._trials.process.child is not None:
+            yield self._trials.process
 
     def _living_front_ends(self) -> Iterator[Child]:
         return (process.child for process in self._front_ends if process.child is not None)
@@ -231,20 +254,24 @@ class Supervisor:
             "front_ends": len(self._front_ends),
             "log_levels": self._log_levels,
         }
-        if process is self._engine:
-            self._published = []
-            child.send("start", {**common, "socket": self._socket(), "metrics_fd": self._settings.metrics_fd})
-            for front_end in self._front_ends:
-                self._connect(front_end)
-        else:
+        if process.index is not None:
             child.send("start", {**common, "front_end": process.index})
-            self._connect(process)
+            self._connect(process, self._engine, "link")
             if self._health is not None:
                 child.send("health", self._health)
+            self._trials.send_refused(process)
+            return
+        is_trial = process is self._trials.process
+        metrics_fd = None if is_trial else self._settings.metrics_fd
+        fields = {"socket": self._socket(process), "metrics_fd": metrics_fd, "trial": is_trial}
+        child.send("start", {**common, **fields})
+        if not is_trial:
+            self._published = []
+            for front_end in self._front_ends:
+                self._connect(front_end, process, "link")
 
-    def _connect(self, front_end: SupervisedProcess) -> None:
-        """Give a front-end and the engine a new link, if both are alive."""
-        engine = self._engine
+    def _connect(self, front_end: SupervisedProcess, engine: SupervisedProcess, kind: str) -> None:
+        """Give a front-end and an engine a new link, if both are alive."""
         if engine.child is None or front_end.child is None:
             return
         try:
@@ -260,11 +287,12 @@ class Supervisor:
             front_end.child.kill()
             return
         engine.child.send("link", {"front_end": front_end.index, "generation": front_end.generation}, copies)
-        front_end.child.send("link", {"engine": engine.generation, "socket": self._socket()}, files)
+        front_end.child.send(kind, {"engine": engine.generation, "socket": self._socket(engine)}, files)
 
-    def _socket(self) -> str:
-        """Return the path of the socket of the engine of this generation."""
-        return str(self._folder / f"engine-{self._engine.generation}")
+    def _socket(self, engine: SupervisedProcess) -> str:
+        """Return the path of the socket of an engine of this generation."""
+        name = "engine" if engine is self._engine else "trial"
+        return str(self._folder / f"{name}-{engine.generation}")
 
     def _on_serving(self, process: SupervisedProcess, fields: dict[str, Any]) -> None:
         if process.serving:
@@ -320,16 +348,22 @@ class Supervisor:
 
     def _tell_of_end(self, process: SupervisedProcess) -> None:
         """Tell the other side of each link of the ended child."""
-        if process is self._engine:
+        if process.index is None:
+            _remove(self._socket(process))
+        if process is self._trials.process:
+            self._trials.on_end()
+        elif process is self._engine:
             self._health = None
-            _remove(self._socket())
             restarts = not math.isinf(process.start_at)
             for front_end in self._living_front_ends():
                 front_end.send("engine_lost", {"engine": process.generation, "restarts": restarts})
-        elif self._engine.child is not None:
-            self._engine.child.send(
-                "front_end_lost", {"front_end": process.index, "generation": process.generation}
-            )
+        else:
+            self._trials.forget(process)
+            for engine in (self._engine, self._trials.process):
+                if engine.child is not None:
+                    engine.child.send(
+                        "front_end_lost", {"front_end": process.index, "generation": process.generation}
+                    )
 
     def _drain_engine(self) -> None:
         self._phase = _Phase.DRAINING_ENGINE
@@ -362,6 +396,12 @@ class Supervisor:
         if self.exit_status is None:
             self.exit_status = status
 
+    def _settle(self) -> None:
+        """Do what follows each event."""
+        if self._phase is not _Phase.STOPPING:
+            self._trials.settle(self._now(), may_start=self._engine.serving)
+        self._publish()
+
     def _publish(self) -> None:
         """Tell the engine about the processes, if anything has changed. Its status page and metrics show them."""
         if self._engine.child is None or self._phase is _Phase.STOPPING:
@@ -390,6 +430,20 @@ def _is_health(fields: dict[str, Any]) -> bool:
     match fields:
         case {"serving": dict(serving), "ready": bool(), "loaded": bool(), **rest} if not rest:
             return all(isinstance(value, bool) for value in serving.values())
+    return False
+
+
+def _is_count(fields: dict[str, Any]) -> bool:
+    match fields:
+        case {"count": int(count), **rest} if not rest:
+            return count >= 0
+    return False
+
+
+def _is_refusal(fields: dict[str, Any]) -> bool:
+    match fields:
+        case {"digest": str(digest), "until": float(), **rest} if not rest:
+            return len(digest) <= _MOST_DIGEST_CHARACTERS
     return False
 
 

@@ -1,0 +1,46 @@
+"""Requests that ended an engine when they ran alone. The same bytes are refused for a while."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+
+# How long bytes are refused. A client that sends them again within this time would end the engine again.
+REFUSED_SECONDS = 600.0
+# The oldest are forgotten above this number.
+_MOST = 1000
+
+REFUSED = (
+    "this request ended the process that ran it; the same bytes are not run again for "
+    f"{REFUSED_SECONDS / 60:g} minutes after that; change the request, or report the model's crash"
+)
+
+
+def digest_of(message: bytes) -> str:
+    """Return the hash by which a request is known."""
+    return hashlib.blake2b(message, digest_size=16).hexdigest()
+
+
+class RefusedRequests:
+    """Hashes of requests, each until a time of `clock`. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._now = clock
+        # Guards writes of _until.
+        self._lock = threading.Lock()
+        self._until: dict[str, float] = {}
+
+    def add(self, digest: str, until: float) -> None:
+        """Refuse a request until this time."""
+        with self._lock:
+            self._until.pop(digest, None)
+            self._until[digest] = until
+            if len(self._until) > _MOST:
+                del self._until[next(iter(self._until))]
+
+    def has(self, message: bytes) -> bool:
+        """Return whether a request is refused."""
+        # Nearly always empty, so that nothing is hashed.
+        return bool(self._until) and self._until.get(digest_of(message), 0.0) > self._now()
