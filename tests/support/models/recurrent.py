@@ -1,4 +1,4 @@
-"""Recurrent models, for which ONNX Runtime aborts the process if some tensors have an axis of length zero."""
+"""Recurrent models, for which ONNX Runtime aborts the process if a sequence has no step."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from onnx import TensorProto
 from support.models.small import node, save, value
 
 _HIDDEN = 4
 _WIDTH = 3
 WORDS = 10
+# The number for which `aborting` ends the process.
+ABORTS = 8.0
 
 
 def _random(*shape: int) -> npt.NDArray[np.float32]:
@@ -56,5 +59,43 @@ def lstm(path: Path) -> Path:
             "recurrence": _random(1, 4 * _HIDDEN, _HIDDEN),
             "first_axis": np.array([0]),
             "second_axis": np.array([1]),
+        },
+    )
+
+
+def aborting(path: Path) -> Path:
+    """x FP32 [batch, 4] → y = 3 x + 1. ONNX Runtime aborts the process if the last number of any row is `ABORTS`.
+
+    The number of steps of a GRU is 1, and 0 if there is such a row.
+    """
+    return save(
+        path,
+        [
+            node("Gather", "x last_column", "marks", axis=1),
+            node("Equal", "marks aborts", "found"),
+            node("Cast", "found", "counts", to=TensorProto.INT64),
+            node("ReduceMax", "counts", "most", axes=[0], keepdims=1),
+            node("Sub", "one_step most", "step_count"),
+            node("Slice", "sequence no_step step_count", "steps"),
+            node("GRU", "steps weights recurrence", "states last", hidden_size=_HIDDEN),
+            node("ReduceSum", "last", "total", keepdims=0),
+            node("Mul", "total zero", "nothing"),
+            node("Mul", "x factor", "scaled"),
+            node("Add", "scaled offset", "sum"),
+            node("Add", "sum nothing", "y"),
+        ],
+        [value("x", dims=["batch", 4])],
+        [value("y", dims=["batch", 4])],
+        {
+            "last_column": np.array(3),
+            "aborts": np.float32(ABORTS),
+            "one_step": np.array([1]),
+            "no_step": np.array([0]),
+            "sequence": _random(1, 1, _WIDTH),
+            "weights": _random(1, 3 * _HIDDEN, _WIDTH),
+            "recurrence": _random(1, 3 * _HIDDEN, _HIDDEN),
+            "zero": np.float32(0),
+            "factor": np.float32(3),
+            "offset": np.float32(1),
         },
     )
