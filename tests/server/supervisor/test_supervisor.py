@@ -45,7 +45,7 @@ class TestStart:
         common = {"generation": 1, "port": PORT, "address": address, "front_ends": 2, "log_levels": None}
         socket = str(tmp_path / "engine-1")
         assert supervision.engine.take() == [
-            ("start", {**common, "socket": socket, "metrics_fd": None}),
+            ("start", {**common, "socket": socket, "metrics_fd": None, "trial": False}),
             ("link", {"front_end": 0, "generation": 1}),
             ("link", {"front_end": 1, "generation": 1}),
         ]

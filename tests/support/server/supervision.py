@@ -28,7 +28,7 @@ class FakeChild(Child):
         self.killed = False
 
     def send(self, kind: str, fields: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        assert len(fds) == (3 if kind == "link" else 0)
+        assert len(fds) == (3 if kind in ("link", "trial") else 0)
         close_fds(fds)
         self.sent.append((kind, dict(fields)))
 

@@ -71,12 +71,13 @@ class TrialEngine:
 
     def settle(self, now: float, *, may_start: bool) -> None:
         """Start the engine, give it to the next front-end, or end it."""
+        if self.process.child is None and self._asking and may_start:
+            _log.warning("an engine is started to find the request that ended the last one")
+            self._start(self.process)
         child = self.process.child
         if child is None:
-            if self._asking and may_start:
-                _log.warning("an engine is started to find the request that ended the last one")
-                self._start(self.process)
-        elif not self._asking and not self._ending:
+            return
+        if not self._asking and not self._ending:
             self._ending = True
             child.send("drain", {"seconds": 1.0})
             self.process.kill_after(_END_SECONDS, now)

@@ -1,0 +1,68 @@
+"""`batch_started` says which requests may have run: it is called before each run with the requests of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from batcher.conftest import Make
+from support.batcher.rig import Recorder, enqueue, fails_below_zero, occupy
+
+from tensorferry.batcher import Request, Tensor
+from tensorferry.batcher.testing import ScriptedRunner
+
+
+def test_each_run_is_announced_before_it(make: Make) -> None:
+    events: list[tuple[str, Any]] = []
+
+    def model(x: Any) -> Any:
+        events.append(("run", x.tolist()))
+        return fails_below_zero(x)
+
+    def started(batch: Sequence[Request]) -> None:
+        events.append(("started", [request.tag for request in batch]))
+
+    runner = ScriptedRunner(model, gated=True)
+    batcher = make(runner, batch_started=started)
+    occupy(batcher, runner)
+    recorders = []
+    for value in (1.0, -2.0):
+        request, recorder = enqueue(batcher, [value])
+        request.tag = value
+        recorders.append(recorder)
+    runner.open()
+    assert [recorder.await_outcome().error is None for recorder in recorders] == [True, False]
+    assert events[2:] == [
+        ("started", [1.0, -2.0]),
+        ("run", [1.0, -2.0]),
+        ("started", [1.0]),
+        ("run", [1.0]),
+        ("started", [-2.0]),
+        ("run", [-2.0]),
+    ]
+
+
+def test_parts_of_a_split_request_have_its_owner(make: Make) -> None:
+    owners: list[object] = []
+    batcher = make(
+        lambda x: x,
+        max_batch_size=2,
+        batch_started=lambda batch: owners.extend(request.owner for request in batch),
+    )
+    recorder = Recorder()
+    x = np.arange(5, dtype=np.float32)
+    batcher.enqueue(
+        Request(
+            (Tensor(x.dtype, x.shape, x),),
+            recorder,
+            names=None,
+            rows=5,
+            nbytes=x.nbytes,
+            deadline=math.inf,
+            owner="the caller's",
+        )
+    )
+    assert recorder.await_outcome().outputs.tolist() == x.tolist()
+    assert owners == ["the caller's"] * 3
