@@ -7,7 +7,6 @@ lane serves clients.
 from __future__ import annotations
 
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from tensorferry.server.inference.reply import BuiltReply, InferenceCall, Infere
 from tensorferry.server.inference.responses import stream_response
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.scratch_directory import ScratchDirectory
 from tensorferry.server.security.access_control import AccessControl, ClientCertificate
 from tensorferry.server.transport.lane.lane import STREAM, Lane
 from tensorferry.server.transport.lane.unary import UNARY
@@ -109,14 +109,13 @@ class _ProbedLane(Lane):
 
 def run_selftest() -> None:
     """Make real calls through a lane on a server of its own; raise an exception if any result is wrong."""
-    with (
-        ThreadPoolExecutor(2, thread_name_prefix="lane-selftest") as threads,
-        tempfile.TemporaryDirectory() as folder,
-    ):
+    with ThreadPoolExecutor(2, thread_name_prefix="lane-selftest") as threads:
+        # A process that is killed during its self-test leaves it, and a later process removes it.
+        folder = ScratchDirectory()
         server = grpc.server(threads)
         echo = _Echo(threads)
         lane = _ProbedLane(server, echo, max_streams=1, max_in_flight=2, access=_CheckingAccess())
-        address = f"unix:{folder}/selftest"
+        address = f"unix:{folder.path}/selftest"
         server.add_insecure_port(address)
         server.start()
         grace = None
@@ -133,6 +132,7 @@ def run_selftest() -> None:
             raise lane.error or _on_one_line(error) from None
         finally:
             stopped = server.stop(grace).wait(_SECONDS)
+            folder.remove()
         if lane.error is not None:
             raise lane.error
         _check(stopped, "the server to stop", None)
