@@ -31,10 +31,11 @@ class Mark(enum.IntEnum):
     LEAK = 5  # The model keeps a megabyte.
     FALL = 6  # A worker's own code raises SystemExit, once.
     EXIT = 7  # The model raises SystemExit.
+    ABORT = 8  # The process of the model aborts.
 
 
 # Faults after which the request itself, and no other, may get INTERNAL.
-AT_FAULT = frozenset({Mark.RAISE, Mark.SHAPE, Mark.EXIT})
+AT_FAULT = frozenset({Mark.RAISE, Mark.SHAPE, Mark.EXIT, Mark.ABORT})
 
 
 def write_model(path: Path) -> Path:

@@ -8,9 +8,12 @@ import platform
 import resource
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from crashes.aborts import AT_ONCE, Aborts
 from crashes.crashes import FRONT_ENDS, Crashes, Phase, run, thirds
 
 # Time for a front-end to be replaced, and for an engine beyond the server's own start.
@@ -33,7 +36,11 @@ def main() -> int:
         options.log.write_text("".join(found.log))
     held = verdicts(found)
     print(markdown(found, held, f"make crashes KILLS={options.kills}", options.transport))
-    wrong = [*found.wrong, *(f"{phase.name}: {what}" for phase in found.phases for what in phase.wrong)]
+    wrong = [
+        *found.wrong,
+        *(f"{phase.name}: {what}" for phase in found.phases for what in phase.wrong),
+        *found.aborts.wrong,
+    ]
     for what in wrong[:100]:
         print(what, file=sys.stderr)
     return 0 if all(held.values()) else 1
@@ -41,7 +48,8 @@ def main() -> int:
 
 def verdicts(found: Crashes) -> dict[str, bool]:
     """Return what must hold, and whether it does."""
-    front_end, engine, _ = found.phases
+    front_end, engine, abort, _ = found.phases
+    aborts = found.aborts
     wrong = found.wrong + [what for phase in found.phases for what in phase.wrong]
     return {
         "each request ended once, with its own answer or UNAVAILABLE": {state for _, state in found.states}
@@ -49,10 +57,15 @@ def verdicts(found: Crashes) -> dict[str, bool]:
         and found.sent.total() == found.states.total(),
         "a front-end's death: only calls of its own connections failed": not front_end.wrong
         and not front_end.connections_lost,
-        "the engine's death: every connection lived on": not engine.connections_lost,
+        "the engine's death: every connection lived on": not engine.connections_lost
+        and not abort.connections_lost,
+        f"a request that aborts the engine, among {AT_ONCE}: each ended once, with its own answer or UNAVAILABLE; "
+        "only that one may get INTERNAL": aborts.neighbours.keys() <= {"OK", "UNAVAILABLE"}
+        and aborts.aborting.keys() | aborts.again.keys() <= {"INTERNAL", "UNAVAILABLE"}
+        and not aborts.wrong,
         f"a new front-end listened within {MOST_SECONDS:g} s": max(front_end.replaced) <= MOST_SECONDS,
         f"after the engine's death, answers within the server's start and {MOST_SECONDS:g} s": max(
-            engine.answered
+            engine.answered + abort.answered
         )
         <= found.load_seconds + MOST_SECONDS,
         "memory and descriptors flat, nothing left behind, nothing else wrong": not wrong,
@@ -77,6 +90,10 @@ def markdown(found: Crashes, held: dict[str, bool], command: str, transport: str
         f"{found.sent['unary']} unary requests and {found.sent['stream']} in streams; the longest burst or stream took "
         f"{found.slowest:.1f} s. The server's start took {found.load_seconds:.1f} s. Times: median, then longest.",
         "",
+        "| aborted by a request | times | the others | the request | its bytes again | not ready, s |",
+        "|---|---|---|---|---|---|",
+        _abort_row(found.aborts),
+        "",
         "| killed | of | memory (PSS), MiB: first third, last third | descriptors |",
         "|---|---|---|---|",
     ]
@@ -88,11 +105,23 @@ def markdown(found: Crashes, held: dict[str, bool], command: str, transport: str
 
 
 def _row(phase: Phase) -> str:
-    def times(values: list[float]) -> str:
-        return f"{sorted(values)[len(values) // 2]:.2f}, {max(values):.2f}"
-
     failed = phase.failed["UNAVAILABLE"]
-    return f"| {phase.name} | {phase.kills} | {times(phase.replaced)} | {times(phase.answered)} | {failed} |"
+    return (
+        f"| {phase.name} | {phase.kills} | {_times(phase.replaced)} | {_times(phase.answered)} | {failed} |"
+    )
+
+
+def _abort_row(aborts: Aborts) -> str:
+    states = " | ".join(_states(one) for one in (aborts.neighbours, aborts.aborting, aborts.again))
+    return f"| the engine | {len(aborts.not_ready)} | {states} | {_times(aborts.not_ready)} |"
+
+
+def _times(values: Sequence[float]) -> str:
+    return f"{sorted(values)[len(values) // 2]:.2f}, {max(values):.2f}" if values else ""
+
+
+def _states(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
 
 
 if __name__ == "__main__":

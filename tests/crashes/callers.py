@@ -26,7 +26,7 @@ PAUSE_SECONDS = 0.004
 # After a burst without any answer, as clients that retry do.
 FAILED_PAUSE_SECONDS = 0.05
 # Each caller has a connection of its own, which it opens again soon after it broke.
-_OPTIONS = (
+OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
@@ -85,7 +85,7 @@ class Caller:
         send = self._stream if self.kind == "stream" else self._burst
         while not self._stop.is_set():
             self._reopen.clear()
-            with grpc.insecure_channel(self._target, _OPTIONS) as channel:
+            with grpc.insecure_channel(self._target, OPTIONS) as channel:
                 stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
                 while not self._stop.is_set() and not self._reopen.is_set():
                     self._answered, began = False, time.monotonic()

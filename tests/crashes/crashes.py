@@ -1,4 +1,4 @@
-"""Kills of front-ends and of the engine under load, one after another, and what each of them did to the callers."""
+"""Ends of front-ends and of the engine under load, one after another, and what each of them did to the callers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from statistics import median
 
 from chaos.content import write_model
 from chaos.report import GROWTH, MEBIBYTES
-from crashes import callers, processes
+from crashes import callers
+from crashes.aborts import MODEL, Aborter, Aborts
 from crashes.callers import Caller
 from polling import until
-from support.processes.server import ServerProcess
+from support.models.recurrent import aborting
+from support.processes import observed
+from support.processes.server import ServerProcess, bytecode_in
 
 FRONT_ENDS = 2
+FRONT_END_MODULE, ENGINE_MODULE = "tensorferry.server.front_end", "tensorferry.server.engine"
 UNARY, STREAMS = 6, 3
 # Allowed growth of descriptors from the first third of a phase to the last.
 FILES = 4
@@ -36,7 +40,7 @@ class Phase:
 
     name: str
     kills: int = 0
-    # Seconds from a kill to the new process, and to a right answer for every caller.
+    # Seconds from a kill to the new process, and from an end to a right answer for every caller.
     replaced: list[float] = field(default_factory=list)
     answered: list[float] = field(default_factory=list)
     connections_lost: int = 0
@@ -48,7 +52,7 @@ class Phase:
 
     def held(self, name: str, ids: Sequence[int]) -> None:
         """Record what the processes of a name hold."""
-        found = [processes.held(one) for one in ids]
+        found = [observed.held(one) for one in ids]
         self.memory.setdefault(name, []).append(sum(one.memory for one in found) / (1 << 20))
         self.files.setdefault(name, []).append(sum(one.files for one in found))
 
@@ -74,6 +78,7 @@ class Crashes:
 
     load_seconds: float = 0.0
     phases: list[Phase] = field(default_factory=list)
+    aborts: Aborts = field(default_factory=Aborts)
     sent: Counter[str] = field(default_factory=Counter)
     states: Counter[tuple[str, str]] = field(default_factory=Counter)
     slowest: float = 0.0
@@ -88,20 +93,27 @@ def thirds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def run(kills: int, seed: int, transport: str, folder: Path) -> Crashes:
-    """Kill `kills` front-ends, half as many engines, and a fifth as many at random; then the supervisor."""
+    """Kill a supervisor; then `kills` front-ends of a server, half as many engines, and a fifth as many at random.
+
+    Requests abort as many engines as are killed.
+    """
     found = Crashes()
+    shared_memory = observed.dev_shm_files()
+    # First, because a server's first start compiles what it imports.
+    found.wrong += kill_supervisor(folder, transport)
     began = time.monotonic()
     server = start(folder, transport)
     found.load_seconds = time.monotonic() - began
     try:
-        killer = Killer(server, random.Random(seed))
+        killer = Killer(server, random.Random(seed), found.aborts)
         try:
-            for kind, count in (
-                (killer.front_end, kills),
-                (killer.engine, (kills + 1) // 2),
-                (killer.at_random, (kills + 4) // 5),
+            for name, kill, count in (
+                ("a front-end", killer.front_end, kills),
+                ("the engine", killer.engine, (kills + 1) // 2),
+                ("the engine, by a request", killer.abort, (kills + 1) // 2),
+                ("at random", killer.at_random, (kills + 4) // 5),
             ):
-                found.phases.append(killer.phase(kind, count))
+                found.phases.append(killer.phase(name, kill, count))
         finally:
             found.wrong += killer.stop()
         for caller in killer.callers:
@@ -115,12 +127,12 @@ def run(kills: int, seed: int, transport: str, folder: Path) -> Crashes:
             found.wrong.append(f"the server ended with {code}")
     found.log = server.log
     found.wrong += bugs(server) + left_behind(folder, server)
-    found.wrong += kill_supervisor(folder, transport)
+    found.wrong += observed.left_in_dev_shm(shared_memory)
     return found
 
 
 def model_of(folder: Path) -> Path:
-    """Return the path of the model, which the command line of every process of the server has."""
+    """Return the path of a model, which the command line of every process of the server has."""
     return folder.with_name("models") / "affine.onnx"
 
 
@@ -130,27 +142,31 @@ def start(folder: Path, transport: str) -> ServerProcess:
     folder.mkdir(exist_ok=True)
     return ServerProcess.start(
         f"affine={model}",
+        f"{MODEL}={aborting(model.with_name(f'{MODEL}.onnx'))}",
+        # The value of one row ends the process of all: the check would not batch this model.
+        *("--batching", "trust"),
         *("--front-ends", str(FRONT_ENDS), "--drain-seconds", "20"),
         transport=transport,
         host="0.0.0.0",
-        variables={"TMPDIR": str(folder)},
+        variables={"TMPDIR": str(folder), **bytecode_in(folder.with_name("bytecode"))},
     )
 
 
 class Killer:
     """Kills processes of one server under load, and watches what follows."""
 
-    def __init__(self, server: ServerProcess, chance: random.Random) -> None:
+    def __init__(self, server: ServerProcess, chance: random.Random, aborts: Aborts) -> None:
         self._supervisor = server.process.pid
         self._port = int(server.address.rpartition(":")[2])
         self._chance = chance
-        self._listeners = processes.listeners(self._port)
+        self._aborts = aborts
+        self._listeners = observed.listeners(self._port)
         self.callers: Sequence[Caller] = callers.start(self._port, UNARY, STREAMS)
         self._all_answer()
 
-    def phase(self, kill: Callable[[Phase], None], count: int) -> Phase:
+    def phase(self, name: str, kill: Callable[[Phase], None], count: int) -> Phase:
         """Kill again and again."""
-        phase = Phase(kill.__name__.replace("_", " "))
+        phase = Phase(name)
         for _ in range(count):
             before = self._failures()
             time.sleep(_SETTLED_SECONDS)
@@ -160,7 +176,7 @@ class Killer:
             phase.held("the supervisor", [self._supervisor])
             phase.held("all processes", [self._supervisor, *self._front_ends(), *self._engines()])
             for process in (*self._front_ends(), *self._engines()):
-                phase.wrong += processes.in_dev_shm(process)
+                phase.wrong += observed.in_dev_shm(process)
         phase.wrong += phase.grown()
         return phase
 
@@ -180,15 +196,37 @@ class Killer:
         phase.held("the engine", self._engines())
 
     def engine(self, phase: Phase) -> None:
-        """Kill the engine, by SIGKILL and SIGABRT in turn. Connections must live on."""
+        """Kill the engine. Connections must live on."""
         (engine,) = self._engines()
         kept = self._connections()
         failures = self._failures()
-        number = signal.SIGABRT if phase.kills % 2 else signal.SIGKILL
-        begin = self._kill(engine, number)
+        begin = self._kill(engine, signal.SIGKILL)
         until(self._engines, lambda found: len(found) == 1 and found != [engine])
         phase.replaced.append(time.monotonic() - begin)
         phase.answered.append(self._all_answer() - begin)
+        self._since(failures, phase)
+        phase.connections_lost += len(kept - self._connections())
+        phase.held("the front-ends", self._front_ends())
+
+    def abort(self, phase: Phase) -> None:
+        """Let one request among others abort the engine. Connections must live on."""
+        kept = self._connections()
+        failures = self._failures()
+        aborter = Aborter(self._port)
+        try:
+            begin = time.monotonic()
+            message = aborter.round(self._aborts)
+            phase.answered.append(self._all_answer() - begin)
+            (engine,) = self._engines()
+            begin = time.monotonic()
+            state = aborter.again(message)
+            self._aborts.again[state] += 1
+            if state == "UNAVAILABLE":
+                until(self._engines, lambda found: len(found) == 1 and found != [engine])
+                aborter.not_ready_since(begin)
+                self._all_answer()
+        finally:
+            aborter.close()
         self._since(failures, phase)
         phase.connections_lost += len(kept - self._connections())
         phase.held("the front-ends", self._front_ends())
@@ -213,8 +251,8 @@ class Killer:
             lambda: (
                 len(self._front_ends()) == FRONT_ENDS
                 and len(self._engines()) == 1
-                and processes.listeners(self._port) == self._listeners
-                and not set(victims) & set(processes.children(self._supervisor))
+                and observed.listeners(self._port) == self._listeners
+                and not set(victims) & set(observed.children(self._supervisor))
             )
         )
         phase.replaced.append(time.monotonic() - begin)
@@ -234,8 +272,8 @@ class Killer:
         """Wait until as many sockets listen as at the start, none of them the victim's. Return the time since the kill."""
         until(
             lambda: (
-                victim not in processes.children(self._supervisor)
-                and processes.listeners(self._port) == self._listeners
+                victim not in observed.children(self._supervisor)
+                and observed.listeners(self._port) == self._listeners
             )
         )
         return time.monotonic() - begin
@@ -251,18 +289,18 @@ class Killer:
         return time.monotonic()
 
     def _front_ends(self) -> list[int]:
-        return processes.of_module(self._supervisor, "front_end")
+        return observed.of_module(self._supervisor, FRONT_END_MODULE)
 
     def _engines(self) -> list[int]:
-        return processes.of_module(self._supervisor, "engine")
+        return observed.of_module(self._supervisor, ENGINE_MODULE)
 
-    def _connections(self) -> set[processes.Connection]:
+    def _connections(self) -> set[observed.Connection]:
         """Return the connections of callers."""
         addresses = {one.address for one in self.callers}
-        found = processes.connections(self._port, self._front_ends())
+        found = observed.connections(self._port, self._front_ends())
         return {one for one in found if one.address in addresses}
 
-    def _others(self, victim: int) -> set[processes.Connection]:
+    def _others(self, victim: int) -> set[observed.Connection]:
         return {one for one in self._connections() if one.process != victim}
 
     def _loaded_front_end(self) -> int:
@@ -302,8 +340,8 @@ def bugs(server: ServerProcess) -> list[str]:
 def left_behind(folder: Path, server: ServerProcess) -> list[str]:
     """Return the processes, sockets and files that an ended server has left."""
     port = int(server.address.rpartition(":")[2])
-    found = [f"process {process} has not ended" for process in processes.with_argument(str(model_of(folder)))]
-    if processes.listeners(port):
+    found = [f"process {process} has not ended" for process in observed.with_argument(str(model_of(folder)))]
+    if observed.listeners(port):
         found.append(f"port {port} is still open")
     return found + [f"{name} was left" for name in os.listdir(folder)]
 
@@ -313,9 +351,9 @@ def kill_supervisor(folder: Path, transport: str) -> list[str]:
     killed = start(folder, transport)
     killed.process.kill()
     killed.wait()
-    until(lambda: processes.with_argument(str(model_of(folder))), lambda left: not left)
+    until(lambda: observed.with_argument(str(model_of(folder))), lambda left: not left)
     port = int(killed.address.rpartition(":")[2])
-    found = [f"port {port} is still open"] if processes.listeners(port) else []
+    found = [f"port {port} is still open"] if observed.listeners(port) else []
     following = start(folder, transport)
     if code := following.stop():
         found.append(f"the server after it ended with {code}")

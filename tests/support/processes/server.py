@@ -36,6 +36,14 @@ def environment() -> dict[str, str]:
     }
 
 
+def bytecode_in(folder: Path) -> dict[str, str]:
+    """Return variables with which servers keep bytecode in this folder.
+
+    Installed packages have it beside their sources. Without it, each process would compile what it imports.
+    """
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
+
+
 @dataclass
 class ServerProcess:
     """A running server; `ready` is its line on stdout, `log` its lines on stderr so far."""

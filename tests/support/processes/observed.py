@@ -1,8 +1,9 @@
-"""The server's processes as the kernel sees them: who listens, who has which connection, and what each one holds."""
+"""What /proc shows of a server's processes: their ids, sockets, connections, memory, threads and open files."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,11 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds: its proportional set size in bytes, and its descriptors."""
+    """What a process holds: its proportional set size in bytes, its descriptors and its threads."""
 
     memory: int
     files: int
+    threads: int
 
 
 def children(parent: int) -> list[int]:
@@ -37,14 +39,14 @@ def children(parent: int) -> list[int]:
 
 
 def of_module(parent: int, module: str) -> list[int]:
-    """Return the children that run this module of the server."""
+    """Return the children that run this module."""
     found = []
     for child in children(parent):
         try:
             words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if f"tensorferry.server.{module}".encode() in words:
+        if module.encode() in words:
             found.append(child)
     return found
 
@@ -78,9 +80,11 @@ def connections(port: int, processes: Collection[int]) -> set[Connection]:
 
 def held(process: int) -> Held:
     """Return what a process holds. FileNotFoundError or ProcessLookupError if it has ended."""
-    for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+    home = f"/proc/{process}"
+    for line in Path(f"{home}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
-            return Held(int(line.split()[1]) << 10, len(os.listdir(f"/proc/{process}/fd")))
+            memory = int(line.split()[1]) << 10
+            return Held(memory, len(os.listdir(f"{home}/fd")), len(os.listdir(f"{home}/task")))
     raise ProcessLookupError(process)
 
 
@@ -91,6 +95,19 @@ def in_dev_shm(process: int) -> list[str]:
     except (FileNotFoundError, ProcessLookupError):
         return []
     return [line for line in lines if "/dev/shm/" in line]
+
+
+def dev_shm_files() -> set[str]:
+    """Return the names of all files in /dev/shm, of any program."""
+    return set(os.listdir("/dev/shm"))
+
+
+def left_in_dev_shm(before: set[str], patience: float = 30.0) -> list[str]:
+    """Return the files in /dev/shm that are new and stay. Other programs are given time to remove theirs."""
+    give_up = time.monotonic() + patience
+    while (left := dev_shm_files() - before) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    return [f"/dev/shm/{name} was left" for name in sorted(left)]
 
 
 def _sockets(port: int) -> list[tuple[str, int, str, str]]:
