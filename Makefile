@@ -65,10 +65,10 @@ batching-evidence: $(VENV)/.dev ## compare verdicts of the graph analysis with r
 compat: $(OLDEST)/.done ## run the lane's tests with the oldest supported grpcio, protobuf, numpy, onnxruntime (Python 3.11)
 	$(OLDEST)/bin/python tests/compat.py
 
-soak: $(VENV)/.dev ## inject all faults at once into real processes, for MINUTES=10 (SEED=1; OUT=DIR keeps ledgers and logs)
-	PYTHONPATH=tests $(BIN)/python -m chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(if $(OUT),--out $(OUT))
+soak: $(VENV)/.dev ## inject all faults at once into real processes, for MINUTES=10 (SEED=1; FRONT_ENDS=2: kill front-ends and engines, too; OUT=DIR keeps ledgers and logs)
+	PYTHONPATH=tests $(BIN)/python -m chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(if $(FRONT_ENDS),--front-ends $(FRONT_ENDS)) $(if $(OUT),--out $(OUT))
 
-crashes: $(VENV)/.dev ## kill front-ends (KILLS=100), the engine (half as often) and the supervisor under load (SEED=1; LOG=FILE keeps the server's log)
+crashes: $(VENV)/.dev ## kill front-ends (KILLS=100), the engine (half as often, and by a request as often) and the supervisor under load (SEED=1; LOG=FILE keeps the server's log)
 	PYTHONPATH=tests $(BIN)/python -m crashes --kills $(or $(KILLS),100) --seed $(or $(SEED),1) $(if $(LOG),--log $(LOG))
 
 lint: $(VENV)/.dev ## run ruff, mypy --strict and import-linter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
 import signal
 import sys
@@ -14,18 +15,26 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import grpc
 from chaos import report
 from chaos.account import read
-from chaos.content import write_model
+from chaos.caller import OWN, state_of
+from chaos.content import request, verdict, write_model
 from chaos.faults import Faults
 from chaos.proxy import FaultProxy
 from chaos.report import Window
-from chaos.servers import CallerProcesses, Server, build_clock
+from chaos.servers import PATIENCE, CallerProcesses, Server, build_clock
 from chaos.watch import Watch, reconcile
+from polling import until
+from support.processes import observed
+
+from tensorferry.protos import inference_pb2_grpc
 
 CALLER_PROCESSES = 3
-# Seconds of faults in each minute; then none, with the first seconds for recovery.
+# Seconds of faults in each minute; then none, with the first seconds for recovery. Less if the soak is shorter.
 FAULTY_SECONDS, SETTLING_SECONDS, QUIET_SECONDS = 24.0, 6.0, 30.0
+# Number of connections to a server at the end, so that each front-end has some.
+_CONNECTIONS = 16
 # Too short to tell a trend from chance.
 LEAST_MINUTES_FOR_TRENDS = 4.0
 
@@ -35,6 +44,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--front-ends", type=int, default=0, help="front-end processes of each server, which are killed"
+    )
     parser.add_argument("--out", type=Path, help="folder for soak.json, soak.md and the logs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
@@ -42,7 +54,9 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for old in (*folder.glob("*.ledger"), *folder.glob("*.log")):
             old.unlink()
-        record = soak(options.minutes, options.seed, folder)
+        temporary = Path(scratch) / "temporary"
+        temporary.mkdir()
+        record = soak(options.minutes, options.seed, folder, temporary, options.front_ends)
         (folder / "soak.json").write_text(json.dumps(record, indent=1) + "\n")
         text = report.markdown(record)
         (folder / "soak.md").write_text(text)
@@ -52,8 +66,9 @@ def main() -> int:
     return 0 if all(record["verdicts"].values()) else 1
 
 
-def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
-    """Run the soak; return its findings."""
+def soak(minutes: float, seed: int, folder: Path, temporary: Path, front_ends: int) -> dict[str, Any]:
+    """Run the soak; return its findings. Servers have their temporary files in a folder with a short path."""
+    shared_memory = observed.dev_shm_files()
     repository = folder / "repository"
     write_model(repository / "swapped" / "1" / "model.onnx")
     models = [f"{name}={write_model(folder / f'{name}.onnx')}" for name in ("affine", "shaky")]
@@ -68,16 +83,19 @@ def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
     ]
     clock = build_clock(folder)
     steady, mortal = (
-        Server(name, transport, folder, arguments, clock, leaks=leaks)
+        Server(
+            name, transport, folder, arguments, clock, front_ends=front_ends, temporary=temporary, leaks=leaks
+        )
         for name, transport, leaks in (("steady-lane", "lane", False), ("mortal-threaded", "threaded", True))
     )
     for server in (steady, mortal):
         server.start()
     proxy = FaultProxy(steady.port)
     addresses = f"ipv4:{steady.address},{mortal.address}"
-    callers = CallerProcesses(folder, addresses, steady.address, f"127.0.0.1:{proxy.port}")
-    pages = {steady.name: steady.metrics_url}
-    watch = Watch(lambda: {server.name: server.pid for server in (steady, mortal)}, pages)
+    callers = CallerProcesses(
+        folder, addresses, steady.address, f"127.0.0.1:{proxy.port}", aborts=front_ends > 0
+    )
+    watch = Watch(lambda: steady.processes, None if front_ends else steady.metrics_url)
     faults = Faults(seed, steady, mortal, proxy, callers, repository, clocks=clock is not None)
     if clock is None:
         print("no C compiler: clocks do not jump", file=sys.stderr)
@@ -87,8 +105,13 @@ def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
             callers.start()
         windows = _minutes(minutes, faults)
         callers.stop()
+        watch.close()
         for server in (steady, mortal):
+            until(lambda: _refusals(server), lambda found: not found, seconds=PATIENCE)  # noqa: B023
             counters[server.name] = reconcile(server.metrics_url, 30.0)
+        mortal.end(signal.SIGKILL)
+        # Its next life removes what it has left.
+        mortal.start()
     finally:
         watch.close()
         proxy.close()
@@ -97,11 +120,16 @@ def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
                 code = server.end(signal.SIGTERM)
                 if code:
                     faults.wrong.append(f"{server.name} ended with {code} at last")
+    left = [f"process {process} has not ended" for process in observed.with_argument(str(repository))]
+    left += [f"{name} was left" for name in os.listdir(temporary)]
+    left += [*watch.in_dev_shm, *observed.left_in_dev_shm(shared_memory)]
     account = read(callers.ledgers, callers.killed)
     wrong = [*faults.wrong, *callers.failed, *_bugs(folder)]
     rows = report.latencies(windows, account.answers)
-    grown = report.growth([one for one in watch.samples if one.server == steady.name], windows)
-    found = report.verdicts(account, grown, rows, counters, wrong, long=minutes >= LEAST_MINUTES_FOR_TRENDS)
+    grown = report.growth(watch.samples, windows)
+    found = report.verdicts(
+        account, grown, rows, counters, wrong, left, long=minutes >= LEAST_MINUTES_FOR_TRENDS
+    )
     states: dict[str, dict[str, int]] = {}
     for (kind, state), count in account.states.items():
         states.setdefault(kind, {})[state] = count
@@ -113,7 +141,7 @@ def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
     }
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": f"make soak MINUTES={minutes:g}",
+        "command": f"make soak MINUTES={minutes:g}" + (f" FRONT_ENDS={front_ends}" if front_ends else ""),
         "versions": f"Python {platform.python_version()}, grpcio {version('grpcio')}, onnxruntime {version('onnxruntime')}",
         "seed": seed,
         "verdicts": found,
@@ -124,28 +152,57 @@ def soak(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
             **{name: len(calls) for name, calls in named.items()},
             "violations": [f"{name}: {call}" for name, calls in named.items() for call in calls[:20]],
         },
-        "faults": {**faults.done, "lives of the mortal server": mortal.lives},
+        "faults": {
+            **faults.done,
+            "lives of the mortal server": mortal.lives,
+            **({"engines that died": _deaths(folder, "the engine")} if front_ends else {}),
+            **({"front-ends that died": _deaths(folder, "front-end")} if front_ends else {}),
+        },
         "counters": counters,
         "growth": grown,
         "windows": rows,
-        "wrong": wrong,
+        "wrong": [*wrong, *left],
     }
 
 
 def _minutes(minutes: float, faults: Faults) -> list[Window]:
     """Alternate faults and quiet periods until the time is over."""
     windows: list[Window] = []
-    until = time.monotonic() + 60 * minutes
-    while time.monotonic() < until:
+    share = min(1.0, minutes)
+    over = time.monotonic() + 60 * minutes
+    while time.monotonic() < over:
         begin = time.monotonic()
-        faults.inject(FAULTY_SECONDS)
+        faults.inject(share * FAULTY_SECONDS)
         end = time.monotonic()
         windows.append(Window(begin, end, faults=True))
-        time.sleep(SETTLING_SECONDS)
+        time.sleep(share * SETTLING_SECONDS)
         begin = time.monotonic()
-        time.sleep(QUIET_SECONDS)
+        time.sleep(share * QUIET_SECONDS)
         windows.append(Window(begin, time.monotonic(), faults=False))
     return windows
+
+
+def _refusals(server: Server) -> list[str]:
+    """Send a request over each of many connections. Return the statuses of those that are not answered."""
+    found = []
+    for number in range(_CONNECTIONS):
+        with grpc.insecure_channel(server.address, OWN) as channel:
+            stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            try:
+                state = verdict(
+                    stub.ModelInfer(request("affine", 0, number, 1), timeout=PATIENCE), 0, number, 1
+                )
+            except grpc.RpcError as error:
+                state = state_of(error, "affine")
+            if state != "OK":
+                found.append(f"{server.name}: {state}")
+    return found
+
+
+def _deaths(folder: Path, name: str) -> int:
+    """Return how many processes of this name died by a signal, which requests that abort the model also cause."""
+    lines = [line for log in folder.glob("*.log") for line in log.read_text().splitlines()]
+    return sum(f'"{name} ' in line and "ended: killed by" in line for line in lines)
 
 
 def _bugs(folder: Path) -> list[str]:
@@ -154,7 +211,7 @@ def _bugs(folder: Path) -> list[str]:
     for log in folder.glob("*.log"):
         for line in log.read_text().splitlines():
             expected = "a worker ended unexpectedly" in line
-            if "this is a bug" in line and not expected:
+            if ("this is a bug" in line or "(bug)" in line) and not expected:
                 found.append(f"{log.name}: {line[:2000]}")
     return found
 

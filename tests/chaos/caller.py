@@ -51,6 +51,8 @@ MARKS = (
     Mark.FALL,
     Mark.FALL,
 )
+# How often it is marked to abort the model's process, if that leaves the server alive: some times a minute.
+ABORTED = 0.0001
 IN_A_STREAM = 12
 # Seconds after which a call without a deadline is lost; with a deadline, seconds after it.
 ENDLESS_SECONDS, GRACE_SECONDS = 60.0, 20.0
@@ -88,6 +90,7 @@ class Callers:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
+        self._aborted = ABORTED if options.aborts else 0.0
         self._sender: int = options.sender
         self._ledger = Ledger(options.ledger, options.sender)
         self._stop = threading.Event()
@@ -111,7 +114,11 @@ class Callers:
 
     def _draw(self, chance: random.Random) -> tuple[str, int, Mark]:
         model = chance.choice(("affine", "affine", "affine", "shaky", "swapped"))
-        mark = chance.choice(MARKS) if model == "shaky" and chance.random() < MARKED else Mark.NONE
+        drawn, mark = chance.random(), Mark.NONE
+        if model == "shaky" and drawn < self._aborted:
+            mark = Mark.ABORT
+        elif model == "shaky" and drawn < self._aborted + MARKED:
+            mark = chance.choice(MARKS)
         return model, chance.choice((1, 1, 1, 2, 5, 40)), mark
 
     def _pause(self, chance: random.Random, state: str) -> None:
@@ -228,4 +235,5 @@ if __name__ == "__main__":
     for name in ("--servers", "--first", "--proxy", "--ledger"):
         parser.add_argument(name, required=True)
     parser.add_argument("--sender", type=int, required=True)
+    parser.add_argument("--aborts", action="store_true", help="let requests abort the model's process")
     Callers(parser.parse_args()).run()

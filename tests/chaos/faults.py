@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,16 @@ _PAUSE = (0.3, 2.0)
 # Clients that reset their connection, for each step of a call, each time.
 _RESETS = 10
 _RESET_ROWS = 1000
+# Kills of front-ends, and of engines, for each time that another fault occurs.
+_KILLS = 3
 _CLOCK_JUMPS = (-7200.0, -5.0, 5.0, 3600.0)
 
 
 class Faults:
     """Injects faults, each on its own thread, and ends them all.
 
-    `steady` is never ended, so that its memory can be followed; `mortal` is ended again and again.
+    `steady` is never ended, so that its memory can be followed; `mortal` is ended again and again. Front-ends and
+    engines of both are killed.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Faults:
             ),
             *(self.silence, self.starve, self.freeze, self.take_files, self.reload, self.reload, self.unload),
             *([self.clock] if clocks else []),
+            *([self.kill_front_end, self.kill_engine] * _KILLS if steady.front_ends else []),
         ]
 
     def inject(self, seconds: float) -> None:
@@ -126,6 +132,21 @@ class Faults:
         """A server is killed and started again."""
         self._end_mortal(signal.SIGKILL, chance)
 
+    def kill_front_end(self, chance: random.Random) -> None:
+        """A front-end dies; its connections break."""
+        self._kill_child("the front-ends", chance)
+
+    def kill_engine(self, chance: random.Random) -> None:
+        """An engine dies; connections live on."""
+        self._kill_child("the engine", chance)
+
+    def _kill_child(self, role: str, chance: random.Random) -> None:
+        children = chance.choice((self._steady, self._mortal)).processes[role]
+        if children:
+            # It may have ended meanwhile.
+            with suppress(ProcessLookupError):
+                os.kill(chance.choice(children), chance.choice((signal.SIGKILL, signal.SIGABRT)))
+
     def kill_callers(self, chance: random.Random) -> None:
         """A process of callers is killed during its calls."""
         self._callers.kill_one(chance.randrange(100))
@@ -178,18 +199,23 @@ class Faults:
             busy.close()
 
     def freeze(self, chance: random.Random) -> None:
-        """A server is frozen for a while."""
-        process = self._steady.process
-        assert process is not None
-        process.send_signal(signal.SIGSTOP)
+        """A server is frozen for a while, or one process of it."""
+        every = [process for ids in self._steady.processes.values() for process in ids]
+        frozen = every if chance.random() < 0.5 else [chance.choice(every)]
+        for process in frozen:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGSTOP)
         try:
             self._lasts(chance.uniform(0.3, 2.5))
         finally:
-            process.send_signal(signal.SIGCONT)
+            for process in frozen:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
 
     def take_files(self, chance: random.Random) -> None:
-        """Idle connections take all files of a server."""
-        exhaust_files(("127.0.0.1", self._steady.port), MOST_FILES + 50, chance.uniform(1, 4), self._healed)
+        """Idle connections take all files of a server, or of each of its front-ends."""
+        files = MOST_FILES * max(1, self._steady.front_ends) + 50
+        exhaust_files(("127.0.0.1", self._steady.port), files, chance.uniform(1, 4), self._healed)
 
     def clock(self, chance: random.Random) -> None:
         """The wall clocks jump, and back."""

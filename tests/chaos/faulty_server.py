@@ -1,10 +1,9 @@
-"""`tensorferry` with built-in faults, which requests cause, and optionally with few files."""
+"""`tensorferry` with built-in faults, which requests cause."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
-import resource
 import signal
 import sys
 import threading
@@ -22,8 +21,8 @@ from tensorferry.server.__main__ import main
 from tensorferry.server.recovery import recovering_instance
 from tensorferry.server.runtime.session import Session
 
-# The most files of the process, and the seconds of a hanging run.
-FILES, HANG_SECONDS = "CHAOS_FILES", 2.5
+# Duration of a run that hangs.
+HANG_SECONDS = 2.5
 # Whether the model may leak; not on the server whose memory is followed.
 LEAKS = "CHAOS_LEAKS"
 
@@ -58,6 +57,8 @@ class Faults:
                 raise failed("the model does not like a row")
             if Mark.EXIT in marks:
                 raise SystemExit(3)
+            if Mark.ABORT in marks:
+                os.abort()
             hangs = False
             for row in marked:
                 if row[3] == Mark.BREAK and self._first(row):
@@ -103,11 +104,14 @@ class Faults:
         return guarded
 
 
-if __name__ == "__main__":
-    if limit := os.environ.get(FILES):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), int(limit)))
+def prepare() -> None:
+    """Build the faults into this process."""
     recovering_instance._FIRST_SECONDS = 0.05
     # For analysis of a hang.
     faulthandler.register(signal.SIGUSR1)
     Faults()
+
+
+if __name__ == "__main__":
+    prepare()
     sys.exit(main())

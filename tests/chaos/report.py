@@ -54,12 +54,16 @@ def latencies(windows: Sequence[Window], answers: Sequence[Answer]) -> list[dict
     return rows
 
 
-def growth(samples: Sequence[Sample], windows: Sequence[Window]) -> dict[str, Any]:
-    """Return the growth of the steady server from its first to its last third without faults, and all
-    slopes.
+def growth(samples: Sequence[Sample], windows: Sequence[Window]) -> dict[str, dict[str, Any]]:
+    """Return, for each role, the growth of its processes from the first to the last third without faults, and all slopes.
 
-    The first window is left out, because the server grows to its size in it.
+    The first window is left out, because processes grow to their size in it.
     """
+    roles = list(dict.fromkeys(one.role for one in samples))
+    return {role: _growth([one for one in samples if one.role == role], windows) for role in roles}
+
+
+def _growth(samples: Sequence[Sample], windows: Sequence[Window]) -> dict[str, Any]:
     quiet = [window for window in windows if not window.faults]
     calm = [[one for one in samples if window.begin <= one.at <= window.end] for window in quiet]
     calm = [window for window in calm if window]
@@ -68,7 +72,7 @@ def growth(samples: Sequence[Sample], windows: Sequence[Window]) -> dict[str, An
     first = [one for window in calm[:third] for one in window]
     last = [one for window in calm[-third:] for one in window]
     found: dict[str, Any] = {}
-    for name, unit in (("rss", 1 << 20), ("files", 1), ("threads", 1)):
+    for name, unit in (("memory", 1 << 20), ("files", 1), ("threads", 1)):
         values = [(one.at, getattr(one, name) / unit) for window in calm for one in window]
         found[name] = {
             "first": median(getattr(one, name) / unit for one in first) if first else 0.0,
@@ -90,10 +94,11 @@ def slope(values: Sequence[tuple[float, float]]) -> float:
 
 def verdicts(
     account: Account,
-    grown: Mapping[str, Any],
+    grown: Mapping[str, Mapping[str, Any]],
     rows: Sequence[Mapping[str, Any]],
     counters: Mapping[str, Mapping[str, tuple[int, int]]],
     wrong: Sequence[str],
+    left: Sequence[str],
     *,
     long: bool,
 ) -> dict[str, bool]:
@@ -109,13 +114,17 @@ def verdicts(
             accepted == ended for models in counters.values() for accepted, ended in models.values()
         ),
         "every process ended as it should": not wrong,
+        "no process, port or file left behind": not left,
         "something was answered": bool(account.answers),
     }
     if long:
-        rss, files, threads = grown["rss"], grown["files"], grown["threads"]
-        found["memory flat"] = rss["last"] <= max(rss["first"] * GROWTH, rss["first"] + MEBIBYTES)
-        found["files flat"] = files["last"] <= files["first"] + FILES
-        found["threads flat"] = threads["last"] <= threads["first"] + THREADS
+        memory, files, threads = (
+            [(role[name]["first"], role[name]["last"]) for role in grown.values()]
+            for name in ("memory", "files", "threads")
+        )
+        found["memory flat"] = all(last <= max(first * GROWTH, first + MEBIBYTES) for first, last in memory)
+        found["files flat"] = all(last <= first + FILES for first, last in files)
+        found["threads flat"] = all(last <= first + THREADS for first, last in threads)
         quiet = [row["p99_ms"] for row in rows if not row["faults"]]
         third = max(1, len(quiet) // 3)
         found["latency steady"] = median(quiet[-third:]) <= SLOWER * median(quiet[:third])
@@ -140,16 +149,15 @@ def markdown(record: Mapping[str, Any]) -> str:
         lines += [f"| {server} | {model} | {both[0]} | {both[1]} |" for model, both in models.items()]
     lines += [
         "",
-        "| of the server that lived throughout | first third | last third | per minute |",
-        "|---|---|---|---|",
+        "| of the server that lived throughout | per process | first third | last third | per minute |",
+        "|---|---|---|---|---|",
     ]
-    for name, unit in (
-        ("rss", "resident MiB"),
-        ("files", "open files"),
-        ("threads", "threads but for calls"),
-    ):
-        one = record["growth"][name]
-        lines.append(f"| {unit} | {one['first']:.1f} | {one['last']:.1f} | {one['per_minute']:+.2f} |")
+    for role, found in record["growth"].items():
+        for name, unit in (("memory", "MiB (PSS)"), ("files", "open files"), ("threads", "threads")):
+            one = found[name]
+            lines.append(
+                f"| {role} | {unit} | {one['first']:.1f} | {one['last']:.1f} | {one['per_minute']:+.2f} |"
+            )
     lines += ["", "| from, s | faults | answers/s | p50, ms | p99, ms |", "|---|---|---|---|---|"]
     for row in record["windows"]:
         lines.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -12,17 +13,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from chaos import faulty_server
-from support.processes.server import environment
+from polling import until
+from support.processes import observed
+from support.processes.server import bytecode_in, environment
 
 # A server starts or stops in less, even on a busy machine.
 PATIENCE = 60.0
-# So few files that some hundred connections exhaust them.
+# So few files of a process that some hundred connections exhaust them.
 MOST_FILES = 256
+# What children of a server with front-ends run.
+FRONT_END_MODULE, ENGINE_MODULE = "tensorferry.server.front_end", "chaos.faulty_engine"
 _TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -49,7 +54,10 @@ def build_clock(folder: Path) -> Path | None:
 
 
 class Server:
-    """A server on a fixed port. The output of all its processes goes to `log`."""
+    """A server on a fixed port, of one process without `front_ends`. The output of all its lives goes to `log`.
+
+    Its temporary files are in the folder `temporary`.
+    """
 
     def __init__(
         self,
@@ -59,9 +67,12 @@ class Server:
         arguments: Sequence[str],
         clock: Path | None,
         *,
+        front_ends: int,
+        temporary: Path,
         leaks: bool = False,
     ) -> None:
         self.name = name
+        self.front_ends = front_ends
         self.port, self.metrics_port = free_port(), free_port()
         self.log = folder / f"{name}.log"
         self.lives = 0
@@ -69,9 +80,10 @@ class Server:
         self._clock_file.write_bytes(struct.pack("d", 0.0))
         self._command = [
             sys.executable,
-            faulty_server.__file__,
+            str(Path(__file__).with_name("faulty_supervisor.py")) if front_ends else faulty_server.__file__,
             "serve",
             *arguments,
+            *(("--front-ends", str(front_ends)) if front_ends else ()),
             *("--transport", transport, "--port", str(self.port), "--metrics-port", str(self.metrics_port)),
             *(
                 "--device",
@@ -87,7 +99,8 @@ class Server:
         self._variables = {
             **environment(),
             "PYTHONPATH": os.pathsep.join([str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            faulty_server.FILES: str(MOST_FILES),
+            "TMPDIR": str(temporary),
+            **bytecode_in(folder / "bytecode"),
         }
         if leaks:
             self._variables[faulty_server.LEAKS] = "1"
@@ -112,6 +125,17 @@ class Server:
         """Process id, 0 without a process."""
         return 0 if self.process is None else self.process.pid
 
+    @property
+    def processes(self) -> Mapping[str, Sequence[int]]:
+        """Ids of its processes, by their role."""
+        if not self.front_ends:
+            return {"the server": [self.pid]}
+        return {
+            "the supervisor": [self.pid],
+            "the engine": observed.of_module(self.pid, ENGINE_MODULE),
+            "the front-ends": observed.of_module(self.pid, FRONT_END_MODULE),
+        }
+
     def start(self) -> None:
         """Start the server; return when it is ready."""
         self.lives += 1
@@ -119,6 +143,9 @@ class Server:
             self.process = subprocess.Popen(
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._variables
             )
+        # Its children get the same limits. An aborted process would write its memory to a file.
+        resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (MOST_FILES, MOST_FILES))
+        resource.prlimit(self.pid, resource.RLIMIT_CORE, (0, 0))
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -126,7 +153,7 @@ class Server:
         json.loads(line)
 
     def end(self, number: int) -> int:
-        """End it by a signal; return its exit code."""
+        """End it by a signal; return its exit code, when nothing listens on its ports."""
         assert self.process is not None
         assert self.process.stdout is not None
         self.process.send_signal(number)
@@ -139,6 +166,9 @@ class Server:
             self.process.kill()
             code = self.process.wait(PATIENCE)
         self.process.stdout.close()
+        # The kernel kills the children of a process that was killed, and they may listen for some milliseconds more.
+        for port in (self.port, self.metrics_port):
+            until(lambda: observed.listeners(port), lambda listeners: not listeners)  # noqa: B023
         return code
 
     def jump(self, seconds: float) -> None:
@@ -150,9 +180,11 @@ class Server:
 class CallerProcesses:
     """Processes of callers, by the number of their sender, which is never reused."""
 
-    def __init__(self, folder: Path, servers: str, first: str, proxy: str) -> None:
+    def __init__(self, folder: Path, servers: str, first: str, proxy: str, *, aborts: bool) -> None:
         self._folder = folder
         self._arguments = ["--servers", servers, "--first", first, "--proxy", proxy]
+        if aborts:
+            self._arguments.append("--aborts")
         self._senders = 0
         self._running: dict[Path, subprocess.Popen[bytes]] = {}
         self.killed: set[Path] = set()

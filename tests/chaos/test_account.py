@@ -76,14 +76,16 @@ def test_growing_memory_is_found() -> None:
 
     def grown(per_minute: int) -> bool:
         samples = [
-            Sample(60.0 * minute + second, "steady", 1, (100 + per_minute * minute) << 20, 20, 30)
+            Sample(60.0 * minute + second, role, (100 + growing * minute) << 20, 20, 30)
+            for role, growing in (("the supervisor", 0), ("the engine", per_minute))
             for minute in range(10)
             for second in range(0, 30, 2)
         ]
         growth = report.growth(samples, windows)
-        assert growth["rss"]["per_minute"] == pytest.approx(per_minute, rel=0.05, abs=1e-6)
+        assert growth["the supervisor"]["memory"]["per_minute"] == 0
+        assert growth["the engine"]["memory"]["per_minute"] == pytest.approx(per_minute, rel=0.05, abs=1e-6)
         rows = report.latencies(windows, [])
-        return report.verdicts(Account(), growth, rows, {}, [], long=True)["memory flat"]
+        return report.verdicts(Account(), growth, rows, {}, [], [], long=True)["memory flat"]
 
     assert grown(0)
     assert not grown(20)
@@ -92,7 +94,9 @@ def test_growing_memory_is_found() -> None:
 def test_the_counters_must_add_up() -> None:
     def holds(accepted: int, ended: int) -> bool:
         counters = {"a": {"m": (accepted, ended)}}
-        return report.verdicts(Account(), {}, [], counters, [], long=False)["the servers' counters add up"]
+        return report.verdicts(Account(), {}, [], counters, [], [], long=False)[
+            "the servers' counters add up"
+        ]
 
     assert holds(7, 7)
     assert not holds(7, 6)

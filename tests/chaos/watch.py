@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
-from pathlib import Path
+from statistics import fmean
+
+from support.processes import observed
 
 _SECONDS = 2.0
 _OUTCOMES = re.compile(r"^tensorferry_requests_total\{(?P<labels>[^}]*)\} (?P<count>\S+)$", re.M)
@@ -22,28 +23,28 @@ _MODEL = re.compile(r'model="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample of a process: resident bytes, open files, and threads outside the pools for calls.
+    """One sample of the processes of a role, per process: memory (PSS) in bytes, open files, and threads.
 
-    A pool has as many threads as calls were ever in progress at once, up to its bound.
+    Of a server of one process, threads in the pools for calls do not count. A pool has as many threads as calls were
+    ever in progress at once, up to its bound.
     """
 
     at: float
-    server: str
-    pid: int
-    rss: int
-    files: int
-    threads: int
+    role: str
+    memory: float
+    files: float
+    threads: float
 
 
 class Watch:
-    """Samples the processes of `pids` every two seconds until `close`; `pages` has the metrics of
-    some.
-    """
+    """Samples the processes of each role every two seconds until `close`. `page` has the metrics of a server of one process."""
 
-    def __init__(self, pids: Callable[[], Mapping[str, int]], pages: Mapping[str, str]) -> None:
+    def __init__(self, processes: Callable[[], Mapping[str, Sequence[int]]], page: str | None) -> None:
         self.samples: list[Sample] = []
-        self._pids = pids
-        self._pages = pages
+        # The files in /dev/shm that any process had mapped.
+        self.in_dev_shm: set[str] = set()
+        self._processes = processes
+        self._page = page
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
@@ -55,23 +56,21 @@ class Watch:
 
     def _run(self) -> None:
         while not self._ended.wait(_SECONDS):
-            for server, pid in self._pids().items():
-                if (sample := sample_of(server, pid, self._pages.get(server))) is not None:
+            for role, ids in self._processes().items():
+                if (sample := sample_of(role, ids, self._page)) is not None:
                     self.samples.append(sample)
+                for process in ids:
+                    self.in_dev_shm.update(observed.in_dev_shm(process))
 
 
-def sample_of(server: str, pid: int, page: str | None = None) -> Sample | None:
-    """Return a sample of the process; None if it has ended, or if its metrics do not list its pools."""
-    home = Path("/proc") / str(pid)
+def sample_of(role: str, ids: Sequence[int], page: str | None = None) -> Sample | None:
+    """Return a sample of the processes; None if one has ended, if there is none, or if the page does not list the pools."""
     try:
-        status = (home / "status").read_text()
-        files = len(os.listdir(home / "fd"))
+        held = [observed.held(process) for process in ids]
     except OSError:
         return None
-    fields = dict(line.split(":", 1) for line in status.splitlines())
-    if "VmRSS" not in fields:
+    if not held:
         return None
-    rss = int(fields["VmRSS"].split()[0]) << 10
     pooled = 0.0
     if page is not None:
         try:
@@ -80,7 +79,13 @@ def sample_of(server: str, pid: int, page: str | None = None) -> Sample | None:
         except (OSError, HTTPException):
             # The server is frozen, or has no file left.
             return None
-    return Sample(time.monotonic(), server, pid, rss, files, int(fields["Threads"]) - round(pooled))
+    return Sample(
+        time.monotonic(),
+        role,
+        fmean(one.memory for one in held),
+        fmean(one.files for one in held),
+        fmean(one.threads for one in held) - pooled,
+    )
 
 
 def reconcile(url: str, patience: float) -> Mapping[str, tuple[int, int]]:
