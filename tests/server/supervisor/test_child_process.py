@@ -93,6 +93,14 @@ def test_descriptors_that_no_callback_takes_are_closed(parent: Parent) -> None:
     os.close(taken[0])
 
 
+def test_pings_are_answered(parent: Parent) -> None:
+    child = parent.start()
+    child.run()
+    for _ in range(3):
+        parent.channel.send("ping", {})
+        assert parent.receive().kind == "pong"
+
+
 def test_messages_to_the_supervisor(parent: Parent) -> None:
     child = parent.start()
     child.send("listening", port=1)

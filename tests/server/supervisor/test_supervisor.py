@@ -169,7 +169,7 @@ class TestFrontEndEnds:
         delays = []
         for _ in range(10):
             supervision.end("front-end 0", KILLED)
-            delays.append(round(supervision.supervisor.next_time() - supervision.now, 9))
+            delays.append(round(supervision.process("front-end 0").start_at - supervision.now, 9))
             supervision.wait(delays[-1])
             supervision.wait(5)
         assert delays == [0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10]
@@ -543,6 +543,7 @@ def test_no_message_stops_the_supervisor(make: Make) -> None:
         "health",
         "front_end_broken",
         "log_levels",
+        "pong",
         "start",
         "link",
         "\ud800",

@@ -26,11 +26,16 @@ class FakeChild(Child):
         self.pid = pid
         self.sent: list[tuple[str, dict[str, Any]]] = []
         self.killed = False
+        self.hangs = False
+        self.pinged = False
 
     def send(self, kind: str, fields: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         assert len(fds) == (3 if kind in ("link", "trial") else 0)
         close_fds(fds)
-        self.sent.append((kind, dict(fields)))
+        if kind == "ping":
+            self.pinged = True
+        else:
+            self.sent.append((kind, dict(fields)))
 
     def kill(self) -> None:
         self.killed = True
@@ -161,7 +166,15 @@ class Supervision:
             self.supervisor.on_time()
             if self.exit_status is not None:
                 return
+            self._answer_pings()
         self.now = until
+
+    def _answer_pings(self) -> None:
+        for name in self.alive():
+            child = self.child(name)
+            if child.pinged and not child.hangs:
+                child.pinged = False
+                self.say(name, "pong")
 
     def forget(self) -> None:
         """Forget what the children were sent so far."""

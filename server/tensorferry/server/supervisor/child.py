@@ -18,7 +18,7 @@ from tensorferry.server.supervisor.control import ControlChannel, Message, close
 _log = logging.getLogger("tensorferry.server")
 
 # Messages that replace an older one that was not sent yet.
-_LATEST_ONLY = frozenset({"health", "log_levels", "processes"})
+_LATEST_ONLY = frozenset({"health", "log_levels", "ping", "processes"})
 # A child that has not read this many messages, beside those in the socket's buffer, does not work.
 _MAX_UNSENT = 256
 

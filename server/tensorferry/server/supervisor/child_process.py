@@ -38,6 +38,8 @@ def _end_only_with_supervisor() -> None:
 class ChildProcess:
     """The process as a child of the supervisor: its first message, and a thread that calls back for the others.
 
+    The thread also answers the supervisor's pings, which ask whether the process still works.
+
     Create it first of all, on the main thread. From then on SIGTERM and SIGINT are ignored, because the supervisor decides
     when a child ends, and the kernel kills the process when the supervisor ends. `on_supervisor_lost` is
     called on the thread if the control channel is closed or unusable, or a callback raises.
@@ -104,7 +106,9 @@ class ChildProcess:
     def _handle(self, message: Message) -> None:
         try:
             callback = self._callbacks.get(message.kind)
-            if callback is not None:
+            if message.kind == "ping":
+                self.send("pong")
+            elif callback is not None:
                 callback(message)
         finally:
             message.close()

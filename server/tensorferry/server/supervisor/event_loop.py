@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import selectors
 import signal
@@ -117,8 +116,8 @@ class EventLoop:
         supervisor.start()
         while supervisor.exit_status is None:
             self._watch_unsent()
-            timeout = supervisor.next_time() - time.monotonic()
-            for key, events in self._selector.select(None if math.isinf(timeout) else max(0.0, timeout)):
+            timeout = max(0.0, supervisor.next_time() - time.monotonic())
+            for key, events in self._selector.select(timeout):
                 child = key.data
                 if child is None:
                     for number in self._signals.read():

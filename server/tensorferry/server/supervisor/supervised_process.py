@@ -21,6 +21,8 @@ class SupervisedProcess:
         # Whether the child has reported that it is ready or listens, and the fields of this message.
         self.serving = False
         self.report: dict[str, Any] = {}
+        # Pings since the child's last answer.
+        self.unanswered_pings = 0
         # Times of the supervisor's clock; infinite if there is nothing to do.
         self.start_at = math.inf
         self.kill_at = math.inf
@@ -31,6 +33,7 @@ class SupervisedProcess:
     def begin(self, now: float) -> None:
         """Count a start. The caller starts the child."""
         self.generation += 1
+        self.unanswered_pings = 0
         self.start_at = math.inf
         self._started_at = now
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from tensorferry.server.supervisor.child import Child, Ending
 from tensorferry.server.supervisor.control import Message, close_fds
+from tensorferry.server.supervisor.pings import Pings
 from tensorferry.server.supervisor.supervised_process import SupervisedProcess
 from tensorferry.server.supervisor.trial_engine import TrialEngine
 
@@ -105,6 +106,7 @@ class Supervisor:
         # What the engine was last told about the processes.
         self._published: list[dict[str, Any]] = []
         self._drain_deadline = math.inf
+        self._pings = Pings(environment.clock())
         # In the last phase: when to exit although a killed child has not ended, and the status.
         self._exit_at = math.inf
         self._final_status = 0
@@ -117,8 +119,9 @@ class Supervisor:
         self._settle()
 
     def next_time(self) -> float:
-        """Return when `on_time` has something to do; infinite if never."""
-        return min(self._exit_at, *(min(process.start_at, process.kill_at) for process in self._processes()))
+        """Return when `on_time` has something to do."""
+        of_processes = (min(process.start_at, process.kill_at) for process in self._processes())
+        return min(self._exit_at, self._pings.at, *of_processes)
 
     def on_time(self) -> None:
         """Do what is due by now."""
@@ -133,6 +136,8 @@ class Supervisor:
                 process.child.kill()
             if now >= process.start_at:
                 self._start(process)
+        if now >= self._pings.at:
+            self._pings.send(self._processes(), now)
         self._settle()
 
     def on_message(self, process: SupervisedProcess, message: Message) -> None:
@@ -150,6 +155,8 @@ class Supervisor:
                 self._health = fields
                 for front_end in self._living_front_ends():
                     front_end.send("health", fields)
+            case "pong":
+                process.unanswered_pings = 0
             case "log_levels" if is_engine and isinstance(levels := fields.get("levels"), dict):
                 self._log_levels = levels
                 for front_end in self._living_front_ends():
