@@ -22,7 +22,7 @@ from tensorferry.server.inference.reply import InferenceCall
 from tensorferry.server.inference.request_limits import DEFAULT_LIMITS
 from tensorferry.server.link import EngineLink, FrontEndLink, LinkFiles, create_link
 from tensorferry.server.link_messages import ANSWERED
-from tensorferry.server.status import ANSWERED_KEY, PUSHBACK_KEY, Status, StatusCode, trailing_metadata
+from tensorferry.server.status import PUSHBACK_KEY, Status, StatusCode, trailing_metadata
 
 NO_ROOM = (8, b"no room")
 
@@ -157,7 +157,7 @@ def test_new_requests_do_not_wait_for_an_engine(front_end: FrontEnd) -> None:
     front_end.lose(1, begun=False)
     status = front_end.status(front_end.ask(MESSAGES[1])[1])
     assert (status.code, status.message) == (StatusCode.UNAVAILABLE, NO_ENGINE)
-    assert ANSWERED_KEY in dict(trailing_metadata(status))
+    assert PUSHBACK_KEY in dict(trailing_metadata(status))
 
 
 def test_requests_that_no_engine_comes_for_can_be_retried(front_end: FrontEnd) -> None:

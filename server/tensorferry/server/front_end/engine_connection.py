@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tensorferry.batcher import QueueFull, ResponseBurstHook
-from tensorferry.server.errors import InvalidRequestError, NotReadyError
+from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.front_end.remote_call import HeldRequest, RemoteCall
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.reply import InferenceReply, error_reply
@@ -21,8 +21,16 @@ _log = logging.getLogger("tensorferry.server")
 # When to retry a request for which the link has no room. The engine frees room with each batch.
 _RETRY_SECONDS = 0.1
 
+# When to retry a request that finds no engine. A new one takes longer, but clients wait longer with each attempt.
+_ENGINE_SECONDS = 0.5
+
 NO_ENGINE = "the server's engine is not ready: it is loading its models; retry"
 LOST = "the server's engine ended before it answered; the request may have run; retry if that does no harm"
+
+
+def no_engine_error() -> StatusError:
+    """Return the error of a request that no engine has run."""
+    return StatusError(Status(StatusCode.UNAVAILABLE, NO_ENGINE, _ENGINE_SECONDS))
 
 
 def lost_error() -> StatusError:
@@ -85,7 +93,7 @@ class EngineConnection:
     def submit(self, call: RemoteCall, message: bytes, deadline: float, extra: bytes) -> None:
         """Send a request; `flush` wakes the engine for it.
 
-        QueueFull if the link has no room, InvalidRequestError if it never has, NotReadyError if the engine is gone.
+        QueueFull if the link has no room, InvalidRequestError if it never has, StatusError if the engine is gone.
         """
         try:
             call.submit(self._link, message, deadline, extra)
@@ -94,7 +102,7 @@ class EngineConnection:
                 raise InvalidRequestError(str(error)) from None
             raise QueueFull(f"{error}; retry in {_RETRY_SECONDS} s", _RETRY_SECONDS) from None
         except LinkClosed:
-            raise NotReadyError(NO_ENGINE) from None
+            raise no_engine_error() from None
 
     def flush(self) -> None:
         """Wake the engine if there are new requests."""

@@ -10,8 +10,7 @@ import grpc
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import NotReadyError
-from tensorferry.server.front_end.engine_connection import NO_ENGINE
+from tensorferry.server.front_end.engine_connection import no_engine_error
 from tensorferry.server.identity import CURRENT_CLIENT
 from tensorferry.server.security.forwarded_identity import forwarded
 from tensorferry.server.status import ANSWERED_KEY, PUSHBACK_KEY, Status, StatusError
@@ -74,7 +73,7 @@ class ForwardedMethods:
                     raise StatusError(status) from None
         if name in _WITHOUT_ENGINE:
             return _WITHOUT_ENGINE[name]()
-        raise NotReadyError(NO_ENGINE)
+        raise no_engine_error()
 
 
 def answered_status(error: Any) -> Status | None:

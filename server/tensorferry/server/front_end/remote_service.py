@@ -13,7 +13,7 @@ from tensorferry.server.errors import (
     ServerError,
     UnauthenticatedError,
 )
-from tensorferry.server.front_end.engine_connection import NO_ENGINE, EngineConnection
+from tensorferry.server.front_end.engine_connection import EngineConnection, no_engine_error
 from tensorferry.server.front_end.refused_requests import REFUSED
 from tensorferry.server.front_end.remote_call import HeldRequest, HeldRequests, RemoteCall
 from tensorferry.server.front_end.report import FrontEndReport
@@ -27,8 +27,6 @@ from tensorferry.server.link_messages import encode_origin
 from tensorferry.server.status import Status, StatusCode, StatusError, code_of, status_of
 from tensorferry.server.wire.compression import decompress, is_compressed
 from tensorferry.server.wire.structure import peek_request_id
-
-_NOT_RUN = Status(StatusCode.UNAVAILABLE, NO_ENGINE, 1.0)
 
 
 class NoEarlyRejection:
@@ -45,7 +43,7 @@ class NoEarlyRejection:
 class RemoteService:
     """Passes requests on to the engine. It stands in for `InferenceService` in a front-end. Thread-safe.
 
-    While no engine is connected, every new request gets NotReadyError. Requests that an engine had when it was lost wait
+    While no engine is connected, every new request gets UNAVAILABLE with a retry hint. Requests that an engine had when it was lost wait
     for the next one. Those that may have ended it, and those that lose an engine twice, are for `trials`. `report` gets
     the refused requests.
     """
@@ -78,7 +76,7 @@ class RemoteService:
         while (request := self._waiting.take()) is not None:
             try:
                 connection.submit(*request)
-            except (ServerError, BatcherError) as error:
+            except (ServerError, BatcherError, StatusError) as error:
                 request.fail(error)
         connection.flush()
         self._connection = connection
@@ -92,7 +90,7 @@ class RemoteService:
 
     def give_up(self) -> None:
         """Answer the requests that wait for an engine: none comes soon."""
-        self._waiting.fail_all(lambda: StatusError(_NOT_RUN))
+        self._waiting.fail_all(no_engine_error)
         self._trials.close()
 
     def _keep(self, waiting: Sequence[HeldRequest], begun: Sequence[HeldRequest]) -> None:
@@ -148,13 +146,13 @@ class RemoteService:
                 raise NotReadyError(SHUTTING_DOWN)
             connection = self._connection
             if connection is None:
-                raise NotReadyError(NO_ENGINE)
+                raise no_engine_error()
             if self._trials.refuses(data):
                 raise ModelFailedError(REFUSED)
             call = RemoteCall(complete)
             connection.submit(call, data, deadline, encode_origin(caller, metadata, streamed))
         except Exception as error:
-            if isinstance(error, (ServerError, BatcherError)):
+            if isinstance(error, (ServerError, BatcherError, StatusError)):
                 # The traceback refers to the caller's frames; a reply that is never sent would keep its call alive.
                 error.__traceback__ = error.__context__ = None
             self.count_refused(code_of(error, triton=self._triton_status_codes))
