@@ -124,12 +124,15 @@ class Trials:
         return suspect
 
     def _refuse(self, suspect: HeldRequest) -> None:
+        digest, until = digest_of(suspect.message), time.monotonic() + REFUSED_SECONDS
         _log.error(
-            "request %r ended the engine that ran it alone: it gets INTERNAL, and the same bytes are refused for %g s",
+            "request %r of %d bytes (hash %s) ended the engine that ran it alone: it gets INTERNAL, and the same bytes are "
+            "refused for %g s",
             suspect.request_id,
+            len(suspect.message),
+            digest,
             REFUSED_SECONDS,
         )
-        digest, until = digest_of(suspect.message), time.monotonic() + REFUSED_SECONDS
         self._refused.add(digest, until)
         self._report("refuse", digest=digest, until=until)
         suspect.fail(ModelFailedError(REFUSED))
