@@ -398,4 +398,41 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             most=1,
         ),
     ],
+    "Processes of servers with front-ends": [
+        Panel(
+            "Processes by state",
+            "The engine and the front-ends; waiting: for the next start",
+            "short",
+            [
+                Query(
+                    f"{total('tensorferry_processes', by='process, state', scope=SERVER)} > 0",
+                    "{{process}} {{state}}",
+                )
+            ],
+            stack=True,
+        ),
+        Panel(
+            "Restarts",
+            "Processes that ended and were started again",
+            "short",
+            [
+                Query(
+                    f"sum by (instance, process) (increase(tensorferry_process_restarts_total{{{SERVER}}}[$__rate_interval]))",
+                    "{{instance}} {{process}}",
+                )
+            ],
+            stack=True,
+        ),
+        Panel(
+            "Memory by kind of process",
+            "Resident; what processes share is counted for each",
+            "bytes",
+            [
+                Query(
+                    total("tensorferry_processes_resident_bytes", by="instance, process", scope=SERVER),
+                    "{{instance}} {{process}}",
+                )
+            ],
+        ),
+    ],
 }

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 
 from tensorferry.server.monitoring.metric_names import GPU_LABELS, GpuMetric
+from tensorferry.server.monitoring.metrics import process_families
+from tensorferry.server.monitoring.processes import ProcessStatus
 
 # Labels that Prometheus adds to every series, and its own series about each scrape.
 TARGET = ("job", "instance")
@@ -54,13 +56,17 @@ class Page:
 
 
 def page_of(text: str) -> Page:
-    """Return the series of a page in the text format, with those of a machine with a GPU."""
+    """Return the series of a page in the text format, with those of a GPU and of a server with front-ends."""
     page = Page()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             # The parser would append a suffix to Triton's counters.
             triton = sample.name.startswith("nv_") and family.type == "counter"
             page.add(sample.name.removesuffix("_total") if triton else sample.name, sample.labels)
+    engine, front_end = (ProcessStatus(name, 1, 1, "serving", 0) for name in ("engine", "front-end 0"))
+    for family in process_families([engine, front_end]):
+        for sample in family.samples:
+            page.add(sample.name, sample.labels)
     for metric in GpuMetric:
         page.add(metric.on_page, dict(zip(GPU_LABELS, ("cuda:0", "GPU-a"), strict=True)))
     return page

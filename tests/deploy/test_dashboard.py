@@ -12,8 +12,6 @@ import pytest
 from deploy.promql import Page, mistakes
 from deploy.promtool import check_expressions, needs_promtool, without_answer
 
-from tensorferry.server.monitoring.metric_names import ProcessMetric
-
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
@@ -72,15 +70,13 @@ def test_the_documentation_names_existing_series(page: Page) -> None:
     found = {query: [*mistakes(query, page)] for query in documented()}
     assert len(found) >= 5
     assert not {query: wrong for query, wrong in found.items() if wrong}
-    # Only a server with front-ends has them.
-    of_front_ends = {metric.on_page for metric in ProcessMetric}
     for file in DOCS.rglob("*.md"):
         for name in re.findall(r"`(tensorferry_[a-z_]+)`", file.read_text()):
             if name == "tensorferry_status":
                 # A parameter of a response.
                 continue
             histogram = re.sub(r"_(bucket|sum|count)$", "", name)
-            assert {name, f"{histogram}_bucket"} & (page.labels.keys() | of_front_ends), (file.name, name)
+            assert {name, f"{histogram}_bucket"} & page.labels.keys(), (file.name, name)
 
 
 @needs_promtool
