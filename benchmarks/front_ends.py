@@ -181,8 +181,14 @@ def engine_alone(model: Path, core: int) -> Iterator[tuple[int, Sequence[FrontEn
             os.sched_setaffinity(0, allowed)
         try:
             child.channel.set_blocking(True)
-            address = {"generation": 1, "port": 0, "address": HOST, "socket": f"{folder}/engine"}
-            child.send("start", {**address, "front_ends": LINKS, "log_levels": None, "metrics_fd": None})
+            start = {
+                "generation": 1,
+                "port": 0,
+                "address": HOST,
+                "socket": f"{folder}/engine",
+                "front_ends": LINKS,
+            }
+            child.send("start", {**start, "log_levels": None, "metrics_fd": None, "trial": False})
             links = []
             for number in range(LINKS):
                 files = create_link()
