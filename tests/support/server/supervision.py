@@ -9,8 +9,9 @@ from typing import Any
 
 from tensorferry.server.supervisor.child import Child, Ending
 from tensorferry.server.supervisor.control import Message, close_fds
+from tensorferry.server.supervisor.settings import Environment, SupervisorSettings
 from tensorferry.server.supervisor.supervised_process import SupervisedProcess
-from tensorferry.server.supervisor.supervisor import Environment, Supervisor, SupervisorSettings
+from tensorferry.server.supervisor.supervisor import Supervisor
 
 PORT = 8001
 KILLED = Ending("killed by SIGKILL", by_signal=True)

@@ -3,6 +3,6 @@
 from tensorferry.server.supervisor.child_process import ChildProcess
 from tensorferry.server.supervisor.control import ControlError, Message
 from tensorferry.server.supervisor.event_loop import run_supervisor
-from tensorferry.server.supervisor.supervisor import SupervisorSettings
+from tensorferry.server.supervisor.settings import SupervisorSettings
 
 __all__ = ["ChildProcess", "ControlError", "Message", "SupervisorSettings", "run_supervisor"]

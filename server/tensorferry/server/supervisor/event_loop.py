@@ -17,8 +17,9 @@ from tensorferry.server.scratch_directory import ScratchDirectory, remove_abando
 from tensorferry.server.supervisor.child import Child, Ending
 from tensorferry.server.supervisor.control import ControlError
 from tensorferry.server.supervisor.port import PortReservation
+from tensorferry.server.supervisor.settings import Environment, SupervisorSettings
 from tensorferry.server.supervisor.supervised_process import SupervisedProcess
-from tensorferry.server.supervisor.supervisor import Environment, Supervisor, SupervisorSettings
+from tensorferry.server.supervisor.supervisor import Supervisor
 
 _log = logging.getLogger("tensorferry.server")
 

@@ -6,15 +6,17 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from tensorferry.server.supervisor.child import Child, Ending
-from tensorferry.server.supervisor.control import Message, close_fds
+from tensorferry.server.supervisor.control import Message
+from tensorferry.server.supervisor.links import create_twice
+from tensorferry.server.supervisor.messages import is_count, is_health, is_refusal, printable
 from tensorferry.server.supervisor.pings import Pings
+from tensorferry.server.supervisor.settings import Environment, SupervisorSettings
 from tensorferry.server.supervisor.supervised_process import SupervisedProcess
 from tensorferry.server.supervisor.trial_engine import TrialEngine
 
@@ -24,43 +26,8 @@ _log = logging.getLogger("tensorferry.server")
 EXIT_SECONDS = 10.0
 # Least time of the engine's drain.
 _LEAST_DRAIN_SECONDS = 1.0
-# Of a refused request.
-_MOST_DIGEST_CHARACTERS = 64
 # Time for killed children to end. One that hangs in a driver ends later.
 _KILLED_SECONDS = 2.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SupervisorSettings:
-    """The address, the number of front-ends, the times of a drain, and the modules of the children.
-
-    `metrics_fd` is the listening socket of the metrics, which every engine inherits; None without metrics.
-    """
-
-    host: str
-    port: int
-    front_ends: int
-    drain_seconds: float
-    drain_delay: float = 0.0
-    metrics_fd: int | None = None
-    engine_module: str = "tensorferry.server.engine"
-    front_end_module: str = "tensorferry.server.front_end"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Environment:
-    """What the supervisor uses of the system; tests pass stand-ins.
-
-    `launch` starts a child (OSError if it cannot). `create_link` returns the three descriptors of a new link.
-    `print_ready` gets the address, and the fields of the engine's `ready` and of a front-end's `listening`. `print_error`
-    prints a line on stderr.
-    """
-
-    clock: Callable[[], float]
-    launch: Callable[[SupervisedProcess], Child]
-    create_link: Callable[[], Sequence[int]]
-    print_ready: Callable[[str, dict[str, Any], dict[str, Any]], None]
-    print_error: Callable[[str], None]
 
 
 class _Phase(Enum):
@@ -146,12 +113,12 @@ class Supervisor:
         is_engine, is_trial = process is self._engine, process is self._trials.process
         match message.kind:
             case "failed":
-                self._on_failed(process, _printable(fields.get("message")))
+                self._on_failed(process, printable(fields.get("message")))
             case "ready" if is_engine:
                 self._on_serving(process, fields)
             case "listening" if not is_engine and fields.get("port") == self._port:
                 self._on_serving(process, fields)
-            case "health" if is_engine and _is_health(fields):
+            case "health" if is_engine and is_health(fields):
                 self._health = fields
                 for front_end in self._living_front_ends():
                     front_end.send("health", fields)
@@ -163,12 +130,12 @@ class Supervisor:
                     front_end.send("log_levels", fields)
             case "ready" if is_trial:
                 process.serving = True
-            case "health" if is_trial and _is_health(fields):
+            case "health" if is_trial and is_health(fields):
                 if fields["loaded"]:
                     self._trials.on_loaded()
-            case "suspects" if not is_engine and _is_count(fields):
+            case "suspects" if not is_engine and is_count(fields):
                 self._trials.on_count(process, fields["count"])
-            case "refuse" if not is_engine and _is_refusal(fields):
+            case "refuse" if not is_engine and is_refusal(fields):
                 self._trials.on_refuse(process, fields, self._front_ends)
             case "front_end_broken" if (is_engine or is_trial) and (
                 broken := self._named(fields)
@@ -278,16 +245,11 @@ class Supervisor:
                 self._connect(front_end, process, "link")
 
     def _connect(self, front_end: SupervisedProcess, engine: SupervisedProcess, kind: str) -> None:
-        """Give a front-end and an engine a new link, if both are alive."""
+        """Give a front-end and an engine a new link, if both are alive. The front-end gets it by a message of this kind."""
         if engine.child is None or front_end.child is None:
             return
         try:
-            files = self._environment.create_link()
-            try:
-                copies = _duplicate(files)
-            except OSError:
-                close_fds(files)
-                raise
+            files, copies = create_twice(self._environment.create_link)
         except Exception as error:
             # The next attempt is made when it is started again.
             _log.error("%s is killed, because no link to the engine can be made: %s", front_end, error)
@@ -426,43 +388,6 @@ class Supervisor:
         if processes != self._published:
             self._published = processes
             self._engine.child.send("processes", {"processes": processes})
-
-
-def _printable(text: object) -> str:
-    """Return a text of a child with escapes in place of characters that have no UTF-8."""
-    return str(text).encode(errors="backslashreplace").decode()
-
-
-def _is_health(fields: dict[str, Any]) -> bool:
-    match fields:
-        case {"serving": dict(serving), "ready": bool(), "loaded": bool(), **rest} if not rest:
-            return all(isinstance(value, bool) for value in serving.values())
-    return False
-
-
-def _is_count(fields: dict[str, Any]) -> bool:
-    match fields:
-        case {"count": int(count), **rest} if not rest:
-            return count >= 0
-    return False
-
-
-def _is_refusal(fields: dict[str, Any]) -> bool:
-    match fields:
-        case {"digest": str(digest), "until": float(), **rest} if not rest:
-            return len(digest) <= _MOST_DIGEST_CHARACTERS
-    return False
-
-
-def _duplicate(fds: Sequence[int]) -> Sequence[int]:
-    copies: list[int] = []
-    try:
-        for fd in fds:
-            copies.append(os.dup(fd))
-    except OSError:
-        close_fds(copies)
-        raise
-    return copies
 
 
 def _remove(path: str) -> None:
