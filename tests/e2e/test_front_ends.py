@@ -121,7 +121,11 @@ def test_front_ends_answer_all_methods_and_are_counted_together(echo: ServerProc
             assert client.is_ready()
             assert client.is_model_ready("echo")
             assert not client.is_model_ready("other")
+    with grpc.insecure_channel(echo.address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.TraceSetting(pb.TraceSettingRequest()).settings
     assert not echo.errors()
+    assert not any("TraceSetting is called by" in line for line in echo.log), "only named clients are logged"
     page = urllib.request.urlopen(echo.ready["metrics"]).read().decode()
     assert 'nv_inference_request_success{model="echo",version="1"} 24' in page
 

@@ -126,16 +126,22 @@ class GrpcServer:
     def _build(self) -> grpc.Server:
         config = self._config
         interceptors: list[grpc.ServerInterceptor] = []
-        access = ForwardedIdentity() if self._listener.unix_socket else self._access
-        if access is not None:
-            interceptors.append(AccessInterceptor(access, exempt_health=config.auth_exempt_health))
+        if self._listener.unix_socket:
+            # Front-ends have logged the calls.
+            interceptors.append(AccessInterceptor(ForwardedIdentity(), exempt_health=False, logs_calls=False))
+        elif self._access is not None:
+            interceptors.append(AccessInterceptor(self._access, exempt_health=config.auth_exempt_health))
         server = grpc.server(
             self._threads,
             interceptors=interceptors,
             # All methods that grpcio serves, waiting calls included. Above the limit of ModelInfer, so that the transport
             # refuses such calls first, with a hint when to retry.
             maximum_concurrent_rpcs=config.max_calls + self._max_threads,
-            options=core_options(config, reuse_port=self._listener.reuse_port),
+            options=core_options(
+                config,
+                reuse_port=self._listener.reuse_port,
+                limits_connections=not self._listener.unix_socket,
+            ),
         )
         server.add_generic_rpc_handlers((self._servicer.handler(), self._health.handler()))
         if config.reflection:

@@ -42,10 +42,14 @@ class Access(Protocol):
 
 
 class AccessInterceptor(grpc.ServerInterceptor):
-    """Refusal of unauthorized calls; with `exempt_health`, health checks need no authorization. Thread-safe."""
+    """Refusal of unauthorized calls; with `exempt_health`, health checks need no authorization. Thread-safe.
 
-    def __init__(self, access: Access, *, exempt_health: bool) -> None:
+    With `logs_calls`, a line names the client of each call that needs the control role.
+    """
+
+    def __init__(self, access: Access, *, exempt_health: bool, logs_calls: bool = True) -> None:
         self._access = access
+        self._logs_calls = logs_calls
         self._exempt = SELF_AUTHORIZING | HEALTH if exempt_health else SELF_AUTHORIZING
 
     def intercept_service(
@@ -83,7 +87,7 @@ class AccessInterceptor(grpc.ServerInterceptor):
             except Exception as error:
                 status = status_of(error)
                 context.abort(status.code, status.message)
-            if role == CONTROL:
+            if role == CONTROL and self._logs_calls:
                 _log.info("%s is called by %s", method.rpartition("/")[2], client.name)
             token = CURRENT_CLIENT.set(client)
             try:

@@ -13,8 +13,13 @@ WINDOW_BYTES = 4 << 20
 _UNLIMITED_MS = 2**31 - 1
 
 
-def core_options(config: ServerConfig, *, reuse_port: bool = False) -> list[tuple[str, int]]:
-    """Return the options of `grpc.server`. With `reuse_port`, several processes may listen on its port."""
+def core_options(
+    config: ServerConfig, *, reuse_port: bool = False, limits_connections: bool = True
+) -> list[tuple[str, int]]:
+    """Return the options of `grpc.server`. With `reuse_port`, several processes may listen on its port.
+
+    Without `limits_connections`, connections are those of front-ends, which carry the calls of many clients.
+    """
     options = [
         # Off, because a second server could otherwise share the port unnoticed. Front-ends share it on purpose.
         ("grpc.so_reuseport", int(reuse_port)),
@@ -39,12 +44,12 @@ def core_options(config: ServerConfig, *, reuse_port: bool = False) -> list[tupl
         ("grpc.server.max_pending_requests_hard_limit", 2 * _MAX_PENDING_CALLS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-        # Core takes the greatest integer as unlimited.
-        (
-            "grpc.max_connection_age_ms",
-            min(round(config.max_connection_age * 1e3) or _UNLIMITED_MS, _UNLIMITED_MS),
-        ),
     ]
+    if not limits_connections:
+        return options
+    # Core takes the greatest integer as unlimited.
+    age = min(round(config.max_connection_age * 1e3) or _UNLIMITED_MS, _UNLIMITED_MS)
+    options.append(("grpc.max_connection_age_ms", age))
     if config.max_calls_per_connection:
         options.append(("grpc.max_concurrent_streams", config.max_calls_per_connection))
     if config.max_connections:
