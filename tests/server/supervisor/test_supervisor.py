@@ -380,7 +380,7 @@ class TestMessages:
 
 
 class TestDrain:
-    def test_front_ends_are_drained_first(self, make: Make, caplog: Any) -> None:
+    def test_all_drain_and_the_engine_ends_last(self, make: Make, caplog: Any) -> None:
         supervision = make(drain_seconds=30.0, drain_delay=5.0).run()
         supervision.forget()
         caplog.set_level(logging.INFO)
@@ -388,13 +388,13 @@ class TestDrain:
         drain = ("drain", {"seconds": 30.0, "delay": 5.0})
         assert supervision.front_end(0).take() == [drain]
         assert supervision.front_end(1).take() == [drain]
-        assert not supervision.engine.take()
+        assert supervision.engine.take() == [drain]
         supervision.wait(10)
         supervision.end("front-end 0", CLEAN)
         assert supervision.engine.kinds() == ["front_end_lost"]
         supervision.end("front-end 1", CLEAN)
         lost = ("front_end_lost", {"front_end": 1, "generation": 1})
-        assert supervision.engine.take() == [lost, ("drain", {"seconds": 25.0})]
+        assert supervision.engine.take() == [lost, ("stop", {})]
         supervision.wait(1)
         supervision.end(ENGINE, CLEAN)
         assert supervision.exit_status == 0
@@ -410,8 +410,8 @@ class TestDrain:
         supervision.wait(0.1)
         assert supervision.front_end(0).killed
         supervision.end_killed()
-        assert supervision.engine.take("drain") == [("drain", {"seconds": 1.0})]
-        supervision.wait(0.9 + EXIT_SECONDS)
+        assert supervision.engine.take("stop") == [("stop", {})]
+        supervision.wait(EXIT_SECONDS - 0.1)
         assert not supervision.engine.killed
         supervision.wait(0.1)
         assert supervision.engine.killed
@@ -472,11 +472,11 @@ class TestDrain:
         supervision.end(ENGINE, CLEAN)
         assert supervision.exit_status == 0
 
-    def test_without_a_front_end_the_engine_is_drained_at_once(self, make: Make) -> None:
+    def test_without_a_front_end_the_engine_stops_at_once(self, make: Make) -> None:
         supervision = make(1).run()
         supervision.end("front-end 0", KILLED)
         supervision.supervisor.on_signal(signal.SIGTERM)
-        assert supervision.engine.take("drain") == [("drain", {"seconds": 30.0})]
+        assert supervision.engine.take("stop") == [("stop", {})]
 
     def test_without_a_child_it_ends_at_once(self, make: Make) -> None:
         supervision = make(1).run()

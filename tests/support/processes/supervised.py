@@ -79,7 +79,8 @@ def engine(argv: list[str]) -> None:
 
     child.on("link", on_link)
     child.on("front_end_lost", lambda message: report("front_end_lost", **message.fields))
-    child.on("drain", lambda message: drain("engine", argv))
+    child.on("drain", lambda message: report("drain", role="engine"))
+    child.on("stop", lambda message: end("stop", "engine", argv))
     if "engine-fails" in argv:
         child.failed("no such model")
         os._exit(1)
@@ -116,7 +117,7 @@ def front_end(argv: list[str]) -> None:
     child.on("link", on_link)
     child.on("engine_lost", lambda message: report("engine_lost", front_end=index, **message.fields))
     child.on("health", lambda message: report("health", front_end=index, **message.fields))
-    child.on("drain", lambda message: drain("front_end", argv))
+    child.on("drain", lambda message: end("drain", "front_end", argv))
     child.run()
     child.send("listening", port=port)
     while True:
@@ -125,8 +126,8 @@ def front_end(argv: list[str]) -> None:
             connection.sendall(str(os.getpid()).encode())
 
 
-def drain(role: str, argv: list[str]) -> None:
-    report("drain", role=role)
+def end(event: str, role: str, argv: list[str]) -> None:
+    report(event, role=role)
     if f"{role}-hangs" not in argv:
         os._exit(0)
 

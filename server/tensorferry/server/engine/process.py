@@ -27,14 +27,13 @@ _log = logging.getLogger("tensorferry.server")
 
 
 def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
-    """Serve front-ends until the supervisor says to drain, or is gone."""
+    """Serve front-ends until the supervisor says to stop, or is gone."""
     config = read_config(arguments)
     output = logs.configure(config.log_format, config.log_level)
     control = ChildProcess(control_fd)
     use_log_levels(output, control.start["log_levels"])
-    # The supervisor has decided what `--front-ends auto` means. Front-ends announce the shutdown, and have ended when the
-    # engine drains.
-    config = replace(config, front_ends=control.start["front_ends"], drain_delay=0.0)
+    # The supervisor has decided what `--front-ends auto` means.
+    config = replace(config, front_ends=control.start["front_ends"])
     if control.start["trial"]:
         # What only one engine can have: a port, and files that are not appended to.
         config = replace(config, metrics_port=None, trace_file=None)
@@ -62,7 +61,12 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
 
     def on_device_loss(reason: str) -> None:
         if config.exit_on_device_loss:
-            lost(reason)
+            in_thread("drain", lambda: replace_device(reason))
+
+    def replace_device(reason: str) -> None:
+        _log.critical("%s: draining for at most %g s (--exit-on-device-loss)", reason, config.drain_seconds)
+        drain()
+        lost(reason)
 
     watch_threads(lost)
     app = App(
@@ -102,7 +106,10 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
         control.send("ready", **ready_fields(app))
 
     def drain() -> None:
-        app.drain()
+        if not app.drain():
+            _log.warning("requests were still running after %g s: they fail now", config.drain_seconds)
+
+    def stop() -> None:
         loop.stop()
         endings.put(0 if app.stop() else 1)
 
@@ -122,7 +129,9 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     control.on("link", link)
     control.on("front_end_lost", lambda message: loop.disconnect(message.fields["front_end"]))
     control.on("processes", processes)
+    # Front-ends drain at the same time. The engine serves them until it is told to stop.
     control.on("drain", lambda message: in_thread("drain", drain))
+    control.on("stop", lambda message: in_thread("stop", stop))
     in_thread("start", start)
     status = endings.get()
     output.flush()

@@ -24,8 +24,6 @@ _log = logging.getLogger("tensorferry.server")
 
 # Time for a child to end after its drain, or after it has closed its control channel.
 EXIT_SECONDS = 10.0
-# Least time of the engine's drain.
-_LEAST_DRAIN_SECONDS = 1.0
 # Time for killed children to end. One that hangs in a driver ends later.
 _KILLED_SECONDS = 2.0
 
@@ -33,8 +31,8 @@ _KILLED_SECONDS = 2.0
 class _Phase(Enum):
     STARTING = "the server was never ready"
     RUNNING = "the server was ready"
-    DRAINING = "front-ends finish their calls"
-    DRAINING_ENGINE = "the engine ends"
+    DRAINING = "all finish accepted requests"
+    STOPPING_ENGINE = "the engine ends"
     STOPPING = "every child is killed"
 
 
@@ -171,8 +169,8 @@ class Supervisor:
             if not any(other.child for other in self._processes()):
                 self._exit(self._final_status)
         elif self._phase is _Phase.DRAINING and not any(self._living_front_ends()):
-            self._drain_engine()
-        elif self._phase is _Phase.DRAINING_ENGINE and self._engine.child is None:
+            self._stop_engine()
+        elif self._phase is _Phase.STOPPING_ENGINE and self._engine.child is None:
             self._finish()
         self._settle()
 
@@ -182,7 +180,7 @@ class Supervisor:
         settings = self._settings
         if self._phase is _Phase.STOPPING:
             return
-        if self._phase in (_Phase.DRAINING, _Phase.DRAINING_ENGINE):
+        if self._phase in (_Phase.DRAINING, _Phase.STOPPING_ENGINE):
             _log.warning("%s received again: stopping at once", name)
             self._stop(128 + number)
             return
@@ -192,15 +190,18 @@ class Supervisor:
         _log.info("%s received: draining for at most %g s", name, settings.drain_seconds)
         now = self._now()
         self._drain_deadline = now + settings.drain_delay + settings.drain_seconds
+        drain = {"seconds": settings.drain_seconds, "delay": settings.drain_delay}
         for process in self._front_ends:
             process.start_at = math.inf
             if process.child is not None:
                 process.kill_after(self._drain_deadline + EXIT_SECONDS - now, now)
-                process.child.send(
-                    "drain", {"seconds": settings.drain_seconds, "delay": settings.drain_delay}
-                )
+                process.child.send("drain", drain)
+        if self._engine.child is not None:
+            # At the same time, so that it reports the drain and starts batches without waiting for more requests. An
+            # engine that replaces it does not drain: front-ends refuse new requests, and need it to finish the others.
+            self._engine.child.send("drain", drain)
         if not any(self._living_front_ends()):
-            self._drain_engine()
+            self._stop_engine()
         self._settle()
 
     def _processes(self) -> Iterator[SupervisedProcess]:
@@ -302,7 +303,7 @@ class Supervisor:
         how = ending.description
         # During a drain, front-ends need the engine to finish their calls.
         not_replaced = self._phase is _Phase.DRAINING and process is not self._engine
-        if not_replaced or self._phase is _Phase.DRAINING_ENGINE:
+        if not_replaced or self._phase is _Phase.STOPPING_ENGINE:
             level = logging.INFO if how == "exit status 0" else logging.WARNING
             _log.log(level, "%s ended: %s", name, how)
             return
@@ -334,16 +335,16 @@ class Supervisor:
                         "front_end_lost", {"front_end": process.index, "generation": process.generation}
                     )
 
-    def _drain_engine(self) -> None:
-        self._phase = _Phase.DRAINING_ENGINE
+    def _stop_engine(self) -> None:
+        """End the engine. No front-end is left, so each of its requests has ended or is cancelled."""
+        self._phase = _Phase.STOPPING_ENGINE
         engine, now = self._engine, self._now()
         engine.start_at = math.inf
         if engine.child is None:
             self._finish()
             return
-        seconds = max(_LEAST_DRAIN_SECONDS, self._drain_deadline - now)
-        engine.kill_after(seconds + EXIT_SECONDS, now)
-        engine.child.send("drain", {"seconds": seconds})
+        engine.kill_after(EXIT_SECONDS, now)
+        engine.child.send("stop", {})
 
     def _finish(self) -> None:
         _log.info("stopped")

@@ -135,6 +135,7 @@ class DeviceOptions:
     exit_on_device_loss: bool = option(
         False,
         switch,
-        "drain and exit with code 1 when no instance of a model works and only a restart can help",
+        "drain and exit with code 1 when no instance of a model works and only a restart can help; with front-ends only "
+        "the engine exits, and is started again",
         scope=OptionScope.STANDALONE,
     )
