@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 
+import one_process
 import pytest
+from support.processes.server import FRONT_ENDS
 
 pytest_plugins = ["e2e.fixtures"]
 
@@ -17,6 +19,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest files first, so that no process waits for the last of them."""
+    """Start the longest files first, so that no process waits for the last of them. With front-ends, skip tests that
+    are about one process.
+    """
     order = {folder: place for place, folder in enumerate(_LONGEST)}
     items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
+    if FRONT_ENDS:
+        one_process.skip(items)

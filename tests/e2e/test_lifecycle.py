@@ -234,11 +234,11 @@ def test_many_streams_come_and_go_without_threads_or_memory_growing(serve: Serve
                     )
 
     def threads() -> int:
-        return len(os.listdir(f"/proc/{server.process.pid}/task"))
+        return sum(len(os.listdir(f"/proc/{pid}/task")) for pid in server.processes())
 
     def resident_kib() -> int:
-        status = Path(f"/proc/{server.process.pid}/status").read_text()
-        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+        statuses = [Path(f"/proc/{pid}/status").read_text() for pid in server.processes()]
+        return sum(int(status.split("VmRSS:")[1].split()[0]) for status in statuses)
 
     round_of_streams()
     round_of_streams()

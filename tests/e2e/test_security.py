@@ -145,7 +145,7 @@ def _use_up(secured: Secured, tmp_path: Path) -> None:
         )
     with urllib.request.urlopen(secured.server.ready["metrics"], timeout=WAIT_SECONDS) as response:
         shown.append(response.read().decode())
-    shown.append(Path(f"/proc/{secured.server.process.pid}/cmdline").read_text())
+    shown += [Path(f"/proc/{pid}/cmdline").read_text() for pid in secured.server.processes()]
     assert secured.server.stop() == 0
     shown += secured.server.log
     for arguments in (

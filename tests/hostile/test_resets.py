@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hostile.resetting_client import STEPS, ConnectionClosedError, ResettingClient, Wrap, tls_wrapper
 from polling import until
-from support.processes.server import ServerProcess, running
+from support.processes.server import FRONT_ENDS, ServerProcess, running
 from support.server.certificates import Issued
 from support.server.rig import request
 
@@ -40,7 +40,7 @@ class Target:
     tls: Tls | bool
 
     def files(self) -> int:
-        return len(os.listdir(f"/proc/{self.server.process.pid}/fd"))
+        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.server.processes())
 
     def is_good(self) -> bool:
         with InferenceClient(self.server.address, tls=self.tls) as client:
@@ -51,7 +51,9 @@ class Target:
 def target(
     request: pytest.FixtureRequest, transport: str, echo_model: Path, tmp_path: Path
 ) -> Iterator[Target]:
-    flags: list[str | Path] = [f"m={echo_model}", "--max-connections", str(MOST_CONNECTIONS)]
+    # Each front-end has its part of the limit.
+    most = MOST_CONNECTIONS * int(FRONT_ENDS or 1)
+    flags: list[str | Path] = [f"m={echo_model}", "--max-connections", str(most)]
     wrap: Wrap | None = None
     tls: Tls | bool = False
     if request.param != "plain":
@@ -87,7 +89,7 @@ def test_connections_reset_at_every_step(target: Target) -> None:
 
 
 def _accepts_all_connections(client: ResettingClient) -> bool:
-    """Return whether the server accepts its maximum of connections, so that no reset connection counts."""
+    """Return whether the server accepts as many connections as one process may have, so that no reset one counts."""
     held = []
     try:
         for _ in range(MOST_CONNECTIONS):

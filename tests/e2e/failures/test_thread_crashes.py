@@ -12,11 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from e2e.failures.test_device_failure import NOT_SERVING, PATIENCE, SERVING, Health, dial, infer, message
+from e2e.failures.test_device_failure import (
+    NOT_SERVING,
+    PATIENCE,
+    SERVING,
+    Health,
+    dial,
+    infer,
+    infer_when_ready,
+    message,
+)
 from e2e.fixtures import Serve
 from e2e.test_metrics import scrape, scrape_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.processes import faulty
+from support.processes.server import FRONT_ENDS
 
 from tensorferry.protos import inference_pb2_grpc
 
@@ -95,14 +105,15 @@ def test_a_request_that_kills_a_worker_and_its_neighbours(serve_faulty: Serve) -
 
 def test_without_the_polling_thread_the_process_exits(serve_faulty: Serve, tmp_path: Path) -> None:
     """grpcio's own thread cannot be restarted, so the process exits; a call in flight gets UNAVAILABLE
-    at once.
+    at once. A front-end is replaced.
     """
-    deaf = tmp_path / "deaf"
-    server = serve_faulty("--metrics-port", "0", expects_falls=True, FAULTY_POLLING=str(deaf))
+    deaf, release = tmp_path / "deaf", tmp_path / "release"
+    variables = {faulty.POLLING: str(deaf), faulty.RELEASE: str(release)}
+    server = serve_faulty("--metrics-port", "0", expects_falls=True, **variables)
     with dial(server) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert infer(stub, 1.0) == "right"
-        in_flight = stub.ModelInfer.future(message(2.0, work=100_000_000), timeout=PATIENCE)
+        in_flight = stub.ModelInfer.future(message(faulty.HANG), timeout=PATIENCE)
         scrape_until(server, lambda found: found["tensorferry_running_requests"] == 1)
         deaf.touch()
         began = time.monotonic()
@@ -117,5 +128,12 @@ def test_without_the_polling_thread_the_process_exits(serve_faulty: Serve, tmp_p
             raise AssertionError("the health check was answered")
         assert in_flight.exception(PATIENCE).code() is grpc.StatusCode.UNAVAILABLE
         print(f"without polling: ended after {time.monotonic() - began:.3f} s")
-    assert server.wait() == 1
+    if FRONT_ENDS:
+        deaf.unlink()
+        release.touch()
+        with dial(server) as channel:
+            infer_when_ready(inference_pb2_grpc.GRPCInferenceServiceStub(channel))
+        assert server.stop() == 0
+    else:
+        assert server.wait() == 1
     assert any("the thread that serves every call has ended unexpectedly" in line for line in server.log)

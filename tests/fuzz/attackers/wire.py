@@ -141,20 +141,23 @@ class Wire:
         return True
 
     def figures(self) -> dict[str, int]:
-        """Return the server's memory in KB, open files and threads."""
-        process = Path(f"/proc/{self.server.process.pid}")
-        fields = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
-        return {
-            "memory_kb": int(fields["VmRSS"].split()[0]),
-            "files": len(os.listdir(process / "fd")),
-            "threads": int(fields["Threads"]),
-        }
+        """Return the memory in KB, open files and threads of all processes of the server."""
+        figures: Counter[str] = Counter()
+        for pid in self.server.processes():
+            process = Path(f"/proc/{pid}")
+            fields = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+            figures["memory_kb"] += int(fields["VmRSS"].split()[0])
+            figures["files"] += len(os.listdir(process / "fd"))
+            figures["threads"] += int(fields["Threads"])
+        return figures
 
     def cpu_seconds(self) -> float:
         """Return the processor time that the server has used so far."""
-        text = Path(f"/proc/{self.server.process.pid}/stat").read_text()
-        user, system = text.rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        ticks = 0
+        for pid in self.server.processes():
+            user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+            ticks += int(user) + int(system)
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def close(self, more_memory_kb: int = _MORE_MEMORY_KB) -> dict[str, int]:
         """Stop the server; raise FindingError for growth or error log lines; return the growth of

@@ -1,6 +1,6 @@
 """`tensorferry` on a device with CUDA's failures, which requests cause; for models such as `probe`.
 
-Run as a program. The first number of a row says what happens to its run.
+Run as a program. The first number of a row says what happens to its run. With front-ends the engine has the device.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc._server
 import numpy as np
+from support.processes.children import serve_with_children
 
 from tensorferry.batcher.execution.executor import BatchExecutor
 from tensorferry.batcher.request import BatchAssignment, Request
@@ -59,8 +60,6 @@ class Fault:
         Session.run = self.faulty_run(Session.run)  # type: ignore[method-assign]
         Session.__init__ = self.faulty_make(Session.__init__)  # type: ignore[method-assign]
         BatchExecutor.run = self.falling(BatchExecutor.run)  # type: ignore[method-assign]
-        polling: Any = grpc._server
-        polling._process_event_and_continue = self.deaf(polling._process_event_and_continue)
 
     def faulty_make(self, make: Any) -> Any:
         def faulty(session: Session, *arguments: Any, **options: Any) -> None:
@@ -85,14 +84,6 @@ class Fault:
             return run(running, batch, work, back)
 
         return fall
-
-    def deaf(self, handle: Any) -> Any:
-        def process(*arguments: Any) -> Any:
-            if POLLING in os.environ and Path(os.environ[POLLING]).exists():
-                raise RuntimeError("can't start new thread")
-            return handle(*arguments)
-
-        return process
 
     def faulty_run(self, run: Any) -> Any:
         def faulty(session: Session, inputs: Mapping[str, Any]) -> Any:
@@ -119,7 +110,27 @@ def failed(message: str) -> ModelFailedError:
     return error
 
 
-if __name__ == "__main__":
+def install_device() -> None:
+    """Replace the device of this process."""
     recovering_instance._FIRST_SECONDS = 0.02
     Fault()
+
+
+def install_polling() -> None:
+    """Let grpcio's polling thread of this process fail while the file exists."""
+    polling: Any = grpc._server
+    handle = polling._process_event_and_continue
+
+    def process(*arguments: Any) -> Any:
+        if POLLING in os.environ and Path(os.environ[POLLING]).exists():
+            raise RuntimeError("can't start new thread")
+        return handle(*arguments)
+
+    polling._process_event_and_continue = process
+
+
+if __name__ == "__main__":
+    install_device()
+    install_polling()
+    serve_with_children("support.processes.faulty_engine", "support.processes.faulty_front_end")
     sys.exit(main())

@@ -16,13 +16,24 @@ from typing import Any
 
 STOP_SECONDS = 60
 
-# `make test-front-ends` runs the end-to-end tests with this many front-ends.
+# `make test-front-ends` gives every server of the tests this many front-ends.
 FRONT_ENDS = os.environ.get("FRONT_ENDS", "")
+
+_TESTS = Path(__file__).resolve().parents[2]
 
 
 def command(*arguments: str | Path) -> list[str]:
-    """Return the command line of `tensorferry` with these arguments."""
+    """Return the command line of `tensorferry` with these arguments; `serve` gets the tests' front-ends."""
+    if arguments[:1] == ("serve",):
+        arguments = ("serve", *_with_front_ends(arguments[1:]))
     return [sys.executable, "-m", "tensorferry.server", *map(str, arguments)]
+
+
+def _with_front_ends(arguments: tuple[str | Path, ...]) -> tuple[str | Path, ...]:
+    if not FRONT_ENDS or "--front-ends" in arguments:
+        return arguments
+    # First, because a test may leave out the value of the last option.
+    return ("--front-ends", FRONT_ENDS, *arguments)
 
 
 def environment() -> dict[str, str]:
@@ -42,6 +53,10 @@ def bytecode_in(folder: Path) -> dict[str, str]:
     Installed packages have it beside their sources. Without it, each process would compile what it imports.
     """
     return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, (str(_TESTS), os.environ.get("PYTHONPATH"))))
 
 
 @dataclass
@@ -70,16 +85,21 @@ class ServerProcess:
         """
         if "--batching" not in arguments and any(str(each).endswith("probe.onnx") for each in arguments):
             arguments = (*arguments, "--batching", "trust")
-        if FRONT_ENDS and program is None and "--front-ends" not in arguments:
-            arguments = (*arguments, "--front-ends", FRONT_ENDS)
+        arguments = _with_front_ends(arguments)
         always = ("--transport", transport, "--host", host, "--port", port, "--log-format", "json")
         process = subprocess.Popen(
             [*(program or command()), *map(str, ("serve", *arguments, *always))],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # An aborted process writes the stack of every thread to its log.
-            env={**environment(), "PYTHONFAULTHANDLER": "1", **(variables or {})},
+            env={
+                **environment(),
+                # Programs other than `tensorferry` import modules of the tests.
+                **({"PYTHONPATH": _python_path()} if program else {}),
+                # An aborted process writes the stack of every thread to its log.
+                "PYTHONFAULTHANDLER": "1",
+                **(variables or {}),
+            },
         )
         assert process.stdout is not None
         assert process.stderr is not None

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.models import small
+from support.processes.server import FRONT_ENDS, running
 from support.server.rig import PATIENCE, Array, fp32
 from support.wire.inputs import tensor
 from tritonclient.utils import InferenceServerException
@@ -38,13 +39,22 @@ Dial = Callable[..., Client]
 
 @pytest.fixture
 def dial(tmp_path: Path, transport: str) -> Iterator[Dial]:
-    """A client of a server with the model `m`, y = 2 x, with this configuration."""
+    """A client of a server with the model `m`, y = 2 x, with this configuration.
+
+    The server is in this process, so that tests can hold its runs; with front-ends it has its own.
+    """
     with ExitStack() as stack:
 
         def connect(text: str | None, repository: bool = True) -> Client:
-            home = tmp_path / "m"
+            home = tmp_path / "models" / "m"
             (home / "1").mkdir(parents=True)
             path = small.twice(home / "1" / "model.onnx")
+            if FRONT_ENDS:
+                if text is not None:
+                    (home / "config.pbtxt").write_text(text)
+                model = ("--model-repository", home.parent) if repository else (f"m={path}",)
+                server = stack.enter_context(running(*model, "--device", "cpu", transport=transport))
+                return stack.enter_context(Client(server.address))
             config = parse_config(text, "config.pbtxt") if text is not None else None
             source = ModelSource("m", path, "1", config, home if repository else None)
             app = App(ServerConfig((source,), port=0, device="cpu", transport=transport))
