@@ -131,9 +131,9 @@ class Supervisor:
             case "health" if is_trial and is_health(fields):
                 if fields["loaded"]:
                     self._trials.on_loaded()
-            case "suspects" if not is_engine and is_count(fields):
+            case "suspects" if process.index is not None and is_count(fields):
                 self._trials.on_count(process, fields["count"])
-            case "refuse" if not is_engine and is_refusal(fields):
+            case "refuse" if process.index is not None and is_refusal(fields):
                 self._trials.on_refuse(process, fields, self._front_ends)
             case "front_end_broken" if (is_engine or is_trial) and (
                 broken := self._named(fields)
