@@ -21,11 +21,12 @@ KUSTOMIZE := v5.7.1
 CLIENTS := $(VENV)/clients
 UV := 0.13.8
 SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
+SCALING := $(BIN)/python benchmarks/front_end_scaling.py docs/results/front_ends.md docs/results/plots/front_ends.svg
 # The load generator of `make bench`.
 LOAD := $(VENV)/load
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability bench-front-ends gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
+.PHONY: help run demo test test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -117,8 +118,12 @@ bench-memory: $(LOAD) $(VENV)/.dev ## measure memory over a million calls and te
 bench-observability: $(LOAD) $(VENV)/.dev ## measure the cost of metrics, tracing and authentication on a real server (QUICK=1: one minute)
 	@$(SERVING).observability --load $(LOAD) $(if $(QUICK),--quick)
 
-bench-front-ends: $(LOAD) $(VENV)/.dev ## measure --front-ends 0 to 4 and the engine alone; writes docs/results/front_ends.md (three minutes; QUICK=1: one minute, no page)
+bench-front-ends: $(LOAD) $(VENV)/.dev $(if $(QUICK),,$(VENV)/.plots) ## measure --front-ends 0 to 4 and the engine alone; writes docs/results/front_ends.md (three minutes; QUICK=1: one minute, no page)
 	@$(BIN)/python benchmarks/front_ends.py --load $(LOAD) $(if $(QUICK),--quick,--write docs/results/front_ends.md)
+	@$(if $(QUICK),,$(SCALING))
+
+bench-front-ends-report: $(VENV)/.dev $(VENV)/.plots ## write the predictions for more cores on docs/results/front_ends.md, and their plot, from its tables
+	@$(SCALING)
 
 gpu-bench: $(VENV)/.bench-gpu ## on a GPU: run BERT-base and ResNet-50 beside a bare loop, and in MLPerf LoadGen's scenarios (ONLY=bert or resnet; SECONDS=300 for each; RESULTS=FILE; elsewhere and with QUICK=1 small models on the CPU)
 	@$(BIN)/python benchmarks/gpu/run.py $(if $(QUICK),--quick,--docs) $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RESULTS),--results $(RESULTS))

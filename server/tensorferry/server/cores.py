@@ -13,7 +13,7 @@ _DEVICES = Path("/dev")
 # Relative to the package onnxruntime; only onnxruntime-gpu has it.
 _CUDA_PROVIDER = "capi/libonnxruntime_providers_cuda.so"
 
-# One engine on a core of its own answers 67,000 to 92,000 small requests per second, one front-end 25,000.
+# One engine on a core of its own answers 70,000 to 92,000 small requests per second, one front-end 26,000.
 _MOST_FRONT_ENDS = 4
 # With models on GPUs: one core for the engine's interpreter, and one for the thread that starts kernels.
 _ENGINE_CORES_WITH_GPU = 2
