@@ -14,7 +14,8 @@ from support.server.rig import Replies, fp32, request
 
 from tensorferry.batcher import Cancelled
 from tensorferry.server.front_end import refused_requests
-from tensorferry.server.front_end.engine_connection import LOST, NO_ENGINE
+from tensorferry.server.front_end.absent_engine import HOLD_SECONDS, AbsentEngine
+from tensorferry.server.front_end.engine_connection import LOST, NO_ENGINE, EngineConnection
 from tensorferry.server.front_end.refused_requests import REFUSED, RefusedRequests, digest_of
 from tensorferry.server.front_end.remote_service import RemoteService
 from tensorferry.server.front_end.trials import Trials
@@ -76,7 +77,8 @@ class FrontEnd:
     def __init__(self) -> None:
         self.reports: list[tuple[str, dict[str, Any]]] = []
         self.trials = Trials(lambda kind, **fields: self.reports.append((kind, fields)))
-        self.service = RemoteService(DEFAULT_LIMITS, NoBurst(), self.trials)
+        self.now = 100.0
+        self.service = RemoteService(DEFAULT_LIMITS, NoBurst(), self.trials, clock=lambda: self.now)
 
     def connect(self) -> Engine:
         files = create_link(8)
@@ -152,9 +154,57 @@ def test_requests_that_had_not_begun_are_answered_by_the_next_engine(front_end: 
     assert front_end.counts() == []
 
 
-def test_new_requests_do_not_wait_for_an_engine(front_end: FrontEnd) -> None:
+def test_the_rest_of_a_burst_waits_for_the_next_engine(front_end: FrontEnd) -> None:
+    front_end.lose(1)
+    asked = [front_end.ask(message) for message in MESSAGES[1:]]
+    engine = front_end.connect()
+    assert engine.take(3) == MESSAGES[1:]
+    engine.answer(*MESSAGES)
+    assert all(answered(replies, sent) for (_, replies), sent in zip(asked, MESSAGES[1:], strict=True))
+
+
+def test_requests_that_begin_to_wait_while_an_engine_comes_are_sent(
+    front_end: FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that submits was suspended between its look at the engine and the submission."""
+    front_end.lose(0)
+    engines = []
+    submit = AbsentEngine.submit
+
+    def late(self: AbsentEngine, *request: Any) -> None:
+        engines.append(front_end.connect())
+        submit(self, *request)
+
+    monkeypatch.setattr(AbsentEngine, "submit", late)
+    _, replies = front_end.ask(MESSAGES[0])
+    assert engines[0].take() == MESSAGES[:1]
+    engines[0].answer(MESSAGES[0])
+    assert answered(replies, MESSAGES[0])
+
+
+def test_a_request_that_finds_the_link_closed_waits(
+    front_end: FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front_end.connect()
+    submit = EngineConnection.submit
+
+    def late(self: EngineConnection, *request: Any) -> None:
+        front_end.service.disconnect()
+        submit(self, *request)
+
+    monkeypatch.setattr(EngineConnection, "submit", late)
+    _, replies = front_end.ask(MESSAGES[0])
+    monkeypatch.undo()
+    engine = front_end.connect()
+    assert engine.take() == MESSAGES[:1]
+    engine.answer(MESSAGES[0])
+    assert answered(replies, MESSAGES[0])
+
+
+def test_later_requests_do_not_wait_for_an_engine(front_end: FrontEnd) -> None:
     """The server says NOT_SERVING, and another may be free."""
     front_end.lose(1, begun=False)
+    front_end.now += HOLD_SECONDS
     status = front_end.status(front_end.ask(MESSAGES[1])[1])
     assert (status.code, status.message) == (StatusCode.UNAVAILABLE, NO_ENGINE)
     assert PUSHBACK_KEY in dict(trailing_metadata(status))
@@ -162,7 +212,10 @@ def test_new_requests_do_not_wait_for_an_engine(front_end: FrontEnd) -> None:
 
 def test_requests_that_no_engine_comes_for_can_be_retried(front_end: FrontEnd) -> None:
     ((_, waiting),) = front_end.lose(1, begun=False)
+    _, later = front_end.ask(MESSAGES[2])
     front_end.service.give_up()
+    assert front_end.status(later).message == NO_ENGINE
+    assert front_end.status(front_end.ask(MESSAGES[3])[1]).message == NO_ENGINE
     status = front_end.status(waiting)
     assert (status.code, status.message) == (StatusCode.UNAVAILABLE, NO_ENGINE)
     assert PUSHBACK_KEY in dict(trailing_metadata(status))

@@ -12,7 +12,7 @@ from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.front_end.remote_call import HeldRequest, RemoteCall
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.reply import InferenceReply, error_reply
-from tensorferry.server.link import FrontEndLink, LinkBroken, LinkClosed, LinkFull
+from tensorferry.server.link import FrontEndLink, LinkBroken, LinkFull
 from tensorferry.server.link_messages import ANSWERED, decode_failure
 from tensorferry.server.status import Status, StatusCode, StatusError
 
@@ -93,7 +93,7 @@ class EngineConnection:
     def submit(self, call: RemoteCall, message: bytes, deadline: float, extra: bytes) -> None:
         """Send a request; `flush` wakes the engine for it.
 
-        QueueFull if the link has no room, InvalidRequestError if it never has, StatusError if the engine is gone.
+        QueueFull if the link has no room, InvalidRequestError if it never has, LinkClosed if the engine is gone.
         """
         try:
             call.submit(self._link, message, deadline, extra)
@@ -101,8 +101,6 @@ class EngineConnection:
             if error.what == "size":
                 raise InvalidRequestError(str(error)) from None
             raise QueueFull(f"{error}; retry in {_RETRY_SECONDS} s", _RETRY_SECONDS) from None
-        except LinkClosed:
-            raise no_engine_error() from None
 
     def flush(self) -> None:
         """Wake the engine if there are new requests."""

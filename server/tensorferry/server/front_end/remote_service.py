@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from tensorferry.batcher import BatcherError, QueueFull, ResponseBurstHook
@@ -13,6 +14,7 @@ from tensorferry.server.errors import (
     ServerError,
     UnauthenticatedError,
 )
+from tensorferry.server.front_end.absent_engine import HOLD_SECONDS, AbsentEngine
 from tensorferry.server.front_end.engine_connection import EngineConnection, no_engine_error
 from tensorferry.server.front_end.refused_requests import REFUSED
 from tensorferry.server.front_end.remote_call import HeldRequest, HeldRequests, RemoteCall
@@ -22,7 +24,7 @@ from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner
 from tensorferry.server.inference.reply import FinishedCall, InferenceCall, InferenceReply, error_reply
 from tensorferry.server.inference.unpacking import Unpacker
-from tensorferry.server.link import FrontEndLink
+from tensorferry.server.link import FrontEndLink, LinkClosed
 from tensorferry.server.link_messages import encode_origin
 from tensorferry.server.status import Status, StatusCode, StatusError, code_of, status_of
 from tensorferry.server.wire.compression import decompress, is_compressed
@@ -43,8 +45,8 @@ class NoEarlyRejection:
 class RemoteService:
     """Passes requests on to the engine. It stands in for `InferenceService` in a front-end. Thread-safe.
 
-    While no engine is connected, every new request gets UNAVAILABLE with a retry hint. Requests that an engine had when it was lost wait
-    for the next one. Those that may have ended it, and those that lose an engine twice, are for `trials`. `report` gets
+    While no engine is connected, new requests get UNAVAILABLE with a retry hint, but those that come at once after an engine
+    was lost wait for the next one, as those do that the lost engine had. Those that may have ended it, and those that lose an engine twice, are for `trials`. `report` gets
     the refused requests.
     """
 
@@ -56,7 +58,9 @@ class RemoteService:
         report: FrontEndReport | None = None,
         *,
         triton_status_codes: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._now = clock
         self.limits = limits
         self._report = report or FrontEndReport()
         self.early_rejection = NoEarlyRejection()
@@ -67,31 +71,44 @@ class RemoteService:
         self._trials = trials
         # Requests that wait for the next engine.
         self._waiting = HeldRequests()
-        self._connection: EngineConnection | None = None
+        self._engine: EngineConnection | AbsentEngine = AbsentEngine(self._waiting)
 
     def connect(self, link: FrontEndLink) -> None:
         """Send requests to the engine at the other end of this link from now on, first those that wait."""
         self._report.attach(link)
-        connection = EngineConnection(link, self._response_hook, self._keep)
-        while (request := self._waiting.take()) is not None:
-            try:
-                connection.submit(*request)
-            except (ServerError, BatcherError, StatusError) as error:
-                request.fail(error)
-        connection.flush()
-        self._connection = connection
+        self._engine = EngineConnection(link, self._response_hook, self._keep)
+        self._move_waiting()
 
     def disconnect(self) -> None:
         """Keep the requests of an engine that was lost, for the next one or a trial. No effect without one."""
         self._report.detach()
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        engine = self._engine
+        if isinstance(engine, EngineConnection):
+            self._engine = AbsentEngine(
+                self._waiting, self._now() + HOLD_SECONDS, expected=True, clock=self._now
+            )
+            engine.close()
 
     def give_up(self) -> None:
         """Answer the requests that wait for an engine: none comes soon."""
-        self._waiting.fail_all(no_engine_error)
+        self._engine = AbsentEngine(self._waiting)
+        self._move_waiting()
         self._trials.close()
+
+    def _move_waiting(self) -> None:
+        """Send what waits to the engine, or fail it if none comes soon."""
+        engine = self._engine
+        if isinstance(engine, EngineConnection):
+            while (request := self._waiting.take()) is not None:
+                try:
+                    engine.submit(*request)
+                except LinkClosed:
+                    request.fail(no_engine_error())
+                except (ServerError, BatcherError) as error:
+                    request.fail(error)
+            engine.flush()
+        elif not engine.expected:
+            self._waiting.fail_all(no_engine_error)
 
     def _keep(self, waiting: Sequence[HeldRequest], begun: Sequence[HeldRequest]) -> None:
         once: list[HeldRequest] = []
@@ -144,13 +161,10 @@ class RemoteService:
                 data = decompress(data, self.limits.message_bytes)
             if self.draining:
                 raise NotReadyError(SHUTTING_DOWN)
-            connection = self._connection
-            if connection is None:
-                raise no_engine_error()
             if self._trials.refuses(data):
                 raise ModelFailedError(REFUSED)
             call = RemoteCall(complete)
-            connection.submit(call, data, deadline, encode_origin(caller, metadata, streamed))
+            engine = self._submit(call, data, deadline, encode_origin(caller, metadata, streamed))
         except Exception as error:
             if isinstance(error, (ServerError, BatcherError, StatusError)):
                 # The traceback refers to the caller's frames; a reply that is never sent would keep its call alive.
@@ -159,7 +173,24 @@ class RemoteService:
             complete(error_reply(peek_request_id(data), error, ("", ""), metadata))
             return FinishedCall(None)
         if run_soon is None:
-            connection.flush()
+            engine.flush()
         else:
-            run_soon(connection)
+            run_soon(engine)
         return call
+
+    def _submit(
+        self, call: RemoteCall, data: bytes, deadline: float, extra: bytes
+    ) -> EngineConnection | AbsentEngine:
+        while True:
+            engine = self._engine
+            try:
+                engine.submit(call, data, deadline, extra)
+            except LinkClosed:
+                if engine is self._engine:
+                    raise no_engine_error() from None
+                # It has just ended; what stands in for it takes the request.
+                continue
+            if engine is not self._engine:
+                # The next one may have come before the request was held.
+                self._move_waiting()
+            return engine
