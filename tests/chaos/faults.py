@@ -137,7 +137,7 @@ class Faults:
         self._kill_child("the front-ends", chance)
 
     def kill_engine(self, chance: random.Random) -> None:
-        """An engine dies; connections live on."""
+        """An engine dies; connections live on. Not one in which requests are tried, which would blame a request."""
         self._kill_child("the engine", chance)
 
     def _kill_child(self, role: str, chance: random.Random) -> None:

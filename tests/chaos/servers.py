@@ -132,7 +132,7 @@ class Server:
             return {"the server": [self.pid]}
         return {
             "the supervisor": [self.pid],
-            "the engine": observed.of_module(self.pid, ENGINE_MODULE),
+            "the engine": observed.engines(self.pid, ENGINE_MODULE),
             "the front-ends": observed.of_module(self.pid, FRONT_END_MODULE),
         }
 

@@ -59,13 +59,12 @@ def verdicts(found: Crashes) -> dict[str, bool]:
         and not front_end.connections_lost,
         "the engine's death: every connection lived on": not engine.connections_lost
         and not abort.connections_lost,
-        f"a request that aborts the engine, among {AT_ONCE}: each ended once, with its own answer or UNAVAILABLE; "
-        "only that one may get INTERNAL": aborts.neighbours.keys() <= {"OK", "UNAVAILABLE"}
-        and aborts.aborting.keys() | aborts.again.keys() <= {"INTERNAL", "UNAVAILABLE"}
-        and not aborts.wrong,
+        f"of {AT_ONCE} requests in a batch that aborts the engine, one got INTERNAL, again too, and all others answers": (
+            aborts.right
+        ),
         f"a new front-end listened within {MOST_SECONDS:g} s": max(front_end.replaced) <= MOST_SECONDS,
         f"after the engine's death, answers within the server's start and {MOST_SECONDS:g} s": max(
-            engine.answered + abort.answered
+            engine.answered + aborts.not_ready
         )
         <= found.load_seconds + MOST_SECONDS,
         "memory and descriptors flat, nothing left behind, nothing else wrong": not wrong,
@@ -90,8 +89,8 @@ def markdown(found: Crashes, held: dict[str, bool], command: str, transport: str
         f"{found.sent['unary']} unary requests and {found.sent['stream']} in streams; the longest burst or stream took "
         f"{found.slowest:.1f} s. The server's start took {found.load_seconds:.1f} s. Times: median, then longest.",
         "",
-        "| aborted by a request | times | the others | the request | its bytes again | not ready, s |",
-        "|---|---|---|---|---|---|",
+        "| aborted by a request | times | the others | the request | its bytes again | not ready, s | all had ended, s |",
+        "|---|---|---|---|---|---|---|",
         _abort_row(found.aborts),
         "",
         "| killed | of | memory (PSS), MiB: first third, last third | descriptors |",
@@ -113,7 +112,7 @@ def _row(phase: Phase) -> str:
 
 def _abort_row(aborts: Aborts) -> str:
     states = " | ".join(_states(one) for one in (aborts.neighbours, aborts.aborting, aborts.again))
-    return f"| the engine | {len(aborts.not_ready)} | {states} | {_times(aborts.not_ready)} |"
+    return f"| the engine | {len(aborts.not_ready)} | {states} | {_times(aborts.not_ready)} | {_times(aborts.ended)} |"
 
 
 def _times(values: Sequence[float]) -> str:

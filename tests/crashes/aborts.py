@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
+import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from chaos.content import Mark, request, verdict
 from crashes.callers import DEADLINE_SECONDS, OPTIONS
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from polling import until
 
 from tensorferry.protos import inference_pb2_grpc
-from tensorferry.protos.standard import health_pb2
 
 MODEL = "aborting"
 AT_ONCE = 32
 # Every position has its turn, because both numbers have no common divisor.
 _POSITION_STEP = 7
-# Number of the sender, which no caller has.
-_SENDER = 1000
-_WATCH = "/grpc.health.v1.Health/Watch"
+# Numbers of senders from here on are no callers'.
+_FIRST_SENDER = 1000
+# What became of each request, by its number.
+_States: TypeAlias = dict[int, list[str]]
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
@@ -35,11 +38,18 @@ class Aborts:
 
     neighbours: Counter[str] = field(default_factory=Counter)
     aborting: Counter[str] = field(default_factory=Counter)
-    # The same bytes, sent again once the server was ready.
+    # The same bytes, sent again once all had ended.
     again: Counter[str] = field(default_factory=Counter)
-    # Seconds in which the server reported NOT_SERVING, in each round.
+    # Seconds in which the server reported NOT_SERVING, and until all had ended, in each round.
     not_ready: list[float] = field(default_factory=list)
+    ended: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+
+    @property
+    def right(self) -> bool:
+        """Whether the others got their answers, and only the request that aborts the engine is blamed."""
+        blamed = self.aborting.keys() | self.again.keys()
+        return self.neighbours.keys() == {"OK"} and blamed == {"INTERNAL"} and not self.wrong
 
     def add(self, states: Mapping[int, Sequence[str]], position: int) -> None:
         """Record the states of a round's requests by their number; each has one."""
@@ -52,51 +62,47 @@ class Aborts:
 
 
 class Aborter:
-    """A client of its own that sends the requests, and another that watches the server's health."""
+    """Client that sends the requests of one round, and watches the server's health.
 
-    def __init__(self, port: int) -> None:
+    Odd rounds send a stream, even ones unary calls. The position of the request that aborts differs from round to round.
+    """
+
+    def __init__(self, port: int, number: int) -> None:
         self._channel = grpc.insecure_channel(f"127.0.0.2:{port}", OPTIONS)
         self._stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._sent = 0
-        self._rounds = 0
+        self._send = self._stream if number % 2 else self._unary
+        self._position = number * _POSITION_STEP % AT_ONCE
+        # The same bytes in two rounds would be refused in the second.
+        self._sender = _FIRST_SENDER + number
         # When the server's health changed, and whether it was ready from then on. Appended by the thread only.
         self._health: list[tuple[float, bool]] = []
-        self._watched: Any = self._channel.unary_stream(
-            _WATCH,
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )(health_pb2.HealthCheckRequest())
+        health: Any = health_pb2_grpc.HealthStub(self._channel)
+        self._check_health = health.Check
+        self._watched = health.Watch(health_pb2.HealthCheckRequest())
         self._thread = threading.Thread(target=self._watch, name="health", daemon=True)
         self._thread.start()
         until(lambda: self._health)
 
-    def round(self, aborts: Aborts) -> bytes:
-        """Send requests at once, as unary calls and as a stream in turn. One of them aborts the engine.
-
-        Return the bytes of that one, when the server is ready again.
-        """
-        position = self._rounds * _POSITION_STEP % AT_ONCE
-        send = self._stream if self._rounds % 2 else self._unary
-        self._rounds += 1
-        messages = [self._message(aborts=index == position) for index in range(AT_ONCE)]
+    def run(self, aborts: Aborts, engine: int) -> None:
+        """Send requests at once. One of them aborts the engine, and is sent again once the server is ready."""
+        messages = [
+            request(MODEL, self._sender, number, 1, Mark.ABORT if number == self._position else Mark.NONE)
+            for number in range(AT_ONCE)
+        ]
+        # Frozen until the front-end has them all, so that they share a batch.
+        os.kill(engine, signal.SIGSTOP)
+        states_of = self._send(messages)
+        self._check_health(health_pb2.HealthCheckRequest(), timeout=DEADLINE_SECONDS)
         begin = time.monotonic()
-        states = send(messages)
-        aborts.add(states, position)
-        aborts.not_ready.append(self.not_ready_since(begin))
-        return bytes(messages[position].SerializeToString())
+        os.kill(engine, signal.SIGCONT)
+        states = states_of()
+        aborts.ended.append(time.monotonic() - begin)
+        aborts.add(states, self._position)
+        aborts.not_ready.append(self._not_ready_since(begin))
+        again = self._unary([messages[self._position]])()
+        aborts.again.update(state for found in again.values() for state in found)
 
-    def again(self, message: bytes) -> str:
-        """Send a request's bytes again, and return its state."""
-        call: Any = self._channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        try:
-            call(message, timeout=DEADLINE_SECONDS)
-        except grpc.RpcError as error:
-            status: Any = error
-            return str(status.code().name)
-        return "OK"
-
-    def not_ready_since(self, begin: float) -> float:
-        """Wait until the server is ready again. Return how long it has not been since then."""
+    def _not_ready_since(self, begin: float) -> float:
         until(
             lambda: [ready for at, ready in self._health if at >= begin],
             lambda found: False in found and found[-1],
@@ -114,47 +120,54 @@ class Aborter:
         self._thread.join()
         self._channel.close()
 
-    def _message(self, *, aborts: bool) -> Any:
-        self._sent += 1
-        return request(MODEL, _SENDER, self._sent, 1, Mark.ABORT if aborts else Mark.NONE)
-
-    def _unary(self, messages: Sequence[Any]) -> dict[int, list[str]]:
+    def _unary(self, messages: Sequence[Any]) -> Callable[[], _States]:
+        """Send unary calls. The result waits for their states."""
         calls = [
             (_number(message.id), self._stub.ModelInfer.future(message, timeout=DEADLINE_SECONDS))
             for message in messages
         ]
-        states: dict[int, list[str]] = {}
-        for number, call in calls:
-            try:
-                state = verdict(call.result(), _SENDER, number, 1)
-            except grpc.RpcError as error:
-                status: Any = error
-                state = status.code().name
-            states[number] = [state]
-        return states
 
-    def _stream(self, messages: Sequence[Any]) -> dict[int, list[str]]:
+        def states_of() -> _States:
+            states: _States = {}
+            for number, call in calls:
+                try:
+                    state = verdict(call.result(), self._sender, number, 1)
+                except grpc.RpcError as error:
+                    status: Any = error
+                    state = status.code().name
+                states[number] = [state]
+            return states
+
+        return states_of
+
+    def _stream(self, messages: Sequence[Any]) -> Callable[[], _States]:
+        """Send a stream. The result waits for the states of its requests."""
         waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for message in (*messages, None):
             waiting.put(message)
-        states: dict[int, list[str]] = {_number(message.id): [] for message in messages}
-        end = "NO_ANSWER"
-        try:
-            for response in self._stub.ModelStreamInfer(iter(waiting.get, None), timeout=DEADLINE_SECONDS):
-                inner = response.infer_response
-                number = _number(inner.id)
-                if response.error_message:
-                    state = inner.parameters["tensorferry_status"].string_param
-                else:
-                    state = verdict(inner, _SENDER, number, 1)
-                states.setdefault(number, []).append(state)
-        except grpc.RpcError as error:
-            status: Any = error
-            end = status.code().name
-        for found in states.values():
-            if not found:
-                found.append(end)
-        return states
+        call = self._stub.ModelStreamInfer(iter(waiting.get, None), timeout=DEADLINE_SECONDS)
+
+        def states_of() -> _States:
+            states: _States = {_number(message.id): [] for message in messages}
+            end = "NO_ANSWER"
+            try:
+                for response in call:
+                    inner = response.infer_response
+                    number = _number(inner.id)
+                    if response.error_message:
+                        state = inner.parameters["tensorferry_status"].string_param
+                    else:
+                        state = verdict(inner, self._sender, number, 1)
+                    states.setdefault(number, []).append(state)
+            except grpc.RpcError as error:
+                status: Any = error
+                end = status.code().name
+            for found in states.values():
+                if not found:
+                    found.append(end)
+            return states
+
+        return states_of
 
     def _watch(self) -> None:
         try:

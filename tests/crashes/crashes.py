@@ -173,6 +173,8 @@ class Killer:
             phase.wrong += [f"{one} without a kill" for one in self._since(before, phase)]
             kill(phase)
             phase.kills += 1
+            # Requests that were lost with the engine are tried in another.
+            until(lambda: len(self._engine_processes()) == len(self._engines()) == 1)
             phase.held("the supervisor", [self._supervisor])
             phase.held("all processes", [self._supervisor, *self._front_ends(), *self._engines()])
             for process in (*self._front_ends(), *self._engines()):
@@ -200,8 +202,9 @@ class Killer:
         (engine,) = self._engines()
         kept = self._connections()
         failures = self._failures()
+        before = set(self._engine_processes())
         begin = self._kill(engine, signal.SIGKILL)
-        until(self._engines, lambda found: len(found) == 1 and found != [engine])
+        until(lambda: set(self._engine_processes()) - before)
         phase.replaced.append(time.monotonic() - begin)
         phase.answered.append(self._all_answer() - begin)
         self._since(failures, phase)
@@ -212,19 +215,10 @@ class Killer:
         """Let one request among others abort the engine. Connections must live on."""
         kept = self._connections()
         failures = self._failures()
-        aborter = Aborter(self._port)
+        aborter = Aborter(self._port, phase.kills)
         try:
-            begin = time.monotonic()
-            message = aborter.round(self._aborts)
-            phase.answered.append(self._all_answer() - begin)
             (engine,) = self._engines()
-            begin = time.monotonic()
-            state = aborter.again(message)
-            self._aborts.again[state] += 1
-            if state == "UNAVAILABLE":
-                until(self._engines, lambda found: len(found) == 1 and found != [engine])
-                aborter.not_ready_since(begin)
-                self._all_answer()
+            aborter.run(self._aborts, engine)
         finally:
             aborter.close()
         self._since(failures, phase)
@@ -292,6 +286,10 @@ class Killer:
         return observed.of_module(self._supervisor, FRONT_END_MODULE)
 
     def _engines(self) -> list[int]:
+        """Return the engine, without one in which requests are tried."""
+        return observed.engines(self._supervisor, ENGINE_MODULE)
+
+    def _engine_processes(self) -> list[int]:
         return observed.of_module(self._supervisor, ENGINE_MODULE)
 
     def _connections(self) -> set[observed.Connection]:
