@@ -3,7 +3,8 @@
     python benchmarks/front_ends.py --load PROGRAM [--quick] [--write PAGE]
 
 All servers run at the same time, and the load alternates between them. Server and load share all cores. Ratios are to
-the server with one process, in the same round; values are medians of the rounds. The last part has the engine alone on
+the server with one process, in the same round; values are medians of the rounds. Peers that are installed take part with
+the tiny model. The last part has the engine alone on
 one core: this process sends tensors through links from another core, as front-ends do.
 """
 
@@ -14,38 +15,34 @@ import datetime
 import os
 import socket
 import statistics
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from engine_alone import LINKS, engine_alone, engine_cpu_us
 from sections import Section
 
-from serving.encodings import grpc_message, grpc_output
 from serving.load import Shape, run_load
 from serving.machine import describe
 from serving.measure import Bench
 from serving.plan import UNARY, Cell
 from serving.processes import Cores, Running, busy_seconds, cpu_seconds, memory_mib
 from serving.run import cache_folder
-from serving.servers import HOST, LANE, MAX_BATCH_SIZE, servers
-from serving.workloads import TINY, TINY_SIZES, Workload, write_models
-from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.link import FrontEndLink, create_link
-from tensorferry.server.link_messages import ANSWERED
-from tensorferry.server.supervisor.child import Child
+from serving.servers import HOST, LANE, MOSEC, TRITON, servers
+from serving.workloads import TINY, Workload, write_models
 
 SECTION = Section("<!-- front-ends: begin -->", "<!-- front-ends: end -->")
 FRONT_ENDS = (0, 1, 2, 3, 4)
 IN_FLIGHT = (1, 32, 256)
+# Measured in the same rounds where they are installed.
+PEERS = (TRITON, MOSEC)
 CONNECTIONS = 16
 IMAGE = Workload("150 KB", "identity", 37_500, "Identity of 150,000 bytes")
 IMAGES_IN_FLIGHT = 32
 SPREAD = (4, 16, 64)
-LINKS = 2
 # Modules of a server's processes; the process that the operator starts has none of them.
 _ROLES = {
     "tensorferry.server.engine": "engine",
@@ -55,7 +52,6 @@ _WARM_UP = 0.3
 # Cores that other programs may use; a rate that was measured beside more is not compared.
 _NOISY_CORES = 0.5
 _ACCEPT_SECONDS = 5.0
-_START_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +69,7 @@ class Results:
     """Results of all rounds by what was asked and the number of front-ends, and figures that need no rounds."""
 
     loads: dict[tuple[str, int], list[Result]] = field(default_factory=lambda: defaultdict(list))
+    peers: dict[tuple[str, str], list[Result]] = field(default_factory=lambda: defaultdict(list))
     memory: dict[int, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     spread: dict[tuple[int, int], Sequence[float]] = field(default_factory=dict)
     engine: list[tuple[float, float]] = field(default_factory=list)
@@ -95,12 +92,15 @@ def by_role(serving: Running) -> Mapping[str, Sequence[int]]:
     return found
 
 
-def measure(bench: Bench, serving: Running, workload: Workload, in_flight: int, seconds: float) -> Result:
-    """Return the result of one load. SystemExit if a call fails."""
-    server = servers()[LANE]
+def measure(
+    bench: Bench, serving: Running, workload: Workload, in_flight: int, seconds: float, name: str = LANE
+) -> Result:
+    """Return the result of one load on a server of this name. SystemExit if a call fails."""
+    server = servers()[name]
     load = bench.load_of(server, workload, serving.port, Cell(workload, UNARY, in_flight, seconds, _WARM_UP))
-    connections = min(CONNECTIONS, in_flight)
-    load = replace(load, shape=Shape("unary", connections, in_flight // connections, 1))
+    if server.http is None:
+        connections = min(CONNECTIONS, in_flight)
+        load = replace(load, shape=Shape("unary", connections, in_flight // connections, 1))
     roles = by_role(serving)
     before: list[tuple[float, float, Mapping[str, float]]] = []
 
@@ -164,75 +164,6 @@ def _sockets(pid: int, inodes: set[str]) -> int:
     return count
 
 
-@contextmanager
-def engine_alone(model: Path, core: int) -> Iterator[tuple[int, Sequence[FrontEndLink]]]:
-    """Run an engine on a core, as a supervisor would, and yield its process id and its links."""
-    allowed = os.sched_getaffinity(0)
-    with tempfile.TemporaryDirectory(prefix="tf-") as folder:
-        os.sched_setaffinity(0, {core})
-        try:
-            options = ["--device", "cpu", "--max-batch-size", str(MAX_BATCH_SIZE), "--log-level", "warning"]
-            child = Child(
-                "tensorferry.server.engine",
-                [f"{TINY.model}={model}", *options, "--front-ends", str(LINKS)],
-                small_only=False,
-            )
-        finally:
-            os.sched_setaffinity(0, allowed)
-        try:
-            child.channel.set_blocking(True)
-            start = {
-                "generation": 1,
-                "port": 0,
-                "address": HOST,
-                "socket": f"{folder}/engine",
-                "front_ends": LINKS,
-            }
-            child.send("start", {**start, "log_levels": None, "metrics_fd": None, "trial": False})
-            links = []
-            for number in range(LINKS):
-                files = create_link()
-                links.append(FrontEndLink(files.duplicate()))
-                child.send("link", {"front_end": number, "generation": 1}, files)
-            while (message := child.receive()) is not None and message.kind != "ready":
-                if message.kind == "failed":
-                    raise SystemExit(f"the engine has not started: {message.fields}")
-            yield child.pid, links
-        finally:
-            child.kill()
-            child.wait(_START_SECONDS)
-            child.reap()
-
-
-def engine_cpu_us(pid: int, links: Sequence[FrontEndLink], in_flight: int, seconds: float) -> float:
-    """Return the engine's processor time per request, with the same number in flight on each link."""
-    message = grpc_message(TINY, TINY.row())
-    for link in links:
-        for _ in range(in_flight // len(links)):
-            link.submit(message)
-        link.flush()
-    until = time.monotonic() + seconds
-    used = cpu_seconds([pid])
-    done = 0
-    while time.monotonic() < until:
-        for link in links:
-            responses = link.receive()
-            for _, code, payload, _ in responses:
-                if code != ANSWERED:
-                    raise SystemExit(f"the engine answered {payload!r}")
-                link.submit(message)
-            link.flush()
-            done += len(responses)
-    used = cpu_seconds([pid]) - used
-    # The next measurement begins without a request in flight.
-    for link in links:
-        while link.in_flight:
-            for _, _, payload, _ in link.receive():
-                if len(grpc_output(pb.ModelInferResponse.FromString(payload))) != TINY_SIZES[-1]:
-                    raise SystemExit(f"not a right answer: {payload!r}")
-    return 1e6 * used / done
-
-
 def run(bench: Bench, rounds: int, seconds: float, trials: int) -> Results:
     """Measure everything."""
     results = Results()
@@ -244,6 +175,11 @@ def run(bench: Bench, rounds: int, seconds: float, trials: int) -> Results:
                 )[0]
                 for count in FRONT_ENDS
             }
+            peers = {
+                name: stack.enter_context(bench.started(servers()[name], workload))[0]
+                for name in PEERS
+                if workload is TINY and servers()[name].installed(bench.cache)
+            }
             for number in range(rounds):
                 for in_flight in in_flights:
                     # The order alternates, so that a drift of the machine affects all alike.
@@ -251,6 +187,10 @@ def run(bench: Bench, rounds: int, seconds: float, trials: int) -> Results:
                         result = measure(bench, started[count], workload, in_flight, seconds)
                         results.loads[_asked(workload, in_flight), count].append(result)
                         print(f"{_asked(workload, in_flight)}, {count} front-ends: {result}", flush=True)
+                    for name, serving in peers.items():
+                        result = measure(bench, serving, workload, in_flight, seconds, name)
+                        results.peers[_asked(workload, in_flight), name].append(result)
+                        print(f"{_asked(workload, in_flight)}, {name}: {result}", flush=True)
             if workload is IMAGE:
                 continue
             for count, serving in started.items():
@@ -328,6 +268,7 @@ def page(results: Results, bench: Bench, command: str) -> str:
                 else "too noisy | too noisy | too noisy | too noisy"
             )
             lines.append(f"| {count} | {len(quiet)} of {len(found)} | {compared} | {cpu} |")
+    lines += peer_lines(results)
     lines += ["", "Memory (Pss) after these loads, MiB for each process:", ""]
     lines += ["| front-ends | processes | sum |", "|---:|---|---:|"]
     for count, roles in results.memory.items():
@@ -353,6 +294,33 @@ def page(results: Results, bench: Bench, command: str) -> str:
         f"({min(ratios):.2f} - {max(ratios):.2f}).",
     ]
     return "\n".join(lines)
+
+
+def peer_lines(results: Results) -> Sequence[str]:
+    """Return the table of peers; nothing if none is installed."""
+    if not results.peers:
+        return ()
+    lines = [
+        "",
+        "Peers, which may use all cores as well; ratios are those of our best number of front-ends:",
+        "",
+    ]
+    lines += ["| load | peer | front-ends | our calls/s ÷ theirs | their calls/s | their CPU us a call |"]
+    lines += ["|---|---|---:|---:|---:|---:|"]
+    for (asked, name), found in results.peers.items():
+        best = max(FRONT_ENDS, key=lambda count: _median_rate(results.loads[asked, count]))
+        ours = results.loads[asked, best]
+        ratios = [our.rate / their.rate for our, their in zip(ours, found, strict=True)]
+        cpu = statistics.median(sum(each.cpu_us.values()) for each in found)
+        lines.append(
+            f"| {asked} | {name} | {best} | {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f}) "
+            f"| {_median_rate(found):,.0f} | {cpu:.1f} |"
+        )
+    return lines
+
+
+def _median_rate(results: Sequence[Result]) -> float:
+    return statistics.median(result.rate for result in results)
 
 
 def _versions(machine: Mapping[str, object]) -> str:

@@ -46,6 +46,13 @@ def test_the_other_tables() -> None:
     assert "Ratio 4.00 (4.00 - 4.00)" in text
 
 
+def test_peers_are_compared_with_the_best_number_of_front_ends() -> None:
+    results = _results(0.1)
+    assert "Peers" not in _page(results)
+    results.peers["tiny, 1 in flight", "mosec"].append(Result(2000.0, 0.1, {"first process": 20.0}, 0.1))
+    assert "| tiny, 1 in flight | mosec | 4 | 2.50 (2.50 - 2.50) | 2,000 | 20.0 |" in _page(results)
+
+
 def test_the_page_has_the_section() -> None:
     path = Path(front_ends.__file__).parents[1] / "docs" / "results" / "front_ends.md"
     assert "front-ends" in SECTION.of(path.read_text())
