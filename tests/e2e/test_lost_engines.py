@@ -73,6 +73,10 @@ def test_the_request_that_aborts_the_engine_gets_the_blame_and_the_others_get_an
     assert {outcome(server, KILLER, KILLER) for _ in range(8)} == {"INTERNAL"}
     ends = [line for line in server.log if "the engine (process" in line and "killed by SIGABRT" in line]
     assert len(ends) == 1, server.log
+    # The engine for trials ended once by the request, and once because it was done.
+    ends = [line for line in server.log if "engine for trials (process" in line and "ended" in line]
+    assert "killed by SIGABRT" in ends[0]
+    assert [line for line in ends[1:] if "exit status 0" not in line] == []
 
 
 def test_requests_of_a_killed_engine_are_answered_by_the_next(server: ServerProcess) -> None:

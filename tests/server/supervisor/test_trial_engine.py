@@ -46,7 +46,7 @@ def test_it_starts_when_a_front_end_has_suspects_and_ends_after_the_last(server:
     assert server.front_end(0).kinds() == ["trial_ready"]
     suspects(server, 0, 0)
     assert server.front_end(0).take() == [("trial_over", {"died": False})]
-    assert server.child(TRIALS).kinds() == ["drain"]
+    assert server.child(TRIALS).kinds() == ["stop"]
     server.end(TRIALS, CLEAN)
     assert TRIALS not in server.alive()
     assert server.front_end(0).kinds() == server.front_end(1).kinds() == []
@@ -122,7 +122,7 @@ def test_a_front_end_that_dies_loses_its_turn(server: Supervision) -> None:
     assert server.child(TRIALS).kinds() == ["front_end_lost", "link"]
     assert server.front_end(1).kinds() == ["trial", "trial_ready"]
     server.end("front-end 1", KILLED)
-    assert server.child(TRIALS).kinds() == ["front_end_lost", "drain"]
+    assert server.child(TRIALS).kinds() == ["front_end_lost", "stop"]
 
 
 def test_suspects_that_come_while_it_ends_get_a_new_one(server: Supervision) -> None:

@@ -79,7 +79,7 @@ class TrialEngine:
             return
         if not self._asking and not self._ending:
             self._ending = True
-            child.send("drain", {"seconds": 1.0})
+            child.send("stop", {})
             self.process.kill_after(_END_SECONDS, now)
         elif self._asking and self._user is None and not self._ending:
             self._user = self._asking[0]
