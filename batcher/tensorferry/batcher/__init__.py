@@ -3,7 +3,9 @@
 It needs numpy only, and depends on neither a transport nor an inference engine.
 """
 
-from tensorferry.batcher.batcher import Batcher
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tensorferry.batcher.errors import (
     BatcherClosed,
     BatcherError,
@@ -19,16 +21,51 @@ from tensorferry.batcher.errors import (
     RunTimedOut,
     Shed,
 )
-from tensorferry.batcher.execution.completion import ResponseBurstHook
-from tensorferry.batcher.execution.context import BatchStartCallback, InstanceHealthCallback
-from tensorferry.batcher.execution.staged_model import StagedModel
-from tensorferry.batcher.offline import batch_inference
-from tensorferry.batcher.padding import Padding, PadInput, PadPlan
-from tensorferry.batcher.request import BatchInfo, CloseReason, Outcome, Request, Tensor
 from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePolicy
-from tensorferry.batcher.statistics.counters import BatcherStatistics
-from tensorferry.batcher.statistics.histogram import BOUNDS, Histogram, interval_of
-from tensorferry.batcher.statistics.recent_batches import BatchMember, BatchRecord
+
+if TYPE_CHECKING:
+    from tensorferry.batcher.batcher import Batcher
+    from tensorferry.batcher.execution.completion import ResponseBurstHook
+    from tensorferry.batcher.execution.context import BatchStartCallback, InstanceHealthCallback
+    from tensorferry.batcher.execution.staged_model import StagedModel
+    from tensorferry.batcher.offline import batch_inference
+    from tensorferry.batcher.padding import Padding, PadInput, PadPlan
+    from tensorferry.batcher.request import BatchInfo, CloseReason, Outcome, Request, Tensor
+    from tensorferry.batcher.statistics.counters import BatcherStatistics
+    from tensorferry.batcher.statistics.histogram import BOUNDS, Histogram, interval_of
+    from tensorferry.batcher.statistics.recent_batches import BatchMember, BatchRecord
+
+# The modules of these names are imported at a name's first use: a process that runs no batches needs neither them nor numpy.
+_MODULES = {
+    "Batcher": "batcher",
+    "ResponseBurstHook": "execution.completion",
+    "BatchStartCallback": "execution.context",
+    "InstanceHealthCallback": "execution.context",
+    "StagedModel": "execution.staged_model",
+    "batch_inference": "offline",
+    "PadInput": "padding",
+    "PadPlan": "padding",
+    "Padding": "padding",
+    "BatchInfo": "request",
+    "CloseReason": "request",
+    "Outcome": "request",
+    "Request": "request",
+    "Tensor": "request",
+    "BatcherStatistics": "statistics.counters",
+    "BOUNDS": "statistics.histogram",
+    "Histogram": "statistics.histogram",
+    "interval_of": "statistics.histogram",
+    "BatchMember": "statistics.recent_batches",
+    "BatchRecord": "statistics.recent_batches",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return value
+
 
 __all__ = [
     "BOUNDS",

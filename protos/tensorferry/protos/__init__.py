@@ -1,6 +1,6 @@
 """The wire contract: messages, service stubs and the tensor codec."""
 
-from tensorferry.protos import inference_pb2, inference_pb2_grpc, model_config_pb2, tensors
+from tensorferry.protos import inference_pb2, inference_pb2_grpc, model_config_pb2
 from tensorferry.protos.pool import POOL
 
 SERVICE_NAME: str = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -11,5 +11,4 @@ __all__ = [
     "inference_pb2",
     "inference_pb2_grpc",
     "model_config_pb2",
-    "tensors",
 ]

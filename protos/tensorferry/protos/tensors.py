@@ -22,12 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.errors import TensorError as TensorError
 
 Array = npt.NDArray[Any]
-
-
-class TensorError(ValueError):
-    """A tensor does not match its datatype, its shape or its encoding."""
 
 
 @dataclass(frozen=True, slots=True)

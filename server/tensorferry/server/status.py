@@ -26,8 +26,8 @@ from tensorferry.batcher import (
     RunTimedOut,
     Shed,
 )
+from tensorferry.protos.errors import TensorError
 from tensorferry.protos.standard import status_pb2
-from tensorferry.protos.tensors import TensorError
 from tensorferry.server.errors import (
     AlreadyExistsError,
     InvalidRequestError,

@@ -13,7 +13,8 @@ from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.inference.codec import ResponseSpec, encode_response
-from tensorferry.server.inference.responses import ResponseTemplate, id_field_of, stream_response
+from tensorferry.server.inference.responses import ResponseTemplate, id_field_of
+from tensorferry.server.inference.stream_responses import stream_response
 from tensorferry.server.wire.fields import encode_varint
 
 RAW = [name for name, datatype in DATATYPES.items() if datatype.size]

@@ -6,8 +6,9 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from tensorferry.batcher import QueueFull, ResponseBurstHook
+from tensorferry.batcher import QueueFull
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.front_end.remote_call import HeldRequest, RemoteCall
 from tensorferry.server.identity import Metadata
@@ -15,6 +16,9 @@ from tensorferry.server.inference.reply import InferenceReply, error_reply
 from tensorferry.server.link import FrontEndLink, LinkBroken, LinkFull
 from tensorferry.server.link_messages import ANSWERED, decode_failure
 from tensorferry.server.status import Status, StatusCode, StatusError
+
+if TYPE_CHECKING:
+    from tensorferry.batcher import ResponseBurstHook
 
 _log = logging.getLogger("tensorferry.server")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from tensorferry.batcher import BatcherError, QueueFull, ResponseBurstHook
+from tensorferry.batcher import BatcherError, QueueFull
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
     ModelFailedError,
@@ -29,6 +30,9 @@ from tensorferry.server.link_messages import encode_origin
 from tensorferry.server.status import Status, StatusCode, StatusError, code_of, status_of
 from tensorferry.server.wire.compression import decompress, is_compressed
 from tensorferry.server.wire.structure import peek_request_id
+
+if TYPE_CHECKING:
+    from tensorferry.batcher import ResponseBurstHook
 
 
 class NoEarlyRejection:

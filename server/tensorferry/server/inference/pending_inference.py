@@ -12,7 +12,7 @@ from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.codec import ResponseSpec, write_outputs
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.request_templates import Match
-from tensorferry.server.inference.responses import Piece
+from tensorferry.server.inference.stream_responses import Piece
 from tensorferry.server.shapes.shared_axes import explain_axis_mismatch
 from tensorferry.server.shared_memory.regions import RegionLease
 from tensorferry.server.telemetry import logs

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tensorferry.server.identity import Metadata
-from tensorferry.server.inference.responses import Piece
+from tensorferry.server.inference.stream_responses import Piece
 from tensorferry.server.telemetry import logs
 from tensorferry.server.telemetry.trace_context import parse_trace_context
-from tensorferry.server.tracing.trace import RequestTrace
+
+if TYPE_CHECKING:
+    from tensorferry.server.tracing.trace import RequestTrace
 
 
 class InferenceCall:

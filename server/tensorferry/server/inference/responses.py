@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,25 +13,11 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.classification import NO_LABELS, Classifier
 from tensorferry.server.inference.codec import ResponseSpec, encode_response
 from tensorferry.server.inference.response_size import response_too_large
-from tensorferry.server.status import Status
+from tensorferry.server.inference.stream_responses import Piece
 from tensorferry.server.wire.fields import encode_varint
 
-# A piece of a serialised message: bytes, or a row-major array that stands for its bytes.
-Piece = Any
-
-# Parameters with the gRPC code of an error inside a stream and its retry hint. The message has no fields for them.
-STATUS_PARAMETER = "tensorferry_status"
-RETRY_PARAMETER = "tensorferry_retry_after_ms"
-
 _RAW_TAG = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2
-_RESPONSE_TAG = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2
 _ID_TAG = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["id"].number << 3 | 2
-
-# Triton's mark of the last response to a request. Every request has one response here.
-FINAL_PARAMETER = "triton_final_response"
-_FINAL = pb.ModelInferResponse(
-    parameters={FINAL_PARAMETER: pb.InferParameter(bool_param=True)}
-).SerializeToString()
 
 # Most models' output shapes differ only in rows. This bounds memory for the others.
 _MAX_SHAPES = 64
@@ -114,36 +99,6 @@ class ResponseTemplate:
             self._constant_parts.clear()
         self._constant_parts[shapes] = constant
         return constant
-
-
-def stream_response(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Wrap the pieces of a response as the last ModelStreamInferResponse to its request."""
-    size = 0
-    for piece in pieces:
-        size += piece.nbytes if isinstance(piece, np.ndarray) else len(piece)
-    return (_stream_head(size), *pieces)
-
-
-# Most models have responses of one size.
-@lru_cache(maxsize=256)
-def _stream_head(size: int) -> bytes:
-    return bytes([_RESPONSE_TAG]) + encode_varint(size + len(_FINAL)) + _FINAL
-
-
-def stream_error(request_id: str, addressed: tuple[str, str], status: Status) -> bytes:
-    """Return a serialised ModelStreamInferResponse with the error of a request.
-
-    `addressed` is the name and version of its model.
-    """
-    response = pb.ModelStreamInferResponse(error_message=status.message)
-    response.infer_response.id = request_id
-    response.infer_response.model_name, response.infer_response.model_version = addressed
-    parameters = response.infer_response.parameters
-    parameters[FINAL_PARAMETER].bool_param = True
-    parameters[STATUS_PARAMETER].string_param = status.code.name
-    if status.retry_after is not None:
-        parameters[RETRY_PARAMETER].int64_param = max(1, round(status.retry_after * 1e3))
-    return response.SerializeToString()
 
 
 def id_field_of(request_id: str) -> bytes:

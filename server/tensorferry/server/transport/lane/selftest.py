@@ -15,14 +15,15 @@ from typing import Any
 
 import grpc
 
+from tensorferry.batcher import QueueFull
+from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import NotFoundError
 from tensorferry.server.identity import ANONYMOUS, ROLES, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import BuiltReply, InferenceCall, InferenceReply
-from tensorferry.server.inference.responses import stream_response
-from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.inference.stream_responses import stream_response
 from tensorferry.server.scratch_directory import ScratchDirectory
 from tensorferry.server.security.access_control import AccessControl, ClientCertificate
+from tensorferry.server.status import Status, StatusCode, status_of
 from tensorferry.server.transport.lane.lane import STREAM, Lane
 from tensorferry.server.transport.lane.unary import UNARY
 
@@ -44,18 +45,31 @@ class _HeldCall(InferenceCall):
         self.cancelled.set()
 
 
-class _Echo(InferenceService):
+class _NoRejection:
+    """Rejects no call early."""
+
+    tracing_enabled = False
+    one_model = False
+
+    def check(self, deadline: float) -> QueueFull | None:
+        return None
+
+
+class _Echo:
     """Returns each message on another thread; holds one request until its client leaves."""
 
+    limits = RequestLimits()
+    draining = False
+    early_rejection = _NoRejection()
+
     def __init__(self, threads: ThreadPoolExecutor) -> None:
-        super().__init__(ModelRegistry())
         self._threads = threads
         self.held = threading.Event()
         self.left = threading.Event()
 
     def submit(
         self,
-        data: bytes | memoryview,
+        data: bytes,
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
@@ -77,6 +91,12 @@ class _Echo(InferenceService):
 
         self._threads.submit(complete, BuiltReply("", build))
         return InferenceCall()
+
+    def count_refused(self, code: StatusCode) -> None:
+        pass
+
+    def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
+        return status_of(error)
 
 
 class _CheckingAccess(AccessControl):
