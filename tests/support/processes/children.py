@@ -6,10 +6,9 @@ from functools import partial
 from typing import Any
 
 from tensorferry.server.cli import serve
-from tensorferry.server.supervisor import SupervisorSettings
 
 
-def serve_with_children(engine: str, front_end: str) -> None:
-    """Start these modules as the engine and as front-ends. They must be importable by PYTHONPATH."""
+def serve_with_children(**modules: str) -> None:
+    """Start these modules, `engine_module` or `front_end_module`. They must be importable by PYTHONPATH."""
     command: Any = serve
-    command.SupervisorSettings = partial(SupervisorSettings, engine_module=engine, front_end_module=front_end)
+    command.SupervisorSettings = partial(command.SupervisorSettings, **modules)

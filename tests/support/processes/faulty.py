@@ -132,5 +132,7 @@ def install_polling() -> None:
 if __name__ == "__main__":
     install_device()
     install_polling()
-    serve_with_children("support.processes.faulty_engine", "support.processes.faulty_front_end")
+    serve_with_children(
+        engine_module="support.processes.faulty_engine", front_end_module="support.processes.faulty_front_end"
+    )
     sys.exit(main())
