@@ -24,6 +24,11 @@ SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 SCALING := $(BIN)/python benchmarks/front_end_scaling.py docs/results/front_ends.md docs/results/plots/front_ends.svg
 # The load generator of `make bench`.
 LOAD := $(VENV)/load
+# Tests that start server processes.
+REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conformance/test_conformance.py tests/docs/test_pages.py \
+	$(addprefix tests/deploy/test_,page.py kubernetes_tls.py nginx.py round_robin.py) \
+	$(addprefix tests/fuzz/test_,attacks.py wrong_calls.py unread.py)
+QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,front_ends.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo test test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
@@ -40,8 +45,8 @@ demo: $(VENV)/.$(EXTRA) ## the same, but stop after the answers
 test: $(VENV)/.dev ## run all tests (PROCESSES=4: number of test processes)
 	$(BIN)/python -m pytest -q -n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder --ignore tests/deploy/test_ray.py --ignore tests/installs
 
-test-front-ends: $(VENV)/.dev ## run the tests with real servers again, each with FRONT_ENDS=2 front-end processes (PROCESSES=4; QUICK=1: a few of them)
-	FRONT_ENDS=$(or $(FRONT_ENDS),2) $(BIN)/python -m pytest -q $(if $(QUICK),tests/e2e/test_front_ends.py tests/e2e/test_metrics.py tests/e2e/test_limits.py tests/e2e/test_status.py,-n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder tests/e2e tests/wire tests/hostile)
+test-front-ends: $(VENV)/.dev ## run all tests of real servers again, each with FRONT_ENDS=2 front-ends: end to end, wire and foreign clients, hostile ones and attacks, conformance, browser, proxies, commands of the docs (PROCESSES=4; QUICK=1: a few)
+	FRONT_ENDS=$(or $(FRONT_ENDS),2) $(BIN)/python -m pytest -q $(if $(QUICK),$(QUICK_REAL_SERVERS),-n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder $(REAL_SERVERS))
 
 test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## test the Ray Serve application on a local Ray (three minutes)
 	$(BIN)/python -m pytest -q tests/deploy/test_ray.py
@@ -56,7 +61,7 @@ fuzz: $(VENV)/.fuzz ## fuzz with a million coverage-guided inputs (RUNS= or SECO
 fuzz-link: $(VENV)/.dev ## fuzz the shared memory between front-end processes and the engine (ENTRIES=1000000; SEED=1)
 	PYTHONPATH=tests $(BIN)/python -m support.server.link_fuzz --entries $(or $(ENTRIES),1000000) --seed $(or $(SEED),1)
 
-conformance: $(VENV)/.dev ## run every backend test of the onnx package through real servers (minutes; ONLY=reduce_: some of them)
+conformance: $(VENV)/.dev ## run every backend test of the onnx package through real servers (minutes; ONLY=reduce_: some of them; FRONT_ENDS=2: with front-ends)
 	PYTHONPATH=tests $(BIN)/python -m conformance $(if $(ONLY),--only $(ONLY))
 
 batching-evidence: $(VENV)/.dev ## compare verdicts of the graph analysis with runs of the models (some minutes; ONLY=reduce_: some of them)
