@@ -82,7 +82,7 @@ def markdown(found: Crashes, held: dict[str, bool], command: str, transport: str
         "|---|---|",
         *(f"| {what} | {'yes' if holds else 'NO'} |" for what, holds in held.items()),
         "",
-        "| killed | times | another process, s | every client answered, s | requests that got UNAVAILABLE |",
+        "| killed | times | another process, s | every client answered, s | requests that got UNAVAILABLE, with a retry hint |",
         "|---|---|---|---|---|",
         *(_row(phase) for phase in found.phases),
         "",
@@ -104,7 +104,7 @@ def markdown(found: Crashes, held: dict[str, bool], command: str, transport: str
 
 
 def _row(phase: Phase) -> str:
-    failed = phase.failed["UNAVAILABLE"]
+    failed = f"{phase.failed['UNAVAILABLE']}, {phase.hinted}"
     return (
         f"| {phase.name} | {phase.kills} | {_times(phase.replaced)} | {_times(phase.answered)} | {failed} |"
     )

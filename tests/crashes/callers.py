@@ -36,11 +36,12 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that was not answered, and when it ended."""
+    """A request that was not answered, when it ended, and whether its status says when to retry."""
 
     at: float
     address: str
     state: str
+    hinted: bool
 
 
 class Caller:
@@ -102,10 +103,11 @@ class Caller:
             calls.append((number, stub.ModelInfer.future(message, timeout=DEADLINE_SECONDS)))
         for number, call in calls:
             try:
-                state = verdict(call.result(), self._number, number, 1)
+                state, hinted = verdict(call.result(), self._number, number, 1), False
             except grpc.RpcError as error:
-                state = error.code().name
-            self._ended(state, began)
+                trailing: Any = error.trailing_metadata()
+                state, hinted = error.code().name, "grpc-retry-pushback-ms" in dict(trailing)
+            self._ended(state, began, hinted=hinted)
 
     def _stream(self, stub: Any) -> None:
         began = time.monotonic()
@@ -129,25 +131,26 @@ class Caller:
                     # Or it does not name its request.
                     state = "DOUBLED"
                 waiting.discard(number)
-                self._ended(state, began)
+                hinted = "tensorferry_retry_after_ms" in inner.parameters
+                self._ended(state, began, hinted=hinted)
         except grpc.RpcError as error:
             end = error.code().name
         for _ in waiting:
-            self._ended(end, began)
+            self._ended(end, began, hinted=False)
 
     def _next(self) -> tuple[int, Any]:
         number = next(self._requests)
         self.sent += 1
         return number, request("affine", self._number, number, 1)
 
-    def _ended(self, state: str, began: float) -> None:
+    def _ended(self, state: str, began: float, *, hinted: bool) -> None:
         now = time.monotonic()
         self.states[state] += 1
         self.slowest = max(self.slowest, now - began)
         if state == "OK":
             self._answered = True
         else:
-            self.failures.append(Failure(now, self.address, state))
+            self.failures.append(Failure(now, self.address, state, hinted))
 
 
 def start(port: int, unary: int, streams: int) -> Sequence[Caller]:

@@ -45,6 +45,8 @@ class Phase:
     answered: list[float] = field(default_factory=list)
     connections_lost: int = 0
     failed: Counter[str] = field(default_factory=Counter)
+    # Those of them whose status says when to retry.
+    hinted: int = 0
     # What the processes that outlived the kill hold, after each kill: memory in MiB, and descriptors.
     memory: dict[str, list[float]] = field(default_factory=dict)
     files: dict[str, list[int]] = field(default_factory=dict)
@@ -324,6 +326,7 @@ class Killer:
             for failure in caller.failures[count:]
         ]
         phase.failed.update(failure.state for failure in found)
+        phase.hinted += sum(failure.hinted for failure in found)
         phase.wrong += [
             f"{one.address}: {one.state}" for one in found if one.state not in ("UNAVAILABLE", "OK")
         ]
