@@ -106,22 +106,27 @@ def in_dev_shm(process: int) -> list[str]:
     """Return the files in /dev/shm that a process has mapped."""
     try:
         lines = Path(f"/proc/{process}/maps").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return []
     return [line for line in lines if "/dev/shm/" in line]
 
 
 def dev_shm_files() -> set[str]:
-    """Return the names of all files in /dev/shm, of any program."""
-    return set(os.listdir("/dev/shm"))
+    """Return the names of all files in /dev/shm, but for semaphores of multiprocessing: no server uses that."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
 
 
 def left_in_dev_shm(before: set[str], patience: float = 30.0) -> list[str]:
-    """Return the files in /dev/shm that are new and stay. Other programs are given time to remove theirs."""
+    """Return the files in /dev/shm that are new and stay, although no process of any program has them mapped."""
     give_up = time.monotonic() + patience
-    while (left := dev_shm_files() - before) and time.monotonic() < give_up:
+    while (left := dev_shm_files() - before - _mapped_from_dev_shm()) and time.monotonic() < give_up:
         time.sleep(0.1)
     return [f"/dev/shm/{name} was left" for name in sorted(left)]
+
+
+def _mapped_from_dev_shm() -> set[str]:
+    mapped = [in_dev_shm(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return {line.rpartition("/dev/shm/")[2] for lines in mapped for line in lines}
 
 
 def _sockets(port: int) -> list[tuple[str, int, str, str]]:
