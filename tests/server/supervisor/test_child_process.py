@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -117,9 +118,10 @@ def test_messages_to_the_supervisor(parent: Parent) -> None:
     [
         (lambda other: other.send(b"no JSON"), "unusable (bug): a packet of 7 bytes is no JSON"),
         (lambda other: other.send(b'{"kind": "wrong"}'), "the control thread crashed (bug)"),
+        (lambda other: other.send(b'{"kind": "link"}'), "cannot be acted on: exiting at once: [Errno 24]"),
     ],
 )
-def test_a_bug_ends_the_process(
+def test_a_bug_or_a_lack_of_files_ends_the_process(
     parent: Parent, caplog: Any, end: Callable[[socket.socket], object], text: str
 ) -> None:
     child = parent.start()
@@ -127,7 +129,11 @@ def test_a_bug_ends_the_process(
     def crash(message: Message) -> None:
         raise ValueError(message.kind)
 
+    def lack(message: Message) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
     child.on("wrong", crash)
+    child.on("link", lack)
     child.run()
     end(parent.channel._socket)
     assert parent.lost.wait(PATIENCE)

@@ -99,6 +99,9 @@ class ChildProcess:
         try:
             while (message := self._receive()) is not None:
                 self._handle(message)
+        except OSError as error:
+            # Clients may have taken every file that the process may open. The next process has them free.
+            _log.critical("a message of the supervisor cannot be acted on: exiting at once: %s", error)
         except BaseException as error:
             _log.critical("the control thread crashed (bug): exiting at once", exc_info=error)
         self._exit()
