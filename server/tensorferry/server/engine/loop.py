@@ -13,17 +13,13 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
 from tensorferry.server.engine.front_end_port import FrontEndPort, ResponseBursts
-from tensorferry.server.inference.interface import InlineRunner
+from tensorferry.server.inference.interface import MAX_INLINE_SECONDS, InlineRunner
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.link import EngineLink, LinkBroken, LinkError, LinkFiles
 from tensorferry.server.link_messages import FAILED, Gauge, encode_failure
 from tensorferry.server.status import Status, StatusCode
 
 _log = logging.getLogger("tensorferry.server")
-
-# Waking a worker takes about as long as a batch of this duration, and the two threads would contend for the GIL.
-MAX_INLINE_SECONDS = 200e-6
-
 
 # Answer to a request whose response finds no room in the link's memory.
 _NO_ROOM = (

@@ -14,6 +14,10 @@ from tensorferry.server.status import Status, StatusCode
 
 SHUTTING_DOWN = "the server is shutting down and has stopped accepting new requests; retry elsewhere"
 
+# Seconds that a batch may take on a thread which serves all calls. Waking a worker takes about as long, and the two threads
+# would contend for the GIL.
+MAX_INLINE_SECONDS = 200e-6
+
 
 class InlineRunner(Protocol):
     """A batcher, or what stands in for it: something that a thread which serves all calls must run soon."""

@@ -25,7 +25,7 @@ import grpc
 
 from tensorferry.batcher import QueueFull
 from tensorferry.protos import SERVICE_NAME
-from tensorferry.server.inference.interface import InlineRunner, RequestService
+from tensorferry.server.inference.interface import MAX_INLINE_SECONDS, InlineRunner, RequestService
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.unpacking import Unpacker
 from tensorferry.server.security.access_control import AccessControl
@@ -48,11 +48,8 @@ _POSTED_STREAM_ACCEPTS = 8
 
 _WATCH_AFTER_SECONDS = 0.01
 
-# Waking a worker takes about as long as a batch of this duration, and the two threads would contend for the GIL.
-_MAX_RUN_SECONDS = 200e-6
-
 # A shorter pause saves nothing, because the polling thread itself runs batches that short.
-_MIN_PAUSE_SECONDS = _MAX_RUN_SECONDS
+_MIN_PAUSE_SECONDS = MAX_INLINE_SECONDS
 
 # Delay before requesting calls again after core has failed to take the request.
 _RETRY_ACCEPT_SECONDS = 0.1
@@ -247,7 +244,7 @@ class Lane:
         for batcher, when in list(self._run_at.items()):
             if when <= now or when > now + _MAX_WAIT_SECONDS:
                 del self._run_at[batcher]
-                again = batcher.run_inline(_MAX_RUN_SECONDS)
+                again = batcher.run_inline(MAX_INLINE_SECONDS)
                 if again < math.inf:
                     self._run_at[batcher] = time.time() + again - time.monotonic()
         if self._unrequested:
