@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tensorferry.batcher import QueueFull
@@ -15,7 +13,7 @@ from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.front_end.remote_call import HeldRequest, RemoteCall
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.reply import InferenceReply, error_reply
-from tensorferry.server.link import FrontEndLink, LinkBroken, LinkFull, Response
+from tensorferry.server.link import FrontEndLink, LinkBroken, LinkFull
 from tensorferry.server.link_messages import ANSWERED, decode_failure
 from tensorferry.server.status import Status, StatusCode, StatusError
 
@@ -29,12 +27,6 @@ _RETRY_SECONDS = 0.1
 
 # When to retry a request that finds no engine. A new one takes longer, but clients wait longer with each attempt.
 _ENGINE_SECONDS = 0.5
-
-# How long `run_inline` waits for responses, and for how many requests at most. With more, or if a response comes later, the
-# receiving thread receives for a while: the polling thread has other calls to serve, and to resume that thread costs more.
-_WAIT_SECONDS = 1e-3
-_MOST_AWAITED = 32
-_WHILE_SECONDS = 0.02
 
 NO_ENGINE = "the server's engine is not ready: it is loading its models; retry"
 LOST = "the server's engine ended before it answered; the request may have run; retry if that does no harm"
@@ -86,11 +78,8 @@ class RemoteReply(InferenceReply):
 class EngineConnection:
     """Requests in flight to one engine. Thread-safe; a thread of its own receives the responses.
 
-    `run_inline` itself receives those that come soon, so that the polling thread sends them without waking another thread.
-    At any time one thread receives, or none while no request is in flight: then it pauses.
-
-    When the engine is gone, `lost` gets the requests without a response, on the receiving thread: those that had not begun,
-    and those that had.
+    When the engine is gone, `lost` gets the requests without a response, on that thread: those that had not begun, and
+    those that had.
     """
 
     def __init__(
@@ -102,16 +91,6 @@ class EngineConnection:
         self._link = link
         self._lost = lost
         self._response_hook = response_hook
-        # Guards the next two fields. Nothing is called while it is held.
-        self._lock = threading.Lock()
-        # Whether no thread receives.
-        self._paused = True
-        self._closed = False
-        # Released to end the receiving thread's pause.
-        self._resume = threading.Lock()
-        self._resume.acquire()
-        # No pause begins before this time. Only the thread that receives uses it.
-        self._pause_from = -math.inf
         self._receiver = threading.Thread(target=self._receive, name="engine-responses", daemon=True)
         self._receiver.start()
 
@@ -130,45 +109,16 @@ class EngineConnection:
     def flush(self) -> None:
         """Wake the engine if there are new requests."""
         self._link.flush()
-        if self._end_pause():
-            self._resume.release()
 
     def run_inline(self, max_seconds: float) -> float:
         """Wake the engine, from a thread that has submitted many requests. See `InlineRunner`."""
         self._link.flush()
-        if not self._end_pause():
-            return math.inf
-        if self._link.in_flight <= _MOST_AWAITED and self._link.wait(_WAIT_SECONDS):
-            # The receiving thread gets the error again.
-            with suppress(LinkBroken):
-                self._complete(self._link.receive())
-        else:
-            self._pause_from = time.monotonic() + _WHILE_SECONDS
-        if not self._begin_pause():
-            self._resume.release()
         return math.inf
 
     def close(self) -> None:
         """Receive what the engine has sent, and give up the rest: the engine is gone. Returns after `lost` was called."""
         self._link.close()
-        with self._lock:
-            self._closed = True
-        self.flush()
         self._receiver.join()
-
-    def _end_pause(self) -> bool:
-        """Return whether no thread received; then the calling thread must, or resume the receiving thread."""
-        with self._lock:
-            paused, self._paused = self._paused, False
-            return paused
-
-    def _begin_pause(self) -> bool:
-        """Stop receiving if no request is in flight; return whether. For the thread that receives."""
-        if time.monotonic() < self._pause_from:
-            return False
-        with self._lock:
-            self._paused = not (self._link.in_flight or self._closed)
-            return self._paused
 
     def _receive(self) -> None:
         broken = False
@@ -189,23 +139,14 @@ class EngineConnection:
         self._lost(waiting, begun)
 
     def _complete_responses(self) -> None:
-        self._resume.acquire()
-        while responses := self._link.receive():
-            self._complete(responses)
-            if self._begin_pause():
-                self._resume.acquire()
-
-    def _complete(self, responses: Sequence[Response]) -> None:
-        self._response_hook.begin(len(responses))
-        try:
-            for _, code, payload, call in responses:
-                try:
+        hook, receive = self._response_hook, self._link.receive
+        while responses := receive():
+            hook.begin(len(responses))
+            try:
+                for _, code, payload, call in responses:
                     call.complete(reply_of(code, payload))
-                except Exception:
-                    # The other responses must still be sent.
-                    _log.exception("a response could not be passed on; this is a bug in tensorferry.server")
-        finally:
-            self._response_hook.end()
+            finally:
+                hook.end()
 
 
 def reply_of(code: int, payload: bytes) -> InferenceReply:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import select
 import threading
 from typing import Any
 
@@ -45,9 +44,9 @@ _CLOSING = 1 << 32
 class FrontEndLink:
     """Sends requests to the engine and receives their responses. Takes over `files`, also when it raises LinkError.
 
-    Thread-safe, but only one thread may receive at a time. Requests and cancellations are written to the ring and
-    published by `flush`. Publication is one write of an eventfd: its count says how many entries are new. So no index
-    is shared, the kernel orders the accesses to memory (on every processor), and no wake-up is lost.
+    Thread-safe, but only one thread may receive. Requests and cancellations are written to the ring and published by
+    `flush`. Publication is one write of an eventfd: its count says how many entries are new. So no index is shared,
+    the kernel orders the accesses to memory (on every processor), and no wake-up is lost.
     """
 
     def __init__(self, files: LinkFiles, *, keep_bytes: int = 32 << 20) -> None:
@@ -58,8 +57,6 @@ class FrontEndLink:
         self.slots = layout.slots
         self._to_engine = to_engine
         self._to_front_end = to_front_end
-        self._readable = select.poll()
-        self._readable.register(to_front_end.number, select.POLLIN)
         self._memory = memory
         self._layout = layout
         self._ring = view[layout.ring_to_engine : layout.ring_to_front_end].cast("Q")
@@ -151,13 +148,6 @@ class FrontEndLink:
         # Outside the lock, so that no thread waits for a system call. Another thread may publish its count first: the
         # engine then reads older entries for it, which are written already.
         os.eventfd_write(signal.number, count)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until `receive` would return at once, for at most so long, rounded up to milliseconds; return whether.
-
-        For the thread that receives.
-        """
-        return bool(self._readable.poll(seconds * 1e3))
 
     def receive(self) -> list[Response]:
         """Wait until responses are there, and return them in the order of the engine. Frees their slots.
