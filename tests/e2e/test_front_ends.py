@@ -41,7 +41,8 @@ def processes(server: ServerProcess, module: str) -> list[int]:
     for child in children:
         try:
             words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
+            # It has just ended.
             continue
         if f"tensorferry.server.{module}".encode() in words:
             found.append(int(child))
