@@ -107,7 +107,8 @@ def test_after_a_crash_at_any_step_each_request_ends_once_and_the_worker_goes_on
     batcher.add_warmup_sample(1, 0.001)
     batcher.add_warmup_sample(4, 0.001)
     first = occupy(batcher, runner)
-    sent = [enqueue(batcher, [float(tag)])[1] for tag in range(1, 7)]
+    # So many that a batch is left for each step, although a second worker may have taken one by now.
+    sent = [enqueue(batcher, [float(tag)])[1] for tag in range(1, 12)]
     crashed = fails_once(monkeypatch, owner, name, kind())
     runner.open()
     reach(crashed)
