@@ -25,7 +25,7 @@ from pathlib import Path
 from engine_alone import LINKS, engine_alone, engine_cpu_us
 from sections import Section
 
-from serving.load import Shape, run_load
+from serving.load import LoadError, Shape, run_load
 from serving.machine import describe
 from serving.measure import Bench
 from serving.plan import UNARY, Cell
@@ -69,7 +69,8 @@ class Results:
     """Results of all rounds by what was asked and the number of front-ends, and figures that need no rounds."""
 
     loads: dict[tuple[str, int], list[Result]] = field(default_factory=lambda: defaultdict(list))
-    peers: dict[tuple[str, str], list[Result]] = field(default_factory=lambda: defaultdict(list))
+    # By the number of the round, because a peer may fail.
+    peers: dict[tuple[str, str], dict[int, Result]] = field(default_factory=lambda: defaultdict(dict))
     memory: dict[int, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     spread: dict[tuple[int, int], Sequence[float]] = field(default_factory=dict)
     engine: list[tuple[float, float]] = field(default_factory=list)
@@ -188,8 +189,12 @@ def run(bench: Bench, rounds: int, seconds: float, trials: int) -> Results:
                         results.loads[_asked(workload, in_flight), count].append(result)
                         print(f"{_asked(workload, in_flight)}, {count} front-ends: {result}", flush=True)
                     for name, serving in peers.items():
-                        result = measure(bench, serving, workload, in_flight, seconds, name)
-                        results.peers[_asked(workload, in_flight), name].append(result)
+                        try:
+                            result = measure(bench, serving, workload, in_flight, seconds, name)
+                        except LoadError as error:
+                            print(f"{_asked(workload, in_flight)}, {name} FAILED: {error}", flush=True)
+                            continue
+                        results.peers[_asked(workload, in_flight), name][number] = result
                         print(f"{_asked(workload, in_flight)}, {name}: {result}", flush=True)
             if workload is IMAGE:
                 continue
@@ -305,16 +310,19 @@ def peer_lines(results: Results) -> Sequence[str]:
         "Peers, which may use all cores as well; ratios are those of our best number of front-ends:",
         "",
     ]
-    lines += ["| load | peer | front-ends | our calls/s ÷ theirs | their calls/s | their CPU us a call |"]
-    lines += ["|---|---|---:|---:|---:|---:|"]
+    lines += [
+        "| load | peer | rounds it answered | front-ends | our calls/s ÷ theirs | their calls/s | their CPU us a call |"
+    ]
+    lines += ["|---|---|---:|---:|---:|---:|---:|"]
     for (asked, name), found in results.peers.items():
         best = max(FRONT_ENDS, key=lambda count: _median_rate(results.loads[asked, count]))
         ours = results.loads[asked, best]
-        ratios = [our.rate / their.rate for our, their in zip(ours, found, strict=True)]
-        cpu = statistics.median(sum(each.cpu_us.values()) for each in found)
+        ratios = [ours[number].rate / their.rate for number, their in found.items()]
+        theirs = list(found.values())
+        cpu = statistics.median(sum(each.cpu_us.values()) for each in theirs)
         lines.append(
-            f"| {asked} | {name} | {best} | {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f}) "
-            f"| {_median_rate(found):,.0f} | {cpu:.1f} |"
+            f"| {asked} | {name} | {len(found)} of {len(ours)} | {best} | {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f}) "
+            f"| {_median_rate(theirs):,.0f} | {cpu:.1f} |"
         )
     return lines
 
