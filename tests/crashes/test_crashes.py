@@ -16,8 +16,8 @@ def test_processes_that_die_harm_no_other_calls() -> None:
     assert not [what for phase in found.phases for what in phase.wrong]
     front_end, engine, abort, _ = found.phases
     assert front_end.connections_lost == engine.connections_lost == abort.connections_lost == 0
-    # A neighbour that arrives after the abort is told that there is no engine.
-    assert found.aborts.neighbours.keys() <= {"OK", "UNAVAILABLE"}
+    # On a slow machine a neighbour can come more than a second after the abort. It then gets UNAVAILABLE.
+    assert {"OK"} <= found.aborts.neighbours.keys() <= {"OK", "UNAVAILABLE"}
     assert found.aborts.aborting.keys() == found.aborts.again.keys() == {"INTERNAL"}
     assert not found.aborts.wrong
     assert {state for _, state in found.states} <= {"OK", "UNAVAILABLE"}

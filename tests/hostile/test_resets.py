@@ -70,7 +70,7 @@ def target(
 
 
 def test_connections_reset_at_every_step(target: Target) -> None:
-    # So many that each front-end has opened its connection to the engine, if there are any.
+    # With front-ends, each has then opened its connection to the engine.
     assert all(target.is_good() for _ in range(1 + 20 * int(FRONT_ENDS or 0)))
     files = until(target.files, lambda now: now == target.files())
     client = ResettingClient(target.server.address, LARGE, target.wrap)

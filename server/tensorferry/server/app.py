@@ -66,9 +66,9 @@ _TRACE_FLUSH_SECONDS = 5.0
 class EngineOptions:
     """What differs if this process is the engine of several front-ends.
 
-    `address` is where the front-ends listen. `unix_socket` is where front-ends reach all methods but the two of inference. `response_hook` is called around the
-    answers of a batch, `batch_started` as in `Batcher`. `publish_health` gets the health of models and of the server when
-    it may have changed; it must not block. `publish_log_levels` is called when a client has changed the log settings.
+    `address` is where the front-ends listen. `unix_socket` is where they reach all methods but the two of inference.
+    `response_hook` and `batch_started` are as in `Batcher`. `publish_health` gets the health of models and of the server
+    when it may have changed; it must not block. `publish_log_levels` is called when a client has changed the log settings.
     `refused` returns the requests that front-ends refused themselves, `gauges` the sum of what they count at the moment,
     and `processes` the processes that the supervisor keeps running. `metrics_socket` is the listening socket of the
     metrics, None without metrics.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import select
 import time
 from collections.abc import Iterator
@@ -331,7 +332,19 @@ def test_a_drain_during_a_trial_accuses_nobody(front_end: FrontEnd) -> None:
     front_end.try_suspects().take()
     front_end.service.give_up()
     assert front_end.status(replies).message == LOST
-    assert [kind for kind, _ in front_end.reports] == ["suspects"]
+    assert {kind for kind, _ in front_end.reports} == {"suspects"}
+
+
+def test_a_broken_link_ends_the_trials(front_end: FrontEnd) -> None:
+    asked = front_end.lose(2)
+    files = create_link(8)
+    front_end.trials.connect(FrontEndLink(files.duplicate()))
+    # More responses than there are slots.
+    os.eventfd_write(files.to_front_end, 1 << 20)
+    front_end.trials.begin()
+    assert [front_end.status(replies).message for _, replies in asked] == [LOST, LOST]
+    assert until(lambda: front_end.counts() == [2, 0])
+    files.close()
 
 
 def test_suspects_that_come_during_a_trial_are_tried_too(front_end: FrontEnd) -> None:

@@ -163,7 +163,7 @@ class _Health:
         self._serving: dict[str, bool] = {}
 
     def publish(self, serving: Mapping[str, bool], ready: bool) -> None:
-        """Send the health of all models, of which some may have changed, and of the server."""
+        """Send the health of the server and of every model. `serving` has the models whose health may have changed."""
         with self._lock:
             self._serving.update(serving)
             fields: dict[str, Any] = {"serving": self._serving, "ready": ready, "loaded": self._loaded()}

@@ -11,9 +11,7 @@ from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
     ModelFailedError,
     NotReadyError,
-    PermissionDeniedError,
     ServerError,
-    UnauthenticatedError,
 )
 from tensorferry.server.front_end.absent_engine import HOLD_SECONDS, AbsentEngine
 from tensorferry.server.front_end.engine_connection import EngineConnection, no_engine_error
@@ -22,12 +20,12 @@ from tensorferry.server.front_end.remote_call import HeldRequest, HeldRequests, 
 from tensorferry.server.front_end.report import FrontEndReport
 from tensorferry.server.front_end.trials import Trials
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
-from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner
+from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner, status_of_reply
 from tensorferry.server.inference.reply import FinishedCall, InferenceCall, InferenceReply, error_reply
 from tensorferry.server.inference.unpacking import Unpacker
 from tensorferry.server.link import FrontEndLink, LinkClosed
 from tensorferry.server.link_messages import encode_origin
-from tensorferry.server.status import Status, StatusCode, StatusError, code_of, status_of
+from tensorferry.server.status import Status, StatusCode, StatusError, code_of
 from tensorferry.server.wire.compression import decompress, is_compressed
 from tensorferry.server.wire.structure import peek_request_id
 
@@ -135,12 +133,9 @@ class RemoteService:
 
     def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
         """See `InferenceService.status_of`."""
-        status = status_of(
-            error, triton=self._triton_status_codes, about=dict if reply is None else reply.log_fields
+        return status_of_reply(
+            error, reply, triton=self._triton_status_codes, count_refused=self.count_refused
         )
-        if isinstance(error, (UnauthenticatedError, PermissionDeniedError)):
-            self.count_refused(status.code)
-        return status
 
     def submit(
         self,

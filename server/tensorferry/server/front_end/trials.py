@@ -111,7 +111,10 @@ class Trials:
                 if self._died:
                     self._refuse(suspect)
                 else:
+                    # The link is broken, or the front-end ends: no other engine comes for the rest.
                     suspect.fail(lost_error())
+                    self._suspects.fail_all(lost_error)
+                    self._report_count()
                 return
 
     def _next(self) -> HeldRequest | None:

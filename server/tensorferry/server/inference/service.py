@@ -13,13 +13,11 @@ from tensorferry.protos.tensors import TensorError
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
     NotReadyError,
-    PermissionDeniedError,
     ServerError,
-    UnauthenticatedError,
 )
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.early_rejection import EarlyRejection
-from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner
+from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner, status_of_reply
 from tensorferry.server.inference.pending_inference import PendingInference
 from tensorferry.server.inference.reply import FinishedCall, InferenceCall, InferenceReply, error_reply
 from tensorferry.server.inference.request_limits import DEFAULT_LIMITS
@@ -34,7 +32,6 @@ from tensorferry.server.status import (
     StatusCode,
     code_of,
     mapped_status,
-    status_of,
 )
 from tensorferry.server.telemetry.trace_context import TRACEPARENT
 from tensorferry.server.tracing.trace import RequestTrace, Tracer
@@ -109,13 +106,9 @@ class InferenceService:
 
     def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
         """Return the status of an error that a reply raised, or that kept a call from being admitted."""
-        status = status_of(
-            error, triton=self._triton_status_codes, about=dict if reply is None else reply.log_fields
+        return status_of_reply(
+            error, reply, triton=self._triton_status_codes, count_refused=self.count_refused
         )
-        if isinstance(error, (UnauthenticatedError, PermissionDeniedError)):
-            # Counted here for both transports, because `submit` never gets such a call.
-            self.count_refused(status.code)
-        return status
 
     def submit(
         self,

@@ -1,4 +1,4 @@
-"""What the supervisor is told, and what it uses of the system."""
+"""Settings of the supervisor, and the functions of the system that it calls."""
 
 from __future__ import annotations
 
