@@ -25,6 +25,7 @@ from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePol
 
 if TYPE_CHECKING:
     from tensorferry.batcher.batcher import Batcher
+    from tensorferry.batcher.execution.batch_aware import BatchAware, ModelFunction
     from tensorferry.batcher.execution.completion import ResponseBurstHook
     from tensorferry.batcher.execution.context import BatchStartCallback, InstanceHealthCallback
     from tensorferry.batcher.execution.staged_model import StagedModel
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 # The modules of these names are imported at a name's first use: a process that runs no batches needs neither them nor numpy.
 _MODULES = {
     "Batcher": "batcher",
+    "BatchAware": "execution.batch_aware",
+    "ModelFunction": "execution.batch_aware",
     "ResponseBurstHook": "execution.completion",
     "BatchStartCallback": "execution.context",
     "InstanceHealthCallback": "execution.context",
@@ -69,6 +72,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "BOUNDS",
+    "BatchAware",
     "BatchInfo",
     "BatchMember",
     "BatchRecord",
@@ -86,6 +90,7 @@ __all__ = [
     "InstanceFailed",
     "InstanceHealthCallback",
     "InvalidRequest",
+    "ModelFunction",
     "ModelOutputError",
     "ModelRowsError",
     "OutOfMemory",

@@ -21,6 +21,7 @@ from tensorferry.batcher.errors import (
     RequestTooLarge,
     RunTimedOut,
 )
+from tensorferry.batcher.execution.batch_aware import ModelFunction
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.completion import (
     RequestCompleter,
@@ -55,8 +56,9 @@ class Batcher:
 
     Model function
         `model_fn` takes one array, or a dict of arrays, with rows on axis 0, and returns an array, a list, or a dict of
-        these, with as many rows. Requests share a batch only if their inputs agree in names, dtypes, and shapes behind
-        axis 0. With `padding`, inputs that differ in length along one axis are padded to a common length.
+        these, with as many rows. One with a method `run_batch` also gets the batch's requests (see `BatchAware`).
+        Requests share a batch only if their inputs agree in names, dtypes, and shapes behind axis 0. With `padding`,
+        inputs that differ in length along one axis are padded to a common length.
 
     When a batch starts
         A batch starts as soon as a worker is free and a request waits. It takes all requests that fit `max_batch_size`
@@ -119,7 +121,7 @@ class Batcher:
 
     def __init__(
         self,
-        model_fn: Callable[[Any], Any] | Sequence[Callable[[Any], Any]],
+        model_fn: ModelFunction | Sequence[ModelFunction],
         max_batch_size: int = 32,
         max_queue_delay: float = 0.0,
         *,
@@ -456,9 +458,7 @@ class Batcher:
         return f"<Batcher {self._name}: {sizes.running} requests running, {sizes.queued} queued>"
 
 
-def _functions_of(
-    model_fn: Callable[[Any], Any] | Sequence[Callable[[Any], Any]], workers: int
-) -> Sequence[Callable[[Any], Any]]:
+def _functions_of(model_fn: ModelFunction | Sequence[ModelFunction], workers: int) -> Sequence[ModelFunction]:
     """Return a function for each batch that may run at the same time: those given, or the one `workers` times."""
     check_number("workers", workers, 1)
     functions = list(model_fn) if isinstance(model_fn, Sequence) else [model_fn] * workers

@@ -177,6 +177,14 @@ class Request:
         # With fair queueing, the share that was charged for it while it is in a batch.
         self.charged_share: Share | None = None
 
+    def is_wanted(self, now: float) -> bool:
+        """Return whether an answer after `now`, on the batcher's clock, can still reach the caller.
+
+        False once the request was cancelled or has ended otherwise, and from its deadline on. Takes no lock: it may miss
+        a cancel that happens at the same time.
+        """
+        return self.deadline > now and self.state is not DONE
+
 
 def flatten(requests: Sequence[Request]) -> Iterator[Request]:
     """Yield the parts of each split request, and every other request itself."""

@@ -22,6 +22,9 @@ _new = tuple.__new__
 # The error of a request after a bug in the batcher.
 INTERNAL = "internal error while running the batch"
 
+# The error of a request that expired after its batch was dispatched.
+TOO_LATE = "the deadline passed while the request's batch ran"
+
 
 class ResponseBurstHook(Protocol):
     """Hook of a transport around the completions of a batch, which follow each other on one thread.
@@ -118,7 +121,7 @@ class RequestCompleter:
                     except BaseException:
                         self._callback_failed()
                 else:
-                    self.fail(request, DeadlineExceeded("the deadline passed while the request's batch ran"))
+                    self.fail(request, DeadlineExceeded(TOO_LATE))
         except BaseException:
             # The queue counts them as finished, so nothing else would complete them.
             for request in alive:

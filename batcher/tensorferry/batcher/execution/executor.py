@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorferry.batcher.errors import InstanceFailed, OutOfMemory, RunTimedOut
+from tensorferry.batcher.errors import DeadlineExceeded, InstanceFailed, OutOfMemory, RunTimedOut
+from tensorferry.batcher.execution.batch_aware import BatchAware, ModelFunction
 from tensorferry.batcher.execution.collate import join, split
-from tensorferry.batcher.execution.completion import already_completed
+from tensorferry.batcher.execution.completion import TOO_LATE, already_completed
 from tensorferry.batcher.execution.context import ExecutionContext
 from tensorferry.batcher.execution.splitting import cut, join_outputs
 from tensorferry.batcher.execution.staged_model import StagedModel
@@ -36,7 +37,7 @@ class BatchExecutor:
     def __init__(
         self,
         index: int,
-        model_fn: Callable[[Any], Any],
+        model_fn: ModelFunction,
         context: ExecutionContext,
         *,
         batched: bool,
@@ -45,7 +46,8 @@ class BatchExecutor:
     ) -> None:
         self.index = index
         self.pipelined = pipelined
-        self._model_fn = model_fn
+        self._model_fn: Any = model_fn
+        self._run_batch = model_fn.run_batch if isinstance(model_fn, BatchAware) else None
         self._staged = model_fn if isinstance(model_fn, StagedModel) else None
         self._batched = batched
         self._divisible = divisible
@@ -110,7 +112,10 @@ class BatchExecutor:
                 self._running = batch
                 started = now()
                 try:
-                    outputs = self._model_fn(joined)
+                    if self._run_batch is None:
+                        outputs = self._model_fn(joined)
+                    else:
+                        outputs = self._run_batch(joined, batch)
                 except InstanceFailed as failure:
                     # With the lock held, so that no other batch runs after it.
                     self.recover = self.recover or failure.recover
@@ -189,6 +194,10 @@ class BatchExecutor:
         self._completer.fail_unavailable(ended, error)
 
     def _run_halves(self, batch: Sequence[Request], work: BatchAssignment, requeued: list[Request]) -> None:
+        now = self._now()
+        if late := [request for request in batch if request.deadline <= now]:
+            for request in self._queue.finish(late):
+                self._completer.fail(request, DeadlineExceeded(TOO_LATE))
         alive = self._queue.still_running(batch)
         middle = (len(alive) + 1) // 2
         for half in (alive[:middle], alive[middle:]):

@@ -1,0 +1,165 @@
+"""Functions that know their batch's requests: which they get, and which of these are still wanted."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from batcher.conftest import Make
+from support.batcher.rig import Recorder, fails_below_zero, ignore, reach
+
+from tensorferry.batcher import BatchAware, Batcher, DeadlineExceeded, OutOfMemory, Request
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.testing import VirtualClock
+
+
+class Aware:
+    """A function that records its requests' tags and calls `step` with the inputs and the requests."""
+
+    def __init__(self, step: Callable[[Any, Sequence[Request]], Any]) -> None:
+        self.seen: list[list[object]] = []
+        self._step = step
+
+    def run_batch(self, inputs: Any, requests: Sequence[Request]) -> Any:
+        self.seen.append([request.tag for request in requests])
+        return self._step(inputs, requests)
+
+
+class TwoSteps:
+    """A step that waits for the test, and a second one that runs only if a request is wanted."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.between, self.go_on = threading.Event(), threading.Event()
+        self.second: list[list[float]] = []
+        self.wanted: list[list[bool]] = []
+        self._clock = clock
+
+    def run_batch(self, x: Any, requests: Sequence[Request]) -> Any:
+        self.between.set()
+        reach(self.go_on)
+        now = self._clock.now()
+        self.wanted.append([request.is_wanted(now) for request in requests])
+        if not any(self.wanted[-1]):
+            raise DeadlineExceeded("no request is wanted any more")
+        self.second.append(x.tolist())
+        return fails_below_zero(x)
+
+
+def send(
+    batcher: Batcher, tag: str, x: Sequence[float], deadline: float = math.inf
+) -> tuple[Request, Recorder]:
+    recorder = Recorder()
+    request = request_of(np.asarray(x, float), recorder, one_row=False, deadline=deadline)
+    request.tag = tag
+    batcher.enqueue(request)
+    return request, recorder
+
+
+def test_each_run_gets_its_requests_in_the_order_of_their_rows(make: Make, clock: VirtualClock) -> None:
+    def step(x: Any, requests: Sequence[Request]) -> Any:
+        assert sum(request.rows for request in requests) == len(x)
+        return fails_below_zero(x)
+
+    model = Aware(step)
+    assert isinstance(model, BatchAware)
+    assert not isinstance(step, BatchAware)
+    batcher = make(model, 6, max_queue_delay=1.0, clock=clock)
+    recorders = [send(batcher, tag, x)[1] for tag, x in (("a", [1, 2]), ("b", [-3]), ("c", [4, 5, 6]))]
+    assert [recorder.await_outcome().error is None for recorder in recorders] == [True, False, True]
+    assert recorders[2].only.outputs.tolist() == [8, 10, 12]
+    assert model.seen == [["a", "b", "c"], ["a", "b"], ["a"], ["b"], ["c"]]
+
+
+def test_a_request_that_runs_in_parts_is_seen_by_its_tag(make: Make) -> None:
+    def step(x: Any, requests: Sequence[Request]) -> Any:
+        if len(x) > 2:
+            raise OutOfMemory("too many rows")
+        assert [request.rows for request in requests] == [len(x)]
+        assert all(request.is_wanted(0.0) for request in requests)
+        return x * 2
+
+    model = Aware(step)
+    _, recorder = send(make(model, 4), "a", [1, 2, 3, 4])
+    assert recorder.await_outcome().outputs.tolist() == [2, 4, 6, 8]
+    assert model.seen == [["a"]] * 3
+
+
+def test_a_staged_function_gets_its_requests_too(make: Make) -> None:
+    class Staged(Aware):
+        def place(self, tensors: Any) -> None:
+            return None
+
+        def load(self, batch: Any) -> Any:
+            return batch + 1
+
+        def __call__(self, batch: Any) -> Any:
+            raise AssertionError("run_batch is called instead")
+
+        def fetch(self, outputs: Any) -> Any:
+            return outputs * 10
+
+    model = Staged(lambda x, requests: x)
+    _, recorder = send(make(model), "a", [1.0])
+    assert recorder.await_outcome().outputs.tolist() == [20]
+    assert model.seen == [["a"]]
+
+
+def test_a_request_is_wanted_until_its_deadline_or_its_cancel(make: Make, clock: VirtualClock) -> None:
+    model = TwoSteps(clock)
+    batcher = make(model, 4, max_queue_delay=1.0, clock=clock)
+    (gone, cancelled), (_, late), (_, answered) = (
+        send(batcher, "gone", [1.0]),
+        send(batcher, "late", [2.0], deadline=5.0),
+        send(batcher, "answered", [3.0, 4.0]),
+    )
+    reach(model.between)
+    assert batcher.cancel(gone)
+    clock.advance(5.0)
+    model.go_on.set()
+    assert answered.await_outcome().outputs.tolist() == [6, 8]
+    assert model.wanted == [[False, False, True]]
+    assert [cancelled.kind, late.kind] == ["Cancelled", "DeadlineExceeded"]
+
+
+def test_nothing_more_runs_for_a_batch_of_which_no_request_is_wanted(make: Make, clock: VirtualClock) -> None:
+    model = TwoSteps(clock)
+    batcher = make(model, 4, max_queue_delay=1.0, clock=clock)
+    late = [send(batcher, "late", [value], deadline=5.0)[1] for value in (1.0, 2.0, 3.0)]
+    gone, cancelled = send(batcher, "gone", [4.0])
+    reach(model.between)
+    assert batcher.cancel(gone)
+    clock.advance(5.0)
+    model.go_on.set()
+    for recorder in late:
+        assert isinstance(recorder.await_outcome().error, DeadlineExceeded)
+    assert batcher.drain()
+    assert cancelled.kind == "Cancelled"
+    assert [recorder.kind for recorder in late] == ["DeadlineExceeded"] * 3
+    assert (model.second, len(model.wanted)) == ([], 1)
+    assert batcher.statistics().expired == 3
+
+
+def test_after_an_error_no_request_runs_again_whose_deadline_has_passed(
+    make: Make, clock: VirtualClock
+) -> None:
+    model = TwoSteps(clock)
+    batcher = make(model, 4, max_queue_delay=1.0, clock=clock)
+    late = [send(batcher, "late", [value], deadline=5.0)[1] for value in (1.0, 2.0)]
+    rest = [send(batcher, "rest", [value])[1] for value in (3.0, -4.0)]
+    reach(model.between)
+    clock.advance(5.0)
+    model.go_on.set()
+    assert [recorder.await_outcome().error is None for recorder in rest] == [True, False]
+    assert batcher.drain()
+    assert [recorder.kind for recorder in late] == ["DeadlineExceeded"] * 2
+    assert model.second == [[1, 2, 3, -4], [3], [-4]]
+
+
+@pytest.mark.parametrize("now", [-1.0, 0.0, 5.0, math.inf])
+def test_what_is_wanted_is_decided_by_the_given_time(now: float) -> None:
+    request = request_of(1.0, ignore, one_row=True, deadline=5.0)
+    assert request.is_wanted(now) is (now < 5.0)
