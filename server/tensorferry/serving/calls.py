@@ -1,0 +1,74 @@
+"""Calls of other models from within a model's function, in the same process and without gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+
+class ModelCaller(Protocol):
+    """What sends a request to another model of the server. The server provides one for each run of a function."""
+
+    def submit(
+        self, model: str, version: str, inputs: Mapping[str, npt.ArrayLike], timeout: float | None
+    ) -> Future[dict[str, Any]]:
+        """Enqueue a request; the future gets the model's outputs by name."""
+
+
+_caller: ContextVar[ModelCaller] = ContextVar("tensorferry model caller")
+
+
+@contextmanager
+def calls_through(caller: ModelCaller) -> Iterator[None]:
+    """Let `infer` and `submit` use this caller within the block, in this thread. Tests can use a stand-in."""
+    token = _caller.set(caller)
+    try:
+        yield
+    finally:
+        _caller.reset(token)
+
+
+def submit(
+    model: str,
+    inputs: Mapping[str, npt.ArrayLike] | None = None,
+    /,
+    *,
+    version: str = "",
+    timeout: float | None = None,
+    **arrays: npt.ArrayLike,
+) -> Future[dict[str, Any]]:
+    """Send a request to another model of this server; the future gets its outputs by name.
+
+    `inputs`, or keywords, have an array for each input, with the rows on axis 0. The request goes through the other
+    model's batcher, where requests of others join it. It has the latest deadline of the batch that the calling function
+    runs, or `timeout` seconds if that is earlier, and the batch's trace. `version` is "" for the latest.
+
+    The future raises InvalidInput if the inputs do not fit the model, RecursionError if the other model is already waiting
+    for this one, and else the error of the request. RuntimeError if no function of a model is running on this thread: in a
+    thread of your own, run this in a copy of the function's context (`contextvars.copy_context`).
+    """
+    try:
+        caller = _caller.get()
+    except LookupError:
+        raise RuntimeError(
+            f"infer({model!r}) was called outside of a model's function; call it on the thread that runs the function"
+        ) from None
+    return caller.submit(model, version, {**(inputs or {}), **arrays}, timeout)
+
+
+def infer(
+    model: str,
+    inputs: Mapping[str, npt.ArrayLike] | None = None,
+    /,
+    *,
+    version: str = "",
+    timeout: float | None = None,
+    **arrays: npt.ArrayLike,
+) -> dict[str, Any]:
+    """Send a request to another model of this server and wait for its outputs, by name. Like `submit` otherwise."""
+    return submit(model, inputs, version=version, timeout=timeout, **arrays).result()

@@ -1,0 +1,313 @@
+"""Declarations of models: functions, ONNX files, and pipelines of steps. Nothing is run or loaded here.
+
+Declarations are immutable and can be used by any thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy.typing as npt
+
+from tensorferry.serving.errors import DeclarationError
+from tensorferry.serving.hints import types_of_hints
+from tensorferry.serving.tensor_types import TensorType
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# Whether a function's rows are independent: declared, or tested at load by running rows alone and together.
+_BATCHING = ("trust", "tested")
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionModel:
+    """A Python function, or a class with `load` and `__call__`, that is served as a model. Made by `model`.
+
+    A call runs the function; of a class it makes an object. `max_batch_size` is None for the server's default, 0 for
+    requests without a batch axis. `batched` is false for a function of one row. `example` has an array for each input.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    inputs: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]
+    max_batch_size: int | None = None
+    workers: int = 1
+    processes: int = 0
+    batched: bool = True
+    batching: str = "trust"
+    example: Mapping[str, npt.ArrayLike] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function, or make an object of the class, as without the decorator."""
+        return self.function(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OnnxModel:
+    """An ONNX file as a step of a pipeline, or served by itself. Made by `onnx`."""
+
+    name: str
+    path: Path
+    max_batch_size: int | None = None
+    pad_lengths: tuple[str, tuple[int, ...]] | None = None
+    pad_values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A step of a pipeline. Made by `step`.
+
+    `model` is a declared model, or the name of another model that the server has. `inputs` maps names of the model's
+    inputs to names of the pipeline's tensors, `outputs` those of its outputs. Other names are the same in both.
+    """
+
+    model: FunctionModel | OnnxModel | str
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of the step's model."""
+        return self.model if isinstance(self.model, str) else self.model.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PipelineModel:
+    """Steps that are served as one model. Made by `pipeline`.
+
+    `outputs` are the names of the tensors that clients get; None for all outputs of the last step.
+    """
+
+    name: str
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...] | None = None
+
+
+Declaration = FunctionModel | OnnxModel | PipelineModel
+
+
+@overload
+def model(function: Callable[..., Any], /) -> FunctionModel: ...
+@overload
+def model(
+    *,
+    name: str | None = None,
+    inputs: Mapping[str, TensorType] | None = None,
+    outputs: Mapping[str, TensorType] | None = None,
+    max_batch_size: int | None = None,
+    workers: int = 1,
+    processes: int = 0,
+    batched: bool = True,
+    batching: str = "trust",
+    example: Mapping[str, npt.ArrayLike] | None = None,
+) -> Callable[[Callable[..., Any]], FunctionModel]: ...
+def model(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    inputs: Mapping[str, TensorType] | None = None,
+    outputs: Mapping[str, TensorType] | None = None,
+    max_batch_size: int | None = None,
+    workers: int = 1,
+    processes: int = 0,
+    batched: bool = True,
+    batching: str = "trust",
+    example: Mapping[str, npt.ArrayLike] | None = None,
+) -> FunctionModel | Callable[[Callable[..., Any]], FunctionModel]:
+    """Declare a function, or a class, as a model.
+
+        @model(inputs={"x": FP32[-1, 4]}, outputs={"y": FP32[-1]})
+        def total(x):
+            return x.sum(axis=1)
+
+    Function
+        It gets one array for each input, by name, and returns a dict of arrays by output, or a tuple in the order of
+        `outputs`, or the one output alone. Axis 0 counts rows: it gets a whole batch, and returns as many rows. A list of
+        one array a row is allowed for an output whose rows differ in length along one axis. It must not keep its inputs,
+        nor change them. Without `inputs` and `outputs` they are taken from annotations: `def total(x: FP32[-1, 4]) ->
+        FP32[-1]` has one output, named "output".
+
+        An `InvalidInput` that it raises is for the client. Other exceptions are INTERNAL, without their text.
+
+    Class
+        `load(self)`, if there is one, is called once for each worker before the first request, then `__call__` as a
+        function is.
+
+    Arguments
+        `name` is that of the function by default. `max_batch_size` is the most rows in a batch; by default that of the
+        server; 0 if tensors have no axis of rows: then each request runs alone. `workers` threads run batches at the same
+        time; the function must then be thread-safe, an object of a class is not shared. `processes` child processes run
+        them instead, each with its own import of the file, for functions that hold the GIL. With `batched` false the
+        function takes one row, and the shapes are those of one row. `batching="tested"` compares rows that run together
+        with rows that run alone when the model is loaded; "trust" relies on the declaration. `example` is an input with at
+        least one row that the trial run at load uses instead of random values.
+
+    Raises DeclarationError.
+    """
+
+    def declare(function: Callable[..., Any]) -> FunctionModel:
+        named = str(getattr(function, "__name__", "")) if name is None else name
+        _check_name(named)
+        hinted_inputs: Mapping[str, TensorType] = {}
+        hinted_outputs: Mapping[str, TensorType] = {}
+        if inputs is None or outputs is None:
+            hinted_inputs, hinted_outputs = types_of_hints(function)
+        declared = FunctionModel(
+            named,
+            function,
+            dict(hinted_inputs if inputs is None else inputs),
+            dict(hinted_outputs if outputs is None else outputs),
+            max_batch_size,
+            workers,
+            processes,
+            batched,
+            batching,
+            example,
+        )
+        _check_function(declared)
+        return declared
+
+    return declare if function is None else declare(function)
+
+
+def onnx(
+    path: str | Path,
+    *,
+    name: str | None = None,
+    max_batch_size: int | None = None,
+    pad_lengths: tuple[str, Sequence[int]] | None = None,
+    pad_values: Mapping[str, Any] | None = None,
+) -> OnnxModel:
+    """Declare an ONNX file as a model. A relative path starts at the directory of the file that declares it.
+
+    `name` is that of the file by default. `pad_lengths` is the name of an axis and ascending lengths: inputs of different
+    lengths are padded to the next one, with the `pad_values` of each input, so that they can share a batch. Other settings
+    are those of the server, or of the model's table in its configuration file. Raises DeclarationError.
+    """
+    file = Path(path)
+    named = name or file.name.removesuffix(".onnx")
+    _check_name(named)
+    lengths = None
+    if pad_lengths is not None:
+        axis, given = pad_lengths
+        lengths = (axis, tuple(given))
+    elif pad_values:
+        raise DeclarationError(
+            f"model {named!r} has pad_values without pad_lengths; say which axis is padded to which lengths"
+        )
+    return OnnxModel(named, file, max_batch_size, lengths, dict(pad_values or {}))
+
+
+def step(
+    model: FunctionModel | OnnxModel | str,
+    *,
+    inputs: Mapping[str, str] | None = None,
+    outputs: Mapping[str, str] | None = None,
+) -> Step:
+    """Declare a step whose tensors have other names in the pipeline.
+
+    `inputs` maps names of the model's inputs, and `outputs` of its outputs, to names of the pipeline's tensors. A string
+    is the name of another model of the server, which the step then shares with all others that use it.
+    """
+    if isinstance(model, str):
+        _check_name(model)
+    return Step(model, dict(inputs or {}), dict(outputs or {}))
+
+
+def pipeline(
+    name: str,
+    *steps: Step | FunctionModel | OnnxModel | str,
+    outputs: Sequence[str] | None = None,
+) -> PipelineModel:
+    """Declare steps as one model.
+
+        embed = pipeline("embed", tokenize, step(onnx("minilm.onnx"), inputs={"input_ids": "tokens"}), normalize)
+
+    Every output of a step is a tensor of the pipeline, and every later step can read it by its name. What no step gives is
+    an input of the pipeline. `outputs` are the names of the tensors that clients get, by default all outputs of the last
+    step. Raises DeclarationError.
+    """
+    _check_name(name)
+    if not steps:
+        raise DeclarationError(f"pipeline {name!r} has no steps; give at least one model")
+    declared = []
+    for each in steps:
+        if not isinstance(each, (Step, FunctionModel, OnnxModel, str)):
+            raise DeclarationError(
+                f"a step of pipeline {name!r} is {each!r}; it must be made by model, onnx or step, or be a model's name"
+            )
+        declared.append(each if isinstance(each, Step) else step(each))
+    if outputs is not None and not outputs:
+        raise DeclarationError(
+            f"pipeline {name!r} has no outputs; name at least one tensor, or leave `outputs` out"
+        )
+    return PipelineModel(name, tuple(declared), None if outputs is None else tuple(outputs))
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise DeclarationError(
+            f"a model is named {name!r}; a name starts with a letter or digit, continues with letters, digits, '.', '_' and "
+            "'-', and has at most 128 characters: give another `name`"
+        )
+
+
+def _check_function(declared: FunctionModel) -> None:
+    what = f"model {declared.name!r}"
+    for kind, types in (("inputs", declared.inputs), ("outputs", declared.outputs)):
+        if not types:
+            raise DeclarationError(
+                f"{what} declares no {kind}; give @model({kind}={{'name': FP32[-1, 4]}}), or annotate the function"
+            )
+        for name, type_ in types.items():
+            if not isinstance(type_, TensorType):
+                raise DeclarationError(
+                    f"{what}: {kind} {name!r} is {type_!r}; write a type such as FP32[-1, 4]"
+                )
+            if (
+                declared.max_batch_size != 0
+                and declared.batched
+                and (not type_.dims or _is_size(type_.dims[0]))
+            ):
+                raise DeclarationError(
+                    f"{what}: {name!r} is {type_}; axis 0 counts rows and must be -1. Declare batched=False for a function of "
+                    "one row, or max_batch_size=0 if requests have no rows"
+                )
+    for setting, value, least in (
+        ("workers", declared.workers, 1),
+        ("processes", declared.processes, 0),
+        ("max_batch_size", declared.max_batch_size, 0),
+    ):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise DeclarationError(
+                f"{what}: {setting} is {value!r}; it must be an integer of at least {least}"
+            )
+    if declared.processes and declared.workers > 1:
+        raise DeclarationError(
+            f"{what} has {declared.workers} workers and {declared.processes} processes; give one of both"
+        )
+    if not declared.batched and declared.max_batch_size is not None:
+        raise DeclarationError(
+            f"{what} takes one row at a time, so max_batch_size, which is {declared.max_batch_size}, has no effect; leave out "
+            "one of both"
+        )
+    if declared.batching not in _BATCHING:
+        raise DeclarationError(
+            f"{what}: batching is {declared.batching!r}; it must be one of {', '.join(_BATCHING)}"
+        )
+    if declared.example is not None and set(declared.example) != set(declared.inputs):
+        raise DeclarationError(
+            f"{what}: example has {sorted(declared.example)}; it must have an array for each input: "
+            f"{sorted(declared.inputs)}"
+        )
+
+
+def _is_size(dim: int | str) -> bool:
+    return isinstance(dim, int) and dim >= 0

@@ -1,0 +1,63 @@
+"""Types of tensors in declarations: a datatype and a shape, written `INT64[-1, 384]`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorferry.protos.tensors import DATATYPES
+from tensorferry.serving.errors import DeclarationError
+
+Dim = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """The datatype and shape of an input or output.
+
+    `datatype` is the protocol's name. A dimension is a size, -1 for any size, or a name: dimensions of the same name have
+    the same size in a request. `text` says that elements of BYTES are `str`, else they are `bytes`.
+    """
+
+    datatype: str
+    dims: tuple[Dim, ...]
+    text: bool = False
+
+    def __str__(self) -> str:
+        return f"{'STRING' if self.text else self.datatype}{list(self.dims)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDatatype:
+    """A datatype. Give it a shape by an index.
+
+    >>> print(INT64[-1, "tokens"])
+    INT64[-1, 'tokens']
+    """
+
+    datatype: str
+    text: bool = False
+
+    def __getitem__(self, dims: Dim | tuple[Dim, ...]) -> TensorType:
+        shape = dims if isinstance(dims, tuple) else (dims,)
+        for dim in shape:
+            if isinstance(dim, bool) or not isinstance(dim, (int, str)) or dim == "" or dim == 0:
+                raise _bad_dimension(self, dim)
+            if isinstance(dim, int) and dim < -1:
+                raise _bad_dimension(self, dim)
+        return TensorType(self.datatype, shape, self.text)
+
+    def __str__(self) -> str:
+        return "STRING" if self.text else self.datatype
+
+
+def _bad_dimension(datatype: TensorDatatype, dim: object) -> DeclarationError:
+    return DeclarationError(
+        f"a dimension of {datatype}[...] is {dim!r}; it must be a size of at least 1, -1 for any size, or a name"
+    )
+
+
+BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, FP16, FP32, FP64, BYTES = (
+    TensorDatatype(name) for name in DATATYPES if name != "BF16"
+)
+# BYTES on the wire; a function gets and returns `str` elements, which must be UTF-8.
+STRING = TensorDatatype("BYTES", text=True)

@@ -1,0 +1,162 @@
+"""Declarations: what they hold, and what is refused with a message that says what to change."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tensorferry.serving import (
+    BYTES,
+    FP32,
+    INT64,
+    STRING,
+    DeclarationError,
+    FunctionModel,
+    PipelineModel,
+    TensorType,
+    calls_through,
+    infer,
+    model,
+    onnx,
+    pipeline,
+    step,
+    submit,
+)
+
+_X = {"x": FP32[-1, 4]}
+_Y = {"y": FP32[-1]}
+
+
+@model(inputs=_X, outputs=_Y)
+def total(x: Any) -> Any:
+    return x.sum(axis=1)
+
+
+def test_a_type_has_datatype_and_dimensions() -> None:
+    assert INT64[-1, "tokens"] == TensorType("INT64", (-1, "tokens"))
+    assert str(STRING[-1]) == "STRING[-1]"
+    assert STRING[-1].datatype == BYTES[-1].datatype == "BYTES"
+    assert STRING[-1].text
+    assert not BYTES[-1].text
+
+
+@pytest.mark.parametrize("dim", [0, -2, "", True, 1.5, None])
+def test_a_bad_dimension_is_refused(dim: Any) -> None:
+    with pytest.raises(DeclarationError, match=r"a dimension of FP32\[...\] is .*; it must be a size"):
+        FP32[-1, dim]
+
+
+def test_a_declared_function_is_still_a_function() -> None:
+    assert isinstance(total, FunctionModel)
+    assert total.name == "total"
+    assert total(np.ones((2, 4))).tolist() == [4.0, 4.0]
+
+
+def test_a_class_is_declared_and_makes_objects() -> None:
+    @model(inputs=_X, outputs=_Y, name="scaled", workers=2)
+    class Scaled:
+        def __init__(self) -> None:
+            self.factor = 3.0
+
+        def __call__(self, x: Any) -> Any:
+            return x.sum(axis=1) * self.factor
+
+    declared: Any = Scaled
+    assert declared.workers == 2
+    assert declared()(np.ones((1, 4))).tolist() == [12.0]
+
+
+def test_types_come_from_annotations() -> None:
+    @model
+    def double(x: Annotated[npt.NDArray[np.float32], FP32[-1]], factor: int = 2) -> FP32[-1]:  # type: ignore[valid-type]
+        return x * factor
+
+    assert double.inputs == {"x": FP32[-1]}
+    assert double.outputs == {"output": FP32[-1]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"inputs": {}}, "declares no inputs"),
+        ({"outputs": {}}, "declares no outputs"),
+        ({"inputs": {"x": np.float32}}, "write a type such as"),
+        ({"inputs": {"x": FP32[4]}}, "axis 0 counts rows and must be -1"),
+        ({"workers": 0}, "workers is 0; it must be an integer of at least 1"),
+        ({"processes": -1}, "processes is -1"),
+        ({"max_batch_size": True}, "max_batch_size is True"),
+        ({"workers": 2, "processes": 2}, "give one of both"),
+        ({"batched": False, "max_batch_size": 4}, "takes one row at a time"),
+        ({"batching": "proved"}, "it must be one of trust, tested"),
+        ({"example": {"z": 1}}, "must have an array for each input"),
+        ({"name": "a/b"}, "give another `name`"),
+    ],
+)
+def test_a_bad_function_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        model(**{"inputs": _X, "outputs": _Y, "name": "m", **arguments})(lambda x: x)
+
+
+def test_a_function_of_one_row_needs_no_axis_of_rows() -> None:
+    declared = model(inputs={"x": FP32[4]}, outputs={"y": FP32[()]}, name="row", batched=False)(lambda x: x)
+    assert declared.outputs["y"].dims == ()
+
+
+def test_annotations_that_fail_are_refused() -> None:
+    with pytest.raises(DeclarationError, match="the annotations of 'wrong' cannot be read"):
+
+        @model
+        def wrong(x: missing) -> None:  # type: ignore[name-defined]  # noqa: F821
+            return None
+
+
+def test_a_pipeline_is_made_of_steps_models_and_names() -> None:
+    encoder = onnx("models/encoder.onnx", pad_lengths=("seq", [16, 32]), pad_values={"ids": 0})
+    embed = pipeline("embed", total, step(encoder, inputs={"ids": "y"}), "other", outputs=["vector"])
+    assert isinstance(embed, PipelineModel)
+    assert [each.name for each in embed.steps] == ["total", "encoder", "other"]
+    assert encoder.path == Path("models/encoder.onnx")
+    assert encoder.pad_lengths == ("seq", (16, 32))
+    assert embed.outputs == ("vector",)
+
+
+def test_bad_pipelines_are_refused() -> None:
+    with pytest.raises(DeclarationError, match="has no steps"):
+        pipeline("p")
+    with pytest.raises(DeclarationError, match="must be made by model, onnx or step"):
+        pipeline("p", lambda x: x)  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="has no outputs"):
+        pipeline("p", total, outputs=[])
+    with pytest.raises(DeclarationError, match="a model is named"):
+        step("no/name")
+    with pytest.raises(DeclarationError, match="pad_values without pad_lengths"):
+        onnx("m.onnx", pad_values={"x": 0})
+
+
+class _Caller:
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def submit(self, model: str, version: str, inputs: Any, timeout: float | None) -> Future[dict[str, Any]]:
+        self.calls.append((model, version, dict(inputs), timeout))
+        future: Future[dict[str, Any]] = Future()
+        future.set_result({"y": 1})
+        return future
+
+
+def test_infer_calls_through_the_current_caller() -> None:
+    caller = _Caller()
+    with calls_through(caller):
+        assert infer("other", {"a.b": 1}, c=2, version="3", timeout=0.5) == {"y": 1}
+        assert submit("other", x=1).result() == {"y": 1}
+    assert caller.calls == [("other", "3", {"a.b": 1, "c": 2}, 0.5), ("other", "", {"x": 1}, None)]
+
+
+def test_infer_outside_of_a_function_says_so() -> None:
+    with pytest.raises(RuntimeError, match="called outside of a model's function"):
+        infer("other", x=1)
