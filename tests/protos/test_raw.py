@@ -32,6 +32,22 @@ def test_round_trip(name: str, shape: tuple[int, ...]) -> None:
     assert same(decode_raw(encode_raw(array), datatype(name), shape), array)
 
 
+@pytest.mark.parametrize("dtype", ["O", "U", "S"])
+def test_strings_of_every_numpy_dtype(dtype: str) -> None:
+    texts = np.array([["one", ""], ["a longer one", "4"]], dtype)
+    expected = np.array([[b"one", b""], [b"a longer one", b"4"]], dtype=object)
+    assert same(decode_raw(encode_raw(texts), datatype("BYTES"), (2, 2)), expected)
+    assert same(decode_raw(encode_raw(texts.T), datatype("BYTES"), (2, 2)), expected.T)
+    assert encode_raw(np.array("one", dtype)) == b"\3\0\0\0one"
+    assert encode_raw(np.empty((0, 3), dtype)) == b""
+
+
+def test_text_is_encoded_as_utf8_and_bytes_as_they_are() -> None:
+    given = np.array(["\N{LATIN SMALL LETTER E WITH ACUTE}\0", b"\xff\0"], dtype=object)
+    assert encode_raw(given) == b"\3\0\0\0\xc3\xa9\0" + b"\2\0\0\0\xff\0"
+    assert encode_raw(given[:1].astype("U")) == b"\2\0\0\0\xc3\xa9"
+
+
 @pytest.mark.parametrize("name", DATATYPES)
 def test_scalars(name: str) -> None:
     array = sample(name)[1, 1].reshape(()) if name != "BYTES" else np.array(b"one", dtype=object)

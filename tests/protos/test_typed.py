@@ -38,6 +38,20 @@ def test_round_trip(name: str) -> None:
     assert same(decode_contents(typed(name, array), datatype(name), (2, 3)), array)
 
 
+@pytest.mark.parametrize("dtype", ["O", "U", "S"])
+def test_strings_of_every_numpy_dtype(dtype: str) -> None:
+    texts = np.array([["one", ""], ["a longer one", "4"]], dtype)
+    assert typed("BYTES", texts).bytes_contents == [b"one", b"", b"a longer one", b"4"]
+    assert typed("BYTES", texts.T).bytes_contents == [b"one", b"a longer one", b"", b"4"]
+    assert typed("BYTES", np.array("one", dtype)).bytes_contents == [b"one"]
+    assert typed("BYTES", np.empty((0, 3), dtype)).bytes_contents == []
+
+
+def test_text_is_encoded_as_utf8_and_bytes_as_they_are() -> None:
+    given = np.array(["\N{LATIN SMALL LETTER E WITH ACUTE}\0", b"\xff\0"], dtype=object)
+    assert typed("BYTES", given).bytes_contents == [b"\xc3\xa9\0", b"\xff\0"]
+
+
 @pytest.mark.parametrize("name", TYPED)
 def test_scalars_and_no_elements(name: str) -> None:
     scalar = sample(name)[0, 1:2].reshape(())

@@ -5,7 +5,8 @@ as four little-endian bytes, then its bytes. Typed contents are the repeated fie
 BF16 have no such field and are always raw.
 
 In memory a tensor is a numpy array. BYTES is an object array of `bytes`. BF16 is its bits in uint16 (`storage`), or
-`ml_dtypes.bfloat16` if that package is installed (`values`).
+`ml_dtypes.bfloat16` if that package is installed (`values`). The encoders also take `str` elements, as UTF-8, and arrays
+of dtype S and U. numpy drops NULs at the end of an element of these two dtypes, but not of an object array.
 
 Every function is pure and may be called from any thread.
 """
@@ -218,7 +219,7 @@ def encode_contents(array: Array, kind: Datatype, contents: pb.InferTensorConten
         raise TensorError(f"{kind.name} has no typed contents")
     flat = array.reshape(-1)
     if kind.name == "BYTES":
-        contents.bytes_contents.extend(_as_bytes(element) for element in flat)
+        contents.bytes_contents.extend([_as_bytes(element) for element in flat.tolist()])
     else:
         getattr(contents, kind.contents).extend(flat.tolist())
 

@@ -38,7 +38,7 @@ class TensorSpec:
 
     `counts_rows` marks an output whose first dimension varied with the rows in a test run, although the file fixes it
     to 1. `any_rank` means that the file has no shape; `dims` then has one variable dimension, for axis 0. An `optional`
-    input has a default value in the file.
+    input has a default value in the file. The elements of a BYTES tensor are `str`, or `bytes` if it is `binary`.
     """
 
     name: str
@@ -47,6 +47,7 @@ class TensorSpec:
     counts_rows: bool = False
     any_rank: bool = False
     optional: bool = False
+    binary: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,6 +63,10 @@ class TensorSpec:
     def is_float(self) -> bool:
         """Whether the tensor has floats, including BF16, which is stored as integers."""
         return self.datatype.storage.kind == "f" or self.datatype.name == "BF16"
+
+    def element(self, text: str) -> str | bytes:
+        """Return a text as an element of this BYTES tensor; as UTF-8 if the tensor is `binary`."""
+        return text.encode() if self.binary else text
 
     def axes(self, shape: tuple[int, ...]) -> Iterator[tuple[int, int | str, int]]:
         """Yield each axis of a tensor with this shape, which must fit: its number, its dimension in `dims`, and its length."""

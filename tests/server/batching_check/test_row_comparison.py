@@ -384,6 +384,22 @@ def test_empty_and_long_strings_are_compared(model: Model) -> None:
     assert compared(model, "BYTES").outcome is ComparisonOutcome.MIXES
 
 
+def test_rows_of_a_binary_input_are_bytes() -> None:
+    made = signature(
+        spec("x", "BYTES", "batch", 3, binary=True), outputs=(spec("y", "BYTES", "batch", 3, binary=True),)
+    )
+    seen: set[object] = set()
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        seen.update(inputs["x"].flat)
+        return {"y": inputs["x"]}
+
+    settings = ComparisonSettings(clock=stopped_clock, vocabularies=[("word", "\N{WHITE STAR}")])
+    assert compare_rows(made, run, settings).outcome is ComparisonOutcome.SEPARATE
+    assert {type(element) for element in seen} == {bytes}
+    assert {b"0", b"1", b"", b"-1", b"word", "\N{WHITE STAR}".encode()} <= seen
+
+
 def test_the_inputs_of_a_row_have_different_kinds() -> None:
     made = signature(
         spec("a", "FP32", "batch", 4), spec("b", "FP32", "batch", 4), outputs=(spec("y", "FP32", "batch", 4),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 from support.server.rig import fp32, request, signature, spec
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.protos.tensors import TensorError
+from tensorferry.protos.tensors import TensorError, encode_raw
+from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.codec import DecodedRequest, decode_request
 from tensorferry.server.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.signature import Signature
 from tensorferry.server.wire.receiving import parse
 
+B = spec("s", "BYTES", "batch", "k", binary=True)
 X, N, S = spec("x", "FP32", "batch", 3), spec("n", "INT64", "batch"), spec("s", "BYTES", "batch", "k")
 MODEL = signature(X, N, outputs=(spec("y", "FP32", "batch", 3), spec("z", "INT64", "batch")))
 
@@ -77,6 +80,47 @@ def test_strings_become_text(typed: bool) -> None:
 def test_strings_must_be_utf8(typed: bool) -> None:
     message = request({"s": np.array([[b"\xff"]], dtype=object)}, typed=typed)
     assert "input 's' of model 'm': an element is not UTF-8" in refused(message, signature(S))
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_elements_of_a_binary_input_stay_bytes(typed: bool) -> None:
+    array = np.array([[b"\xff\xd8\xff\xe0", b""], [b"a\0", b"text"]], dtype=object)
+    (tensor,) = decoded(request({"s": array}, typed=typed), signature(B)).tensors
+    assert tensor.data.tolist() == array.tolist()
+    assert (tensor.shape, tensor.dtype) == ((2, 2), np.dtype(object))
+
+
+def test_elements_of_a_binary_input_in_shared_memory_stay_bytes(tmp_path: Path) -> None:
+    array = np.array([[b"\xff", b"\0"]], dtype=object)
+    (tmp_path / "key").write_bytes(encode_raw(array))
+    regions = Regions(allowed=True, directory=tmp_path)
+    regions.register_system("r", "key", 0, 10)
+    message = request({"s": array})
+    del message.raw_input_contents[:]
+    message.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    message.inputs[0].parameters["shared_memory_byte_size"].int64_param = 10
+    lease = RegionLease(regions)
+    (tensor,) = decode_request(message, "m", signature(B), True, lease).tensors
+    assert tensor.data.tolist() == array.tolist()
+    lease.release()
+    regions.close()
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_binary_elements_have_the_limits_of_strings(typed: bool) -> None:
+    message = request({"s": np.array([[b"\xff" * 5, b""]], dtype=object)}, typed=typed)
+    for limits, expected in (
+        (RequestLimits(strings=1), "input 's' has 2 strings; this server takes at most 1 in a tensor"),
+        (RequestLimits(string_bytes=4), "input 's' has a string of 5 bytes; this server takes at most 4"),
+    ):
+        with pytest.raises(InvalidRequestError, match=expected):
+            decode_request(message, "m", signature(B), True, RegionLease(Regions()), limits)
+
+
+def test_malformed_elements_of_a_binary_input() -> None:
+    message = request({"s": np.array([[b"text"]], dtype=object)})
+    message.raw_input_contents[0] = b"\5\0\0\0text"
+    assert "BYTES element 0 should have 5 bytes, only 4 are left" in refused(message, signature(B))
 
 
 def test_without_raw_contents_a_request_is_typed() -> None:

@@ -11,6 +11,7 @@ from support.server.rig import Array, fp32, request, signature, spec
 from tensorferry.batcher import BatchInfo, CloseReason, Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_contents, decode_raw
+from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.inference.codec import decode_request, encode_response
 from tensorferry.server.inference.responses import ResponseTemplate, id_field_of
 from tensorferry.server.shared_memory.regions import RegionLease, Regions
@@ -97,6 +98,31 @@ def test_requested_outputs_in_their_order(requested: str, typed: bool) -> None:
     answer = response("yns", requested=requested, typed=typed)
     assert [tensor.name for tensor in answer.outputs] == list(requested)
     assert arrays_of(answer) == {name: EXPECTED[name] for name in requested}
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (np.array(["é", "a\0"], object), ["é".encode(), b"a\0"]),
+        (np.array([b"\xff\xd8", b"a\0"], object), [b"\xff\xd8", b"a\0"]),
+        (np.array(["é", b"\xff"], object), ["é".encode(), b"\xff"]),
+        (np.array(["é", "longer"]), ["é".encode(), b"longer"]),
+        (np.array([b"\xff", b"longer"]), [b"\xff", b"longer"]),
+    ],
+    ids=["str", "bytes", "both", "U", "S"],
+)
+def test_strings_of_every_form_are_answered(given: Array, expected: list[bytes], typed: bool) -> None:
+    answer = response("s", typed=typed, arrays={"s": given})
+    assert arrays_of(answer) == {"s": expected}
+    assert (answer.outputs[0].datatype, bool(answer.raw_output_contents)) == ("BYTES", not typed)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("element", [5, "\ud800"], ids=["a number", "a lone surrogate"])
+def test_elements_that_are_no_strings_are_an_error_of_the_model(element: Any, typed: bool) -> None:
+    with pytest.raises(ModelFailedError, match="output 's': an element of a BYTES tensor"):
+        response("s", typed=typed, arrays={"s": np.array([element, ""], object)})
 
 
 def test_a_typed_request_is_answered_typed() -> None:

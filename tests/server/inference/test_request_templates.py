@@ -291,8 +291,9 @@ def test_unusual_messages_become_no_template(data: bytes) -> None:
     assert contents_of(add(cache, data, of=one)) == contents_of(add(RequestTemplateCache(), data, of=one))
 
 
-def test_strings_become_no_template() -> None:
-    one = model("m", spec("s", "BYTES", "batch"))
+@pytest.mark.parametrize("binary", [False, True])
+def test_strings_become_no_template(binary: bool) -> None:
+    one = model("m", spec("s", "BYTES", "batch", binary=binary))
     data = request({"s": np.array(["a"], dtype=object)}).SerializeToString()
     assert cache_with(data, one).find(data, 0) is None
 

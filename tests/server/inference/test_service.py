@@ -24,10 +24,12 @@ from tensorferry.batcher import (
 )
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.tensors import DATATYPES, decode_raw
 from tensorferry.server.errors import InvalidRequestError, ModelFailedError, NotFoundError, NotReadyError
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.shapes.empty_axes import EmptyAxes
+from tensorferry.server.signature import Signature
 from tensorferry.server.status import status_of
 
 SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))
@@ -46,13 +48,19 @@ def serve() -> Iterator[Serve]:
     """Make a service with the model `m` of a runner. Its batcher is closed after the test."""
     made: list[tuple[Any, Batcher]] = []
 
-    def make(runner: Any, max_batch_size: int = 4, slo: float = math.inf, **options: Any) -> InferenceService:
+    def make(
+        runner: Any,
+        max_batch_size: int = 4,
+        slo: float = math.inf,
+        signature: Signature = SIGNATURE,
+        **options: Any,
+    ) -> InferenceService:
         batcher = Batcher(runner, max_batch_size, **options)
         made.append((runner, batcher))
         registry = ModelRegistry()
         empty_axes = EmptyAxes({frozenset({("x", 1)}): ""})
         registry.mark_ready(
-            Model("m", "1", SIGNATURE, max_batch_size, "", batcher, slo, empty_axes=empty_axes)
+            Model("m", "1", signature, max_batch_size, "", batcher, slo, empty_axes=empty_axes)
         )
         return InferenceService(registry)
 
@@ -113,6 +121,43 @@ def test_requests_without_rows_or_columns_or_larger_than_a_batch(
     response = infer(service, request({"x": fp32(*shape)}))
     assert list(response.outputs[0].shape) == list(shape)
     assert y(response) == fp32(*shape).tolist()
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_bytes_of_requests_in_one_batch_reach_the_function_as_they_are(serve: Serve, typed: bool) -> None:
+    runner = ScriptedRunner(lambda inputs: {"y": inputs["x"] + b"!"}, gated=True)
+    binary = signature(
+        spec("x", "BYTES", "batch", binary=True), outputs=(spec("y", "BYTES", "batch", binary=True),)
+    )
+    service = serve(runner, 8, signature=binary)
+    sent = [[b"\xff\xd8", b""], [b"a\0"], [b"\0"]]
+    first = submit(service, np.array([b"\x80"], object))[1]
+    runner.await_batches(1)
+    replies = []
+    for elements in sent:
+        replies.append(Replies())
+        message = request({"x": np.array(elements, object)}, typed=typed)
+        service.submit(message.SerializeToString(), math.inf, replies[-1])
+    runner.open()
+    assert response_of(first.first()).raw_output_contents == [b"\2\0\0\0\x80!"]
+    for elements, one in zip(sent, replies, strict=True):
+        response = response_of(one.first())
+        expected = [element + b"!" for element in elements]
+        if typed:
+            assert response.outputs[0].contents.bytes_contents == expected
+        else:
+            raw = response.raw_output_contents[0]
+            assert decode_raw(raw, DATATYPES["BYTES"], [len(elements)]).tolist() == expected
+    assert [batch["x"].tolist() for batch in runner.batches] == [[b"\x80"], [*sent[0], *sent[1], *sent[2]]]
+
+
+def test_a_model_of_bytes_answers_requests_without_rows(serve: Serve) -> None:
+    binary = signature(spec("x", "BYTES", "batch", binary=True))
+    response = infer(
+        serve(lambda inputs: inputs, signature=binary), request({"x": np.empty(0, dtype=object)})
+    )
+    assert list(response.outputs[0].shape) == [0]
+    assert response.raw_output_contents == [b""]
 
 
 def test_a_model_that_is_not_batched_runs_each_request_alone(serve: Serve, runner: ScriptedRunner) -> None:

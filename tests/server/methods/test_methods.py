@@ -30,7 +30,10 @@ IMPLEMENTED = {
 
 def model(name: str = "m", version: str = "1") -> Model:
     made = signature(
-        spec("x", "FP32", "batch", 3), spec("s", "BYTES", ""), outputs=(spec("y", "INT64", "batch"),)
+        spec("x", "FP32", "batch", 3),
+        spec("s", "BYTES", ""),
+        spec("b", "BYTES", "", binary=True),
+        outputs=(spec("y", "INT64", "batch"),),
     )
     return Model(
         name, version, made, 8, "batches of up to 8 rows (proved)", cast(Any, None), batching_verdict="proved"
@@ -130,6 +133,7 @@ def test_model_metadata(served: ServedTransport, version: str) -> None:
         inputs=[
             tensor(name="x", datatype="FP32", shape=[-1, 3]),
             tensor(name="s", datatype="BYTES", shape=[-1]),
+            tensor(name="b", datatype="BYTES", shape=[-1]),
         ],
         outputs=[tensor(name="y", datatype="INT64", shape=[-1])],
         properties={"batching": "batches of up to 8 rows (proved)", "batching_verdict": "proved"},

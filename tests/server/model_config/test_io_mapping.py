@@ -45,6 +45,11 @@ def test_dynamic_dimensions_keep_their_names() -> None:
     assert io_mapping(reshaped + T + Y).signature.inputs[0].dims == ("batch", 1, 3, "")
 
 
+def test_binary_inputs_stay_binary() -> None:
+    onnx = signature(spec("t", "BYTES", "b", binary=True), outputs=(spec("y", "FP32", "b", 6),))
+    assert [s.binary for s in io_mapping(T + Y, onnx).signature.inputs] == [True]
+
+
 def test_only_listed_outputs_are_served() -> None:
     onnx = signature(spec("x", "FP32", "b"), outputs=(spec("y", "FP32", "b"), spec("z", "FP32", "b")))
     tensor = '{ name: "%s" data_type: TYPE_FP32 dims: 1 reshape { } }'

@@ -41,6 +41,20 @@ def test_zero_data_has_zeros_and_empty_strings() -> None:
     assert sample.inputs["s"].tolist() == [["", "", ""]] * 4
 
 
+def test_samples_of_a_binary_input_are_bytes(tmp_path: Path) -> None:
+    model = signature(spec("s", "BYTES", "batch", "n", binary=True))
+    (tmp_path / "warmup").mkdir()
+    (tmp_path / "warmup" / "f").write_bytes(b"\1\0\0\0\xff" * 3)
+    for kind, element in (
+        ("zero_data: true", b""),
+        ("random_data: true", b""),
+        ('input_data_file: "f"', b"\xff"),
+    ):
+        text = S.replace("zero_data: true", kind)
+        ((sample,), _) = samples(f"model_warmup {{ batch_size: 2 {text} }}", model, directory=tmp_path)
+        assert sample.inputs["s"].tolist() == [[element] * 3] * 2
+
+
 def test_the_kind_of_data_counts_whatever_its_value_and_the_default_count_is_1() -> None:
     ((sample,), _) = samples(f"model_warmup {{ batch_size: 1 {x('zero_data: false')} {S} }}")
     assert (sample.name, sample.count) == ("number 1", 1)

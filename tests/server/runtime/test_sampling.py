@@ -28,9 +28,18 @@ def test_random_inputs_are_valid_as_indices_masks_and_categories() -> None:
 
 def test_random_inputs_for_scalars_and_fixed_shapes() -> None:
     specs = [spec(f"{name}{len(dims)}", name, *dims) for name in DATATYPES for dims in ((), (2, 3))]
+    specs.append(spec("binary", "BYTES", binary=True))
     made = random_inputs(signature(*specs), 5, 7)
     assert {array.shape for name, array in made.items()} == {(), (2, 3)}
+    assert {made["BYTES0"].dtype, made["binary"].dtype} == {np.dtype(object)}
     assert [name for name, array in made.items() if not isinstance(array, np.ndarray)] == []
+
+
+def test_random_elements_of_a_binary_input_are_bytes() -> None:
+    made = random_inputs(signature(spec("text", "BYTES", 99), spec("image", "BYTES", 99, binary=True)), 1, 7)
+    assert set(made["text"]) == {"0", "1"}
+    assert set(made["image"]) == {b"0", b"1"}
+    assert made["image"].dtype == object
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ PATIENCE = 30.0
 reproducible = settings(derandomize=True, deadline=None, database=None)
 
 
-def spec(name: str, datatype: str, *dims: int | str) -> TensorSpec:
-    return TensorSpec(name, DATATYPES[datatype], dims)
+def spec(name: str, datatype: str, *dims: int | str, binary: bool = False) -> TensorSpec:
+    return TensorSpec(name, DATATYPES[datatype], dims, binary=binary)
 
 
 def signature(*specs: TensorSpec, outputs: tuple[TensorSpec, ...] = ()) -> Signature:

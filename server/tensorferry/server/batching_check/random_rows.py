@@ -38,7 +38,7 @@ def with_vocabulary(
             array = inputs[spec.name].copy()
             flat = array.reshape(-1)
             for at in range(0, len(flat), 2):
-                flat[at] = vocabulary[at // 2 % len(vocabulary)]
+                flat[at] = spec.element(vocabulary[at // 2 % len(vocabulary)])
             filled[spec.name] = array
     return filled
 

@@ -210,7 +210,8 @@ def _values(
         allowed = ranges.get(spec.name, IntegerRange())
         return np.asarray(kind.integer(generator, shape, allowed.least, allowed.most)).astype(storage)
     assert name == "BYTES"
-    return np.full(shape, kind.text, dtype=object)
+    assert kind.text is not None
+    return np.full(shape, spec.element(kind.text), dtype=object)
 
 
 def _stored(numbers: npt.NDArray[Any], spec: TensorSpec) -> Array:

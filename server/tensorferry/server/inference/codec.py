@@ -24,7 +24,7 @@ from tensorferry.protos.tensors import (
     encode_raw,
 )
 from tensorferry.server.config.limits import RequestLimits
-from tensorferry.server.errors import InvalidRequestError, truncate
+from tensorferry.server.errors import InvalidRequestError, ModelFailedError, truncate
 from tensorferry.server.inference.classification import BYTES, NO_LABELS, Classifier, class_count
 from tensorferry.server.inference.request_limits import (
     DEFAULT_LIMITS,
@@ -277,7 +277,7 @@ def _decode_tensor(
         array = decode_raw(raw, kind, shape)
     if kind.name == "BYTES":
         check_string_lengths(array, spec.name, limits)
-        return Tensor(kind.storage, shape, _decode_text(array))
+        return Tensor(kind.storage, shape, array if spec.binary else _decode_text(array))
     return Tensor(kind.storage, shape, array.tobytes())
 
 
@@ -286,7 +286,7 @@ def _decode_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     try:
         texts[:] = [element.decode() for element in array.flat]
     except UnicodeDecodeError as error:
-        raise TensorError(f"an element is not UTF-8, and ONNX strings are ({error})") from None
+        raise TensorError(f"an element is not UTF-8, which strings must be ({error})") from None
     return texts.reshape(array.shape)
 
 
@@ -337,7 +337,7 @@ def write_outputs(response_spec: ResponseSpec, outcome: Outcome) -> None:
             if spec.datatype.size:
                 data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             else:
-                data = memoryview(encode_raw(array))
+                data = memoryview(_raw_strings(spec, array))
             if len(data) > span.nbytes:
                 raise InvalidRequestError(
                     f"shared memory size specified with the request for output {spec.name!r} ({span.nbytes} bytes) should "
@@ -374,15 +374,30 @@ def encode_response(
             array = classifier.classes(spec.name, array, count)
         tensor = response.outputs.add(name=spec.name, datatype=kind.name, shape=array.shape)
         if typed:
-            encode_contents(array, kind, tensor.contents)
+            try:
+                encode_contents(array, kind, tensor.contents)
+            except TensorError as error:
+                raise _not_encodable(spec, error) from None
         elif span is not None:
             # An empty entry, because clients find an output's contents by its position among all outputs.
             response.raw_output_contents.append(b"")
         else:
-            response.raw_output_contents.append(encode_raw(array) if kind.size == 0 else array.tobytes())
+            response.raw_output_contents.append(array.tobytes() if kind.size else _raw_strings(spec, array))
     if response_spec.explain and outcome.batch is not None:
         _explain(response, outcome.batch, outcome)
     return response
+
+
+def _raw_strings(spec: TensorSpec, array: npt.NDArray[Any]) -> bytes:
+    try:
+        return encode_raw(array)
+    except TensorError as error:
+        raise _not_encodable(spec, error) from None
+
+
+def _not_encodable(spec: TensorSpec, error: TensorError) -> ModelFailedError:
+    """Return the error of an output whose elements are no strings, which only a Python function can return."""
+    return ModelFailedError(f"the model failed on this request: output {spec.name!r}: {error}")
 
 
 def _explain(response: pb.ModelInferResponse, batch: BatchInfo, outcome: Outcome) -> None:

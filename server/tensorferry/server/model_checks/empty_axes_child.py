@@ -54,7 +54,7 @@ def _main() -> None:
         generator = np.random.default_rng(0)
         inputs = {}
         for spec in session.signature.inputs:
-            array = random_array(spec.datatype, run.shapes[spec.name], generator)
+            array = random_array(spec, run.shapes[spec.name], generator)
             if run.zeros and spec.datatype.size:
                 array = np.zeros_like(array)
             inputs[spec.name] = array

@@ -163,7 +163,7 @@ def _tensors(
         if seen != wire:
             reshapes[tensor.name] = Reshape(wire, seen, batched)
         dims = _dims(spec, wire, seen, batched)
-        served.append(TensorSpec(spec.name, spec.datatype, dims, optional=spec.optional))
+        served.append(TensorSpec(spec.name, spec.datatype, dims, optional=spec.optional, binary=spec.binary))
     return tuple(served), reshapes
 
 

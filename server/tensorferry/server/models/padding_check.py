@@ -82,6 +82,8 @@ def _axis_of(spec: TensorSpec, name: str, kind: str) -> int | None:
 
 def _value(spec: TensorSpec, text: str) -> Any:
     """Return a pad value in the storage type of the input."""
+    if spec.datatype.name == "BYTES":
+        return spec.element(text)
     try:
         return _parse(spec.datatype, text)
     except (KeyError, ValueError, OverflowError):
@@ -91,8 +93,6 @@ def _value(spec: TensorSpec, text: str) -> Any:
 
 
 def _parse(datatype: Datatype, text: str) -> Any:
-    if datatype.name == "BYTES":
-        return text
     if datatype.name == "BOOL":
         return {"0": False, "false": False, "1": True, "true": True}[text.lower()]
     if datatype.name == "BF16":

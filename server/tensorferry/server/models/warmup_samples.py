@@ -125,11 +125,11 @@ def _array(given: ModelWarmup.Input, spec: TensorSpec, rows: int, directory: Pat
         row = _from_file(given.input_data_file, spec, dims, directory)
     elif spec.datatype.name == "BYTES":
         # Random strings are also empty, as in Triton.
-        row = np.full(dims, "", dtype=object)
+        row = np.full(dims, spec.element(""), dtype=object)
     elif kind == "zero_data":
         row = np.zeros(dims, spec.datatype.storage)
     else:
-        row = random_array(spec.datatype, dims, np.random.default_rng(0))
+        row = random_array(spec, dims, np.random.default_rng(0))
     return np.repeat(row[None], rows, axis=0) if rows else row
 
 
@@ -160,7 +160,7 @@ def _from_file(name: str, spec: TensorSpec, dims: tuple[int, ...], directory: Pa
         data = data[:expected]
     try:
         array = decode_raw(data, spec.datatype, dims)
-        if spec.datatype.size:
+        if spec.datatype.size or spec.binary:
             return array
         texts = np.empty(array.size, dtype=object)
         texts[:] = [element.decode() for element in array.flat]

@@ -38,16 +38,17 @@ def _random(
     shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, size) for dim in spec.dims)
     if spec.dims and not isinstance(spec.dims[0], int):
         shape = (rows, *shape[1:])
-    return random_array(spec.datatype, shape, generator)
+    return random_array(spec, shape, generator)
 
 
-def random_array(datatype: Datatype, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
-    """Return random values of a datatype, as in `random_inputs`."""
-    name, storage = datatype.name, datatype.storage
+def random_array(spec: TensorSpec, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
+    """Return random values for a tensor, as in `random_inputs`."""
+    name, storage = spec.datatype.name, spec.datatype.storage
     if name == "BYTES":
-        return generator.integers(0, 2, shape).astype(str).astype(object)
-    if name == "BF16" or storage.kind == "f":
-        return array_of_floats(generator.standard_normal(shape), datatype)
+        # `asarray`, because the integers of a scalar's shape are no array.
+        return np.asarray(generator.integers(0, 2, shape)).astype("S" if spec.binary else "U").astype(object)
+    if spec.is_float:
+        return array_of_floats(generator.standard_normal(shape), spec.datatype)
     if name == "UINT8":
         return generator.integers(0, 256, shape).astype(storage)
     return generator.integers(0, 2, shape).astype(storage)

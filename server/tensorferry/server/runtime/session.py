@@ -273,8 +273,7 @@ class Session:
         generator = np.random.default_rng(0)
         for _ in range(2):
             inputs = {
-                spec.name: random_array(spec.datatype, shapes[spec.name], generator)
-                for spec in self.signature.inputs
+                spec.name: random_array(spec, shapes[spec.name], generator) for spec in self.signature.inputs
             }
             batch = self._staging.place_copies(inputs)
             if batch is None or not self._staging.load(batch):
