@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.models import small
 from support.processes.server import ServerProcess, running
 
 GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
@@ -24,9 +26,12 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def server(transport: str, digits_model: Path) -> Iterator[ServerProcess]:
+def server(
+    transport: str, digits_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     assert GRPCURL is not None, "CI needs grpcurl: make tools"
-    with running(f"digits={digits_model}", transport=transport) as server:
+    words = small.echo(tmp_path_factory.mktemp("grpcurl") / "words.onnx", "BYTES", ("batch",))
+    with running(f"digits={digits_model}", words, transport=transport) as server:
         yield server
 
 
@@ -79,6 +84,33 @@ def test_typed_contents_are_answered_in_a_form_that_a_person_can_read(server: Se
     assert outputs["label"]["contents"]["int64_contents"] == [str(heldout["labels"][0])]
     assert len(outputs["probabilities"]["contents"]["fp32_contents"]) == 10
     assert "raw_output_contents" not in response
+
+
+def texts(server: ServerProcess, shape: int, **texts: str) -> subprocess.CompletedProcess[str]:
+    parameters = {key: {"string_param": text} for key, text in texts.items()}
+    given = {"name": "x", "datatype": "BYTES", "shape": [shape], "parameters": parameters}
+    data = {"model_name": "words", "inputs": [given]}
+    return grpcurl(server, "inference.GRPCInferenceService/ModelInfer", data=data)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"text": "A plain sentence"}, {"text_1": "second", "text_0": "f\u00efrst \N{WHITE STAR}"}],
+    ids=str,
+)
+def test_text_is_plain(server: ServerProcess, given: dict[str, str]) -> None:
+    result = texts(server, len(given), **given)
+    assert result.returncode == 0, result.stderr
+    (output,) = json.loads(result.stdout)["outputs"]
+    # In answers, grpcurl writes bytes in base64.
+    answered = [base64.b64decode(element).decode() for element in output["contents"]["bytes_contents"]]
+    assert answered == [given[key] for key in sorted(given)]
+
+
+def test_text_that_does_not_fit_the_shape_is_refused(server: ServerProcess) -> None:
+    result = texts(server, 2, text="A plain sentence")
+    assert "InvalidArgument" in result.stderr
+    assert "shape [2] takes 2 elements, got 1 in text parameters" in result.stderr
 
 
 def test_an_error_is_reported(server: ServerProcess) -> None:

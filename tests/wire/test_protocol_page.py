@@ -121,6 +121,7 @@ def test_the_page_marks_where_codes_differ_from_tritons() -> None:
     assert differing == {
         "there are more rows than a batch holds",
         "raw contents are too many",
+        "text parameters are beside raw contents",
         "a custom parameter is a uint64",
         "the queue is full",
         "the timeout is over",

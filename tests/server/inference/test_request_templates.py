@@ -298,6 +298,16 @@ def test_strings_become_no_template(binary: bool) -> None:
     assert cache_with(data, one).find(data, 0) is None
 
 
+def test_texts_in_parameters_become_no_template() -> None:
+    one = model("m", spec("s", "BYTES", "batch"), spec("k", "INT64", "batch"))
+    message = request({"s": np.array(["a"], dtype=object), "k": np.array([1])}, typed=True)
+    message.inputs[0].ClearField("contents")
+    message.inputs[0].parameters["text"].string_param = "a"
+    cache = RequestTemplateCache()
+    add(cache, message.SerializeToString(), of=one)
+    assert cache._by_size == {}
+
+
 def test_templates_are_bounded() -> None:
     cache = RequestTemplateCache()
     for size in range(600):

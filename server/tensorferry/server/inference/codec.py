@@ -16,26 +16,22 @@ from tensorferry.batcher import BatchInfo, Outcome, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import (
     TensorError,
-    datatype,
-    decode_contents,
-    decode_raw,
-    element_count,
     encode_contents,
     encode_raw,
 )
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError, ModelFailedError, truncate
 from tensorferry.server.inference.classification import BYTES, NO_LABELS, Classifier, class_count
-from tensorferry.server.inference.request_limits import (
-    DEFAULT_LIMITS,
-    check_string_counts,
-    check_string_lengths,
+from tensorferry.server.inference.input_contents import (
+    InputMessage,
+    check_description,
+    decode_input,
+    locate_contents,
 )
+from tensorferry.server.inference.request_limits import DEFAULT_LIMITS, check_string_counts
 from tensorferry.server.shared_memory.regions import RegionLease, Span
 from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.server.wire.parameters import read_parameters
-
-_InputMessage = pb.ModelInferRequest.InferInputTensor
 
 
 class ResponseSpec(NamedTuple):
@@ -92,19 +88,18 @@ def decode_request(
     signature = signature.with_given_inputs(inputs)
     outputs = _requested_outputs(request, model, signature)
     class_counts, output_spans = _output_destinations(request, outputs, lease)
-    spans = _input_spans(request, lease)
-    raws = _raw_contents(request, model, spans)
+    contents = locate_contents(request, model, lease)
     tensors: list[Tensor] = []
     for spec in signature.inputs:
         message = inputs[spec.name]
-        _check_tensor(message, spec, model, batched)
+        check_description(message, spec, model, batched)
         if spec.optional and 0 in message.shape and 0 not in spec.dims:
             raise InvalidRequestError(
                 f"optional input {spec.name!r} of model {model!r} has shape {list(message.shape)}: give it at least one "
                 "element along each axis, or leave it out"
             )
         try:
-            tensors.append(_decode_tensor(message, spec, model, raws, spans.get(spec.name), limits))
+            tensors.append(decode_input(message, spec, model, contents, limits))
         except TensorError as error:
             raise InvalidRequestError(f"input {spec.name!r} of model {model!r}: {error}") from None
     return DecodedRequest(
@@ -113,13 +108,13 @@ def decode_request(
         rows=_row_count(tensors, model, signature, limits) if batched else 1,
         key=tuple(tensor.shape[1:] for tensor in tensors),
         shared=signature.shared_inputs(batched=batched),
-        nbytes=request.ByteSize() + sum([span.nbytes for span in spans.values()]),
+        nbytes=request.ByteSize() + sum([span.nbytes for span in contents.spans.values()]),
         timeout=parameters.timeout,
         priority=parameters.priority,
         response_spec=ResponseSpec(
             outputs,
             # Clients expect raw contents if no input shows a preference: there are none, or all are in shared memory.
-            typed=raws is None and len(spans) < len(inputs),
+            typed=contents.raws is None and len(contents.spans) < len(inputs),
             explain=parameters.explain,
             class_counts=class_counts,
             spans=output_spans,
@@ -151,8 +146,8 @@ def _row_count(tensors: Sequence[Tensor], model: str, signature: Signature, limi
 
 def _inputs_by_name(
     request: pb.ModelInferRequest, model: str, signature: Signature
-) -> Mapping[str, _InputMessage]:
-    inputs: dict[str, _InputMessage] = {}
+) -> Mapping[str, InputMessage]:
+    inputs: dict[str, InputMessage] = {}
     for tensor in request.inputs:
         if tensor.name in inputs:
             raise InvalidRequestError(
@@ -173,121 +168,6 @@ def _inputs_by_name(
             f"Got input(s) {list(inputs)}, but missing required input(s) {missing}"
         )
     return inputs
-
-
-def _input_spans(request: pb.ModelInferRequest, lease: RegionLease) -> Mapping[str, Span]:
-    """Return the places of the inputs in shared memory, by name."""
-    spans = {}
-    for tensor in request.inputs:
-        if tensor.parameters and (span := lease.span(tensor)) is not None:
-            spans[tensor.name] = span
-    total = sum([span.nbytes for span in spans.values()])
-    if total > lease.regions.max_bytes:
-        raise InvalidRequestError(
-            f"the request has {total} bytes in shared memory, which is more than the queue ever holds, "
-            f"{lease.regions.max_bytes}: send less at once, or raise --max-queue-bytes"
-        )
-    return spans
-
-
-def _raw_contents(
-    request: pb.ModelInferRequest, model: str, spans: Mapping[str, Span]
-) -> Mapping[str, bytes] | None:
-    """Return the raw contents by input, except inputs in shared memory; None if the request has none."""
-    raws = request.raw_input_contents
-    sent = [tensor for tensor in request.inputs if tensor.name not in spans] if spans else request.inputs
-    for tensor in request.inputs if raws or spans else ():
-        if not tensor.HasField("contents"):
-            continue
-        if tensor.name in spans:
-            raise InvalidRequestError(
-                f"unexpected 'content' provided when using shared memory for input tensor {tensor.name!r} for model "
-                f"{model!r}: leave it out, or send the tensor"
-            )
-        if raws:
-            raise InvalidRequestError(
-                f"contents field must not be specified when using raw_input_contents for input {tensor.name!r} "
-                f"for model {model!r}"
-            )
-    if not raws:
-        return None
-    if len(raws) != len(sent):
-        lacking = (
-            f"unable to find data for input tensor {sent[len(raws)].name!r} for model {model!r} in request: "
-            if len(raws) < len(sent)
-            else ""
-        )
-        raise InvalidRequestError(
-            f"{lacking}raw_input_contents has {len(raws)} entries for the {len(sent)} inputs of model {model!r}"
-            f"{' that are not in shared memory' if spans else ''}; it must have one for each, in their order"
-        )
-    return {tensor.name: raw for tensor, raw in zip(sent, raws, strict=True)}
-
-
-def _check_tensor(tensor: _InputMessage, spec: TensorSpec, model: str, batched: bool) -> None:
-    if tensor.datatype != spec.datatype.name:
-        datatype(tensor.datatype)
-        raise InvalidRequestError(
-            f"inference input {spec.name!r} data-type is {tensor.datatype!r}, but model {model!r} expects "
-            f"{spec.datatype.name!r}"
-        )
-    shape = tensor.shape
-    if batched and spec.has_row_axis and not shape:
-        raise InvalidRequestError(
-            f"input {spec.name!r} has no shape but model {model!r} requires a batch dimension"
-        )
-    if (len(shape) != len(spec.dims) and not spec.any_rank) or any(
-        size != dim if isinstance(dim, int) else size < 0 for _, dim, size in spec.axes(tuple(shape))
-    ):
-        raise InvalidRequestError(
-            f"unexpected shape for input {spec.name!r} for model {model!r}. Expected {list(spec.shape)}, "
-            f"got {list(shape)}" + (" (axis 0 counts rows)" if batched and spec.has_row_axis else "")
-        )
-
-
-def _decode_tensor(
-    tensor: _InputMessage,
-    spec: TensorSpec,
-    model: str,
-    raws: Mapping[str, bytes] | None,
-    span: Span | None,
-    limits: RequestLimits,
-) -> Tensor:
-    kind, shape = spec.datatype, tuple(tensor.shape)
-    if span is None and raws is None:
-        if not tensor.HasField("contents") and element_count(shape):
-            raise InvalidRequestError(
-                f"unable to find data for input tensor {spec.name!r} for model {model!r} in request: it has neither "
-                "contents nor an entry in raw_input_contents"
-            )
-        array = decode_contents(tensor.contents, kind, shape)
-    else:
-        raw = raws[spec.name] if span is None and raws is not None else b""
-        nbytes = len(raw) if span is None else span.nbytes
-        expected = element_count(shape) * kind.size
-        if kind.size and nbytes != expected:
-            raise InvalidRequestError(
-                f"input byte size mismatch for input {spec.name!r} for model {model!r}. Expected {expected}, got {nbytes} "
-                f"({kind.name} of shape {list(shape)})"
-            )
-        if span is not None:
-            raw = span.read()
-        if kind.size:
-            return Tensor(kind.storage, shape, raw)
-        array = decode_raw(raw, kind, shape)
-    if kind.name == "BYTES":
-        check_string_lengths(array, spec.name, limits)
-        return Tensor(kind.storage, shape, array if spec.binary else _decode_text(array))
-    return Tensor(kind.storage, shape, array.tobytes())
-
-
-def _decode_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    texts = np.empty(array.size, dtype=object)
-    try:
-        texts[:] = [element.decode() for element in array.flat]
-    except UnicodeDecodeError as error:
-        raise TensorError(f"an element is not UTF-8, which strings must be ({error})") from None
-    return texts.reshape(array.shape)
 
 
 def _requested_outputs(

@@ -6,6 +6,8 @@ Error messages keep Triton's wording, because clients recognise errors by it.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tensorferry.protos import inference_pb2 as pb
@@ -17,6 +19,10 @@ EXPLAIN = "explain"
 TIMEOUT = "timeout"
 # The request's class, 1 the highest, as Triton's clients send it.
 PRIORITY = "priority"
+
+# The key of the only element of a BYTES input, and with a number those of several, from `text_0`.
+TEXT = "text"
+_TEXT_KEYS = re.compile(f"{TEXT}(_[0-9]+)?")
 
 # Prefix of Triton's own keys, and the only such key that a request may have.
 _RESERVED = "triton_"
@@ -75,6 +81,25 @@ def read_parameters(request: pb.ModelInferRequest) -> RequestParameters:
         priority=_natural(parameters, PRIORITY),
         explain=EXPLAIN in parameters and parameters[EXPLAIN].bool_param,
     )
+
+
+def text_parameters(tensor: pb.ModelInferRequest.InferInputTensor) -> Sequence[bytes] | None:
+    """Return the elements that an input has as texts in its parameters; None if it has none there.
+
+    JSON has no bytes: in typed contents, grpcurl needs each string in base64.
+    """
+    parameters = tensor.parameters
+    keys = [key for key in parameters if _TEXT_KEYS.fullmatch(key)]
+    if not keys:
+        return None
+    expected = [TEXT] if keys == [TEXT] else [f"{TEXT}_{number}" for number in range(len(keys))]
+    if set(keys) != set(expected):
+        raise InvalidRequestError(
+            f"input {truncate(tensor.name)!r} has the parameters {truncate(', '.join(sorted(keys)))}; give {TEXT!r} for one "
+            f"element, or '{TEXT}_0', '{TEXT}_1' and so on for several, without gaps"
+        )
+    of = f" of input {truncate(tensor.name)!r}"
+    return [parameter_value(parameters[key], key, "string_param", of=of).encode() for key in expected]
 
 
 def parameter_value(parameter: pb.InferParameter, key: str, *kinds: str, of: str = "") -> Any:

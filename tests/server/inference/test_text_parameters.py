@@ -1,0 +1,193 @@
+"""Text in the parameters of a BYTES input, which JSON clients such as grpcurl can write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import json_format
+from support.server.rig import fp32, signature, spec
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.tensors import TensorError
+from tensorferry.server.config.limits import RequestLimits
+from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.inference.codec import DecodedRequest, decode_request
+from tensorferry.server.shared_memory.regions import RegionLease, Regions
+from tensorferry.server.signature import Signature
+from tensorferry.server.wire import bounds
+from tensorferry.server.wire.structure import check_message
+
+S, B = spec("s", "BYTES", "batch"), spec("s", "BYTES", "batch", binary=True)
+K = spec("k", "INT64", "batch")
+E_ACUTE = "\N{LATIN SMALL LETTER E WITH ACUTE}"
+
+
+def message(
+    parameters: dict[str, Any], *shape: int, datatype: str = "BYTES", **fields: Any
+) -> pb.ModelInferRequest:
+    """A request as grpcurl makes it of JSON. A parameter is a text, or its field and value."""
+    given = {
+        key: value if isinstance(value, dict) else {"string_param": value}
+        for key, value in parameters.items()
+    }
+    tensor = {"name": "s", "datatype": datatype, "shape": list(shape), "parameters": given}
+    return json_format.ParseDict({"model_name": "m", "inputs": [tensor]}, pb.ModelInferRequest(**fields))
+
+
+def decoded(
+    request: pb.ModelInferRequest, made: Signature, limits: RequestLimits | None = None
+) -> DecodedRequest:
+    return decode_request(request, "m", made, True, RegionLease(Regions()), limits or RequestLimits())
+
+
+def refused(request: pb.ModelInferRequest, made: Signature, limits: RequestLimits | None = None) -> str:
+    with pytest.raises((InvalidRequestError, TensorError)) as caught:
+        decoded(request, made, limits)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["text", "text_0"])
+def test_one_text(key: str) -> None:
+    request = decoded(message({key: f"caf{E_ACUTE}\0"}, 1), signature(S))
+    assert request.tensors[0].data.tolist() == [f"caf{E_ACUTE}\0"]
+    assert (request.tensors[0].shape, request.tensors[0].dtype) == ((1,), np.dtype(object))
+    assert request.rows == 1
+    assert request.response_spec.typed
+
+
+def test_texts_are_in_the_order_of_their_numbers() -> None:
+    texts = {f"text_{number}": str(number) for number in reversed(range(12))}
+    (tensor,) = decoded(message(texts, 12), signature(S)).tensors
+    assert tensor.data.tolist() == [str(number) for number in range(12)]
+    (tensor,) = decoded(message(texts, 3, 4), signature(spec("s", "BYTES", "batch", 4))).tensors
+    assert tensor.data.tolist() == [[str(row * 4 + at) for at in range(4)] for row in range(3)]
+
+
+def test_text_is_utf8_for_a_binary_input() -> None:
+    (tensor,) = decoded(message({"text": E_ACUTE}, 1), signature(B)).tensors
+    assert tensor.data.tolist() == [E_ACUTE.encode()]
+
+
+def test_an_empty_text_is_an_element() -> None:
+    (tensor,) = decoded(message({"text": ""}, 1), signature(S)).tensors
+    assert tensor.data.tolist() == [""]
+
+
+def test_other_inputs_may_have_typed_contents() -> None:
+    request = message({"text_0": "a", "text_1": "b"}, 2)
+    other = request.inputs.add(name="k", datatype="INT64", shape=[2])
+    other.contents.int64_contents.extend([5, 6])
+    found = decoded(request, signature(S, K))
+    assert found.tensors[0].data.tolist() == ["a", "b"]
+    assert found.tensors[1].data == np.array([5, 6]).tobytes()
+    assert found.response_spec.typed
+
+
+def test_other_inputs_may_be_in_shared_memory(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(fp32(1, 2).tobytes())
+    regions = Regions(allowed=True, directory=tmp_path)
+    regions.register_system("r", "key", 0, 8)
+    request = message({"text": "a"}, 1)
+    other = request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+    other.parameters["shared_memory_region"].string_param = "r"
+    other.parameters["shared_memory_byte_size"].int64_param = 8
+    lease = RegionLease(regions)
+    found = decode_request(request, "m", signature(S, spec("x", "FP32", "batch", 2)), True, lease)
+    assert [tensor.data for tensor in found.tensors[1:]] == [fp32(1, 2).tobytes()]
+    assert found.response_spec.typed
+    request.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 8
+    with pytest.raises(
+        InvalidRequestError, match="when using shared memory for input 's' for model 'm': leave out"
+    ):
+        decode_request(request, "m", signature(S, spec("x", "FP32", "batch", 2)), True, lease)
+    lease.release()
+    regions.close()
+
+
+def test_other_parameters_are_ignored() -> None:
+    parameters = {"text": "a", "text_encoding": "utf-8", "texts": "b", "text_1b": "c", "content_type": "str"}
+    assert decoded(message(parameters, 1), signature(S)).tensors[0].data.tolist() == ["a"]
+    parameters.pop("text")
+    assert "it has neither contents nor an entry" in refused(message(parameters, 1), signature(S))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "shape", "expected"),
+    [
+        (
+            ["text", "text_0"],
+            2,
+            "input 's' has the parameters text, text_0; give 'text' for one element, or 'text_0',",
+        ),
+        (["text_0", "text_2"], 2, "input 's' has the parameters text_0, text_2; give 'text'"),
+        (["text_1"], 1, "input 's' has the parameters text_1; give 'text'"),
+        (["text_00"], 1, "input 's' has the parameters text_00; give 'text'"),
+        (["text_0", "text_01"], 2, "input 's' has the parameters text_0, text_01; give 'text'"),
+        (["text"], 2, "input 's' of model 'm': shape [2] takes 2 elements, got 1 in text parameters"),
+        (["text"], 0, "input 's' of model 'm': shape [0] takes 0 elements, got 1 in text parameters"),
+        (["text_0", "text_1"], 1, "shape [1] takes 1 elements, got 2 in text parameters"),
+    ],
+    ids=str,
+)
+def test_keys_that_do_not_fit_the_shape_are_refused(parameters: list[str], shape: int, expected: str) -> None:
+    assert expected in refused(message(dict.fromkeys(parameters, "a"), shape), signature(S))
+
+
+@pytest.mark.parametrize("kind", [{"int64_param": "5"}, {"bool_param": True}, {}], ids=str)
+def test_parameters_of_another_kind_are_refused(kind: dict[str, Any]) -> None:
+    got = next(iter(kind), "none")
+    expected = f"invalid value type for 'text' parameter of input 's', expected string_param, got {got}"
+    assert refused(message({"text": kind}, 1), signature(S)) == expected
+
+
+def test_text_and_contents_of_one_input_are_refused() -> None:
+    request = message({"text": "a"}, 1)
+    request.inputs[0].contents.bytes_contents.append(b"a")
+    assert "text parameters must not be specified when using contents for input 's'" in refused(
+        request, signature(S)
+    )
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_text_and_raw_contents_of_one_request_are_refused(own: bool) -> None:
+    request = message({"text": "a"}, 1)
+    request.inputs.add(name="k", datatype="INT64", shape=[1])
+    request.raw_input_contents.extend([*([b"\1\0\0\0a"] * own), bytes(8)])
+    assert "text parameters must not be specified when using raw_input_contents for input 's'" in refused(
+        request, signature(S, K)
+    )
+
+
+def test_text_is_for_bytes_only() -> None:
+    request = message({"text": "5"}, 1, datatype="INT64")
+    expected = (
+        "input 's' of model 'm': text parameters are for BYTES only, and the datatype is INT64: use contents"
+    )
+    assert refused(request, signature(spec("s", "INT64", "batch"))) == expected
+
+
+def test_texts_have_the_limits_of_strings() -> None:
+    request = message({"text_0": E_ACUTE * 3, "text_1": ""}, 2)
+    assert decoded(request, signature(S), RequestLimits(strings=2, string_bytes=6)).rows == 2
+    assert "has a string of 6 bytes; this server takes at most 5" in refused(
+        request, signature(S), RequestLimits(string_bytes=5)
+    )
+    assert "has 2 strings; this server takes at most 1" in refused(
+        request, signature(S), RequestLimits(strings=1)
+    )
+
+
+def test_texts_have_the_bounds_of_parameters() -> None:
+    longest = "a" * bounds.PARAMETER_TEXT_BYTES
+    check_message(message({"text": longest}, 1).SerializeToString(), pb.ModelInferRequest)
+    with pytest.raises(
+        InvalidRequestError, match="string_param has 65537 bytes; this server takes at most 65536"
+    ):
+        check_message(message({"text": longest + "a"}, 1).SerializeToString(), pb.ModelInferRequest)
+    texts = {f"text_{number}": "a" for number in range(bounds.MAX_PARAMETERS + 1)}
+    with pytest.raises(InvalidRequestError, match=r"more than 256 entries in inputs\.parameters"):
+        check_message(message(texts, len(texts)).SerializeToString(), pb.ModelInferRequest)
