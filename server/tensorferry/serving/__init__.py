@@ -6,6 +6,7 @@ from tensorferry.serving.declarations import (
     FunctionModel,
     OnnxModel,
     PipelineModel,
+    RowPadding,
     Step,
     model,
     onnx,
@@ -31,6 +32,7 @@ from tensorferry.serving.tensor_types import (
     TensorDatatype,
     TensorType,
 )
+from tensorferry.serving.text import tokenizer
 
 __all__ = [
     "BOOL",
@@ -54,6 +56,7 @@ __all__ = [
     "ModelCaller",
     "OnnxModel",
     "PipelineModel",
+    "RowPadding",
     "Step",
     "TensorDatatype",
     "TensorType",
@@ -64,4 +67,5 @@ __all__ = [
     "pipeline",
     "step",
     "submit",
+    "tokenizer",
 ]

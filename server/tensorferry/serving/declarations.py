@@ -24,12 +24,24 @@ _BATCHING = ("trust", "tested")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+@dataclass(frozen=True, slots=True)
+class RowPadding:
+    """How an ONNX step that declares no padding pads rows of different lengths.
+
+    `lengths` ascend; a row is padded to the next one. `values` has the pad value of each output of the function.
+    """
+
+    lengths: tuple[int, ...]
+    values: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FunctionModel:
     """A Python function, or a class with `load` and `__call__`, that is served as a model. Made by `model`.
 
     A call runs the function; of a class it makes an object. `max_batch_size` is None for the server's default, 0 for
     requests without a batch axis. `batched` is false for a function of one row. `example` has an array for each input.
+    `row_padding` returns how rows of its outputs are padded by default; it may read files.
     """
 
     name: str
@@ -42,6 +54,11 @@ class FunctionModel:
     batched: bool = True
     batching: str = "trust"
     example: Mapping[str, npt.ArrayLike] | None = None
+    row_padding: Callable[[], RowPadding] | None = None
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        _check_function(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, or make an object of the class, as without the decorator."""
@@ -154,12 +171,11 @@ def model(
 
     def declare(function: Callable[..., Any]) -> FunctionModel:
         named = str(getattr(function, "__name__", "")) if name is None else name
-        _check_name(named)
         hinted_inputs: Mapping[str, TensorType] = {}
         hinted_outputs: Mapping[str, TensorType] = {}
         if inputs is None or outputs is None:
             hinted_inputs, hinted_outputs = types_of_hints(function)
-        declared = FunctionModel(
+        return FunctionModel(
             named,
             function,
             dict(hinted_inputs if inputs is None else inputs),
@@ -171,8 +187,6 @@ def model(
             batching,
             example,
         )
-        _check_function(declared)
-        return declared
 
     return declare if function is None else declare(function)
 

@@ -1,0 +1,185 @@
+"""Tokenizers: models that turn text into token ids, made from a `tokenizer.json` by the package `tokenizers`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tensorferry.serving.declarations import FunctionModel, RowPadding
+from tensorferry.serving.errors import DeclarationError
+from tensorferry.serving.tensor_types import INT64, STRING
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+_Rows = list[npt.NDArray[np.int64]]
+
+# The values of each output for one text. Without padding, every position has a token, so the mask has ones only.
+_OUTPUTS: Mapping[str, Callable[[Encoding], npt.NDArray[np.int64]]] = {
+    "input_ids": lambda encoding: np.array(encoding.ids, np.int64),
+    "attention_mask": lambda encoding: np.ones(len(encoding), np.int64),
+    "token_type_ids": lambda encoding: np.array(encoding.type_ids, np.int64),
+}
+# Tokens that mark padding, if the file does not say which token does.
+_PAD_TOKENS = ("[PAD]", "<pad>")
+# Rows are padded to powers of two from the first of these to the most tokens of a row, at most the second. Warm-up runs
+# batches of each length, which takes minutes for thousands of tokens.
+_SHORTEST, _LONGEST = 16, 512
+_EXAMPLES = (
+    "The cat sits on the mat.",
+    "A text of another length, so that the rows of the example differ.",
+)
+
+
+def tokenizer(
+    path: str | Path,
+    *,
+    name: str | None = None,
+    input: str | tuple[str, str] = "text",
+    outputs: Sequence[str] = tuple(_OUTPUTS),
+    max_length: int | None = None,
+    max_batch_size: int = 256,
+) -> FunctionModel:
+    """Declare a `tokenizer.json` as a model: text in, token ids out. It needs the extra `text` of tensorferry.
+
+        embed = pipeline("embed", tokenizer("tokenizer.json"), onnx("encoder.onnx"))
+
+    A relative path starts at the directory of the file that calls this function. `name` is that of the file by default.
+    `input` is the name of the input, or two names for models that read pairs of texts. `outputs` are some of `input_ids`,
+    `attention_mask` and `token_type_ids`, each with one int64 array a row, of the length of its tokens.
+
+    Special tokens, normalization and truncation are those of the file. `max_length`, the most tokens in a row with special
+    tokens, replaces its truncation; a file without one leaves texts whole. The padding of the file is not used: an ONNX
+    step that reads the outputs pads them, by default to powers of two from 16 to `max_length`, at most 512, with the pad
+    token of the file.
+
+    A batch uses all cores, and leaves the GIL to other threads. The environment variables TOKENIZERS_PARALLELISM=false and
+    RAYON_NUM_THREADS limit that. Raises DeclarationError; the server reads the file when it loads the model.
+    """
+    caller = sys._getframe(1).f_globals.get("__file__", "")
+    file = Path(caller).absolute().parent / path if caller else Path(path).absolute()
+    named = file.name.removesuffix(".json") if name is None else name
+    inputs = (input,) if isinstance(input, str) else tuple(input)
+    if len(inputs) not in (1, 2) or len(set(inputs)) != len(inputs):
+        raise DeclarationError(
+            f"tokenizer {named!r}: input is {input!r}; it must be a name, or two different names for pairs of texts"
+        )
+    if isinstance(outputs, str) or not outputs or not set(outputs) <= set(_OUTPUTS):
+        raise DeclarationError(
+            f"tokenizer {named!r}: outputs are {outputs!r}; they must be some of {', '.join(_OUTPUTS)}. A step can rename "
+            "them: step(tokenizer(...), outputs={'input_ids': 'tokens'})"
+        )
+    if max_length is not None and (
+        isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1
+    ):
+        raise DeclarationError(
+            f"tokenizer {named!r}: max_length is {max_length!r}; it must be an integer of at least 1, or None for the "
+            "truncation of the file"
+        )
+    settings = _Settings(named, file, inputs, tuple(outputs), max_length)
+
+    class FileTokenizer(_FileTokenizer):
+        """The tokenizer of one file; a worker makes its own object."""
+
+        def __init__(self) -> None:
+            super().__init__(settings)
+
+    return FunctionModel(
+        named,
+        FileTokenizer,
+        dict.fromkeys(inputs, STRING[-1]),
+        dict.fromkeys(outputs, INT64[-1, "tokens"]),
+        max_batch_size,
+        example={each: np.array(_EXAMPLES, object) for each in inputs},
+        row_padding=lambda: _row_padding(settings),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    name: str
+    file: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    max_length: int | None
+
+
+class _FileTokenizer:
+    """A tokenizer that is read by `load`."""
+
+    def __init__(self, settings: _Settings) -> None:
+        self._settings = settings
+        self._tokenizer: Tokenizer | None = None
+
+    def load(self) -> None:
+        read = _read(self._settings)
+        read.no_padding()
+        self._tokenizer = read
+
+    def __call__(self, /, **texts: npt.NDArray[np.object_]) -> dict[str, _Rows]:
+        """Return one array a row for each output. Call `load` once before."""
+        if self._tokenizer is None:
+            raise RuntimeError(f"tokenizer {self._settings.name!r} is not loaded; call load() before")
+        columns = [texts[name].tolist() for name in self._settings.inputs]
+        rows = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        # "fast" leaves out the positions of the tokens in the text.
+        encodings = self._tokenizer.encode_batch_fast(rows)
+        return {
+            output: [_OUTPUTS[output](encoding) for encoding in encodings]
+            for output in self._settings.outputs
+        }
+
+
+def _read(settings: _Settings) -> Tokenizer:
+    """Return the tokenizer of the file, with the truncation of the settings; DeclarationError if that is impossible."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise DeclarationError(
+            f"tokenizer {settings.name!r} needs the package tokenizers; install it: pip install 'tensorferry[text]'"
+        ) from None
+    if not settings.file.is_file():
+        raise DeclarationError(
+            f"tokenizer {settings.name!r}: there is no file {settings.file}; a relative path starts at the directory of the "
+            "file that declares the tokenizer"
+        )
+    try:
+        read = Tokenizer.from_file(str(settings.file))
+    except Exception as error:
+        # The package raises nothing more specific.
+        raise DeclarationError(
+            f"tokenizer {settings.name!r}: {settings.file} cannot be read as a tokenizer.json ({error})"
+        ) from None
+    if settings.max_length is not None:
+        special = read.num_special_tokens_to_add(len(settings.inputs) == 2)
+        if settings.max_length <= special:
+            # The package would not truncate at all.
+            raise DeclarationError(
+                f"tokenizer {settings.name!r}: max_length is {settings.max_length}, but {settings.file.name} adds {special} "
+                f"special tokens to each row; it must be at least {special + 1}"
+            )
+        own = read.truncation or {}
+        read.enable_truncation(**{**own, "stride": 0, "max_length": settings.max_length})
+    return read
+
+
+def _row_padding(settings: _Settings) -> RowPadding:
+    """Return the lengths and values to which a step pads the outputs by default; reads the file."""
+    read = _read(settings)
+    longest = min(read.truncation["max_length"], _LONGEST) if read.truncation else _LONGEST
+    lengths = []
+    length = _SHORTEST
+    while length < longest:
+        lengths.append(length)
+        length *= 2
+    own = read.padding or {}
+    known = (read.token_to_id(token) for token in _PAD_TOKENS)
+    pad_id = own.get("pad_id", next((each for each in known if each is not None), 0))
+    values = {"input_ids": pad_id, "attention_mask": 0, "token_type_ids": own.get("pad_type_id", 0)}
+    return RowPadding((*lengths, longest), {output: values[output] for output in settings.outputs})
