@@ -60,6 +60,19 @@ class ModelFailedError(ServerError):
     """The model failed while it ran this request alone; the cause is for the log, not for the client."""
 
 
+class StepFailedError(ModelFailedError):
+    """A Python function of a model raised an exception, or returned something else than it declares.
+
+    The message is for the client. It names the model and the step, and has nothing of the exception. `reason` is for the
+    log's line, and `details`, such as a traceback, for the lines after it.
+    """
+
+    def __init__(self, message: str, reason: str = "", details: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
+        self.details = details
+
+
 class StartError(Exception):
     """The server cannot start; the message names the cause, for the operator."""
 

@@ -25,7 +25,13 @@ from tensorferry.batcher import (
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_raw
-from tensorferry.server.errors import InvalidRequestError, ModelFailedError, NotFoundError, NotReadyError
+from tensorferry.server.errors import (
+    InvalidRequestError,
+    ModelFailedError,
+    NotFoundError,
+    NotReadyError,
+    StepFailedError,
+)
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.shapes.empty_axes import EmptyAxes
@@ -450,6 +456,24 @@ def test_a_failing_request_gets_its_error_and_the_others_their_results(
     assert status_of(error).message == "the model failed on this request: why"
     (line,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert line.getMessage() == "model m failed on request 'id-1': /a/secret/place"
+
+
+def test_a_function_that_fails_for_lengths_that_differ_is_logged_although_the_request_is_at_fault(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(inputs: dict[str, Array]) -> dict[str, Array]:
+        raise StepFailedError("step 's' failed", "step 's' raised ValueError: secret", "Traceback")
+
+    made = signature(spec("x", "FP32", "batch", "n"), spec("z", "FP32", "batch", "n"))
+    replies = Replies()
+    data = request({"x": fp32(1, 2), "z": fp32(1, 3)}, id="id").SerializeToString()
+    serve(run, signature=made).submit(data, math.inf, replies)
+    error = error_of(replies)
+    assert isinstance(error, InvalidRequestError)
+    assert str(error).startswith("step 's' failed; axis 'n' has the lengths 2 (axis 1 of input 'x'), 3")
+    (line,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert line.getMessage() == "model m failed on request 'id': step 's' raised ValueError: secret"
+    assert vars(line)["exception"] == "Traceback"
 
 
 def test_an_output_with_too_few_rows_is_an_error_and_logged(

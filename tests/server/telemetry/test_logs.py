@@ -16,7 +16,7 @@ from support.server import log_lines
 from support.server.rig import PATIENCE
 
 from tensorferry.server.telemetry import logs
-from tensorferry.server.telemetry.log_format import JsonFormatter
+from tensorferry.server.telemetry.log_format import EXCEPTION, JsonFormatter, text_formatter
 from tensorferry.server.telemetry.repeated_warnings import MAX_REPEATS
 
 
@@ -63,6 +63,29 @@ def test_an_exception_is_in_the_line() -> None:
     line = JsonFormatter().format(made)
     assert "\n" not in line
     assert json.loads(line)["exception"].endswith("ValueError: why")
+
+
+# A field of this name has a traceback as text; its exception quotes a client.
+DETAILS = 'Traceback (most recent call last):\n  File "app.py", line 1\nValueError: a\x1b[2Jb\n12:00:00 ERROR forged\r'
+
+
+def test_a_traceback_as_text_is_in_the_line() -> None:
+    line = JsonFormatter().format(record("failed", **{EXCEPTION: DETAILS}))
+    assert "\n" not in line
+    assert json.loads(line)["exception"] == DETAILS
+
+
+def test_a_traceback_as_text_follows_the_line_indented() -> None:
+    first, *rest = (
+        text_formatter(iso_times=False).format(record("failed", **{EXCEPTION: DETAILS})).split("\n")
+    )
+    assert first.endswith("WARNING failed")
+    assert rest == [
+        "    Traceback (most recent call last):",
+        '      File "app.py", line 1',
+        r"    ValueError: a\x1b[2Jb",
+        r"    12:00:00 ERROR forged\r",
+    ]
 
 
 def test_json_lines_from_the_level_upwards_are_on_stderr(

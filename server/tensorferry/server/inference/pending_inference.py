@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorferry.batcher import BatchInfo, ModelRowsError, Outcome, Request
-from tensorferry.server.errors import ModelFailedError
+from tensorferry.server.errors import ModelFailedError, StepFailedError
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.codec import ResponseSpec, write_outputs
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
@@ -16,6 +16,7 @@ from tensorferry.server.inference.stream_responses import Piece
 from tensorferry.server.shapes.shared_axes import explain_axis_mismatch
 from tensorferry.server.shared_memory.regions import RegionLease
 from tensorferry.server.telemetry import logs
+from tensorferry.server.telemetry.log_format import EXCEPTION
 from tensorferry.server.telemetry.trace_context import TRACEPARENT
 from tensorferry.server.tracing.trace import RequestTrace
 
@@ -84,20 +85,13 @@ class PendingInference(Request, InferenceCall, InferenceReply):
     def completed(self, outcome: Outcome) -> None:
         """Take the outcome and call the completion. The batcher calls this once."""
         template = self._template
-        if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
-            error = explain_axis_mismatch(outcome.error, template.signature, template.shapes)
+        failure = outcome.error
+        if isinstance(failure, (ModelFailedError, ModelRowsError)):
+            error = explain_axis_mismatch(failure, template.signature, template.shapes)
             outcome = outcome._replace(error=error)
+            if error is failure or isinstance(failure, StepFailedError):
+                self._log_failure(failure)
         self.outcome = outcome
-        if isinstance(outcome.error, (ModelFailedError, ModelRowsError)):
-            fields = self.log_fields()
-            _log.warning(
-                "model %s failed on request %s%s: %s",
-                template.model.name,
-                logs.quote(self.request_id),
-                f" (trace {fields['trace_id']})" if "trace_id" in fields else "",
-                outcome.error.__cause__ or outcome.error,
-                extra=fields,
-            )
         exemplars = template.model.exemplars
         if exemplars is not None:
             for name, value in self.metadata:
@@ -107,6 +101,24 @@ class PendingInference(Request, InferenceCall, InferenceReply):
         # It refers to the stream's entry, which refers to this object.
         del self._finish
         finish(self)
+
+    def _log_failure(self, failure: ModelFailedError | ModelRowsError) -> None:
+        """Log why the model failed; the client gets less."""
+        fields = dict(self.log_fields())
+        trace = f" (trace {fields['trace_id']})" if "trace_id" in fields else ""
+        reason: object = failure.__cause__ or failure
+        if isinstance(failure, StepFailedError):
+            reason = failure.reason
+            if failure.details:
+                fields[EXCEPTION] = failure.details
+        _log.warning(
+            "model %s failed on request %s%s: %s",
+            self._template.model.name,
+            logs.quote(self.request_id),
+            trace,
+            reason,
+            extra=fields,
+        )
 
     @property
     def output_bytes(self) -> int:

@@ -10,6 +10,11 @@ from typing import Any
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+# Field of a record with a traceback as text, from another process or without references to the frames. In JSON it is
+# the field that the traceback of `exc_info` has too.
+EXCEPTION = "exception"
+
+
 class JsonFormatter(logging.Formatter):
     """Formatter with one JSON object per line: time (UTC), level, logger, message and the `extra` fields."""
 
@@ -24,19 +29,32 @@ class JsonFormatter(logging.Formatter):
         }
         line.update({key: value for key, value in vars(record).items() if key not in _STANDARD})
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line[EXCEPTION] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
 
 
 class _TextFormatter(logging.Formatter):
-    """Formatter that keeps each message on one line, whatever it quotes. A traceback has further lines."""
+    """Formatter that keeps each message on one line, whatever it quotes. A traceback has further lines.
+
+    The lines of a traceback as text are indented, because its exception can quote text of a client.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of the record."""
+        text = super().format(record)
+        details: str = getattr(record, EXCEPTION, "")
+        return "\n    ".join([text, *map(_printable, details.split("\n"))]) if details else text
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name is logging's)
         """Return the line with control characters escaped."""
         line = super().formatMessage(record)
         if left_out := getattr(record, "repeats_left_out", 0):
             line += f" ({left_out} more like this were left out)"
-        return line if line.isprintable() else "".join(map(_visible, line))
+        return _printable(line)
+
+
+def _printable(line: str) -> str:
+    return line if line.isprintable() else "".join(map(_visible, line))
 
 
 def _visible(character: str) -> str:
