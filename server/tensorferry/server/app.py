@@ -19,7 +19,9 @@ from tensorferry.batcher import BatchStartCallback, ResponseBurstHook
 from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.config.checks import changed_cuda_options
 from tensorferry.server.config.limits import request_limits
+from tensorferry.server.config.model_tables import table_name, unserved_tables
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
 from tensorferry.server.grpc_server import GrpcServer, Listener
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.link_messages import Gauge
@@ -111,7 +113,9 @@ class App:
             config, self._response_batcher if engine is None else engine.response_hook
         )
         tracing = self._telemetry.tracing
-        self._regions = Regions(allowed=config.allow_shared_memory, max_bytes=config.max_queue_bytes)
+        self._regions = Regions(
+            allowed=config.allow_shared_memory, max_bytes=max(config.values("max_queue_bytes"))
+        )
         self._service = InferenceService(
             self.registry,
             regions=self._regions,
@@ -121,7 +125,8 @@ class App:
         )
         # Read now, because reading opens a file, which can fail later if too many files are open.
         self._release = version("tensorferry")
-        self._device = "cpu"
+        # The device of each --device, of the server and of single models.
+        self._devices: Mapping[str, str] = {}
         self._control = RepositoryController(
             self.registry,
             Repository(config.model_repositories),
@@ -131,7 +136,9 @@ class App:
             poll_seconds=config.repository_poll_seconds,
         )
         self._grpc = self._build_grpc_server(log_output, TritonTracing(self._trace_file, tracing))
-        self._watchdog = Watchdog(min(config.run_timeout or REBUILD_SECONDS, REBUILD_SECONDS))
+        self._watchdog = Watchdog(
+            min(limit or REBUILD_SECONDS for limit in (*config.values("run_timeout"), REBUILD_SECONDS))
+        )
         # Held while the registry is read and health is set from it, so that the last update is the newest. Nothing else is
         # done while it is held.
         self._health_lock = threading.Lock()
@@ -259,8 +266,8 @@ class App:
         """Load every model; the server is ready afterwards. StartError names the first model that fails."""
         config = self.config
         remove_abandoned()
-        self._device = choose_device(config.device)
-        if self._device == "cpu":
+        self._devices = _choose_devices(config)
+        if set(self._devices.values()) == {"cpu"}:
             for changed in changed_cuda_options(config):
                 _log.warning("--%s, which has no effect: no model runs on a GPU", changed)
         elif self._metrics is not None:
@@ -269,6 +276,10 @@ class App:
         self._control.start(config.models, names, strict=config.exit_on_error)
         self.registry.mark_complete()
         self._publish_health()
+        if config.model_control == "none":
+            served = sorted({entry.name for entry in self.registry.entries()})
+            for warning in unserved_tables(config, served):
+                _log.warning("%s", warning)
 
     def _announce_shutdown(self) -> None:
         """Report NOT_SERVING and close the port, but serve every call, for --drain-delay-seconds."""
@@ -320,10 +331,11 @@ class App:
         return all(ended)
 
     def _load_model(self, source: ModelSource) -> Model:
+        config = self.config.for_model(source.name)
         return load_model(
             source,
-            self.config,
-            self._device,
+            config,
+            self._devices[config.device],
             self._telemetry.response_hook,
             self._watchdog,
             changed=self._health_changed,
@@ -346,6 +358,18 @@ class App:
             self._grpc.publish_health(serving, server=ready)
             if self._engine is not None:
                 self._engine.publish_health(serving, ready)
+
+
+def _choose_devices(config: ServerConfig) -> Mapping[str, str]:
+    """Return the device of each --device. StartError names the model's table that asks for a missing device."""
+    devices = {config.device: choose_device(config.device)}
+    for name in config.model_options:
+        wanted = config.for_model(name).device
+        try:
+            devices[wanted] = devices.get(wanted) or choose_device(wanted)
+        except StartError as error:
+            raise StartError(f"{table_name(name)}: {error}") from None
+    return devices
 
 
 def _transport_of(gauges: Mapping[Gauge, int]) -> str:

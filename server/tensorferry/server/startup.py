@@ -50,7 +50,8 @@ def command_parser() -> argparse.ArgumentParser:
         usage="tensorferry serve [MODEL ...] [--FLAG VALUE ...]",
         description="Serve ONNX models over gRPC (Open Inference Protocol v2), with dynamic batching.",
         epilog="Each option is also an environment variable (TENSORFERRY_PORT) and a key in the --config file "
-        "(port = 8001; models = [...]). A flag has precedence over the environment, and the environment over the file.",
+        "(port = 8001; models = [...]). A flag has precedence over the environment, and the environment over the file. A "
+        "table [models.NAME] of the file has the options of one model, which precede all of them.",
         allow_abbrev=False,
     )
     parser.add_argument("models", metavar="MODEL", nargs="*", help="path.onnx or name=path.onnx")

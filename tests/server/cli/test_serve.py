@@ -92,6 +92,12 @@ def test_the_supervisor_gets_the_number_of_front_ends(
     assert f"16 cores, models on a GPU: front-ends {front_ends}, engine 1" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("device", "gpu"), [("cuda:1", True), ("cpu", False)])
+def test_a_model_on_a_gpu_by_its_table_counts_for_the_division_of_cores(device: str, gpu: bool) -> None:
+    config = ServerConfig((), device="cpu", front_ends=2, model_options={"m": {"device": device}})
+    assert serve.division_for(config).gpu is gpu
+
+
 def test_a_switch_can_be_followed_by_sizes(served: list[ServerConfig]) -> None:
     assert serve.main(["--cuda-graphs", "1,8", "m.onnx", "--device", "cuda"]) == 0
     assert served[0].cuda_graphs == (1, 8)

@@ -89,12 +89,48 @@ def test_environment_variables_apply_as_for_a_server(
     assert parse_config(capsys.readouterr().out, "").max_batch_size == 5
 
 
+def test_the_table_of_the_model_applies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = repository(tmp_path, "max_batch_size: 6", "1")
+    path = small.twice(tmp_path / "a.onnx")
+    file = tmp_path / "c.toml"
+    file.write_text(
+        f"port = 0\nmax-batch-size = 3\n[models.a]\npath = '{path}'\nmax-batch-size = 4\ninstances = 2\n"
+        "[models.m]\nmax-batch-size = 4\nthreads = 1"
+    )
+
+    def printed(model: str | Path, *flags: str) -> tuple[int, int, dict[str, str]]:
+        assert show_config.main([str(model), "--device", "cpu", *flags]) == 0
+        config = parse_config(capsys.readouterr().out, "")
+        parameters = {name: value.string_value for name, value in config.parameters.items()}
+        return config.max_batch_size, config.instance_group[0].count, parameters
+
+    assert printed("a", "--config", str(file)) == (4, 2, {})
+    assert printed(path, "--config", str(file), "--max-batch-size", "5") == (4, 2, {})
+    assert printed(f"b={path}", "--config", str(file)) == (3, 1, {})
+    assert printed(home, "--config", str(file)) == (6, 1, {"intra_op_thread_count": "1"})
+    monkeypatch.setenv("TENSORFERRY_CONFIG", str(file))
+    assert printed("a") == (4, 2, {})
+    monkeypatch.delenv("TENSORFERRY_CONFIG")
+    assert printed(path, "--instances", "3", "--inter-threads", "2") == (
+        32,
+        3,
+        {"inter_op_thread_count": "2", "execution_mode": "1"},
+    )
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
         (["absent.onnx"], 1, "absent.onnx: no such file"),
         (["absent.onnx", "--max-batch-size", "-1"], 2, "--max-batch-size is '-1'; it must be an integer"),
         (["..=m.onnx"], 2, "a name starts with a letter or digit"),
+        (
+            ["m.onnx", "--config", "absent.toml"],
+            2,
+            "--config is 'absent.toml'; it must be a readable TOML file",
+        ),
     ],
 )
 def test_an_error_is_one_line(

@@ -32,6 +32,14 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "port": [("0", 0), ("65535", 65535), ("9000", 9000)],
     "transport": [("auto", "auto"), ("lane", "lane"), ("Threaded", "threaded")],
     "device": [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:12,00", "cuda:12,0")],
+    "instances": [("1", 1), ("64", 64), ("3", 3)],
+    "threads": [("0", 0), ("64", 64), ("3", 3)],
+    "inter-threads": [("0", 0), ("64", 64), ("3", 3)],
+    "providers": [
+        ("tensorrt", ("tensorrt",)),
+        ("OpenVINO", ("openvino",)),
+        ("TensorRT, openvino", ("tensorrt", "openvino")),
+    ],
     "cuda-memory-bytes": [("1", 1), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
     "cuda-memory-growth": [("exact", "exact"), ("Exact", "exact"), ("doubling", "doubling")],
     "cudnn-search": [("heuristic", "heuristic"), ("DEFAULT", "default"), ("exhaustive", "exhaustive")],
@@ -144,6 +152,10 @@ BAD: dict[str, list[str]] = {
             "cuda:0, 1",
         ),
     ],
+    "instances": ["", "0", "65", "1.5"],
+    "threads": ["", "-1", "100000", "auto"],
+    "inter-threads": ["", "-1", "100000", "auto"],
+    "providers": ["", "cuda", "tensorrt,", "tensorrt,tensorrt", "CPUExecutionProvider"],
     "cuda-memory-bytes": ["", "0", "-1", "1.5 GiB", "1 GB"],
     "cuda-memory-growth": ["", "0", "kNextPowerOfTwo"],
     "cudnn-search": ["", "0", "fast"],
@@ -226,7 +238,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_every_option_is_tested() -> None:
     assert GOOD.keys() == BAD.keys() == BY_FLAG.keys()
-    fields = {field.name for field in dataclasses.fields(ServerConfig)} - {"models"}
+    fields = {field.name for field in dataclasses.fields(ServerConfig)} - {"models", "model_options"}
     assert {option.field for option in OPTIONS} == fields
 
 
@@ -248,6 +260,28 @@ def test_precedence_is_flag_then_environment_then_file(option: Option, file: Pat
     assert getattr(load(without, environment, file), option.field) == variable
     assert getattr(load({}, {}, file), option.field) == key
     assert getattr(load(flags), option.field) == flag
+
+
+@pytest.mark.parametrize(
+    "option", [option for option in OPTIONS if option.per_model], ids=lambda option: option.flag
+)
+def test_an_option_of_one_model_can_be_in_its_table(option: Option, file: Path) -> None:
+    needed = "".join(f'{other} = "{text}"\n' for other, text in NEEDS.get(option.flag, {}).items())
+    for text, value in GOOD[option.flag]:
+        file.write_text(f'[models.m]\n{option.flag} = "{text}"\n{needed}')
+        config = load(file=file)
+        assert config.model_options["m"][option.field] == value
+        assert getattr(config.for_model("m"), option.field) == value
+        assert getattr(config, option.field) == option.default
+
+
+@pytest.mark.parametrize(
+    "option", [option for option in OPTIONS if not option.per_model], ids=lambda option: option.flag
+)
+def test_an_option_of_the_whole_server_cannot_be_in_a_table(option: Option, file: Path) -> None:
+    file.write_text(f'[models.m]\n{option.flag} = "{GOOD[option.flag][0][0]}"')
+    with pytest.raises(ConfigError, match=f"'{option.flag}', which is an option of the whole server"):
+        load(file=file)
 
 
 @pytest.mark.parametrize(("flag", "text"), [(flag, text) for flag in BAD for text in BAD[flag]])
@@ -275,6 +309,8 @@ def test_a_bad_value_is_reported_with_its_option_and_what_is_allowed(
         ("max-queue-delay-ms = 2", "max_queue_delay", 0.002),
         ('max_queue_bytes = "1 MiB"', "max_queue_bytes", 1 << 20),
         ("priority-weights = [8, 1]", "priority_weights", (8, 1)),
+        ('providers = ["tensorrt", "openvino"]', "providers", ("tensorrt", "openvino")),
+        ('fair-share = true\nclient-weights = ["a=2", "b=3"]', "client_weights", (("a", 2), ("b", 3))),
     ],
 )
 def test_a_file_has_toml_values_and_keys_with_hyphens_or_underscores(
@@ -390,7 +426,7 @@ def test_the_models_of_the_file_are_used_if_the_command_line_has_none(file: Path
     assert [source.name for source in load(models=["x.onnx"], file=file).models] == ["x"]
 
 
-@pytest.mark.parametrize("line", ['models = "a.onnx"', "models = [1]", "models = {}"])
+@pytest.mark.parametrize("line", ['models = "a.onnx"', "models = [1]", "models = 3"])
 def test_the_models_of_the_file_must_be_a_list_of_strings(line: str, file: Path) -> None:
     file.write_text(line)
     with pytest.raises(ConfigError, match=r"it must be a list of path\.onnx or name=path\.onnx"):

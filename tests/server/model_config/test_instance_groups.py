@@ -44,6 +44,16 @@ def test_the_devices_of_instances(groups: str | None, on_cpu: list[str], on_gpus
     assert devices(groups, GPU) == on_gpus
 
 
+def test_the_option_instances_counts_those_on_each_device_unless_the_configuration_has_groups() -> None:
+    def devices_of(given: str | None, machine: AvailableDevices) -> list[str]:
+        config = parse_config(given, "test") if given is not None else None
+        return [name for group in instance_groups(config, "m", machine, 2) for name in group.devices]
+
+    assert devices_of(None, CPU) == devices_of("", CPU) == ["cpu", "cpu"]
+    assert devices_of(None, SEVERAL) == ["cuda:2", "cuda:2", "cuda:0", "cuda:0"]
+    assert devices_of("instance_group { }", CPU) == ["cpu"]
+
+
 def test_only_available_gpus_are_used() -> None:
     group = "instance_group { kind: KIND_GPU %s }"
     assert devices(group % "", GPU) == ["cuda:0", "cuda:1"]

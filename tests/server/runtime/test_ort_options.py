@@ -9,12 +9,12 @@ import pytest
 from support.models import small
 from support.server.rig import fp32
 
+from tensorferry.server.config.option_groups.devices import MOST_THREADS
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.cores import runtime_threads, usable_cores
 from tensorferry.server.errors import ModelConfigError, ModelFailedError, StartError
 from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.runtime.ort_options import (
-    _MOST_THREADS,
     ExecutionProvider,
     Fp16,
     OrtOptions,
@@ -128,7 +128,7 @@ def test_options_are_read(text: str, options: OrtOptions) -> None:
             "least 0",
         ),
         *(
-            (parameter("inter_op_thread_count", wrong), f"an integer of at least 0, at most {_MOST_THREADS}")
+            (parameter("inter_op_thread_count", wrong), f"an integer of at least 0, at most {MOST_THREADS}")
             for wrong in ("4097", "9" * 5000, "٣")
         ),
         (parameter("execution_mode", "2"), "expected values for execution_mode are 0 or 1"),
@@ -238,6 +238,42 @@ def test_flags_fill_parameters_that_the_configuration_leaves_out(
     assert {name: value.string_value for name, value in completed.parameters.items()} == parameters
     assert given.SerializeToString(deterministic=True) == before
     assert with_server_defaults(completed, ServerConfig(()), devices) == completed
+
+
+@pytest.mark.parametrize(
+    ("text", "parallel", "intra", "inter"),
+    [
+        ("", True, 3, 2),
+        (parameter("intra_op_thread_count", "5"), True, 5, 2),
+        (parameter("inter_op_thread_count", "5") + parameter("execution_mode", "0"), False, 3, 5),
+    ],
+)
+def test_threads_of_options_are_used_unless_the_configuration_gives_them(
+    text: str, parallel: bool, intra: int, inter: int
+) -> None:
+    given = parse_config('name: "m" ' + text, "test")
+    options = ServerConfig((), threads=3, inter_threads=2)
+    read = parse_ort_options(with_server_defaults(given, options, ["cpu"]))
+    assert (read.parallel, read.intra_op_threads, read.inter_op_threads) == (parallel, intra, inter)
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "gpu", "cpu"),
+    [
+        ("", ["cpu"], [], ["openvino"]),
+        ("", ["cuda:0"], ["tensorrt"], []),
+        ("", ["cuda:0", "cpu"], ["tensorrt"], ["openvino"]),
+        (accelerator("gpu", "cuda", use_tf32="1"), ["cuda:0", "cpu"], ["cuda"], []),
+    ],
+)
+def test_providers_of_options_are_used_on_their_devices_unless_the_configuration_has_any(
+    text: str, devices: list[str], gpu: list[str], cpu: list[str]
+) -> None:
+    given = parse_config('name: "m" ' + text, "test")
+    options = ServerConfig((), providers=("tensorrt", "openvino"))
+    accelerators = with_server_defaults(given, options, devices).optimization.execution_accelerators
+    assert [each.name for each in accelerators.gpu_execution_accelerator] == gpu
+    assert [each.name for each in accelerators.cpu_execution_accelerator] == cpu
 
 
 def test_options_from_flags() -> None:

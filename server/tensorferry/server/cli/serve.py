@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 def division_for(config: ServerConfig) -> Division:
     """Return how the cores are divided with this option --front-ends."""
-    cores, gpu = usable_cores(), models_use_gpu(config.device)
+    cores, gpu = usable_cores(), any(map(models_use_gpu, config.values("device")))
     if config.front_ends is None:
         return Division.automatic(cores, gpu=gpu)
     return Division(cores, config.front_ends, gpu)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
-from tensorferry.server.config.load import load_config, model_source
-from tensorferry.server.config.server_config import OPTIONS, ModelSource
+from tensorferry.server.config.load import load_config, model_source, models_in
+from tensorferry.server.config.server_config import OPTIONS, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.model_config.pbtxt import config_text
 from tensorferry.server.models.preparation import prepare_model
@@ -30,6 +30,10 @@ _FIELDS = frozenset(
         "fp16",
         "fp16_tolerance",
         "fp16_except",
+        "instances",
+        "threads",
+        "inter_threads",
+        "providers",
         "max_batch_size",
         "batching",
         "max_queue_delay",
@@ -48,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="tensorferry config",
         usage="tensorferry config MODEL [--FLAG VALUE ...]",
         description="Print the completed configuration of a model, as ModelConfig returns it: its config.pbtxt, if it has one, "
-        "completed from the ONNX file and the options. The first line, a comment, describes how the model is batched and "
+        "completed from the ONNX file and the options, with those of its table in the file of --config. The first line, a comment, describes how the model is batched and "
         "whether that is proved, tested or trusted. Nothing is served.",
         epilog="The options are those of tensorferry serve; environment variables work, too.",
         allow_abbrev=False,
@@ -56,9 +60,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="path.onnx, name=path.onnx, or the directory of a model, with NAME/VERSION/model.onnx and optionally "
-        "NAME/config.pbtxt; the highest version that would be served is read",
+        help="path.onnx, name=path.onnx, the name of a model in the file of --config, or the directory of a model, with "
+        "NAME/VERSION/model.onnx and optionally NAME/config.pbtxt; the highest version that would be served is read",
     )
+    parser.add_argument("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
     add_flags(parser, _OPTIONS)
     return parser
 
@@ -68,11 +73,10 @@ def main(argv: Sequence[str]) -> int:
     arguments, flags = read_flags(_parser(), argv, _OPTIONS)
     # The configuration goes to stdout; the log is limited to warnings, so that they are not lost among other lines.
     flags["log-level"] = flags["log-level"] or os.environ.get("TENSORFERRY_LOG_LEVEL", "warning")
-    model = arguments["model"]
-    directory = Path(model)
+    path = arguments["config"] or os.environ.get("TENSORFERRY_CONFIG")
+    file = Path(path) if path else None
     try:
-        source = source_in(directory) if directory.is_dir() else model_source(model)
-        server_config = load_config([f"{source.name}={source.path}"], flags, os.environ, None)
+        source, server_config = _find(arguments["model"], flags, file)
         logs.configure(server_config.log_format, server_config.log_level)
         with ExitStack() as scratch:
             prepared = prepare_model(source, server_config, choose_device(server_config.device), scratch)
@@ -86,6 +90,23 @@ def main(argv: Sequence[str]) -> int:
     print(f"# {prepared.batching.description}")
     print(config_text(prepared.config), end="")
     return 0
+
+
+def _find(model: str, flags: Mapping[str, str | None], file: Path | None) -> tuple[ModelSource, ServerConfig]:
+    """Return the model that a MODEL names, and its configuration."""
+    if Path(model).is_dir():
+        source = source_in(Path(model))
+    elif file is not None and (in_file := _model_in(file, model)) is not None:
+        source = in_file
+    else:
+        source = model_source(model)
+    config = load_config([f"{source.name}={source.path}"], flags, os.environ, file)
+    return source, config.for_model(source.name)
+
+
+def _model_in(file: Path, name: str) -> ModelSource | None:
+    """Return the model that a file of --config serves by this name, if any."""
+    return next((source for source in models_in(file) if source.name == name), None)
 
 
 def source_in(directory: Path) -> ModelSource:

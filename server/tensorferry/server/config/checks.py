@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from tensorferry.server.config.model_tables import table_name
 from tensorferry.server.config.option import Option, OptionScope
 from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 from tensorferry.server.errors import ConfigError
@@ -13,15 +16,31 @@ from tensorferry.server.errors import ConfigError
 def check(config: ServerConfig) -> None:
     """Raise ConfigError for the first contradiction."""
     _check_models(config)
-    _check_batching(config)
     _check_security(config)
-    _check_clients(config)
-    _check_devices(config)
+    of_models = [config.for_model(name) for name in config.model_options]
+    _check_options(_Given(config, [option.field for option in OPTIONS], [config, *of_models]))
+    for (name, options), of_model in zip(config.model_options.items(), of_models, strict=True):
+        try:
+            _check_options(_Given(of_model, options, [of_model]))
+        except ConfigError as error:
+            raise ConfigError(f"{table_name(name)}: {error}") from None
 
 
-def changed_cuda_options(config: ServerConfig) -> Sequence[str]:
-    """Return the changed options that have no effect without a GPU, each as in "tf32 is false"."""
-    return list(_changed(config, [option for option in OPTIONS if option.scope is OptionScope.CUDA]))
+def changed_cuda_options(config: ServerConfig, fields: Collection[str] | None = None) -> Sequence[str]:
+    """Return the changed options that have no effect without a GPU, each as in "tf32 is false".
+
+    With `fields`, only these are considered.
+    """
+    return list(
+        _changed(
+            config,
+            [
+                option
+                for option in OPTIONS
+                if option.scope is OptionScope.CUDA and (fields is None or option.field in fields)
+            ],
+        )
+    )
 
 
 def _changed(config: ServerConfig, options: Sequence[Option]) -> Iterator[str]:
@@ -31,10 +50,33 @@ def _changed(config: ServerConfig, options: Sequence[Option]) -> Iterator[str]:
             yield f"{option.flag} is {option.parser.format(value)}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Options to check: those with the names `fields`, which `config` has.
+
+    An option has an effect if it has one in any of the configurations `users`.
+    """
+
+    config: ServerConfig
+    fields: Collection[str]
+    users: Sequence[ServerConfig]
+
+    def value(self, field: str) -> Any:
+        """Return the value of an option; None if it is not one of those to check."""
+        return getattr(self.config, field) if field in self.fields else None
+
+
+def _check_options(given: _Given) -> None:
+    _check_batching(given)
+    _check_clients(given)
+    _check_devices(given)
+
+
 def _check_models(config: ServerConfig) -> None:
     if not config.models and not config.model_repositories:
+        in_table = "".join(f", or path in {table_name(name)}" for name in list(config.model_options)[:1])
         raise ConfigError(
-            "no MODEL was given; name at least one: tensorferry serve path.onnx, or --model-repository DIR"
+            f"no MODEL was given; name at least one: tensorferry serve path.onnx, or --model-repository DIR{in_table}"
         )
     names = [source.name for source in config.models]
     for name in names:
@@ -51,22 +93,23 @@ def _check_models(config: ServerConfig) -> None:
         )
 
 
-def _check_batching(config: ServerConfig) -> None:
+def _check_batching(given: _Given) -> None:
+    config = given.config
     if config.default_priority > len(config.priority_weights):
         raise ConfigError(
             f"default-priority is {config.default_priority}, but priority-weights has {len(config.priority_weights)} "
             "classes: choose one of these"
         )
-    for size in config.preferred_batch_sizes:
-        if size > config.max_batch_size:
+    for size in given.value("preferred_batch_sizes") or ():
+        if all(size > user.max_batch_size for user in given.users):
             raise ConfigError(
                 f"preferred-batch-sizes has {size}, but max-batch-size is {config.max_batch_size}: choose sizes up to that"
             )
-    if config.pad_lengths is None and config.pad_values:
+    if given.value("pad_values") and all(user.pad_lengths is None for user in given.users):
         raise ConfigError(
             "pad-values are given without pad-lengths; say what is padded: --pad-lengths AXIS=16,32,64"
         )
-    if config.pad_lengths is not None and config.max_batch_size == 0:
+    if given.value("pad_lengths") and all(user.max_batch_size == 0 for user in given.users):
         raise ConfigError(
             "pad-lengths are given, but max-batch-size is 0, so requests never share a batch; leave out one of them"
         )
@@ -106,21 +149,24 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _check_clients(config: ServerConfig) -> None:
-    if config.client_weights and not config.fair_share:
+def _check_clients(given: _Given) -> None:
+    if given.value("client_weights") and not any(user.fair_share for user in given.users):
         raise ConfigError("client-weights is given, but clients do not share by weight; give --fair-share")
-    if config.client_burst and not config.client_rate:
-        raise ConfigError(
-            f"client-burst is {config.client_burst}, but clients may send at any rate; give --client-rate"
-        )
+    burst = given.value("client_burst")
+    if burst and not any(user.client_rate for user in given.users):
+        raise ConfigError(f"client-burst is {burst}, but clients may send at any rate; give --client-rate")
 
 
-def _check_devices(config: ServerConfig) -> None:
-    if config.device == "cpu":
-        for changed in changed_cuda_options(config):
+def _check_devices(given: _Given) -> None:
+    if all(user.device == "cpu" for user in given.users):
+        for changed in changed_cuda_options(given.config, given.fields):
             raise ConfigError(f"{changed}, which has no effect because device is cpu; leave out one of them")
     # A model of a repository can ask for FP16 itself.
-    if not config.fp16 and not config.model_repositories:
-        only_fp16 = [option for option in OPTIONS if option.field in ("fp16_tolerance", "fp16_except")]
-        for changed in _changed(config, only_fp16):
+    if not given.config.model_repositories and not any(user.fp16 for user in given.users):
+        only_fp16 = [
+            option
+            for option in OPTIONS
+            if option.field in ("fp16_tolerance", "fp16_except") and option.field in given.fields
+        ]
+        for changed in _changed(given.config, only_fp16):
             raise ConfigError(f"{changed}, but no model is converted to FP16; give --fp16, or leave it out")

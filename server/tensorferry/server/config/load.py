@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.server.config.checks import check
+from tensorferry.server.config.file_values import take_text
 from tensorferry.server.config.flags import nearest
-from tensorferry.server.config.option import Option
+from tensorferry.server.config.model_tables import read_tables
 from tensorferry.server.config.server_config import OPTIONS, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError
 from tensorferry.server.names import NAME, NAME_RULE
@@ -40,37 +41,62 @@ def load_config(
 ) -> ServerConfig:
     """Return the configuration. A flag has precedence over the environment, and the environment over the file.
 
-    `models` are those of the command line; the file's list `models` is used if there are none.
+    `models` are those of the command line; those of the file are used if there are none. The file's tables of single
+    models hold for all models with their names.
     ConfigError describes the first bad value.
     """
-    file_values = _read(file) if file is not None else {}
-    models_in_file = file_values.pop("models", [])
-    if not isinstance(models_in_file, list) or not all(isinstance(text, str) for text in models_in_file):
-        raise ConfigError(
-            f"models in {file} is {models_in_file!r}; it must be a list of path.onnx or name=path.onnx"
-        )
+    values = _read(file) if file is not None else {}
+    return complete(models, flags, environment, values, str(file))
+
+
+def models_in(file: Path) -> Sequence[ModelSource]:
+    """Return the models that a file of --config serves."""
+    sources, _ = _read_models(_read(file).get("models", []), str(file))
+    return sources
+
+
+def complete(
+    models: Sequence[str],
+    flags: Mapping[str, str | None],
+    environment: Mapping[str, str],
+    in_file: Mapping[str, Any],
+    place: str,
+) -> ServerConfig:
+    """Return the configuration, as `load_config` does. `place` names the source of the values `in_file` in errors."""
+    values = dict(in_file)
+    sources, model_options = _read_models(values.pop("models", []), place)
     fields: dict[str, Any] = {}
     for option in OPTIONS:
-        key = option.flag.replace("-", "_")
-        in_file = [file_values.pop(name) for name in (option.flag, key) if name in file_values]
-        if len(in_file) > 1:
-            raise ConfigError(
-                f"{file} has both {option.flag} and {key}, which are the same option; leave out one of them"
-            )
+        text = take_text(values, option, place)
         flag = flags.get(option.flag)
         if flag is not None:
             fields[option.field] = option.value(flag, f"--{option.flag}")
         elif option.variable in environment:
             fields[option.field] = option.value(environment[option.variable], option.variable)
-        elif in_file:
-            fields[option.field] = option.value(_text(in_file[0], option), f"{option.flag} in {file}")
-    for key in file_values:
+        elif text is not None:
+            fields[option.field] = option.value(text, f"{option.flag} in {place}")
+    for key in values:
         near = nearest(key.replace("_", "-"), ["models", *(option.flag for option in OPTIONS)])
         advice = f"; did you mean {near}?" if near else "; tensorferry serve --help shows all options"
-        raise ConfigError(f"{file} has the unknown key {key!r}{advice}")
-    config = ServerConfig(tuple(model_source(text) for text in models or models_in_file), **fields)
+        raise ConfigError(f"{place} has the unknown key {key!r}{advice}")
+    named = tuple(map(model_source, models))
+    config = ServerConfig(named or sources, model_options=model_options, **fields)
     check(config)
     return config
+
+
+def _read_models(models: Any, place: str) -> tuple[tuple[ModelSource, ...], Mapping[str, Mapping[str, Any]]]:
+    """Return the models that a file serves, and the options of single models. The value is a list, or has tables."""
+    if isinstance(models, dict):
+        tables = read_tables(models, place)
+        sources = [ModelSource(name, table.path) for name, table in tables.items() if table.path is not None]
+        return tuple(sources), {name: table.options for name, table in tables.items()}
+    if not isinstance(models, list) or not all(isinstance(text, str) for text in models):
+        raise ConfigError(
+            f"models in {place} is {models!r}; it must be a list of path.onnx or name=path.onnx, or a table "
+            "[models.NAME] for each model"
+        )
+    return tuple(map(model_source, models)), {}
 
 
 def unknown_variables(environment: Mapping[str, str]) -> Sequence[str]:
@@ -83,12 +109,6 @@ def unknown_variables(environment: Mapping[str, str]) -> Sequence[str]:
             advice = f"; did you mean {near}?" if near else ""
             warnings.append(f"the environment variable {name} is not an option and has no effect{advice}")
     return warnings
-
-
-def _text(value: Any, option: Option) -> str:
-    if option.separator and isinstance(value, list):
-        return option.separator.join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _read(file: Path) -> dict[str, Any]:

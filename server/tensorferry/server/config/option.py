@@ -33,13 +33,22 @@ def option(
     flag: str = "",
     scope: OptionScope = OptionScope.EVERYWHERE,
     separator: str = "",
+    per_model: bool = False,
 ) -> _T:
     """Return a dataclass field that is an option.
 
     The flag is the field's name with hyphens unless `flag` says otherwise. With a `separator` the flag can be given
-    several times, and the file can have a list: their texts are joined by the separator.
+    several times, and the file can have a list: their texts are joined by the separator. An option that is `per_model`
+    can also be a key of a model's table in the file.
     """
-    metadata = {"parser": parser, "help": help, "flag": flag, "scope": scope, "separator": separator}
+    metadata = {
+        "parser": parser,
+        "help": help,
+        "flag": flag,
+        "scope": scope,
+        "separator": separator,
+        "per_model": per_model,
+    }
     value: _T = field(default=default, metadata=metadata)
     return value
 
@@ -56,6 +65,7 @@ class Option:
     help: str
     scope: OptionScope
     separator: str
+    per_model: bool
 
     @property
     def variable(self) -> str:

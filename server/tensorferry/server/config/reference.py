@@ -28,8 +28,33 @@ max-batch-size = 16
 A switch without a value means true; `--no-fp16`, `--fp16 false` and `--fp16=false` mean false. A size is a number of bytes,
 or a number with KiB, MiB or GiB, such as `64MiB`. A list has commas between its values, and may be a list in the file.
 An environment variable that begins with `TENSORFERRY_` and is not an option causes a warning.
+
+## Options of one model
+
+A table `[models.NAME]` of the file has the options of the model NAME. These precede the values for the whole server, from
+wherever they are. The options that a table can have are marked in the column "per model".
+
+```toml
+max-batch-size = 16
+
+[models.digits]
+path = "digits.onnx"
+max-batch-size = 64
+slo-ms = 50
+
+[models."text.embed"]
+path = "embed.onnx"
+pad-lengths = "sequence=16,32,64"
+pad-values = ["ids=0", "mask=0"]
+instances = 2
+threads = 4
+```
+
+A table with the key `path` names a model to serve, in place of the list `models`. If the command line names models, only
+these are served, and the paths of the tables are ignored. The model of a table without `path` is named on the command line
+or is in a model repository. Serve a model: [options of one model](../guides/serving.md#options-of-one-model).
 """
-_COLUMNS = ("option", "type", "unit", "default", "environment variable", "what it does")
+_COLUMNS = ("option", "type", "unit", "default", "per model", "environment variable", "what it does")
 
 
 def options_page() -> str:
@@ -49,6 +74,7 @@ def _section(title: str, group: tuple[Option, ...]) -> Iterator[str]:
             option.parser.type,
             option.parser.unit,
             "none" if default is None else f"`{default}`",
+            "yes" if option.per_model else "",
             f"`{option.variable}`",
             f"{option.help}{notes}",
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensorferry.server.config.option import Option, options_in
 from tensorferry.server.config.option_groups.batching import BatchingOptions
@@ -54,9 +54,30 @@ class ServerConfig(
     PermissionOptions,
     ObservabilityOptions,
 ):
-    """The models to serve, and the value of every option. Times are in seconds, sizes in bytes."""
+    """The models to serve, and the value of every option. Times are in seconds, sizes in bytes.
+
+    `model_options` has the options of single models: by the model's name, then by field.
+    """
 
     models: tuple[ModelSource, ...]
+    model_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False, kw_only=True)
+
+    def for_model(self, name: str) -> ServerConfig:
+        """Return the configuration with the options of one model."""
+        return replace(self, **self.model_options.get(name, {}))
+
+    def for_all_models(self, **values: Any) -> ServerConfig:
+        """Return the configuration with these values, by field, for every model."""
+        kept = {
+            name: {field: value for field, value in options.items() if field not in values}
+            for name, options in self.model_options.items()
+        }
+        return replace(self, model_options=kept, **values)
+
+    def values(self, field: str) -> Sequence[Any]:
+        """Return the value of an option of the whole server, then its values for single models, each once."""
+        own = [options[field] for options in self.model_options.values() if field in options]
+        return list(dict.fromkeys([getattr(self, field), *own]))
 
 
 # By the titles that help and documentation show, in their order.

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from tensorferry.server.config.option_groups.devices import MOST_INSTANCES
 from tensorferry.server.errors import StartError
 from tensorferry.server.runtime.devices import AvailableDevices, gpu_indices
-
-# Limited because each instance has its own copy of the weights.
-_MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +20,9 @@ class InstanceGroup:
 
 
 def instance_groups(
-    given: ModelConfig | None, name: str, machine: AvailableDevices
+    given: ModelConfig | None, name: str, machine: AvailableDevices, instances: int = 1
 ) -> Sequence[InstanceGroup]:
-    """Return the groups of a configuration; without any, one instance on each of the server's devices.
+    """Return the groups of a configuration; without any, this number of instances on each of the server's devices.
 
     StartError if a group cannot run on this machine.
     """
@@ -33,28 +31,30 @@ def instance_groups(
         for index, group in enumerate(given.instance_group if given is not None else ())
     ]
     if not groups:
-        groups = [_group(_default(machine), name, name, machine)]
+        groups = [_group(_default(machine, instances), name, name, machine)]
     number = sum(len(group.devices) for group in groups)
     if not number:
         raise StartError(
             f"every instance group of model {name!r} is passive, so no instance would serve it; remove 'passive' from one"
         )
-    if number > _MOST:
+    if number > MOST_INSTANCES:
         raise _too_many(name, number)
     return groups
 
 
 def _too_many(model: str, number: int) -> StartError:
     return StartError(
-        f"instance_group of model {model!r} asks for {number} instances, each with its own copy of the weights; "
-        f"the limit is {_MOST}: lower 'count'"
+        f"model {model!r} asks for {number} instances, each with its own copy of the weights; the limit is "
+        f"{MOST_INSTANCES}: lower 'count' of its instance_group, or --instances"
     )
 
 
-def _default(machine: AvailableDevices) -> ModelInstanceGroup:
+def _default(machine: AvailableDevices, instances: int) -> ModelInstanceGroup:
     if machine.device == "cpu":
-        return ModelInstanceGroup(kind=ModelInstanceGroup.KIND_CPU)
-    return ModelInstanceGroup(kind=ModelInstanceGroup.KIND_GPU, gpus=gpu_indices(machine.device))
+        return ModelInstanceGroup(kind=ModelInstanceGroup.KIND_CPU, count=instances)
+    return ModelInstanceGroup(
+        kind=ModelInstanceGroup.KIND_GPU, count=instances, gpus=gpu_indices(machine.device)
+    )
 
 
 def _group(
@@ -76,7 +76,7 @@ def _group(
     del group.gpus[:]
     group.gpus.extend(gpus)
     names = [f"cuda:{gpu}" for gpu in gpus] or ["cpu"]
-    if not group.passive and len(names) * group.count > _MOST:
+    if not group.passive and len(names) * group.count > MOST_INSTANCES:
         # Checked before the list is made, because a client may request two thousand million instances.
         raise _too_many(model, len(names) * group.count)
     devices = () if group.passive else tuple(name for name in names for _ in range(group.count))

@@ -67,7 +67,7 @@ def load_model(
 ) -> Model:
     """Load a model, checked, warmed up and ready for requests. StartError names the file and the reason.
 
-    Without a `watchdog`, hanging runs are not detected. `changed` and `lost` are as in `InstanceHealth`, the
+    `config` has the options of this model, as `ServerConfig.for_model` returns them. Without a `watchdog`, hanging runs are not detected. `changed` and `lost` are as in `InstanceHealth`, the
     other callbacks as in `Batcher`.
     """
     started = time.monotonic()
@@ -169,7 +169,7 @@ def _load_sessions(source: ModelSource, config: ServerConfig, prepared: Prepared
             # ONNX Runtime checks the memory of GPUs.
             memory.check(
                 f"model {source.name!r}: instance {len(sessions) + 1} of {len(settings.devices)}",
-                "lower the count of its instance_group",
+                "lower the count of its instance_group, or --instances",
                 steps=len(sessions) - 1,
             )
         set_load_stage(f"making session {len(sessions) + 1} of {len(settings.devices)}")

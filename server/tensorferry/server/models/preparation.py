@@ -12,6 +12,7 @@ from tensorferry.server.batching_check.decision import (
     decide_by_model_config,
     decide_by_server_config,
 )
+from tensorferry.server.config.model_tables import table_name
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.instance_groups import instance_groups
@@ -19,6 +20,7 @@ from tensorferry.server.model_config.io_mapping import IoMapping, io_mapping_of
 from tensorferry.server.model_config.pbtxt import BatchingDecision, complete_config, is_complete
 from tensorferry.server.model_config.settings import ModelSettings, check_dynamic_batching, settings_of
 from tensorferry.server.model_config.supported_fields import check_fields
+from tensorferry.server.model_config.unused_options import unused_options
 from tensorferry.server.runtime.devices import available_devices
 from tensorferry.server.runtime.fp16 import ModelFile, model_file
 from tensorferry.server.runtime.ort_options import (
@@ -57,11 +59,15 @@ def prepare_model(
 ) -> PreparedModel:
     """Load a model's first session and decide how it is served; StartError gives the reason of a failure.
 
-    The model's converted file exists until `scratch` is closed.
+    `server_config` has the options of this model, as `ServerConfig.for_model` returns them. The model's converted file
+    exists until `scratch` is closed.
     """
     requested = _requested_config(source)
-    groups = instance_groups(requested, source.name, available_devices(server_config.device, device))
+    machine = available_devices(server_config.device, device)
+    groups = instance_groups(requested, source.name, machine, server_config.instances)
     devices = [name for group in groups for name in group.devices]
+    for unused in unused_options(server_config.model_options.get(source.name, {}), requested, devices):
+        _log.warning("%s has %s", table_name(source.name), unused)
     base = requested or ModelConfig(name=source.name)
     _warn_about_unused_providers(source.name, base, devices)
     base = with_server_defaults(base, server_config, devices)

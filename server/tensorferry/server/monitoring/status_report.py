@@ -134,7 +134,7 @@ class StatusReport:
             "max_queue_rows": settings.max_queue_size,
             "max_queue_bytes": settings.max_queue_bytes,
             "max_message_bytes": self._config.max_message_bytes,
-            "run_timeout_seconds": self._config.run_timeout,
+            "run_timeout_seconds": self._config.for_model(model.name).run_timeout,
         }
 
 

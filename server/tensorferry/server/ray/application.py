@@ -19,12 +19,9 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.app import App
-from tensorferry.server.config.load import load_config
-from tensorferry.server.config.option import OptionScope
-from tensorferry.server.config.server_config import OPTIONS, ServerConfig
-from tensorferry.server.errors import ConfigError
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.methods.model_config import ModelConfigMethods
+from tensorferry.server.ray.configuration import configuration
 from tensorferry.server.ray.deadline import decode_deadline
 from tensorferry.server.ray.stream import RayStream
 from tensorferry.server.status import Status, status_of, trailing_metadata
@@ -44,23 +41,6 @@ class SerializedMessage:
     def SerializeToString(self) -> bytes:  # noqa: N802
         """Return the bytes."""
         return self._data
-
-
-def configuration(options: Mapping[str, Any]) -> ServerConfig:
-    """Return the configuration of `models`, a list, and of options with the keys of the TOML file."""
-    values = dict(options)
-    models = values.pop("models", [])
-    flags: dict[str, str | None] = {}
-    known = {option.flag: option for option in OPTIONS}
-    for name, value in values.items():
-        if name not in known:
-            raise ConfigError(f"{name} is not an option; the options are models, {', '.join(sorted(known))}")
-        if known[name].scope is OptionScope.STANDALONE or (name == "model-control" and value != "none"):
-            raise ConfigError(f"{name} is {value!r}, but it has no effect under Ray Serve: leave it out")
-        listed = value if isinstance(value, list) else [value]
-        texts = [str(item).lower() if isinstance(item, bool) else str(item) for item in listed]
-        flags[name] = (known[name].separator or ",").join(texts)
-    return load_config([str(model) for model in models], flags, {}, None)
 
 
 class ReplyDispatcher:
@@ -226,7 +206,7 @@ def application(arguments: Mapping[str, Any]) -> serve.Application:
     deployment = dict(options.pop("deployment", {}))
     config = configuration(options)
     # Ray starts another replica when the requests in progress fill two batches.
-    target = 2 * max(1, config.max_batch_size)
+    target = 2 * max(1, *config.values("max_batch_size"))
     scaling = {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": target}
     if "num_replicas" not in deployment:
         deployment.setdefault("autoscaling_config", scaling)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOptimizationPolicy
+from tensorferry.server.config.option_groups.devices import MOST_THREADS
 from tensorferry.server.config.parsers import positive_number
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
@@ -48,9 +48,6 @@ _REFUSED = {
         "it is an address in the memory of a program that embeds ONNX Runtime",
     ),
 }
-# Limit for the threads of a session. ONNX Runtime's threads spin while they wait: starting 512 on two cores takes ten
-# seconds and nearly blocks the machine.
-_MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))
 _FP16_PARAMETERS = ("fp16", "fp16_tolerance", "fp16_except")
 _PARAMETERS = (
     "intra_op_thread_count",
@@ -179,6 +176,11 @@ def with_server_defaults(
         if accelerator.name == "cuda":
             for name in accelerator.parameters:
                 given.pop(name, None)
+    if server_config.threads:
+        given["intra_op_thread_count"] = str(server_config.threads)
+    if server_config.inter_threads:
+        given["inter_op_thread_count"] = str(server_config.inter_threads)
+        given["execution_mode"] = "1"
     if _Reader(config).boolean("fp16", server_config.fp16):
         given["fp16"] = "1"
         if server_config.fp16_tolerance != defaults.fp16_tolerance:
@@ -188,7 +190,28 @@ def with_server_defaults(
     for name, value in given.items():
         if name not in completed.parameters:
             completed.parameters[name].string_value = value
+    if not has_providers(config):
+        accelerators = completed.optimization.execution_accelerators
+        for name in usable_providers(server_config.providers, devices):
+            by_device = (
+                accelerators.cpu_execution_accelerator
+                if name == "openvino"
+                else accelerators.gpu_execution_accelerator
+            )
+            by_device.add(name=name)
     return completed
+
+
+def has_providers(config: ModelConfig) -> bool:
+    """Return whether a configuration has execution providers of its own."""
+    accelerators = config.optimization.execution_accelerators
+    return bool(accelerators.gpu_execution_accelerator or accelerators.cpu_execution_accelerator)
+
+
+def usable_providers(names: Sequence[str], devices: Sequence[str]) -> Sequence[str]:
+    """Return the providers of the option `providers` that run on at least one of these devices."""
+    on_cpu, on_gpu = "cpu" in devices, bool(set(devices) - {"cpu"})
+    return [name for name in names if (on_cpu if name == "openvino" else on_gpu)]
 
 
 def unknown_parameters(config: ModelConfig) -> Sequence[str]:
@@ -258,8 +281,8 @@ def parse_ort_options(config: ModelConfig) -> OrtOptions:
         )
     return OrtOptions(
         graph=_GRAPH_LEVELS[level],
-        intra_op_threads=read.natural("intra_op_thread_count", _MOST_THREADS),
-        inter_op_threads=read.natural("inter_op_thread_count", _MOST_THREADS),
+        intra_op_threads=read.natural("intra_op_thread_count", MOST_THREADS),
+        inter_op_threads=read.natural("inter_op_thread_count", MOST_THREADS),
         parallel=bool(read.choice("execution_mode", ("0", "1"))),
         memory_arena=read.boolean("enable_mem_arena"),
         memory_pattern=read.boolean("enable_mem_pattern"),

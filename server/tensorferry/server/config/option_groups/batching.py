@@ -61,21 +61,30 @@ class BatchingOptions:
     """Options of batching and scheduling."""
 
     max_batch_size: int = option(
-        32, integer(0, 1 << 20, unit="rows"), "most rows in a batch; 0 runs each request alone"
+        32,
+        integer(0, 1 << 20, unit="rows"),
+        "most rows in a batch; 0 runs each request alone",
+        per_model=True,
     )
     batching: str = option(
         "tested",
         Parser(_parse_batching, "proved, tested or trust", "proved|tested|trust", "proved|tested|trust"),
         "which models are batched; proved: models whose graph shows that the rows of a batch are independent; tested "
         "(or prove): also models for which test runs show it; trust: all models, unchecked",
+        per_model=True,
     )
     pad_lengths: PadLengths | None = option(
         None,
         _pad_lengths,
         "pad inputs to the next of these lengths along a variable axis, so that inputs of different lengths share a batch",
+        per_model=True,
     )
     pad_values: tuple[tuple[str, str], ...] = option(
-        (), _pad_values, "with --pad-lengths: the value with which each input is padded"
+        (),
+        _pad_values,
+        "with --pad-lengths: the value with which each input is padded; can be given several times",
+        separator=",",
+        per_model=True,
     )
     max_queue_delay: float = option(
         0.0,
@@ -83,24 +92,31 @@ class BatchingOptions:
         "longest time from its arrival that a request waits for its batch to fill; 0: it waits only while the device is "
         "busy",
         flag="max-queue-delay-ms",
+        per_model=True,
     )
     preferred_batch_sizes: tuple[int, ...] = option(
         (),
         integers("rows"),
         "sizes at which a batch starts before --max-queue-delay-ms is over, as in Triton; rarely useful",
+        per_model=True,
     )
     priority_weights: tuple[int, ...] = option(
         (1,),
         integers(),
         "weight of each priority class, the highest class first; classes share rows by weight when all have requests; "
         "8,1 gives two classes",
+        per_model=True,
     )
     default_priority: int = option(
-        0, integer(0), "priority class of requests that name none; 1 is the highest, 0 stands for the lowest"
+        0,
+        integer(0),
+        "priority class of requests that name none; 1 is the highest, 0 stands for the lowest",
+        per_model=True,
     )
     slo: float = option(
         0.0,
         milliseconds,
         "deadline of each request, counted from its arrival, unless it has an earlier one; 0: none",
         flag="slo-ms",
+        per_model=True,
     )

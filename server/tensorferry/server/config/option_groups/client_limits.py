@@ -37,40 +37,48 @@ class ClientLimitOptions:
         integer(0, unit="requests"),
         "most accepted, unanswered requests of one client, for each model; 0: no limit",
         scope=OptionScope.STANDALONE,
+        per_model=True,
     )
     client_max_rows: int = option(
         0,
         integer(0, unit="rows"),
         "most rows of accepted, unanswered requests of one client, for each model; 0: no limit",
         scope=OptionScope.STANDALONE,
+        per_model=True,
     )
     client_max_bytes: int = option(
         0,
         size(0),
         "most bytes of accepted, unanswered requests of one client, for each model; 0: no limit",
         scope=OptionScope.STANDALONE,
+        per_model=True,
     )
     client_rate: float = option(
         0.0,
         number("rows per second"),
         "rate that one client may send in the long run, for each model; 0: no limit",
         scope=OptionScope.STANDALONE,
+        per_model=True,
     )
     client_burst: int = option(
         0,
         integer(0, unit="rows"),
         "with --client-rate: most rows that an idle client may send at once; 0: the rows of one second",
         scope=OptionScope.STANDALONE,
+        per_model=True,
     )
     fair_share: bool = option(
         False,
         switch,
         "share the rows of batches and the places in a full queue between competing clients by weight",
         scope=OptionScope.STANDALONE,
+        per_model=True,
     )
     client_weights: tuple[tuple[str, int], ...] = option(
         (),
         _weights,
-        "with --fair-share: the weight of each named client; all others have weight 1",
+        "with --fair-share: the weight of each named client; all others have weight 1; can be given several times",
+        separator=",",
         scope=OptionScope.STANDALONE,
+        per_model=True,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import (
     Parser,
+    integer,
     names,
     one_of,
     parse_integers,
@@ -18,6 +20,13 @@ from tensorferry.server.config.parsers import (
     size,
     switch,
 )
+
+# Limited because each instance has its own copy of the weights.
+MOST_INSTANCES = 64
+# Limit for the threads of a session. ONNX Runtime's threads spin while they wait: starting 512 on two cores takes ten
+# seconds and nearly blocks the machine.
+MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))
+_PROVIDERS = ("tensorrt", "openvino")
 
 
 def _parse_device(text: str) -> str:
@@ -41,6 +50,13 @@ def _format_graph_sizes(value: tuple[int, ...] | None) -> str:
     return "false" if value is None else ",".join(map(str, value)) or "true"
 
 
+def _parse_providers(text: str) -> tuple[str, ...]:
+    providers = tuple(name.strip().lower() for name in text.split(","))
+    if not set(providers) <= set(_PROVIDERS) or len(set(providers)) < len(providers):
+        raise ValueError
+    return providers
+
+
 _device = Parser(
     _parse_device,
     "auto, cpu, cuda or cuda:N, or cuda:N,M,... with each number once",
@@ -56,6 +72,12 @@ _graph_sizes = Parser(
     _format_graph_sizes,
     switch=True,
 )
+_providers = Parser(
+    _parse_providers,
+    "tensorrt or openvino, or both, separated by commas (CUDA or the CPU follows as --device says)",
+    "list of tensorrt, openvino",
+    "NAME,...",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +89,42 @@ class DeviceOptions:
         _device,
         "where models run; cuda:N is one GPU, cuda:0,1 runs an instance of each model on both GPUs; auto uses CUDA if it "
         "is available",
+        per_model=True,
+    )
+    instances: int = option(
+        1,
+        integer(1, MOST_INSTANCES, unit="sessions"),
+        "sessions of a model on each device, which run batches at the same time, each with its own copy of the weights",
+        per_model=True,
+    )
+    threads: int = option(
+        0,
+        integer(0, MOST_THREADS, unit="threads"),
+        "threads of ONNX Runtime in each session, which share the work of an operator; 0: one per core of the process, "
+        "fewer with front-ends",
+        per_model=True,
+    )
+    inter_threads: int = option(
+        0,
+        integer(0, MOST_THREADS, unit="threads"),
+        "threads of ONNX Runtime in each session that run different operators at the same time, if the graph permits; 0: "
+        "operators run one after another",
+        per_model=True,
+    )
+    providers: tuple[str, ...] = option(
+        (),
+        _providers,
+        "execution providers of ONNX Runtime that come before the device's own: tensorrt on a GPU, openvino on the CPU; "
+        "the installed onnxruntime must have them; can be given several times",
+        separator=",",
+        per_model=True,
     )
     cuda_memory_bytes: int | None = option(
         None,
         size(),
         "most GPU memory that ONNX Runtime's arena takes for each instance of a model; without it, there is no limit",
         scope=OptionScope.CUDA,
+        per_model=True,
     )
     cuda_memory_growth: str = option(
         "doubling",
@@ -80,6 +132,7 @@ class DeviceOptions:
         "how ONNX Runtime's arena grows on a GPU; doubling: to the next power of two, with few allocations; exact: by the "
         "bytes that are needed",
         scope=OptionScope.CUDA,
+        per_model=True,
     )
     cudnn_search: str = option(
         "exhaustive",
@@ -87,24 +140,28 @@ class DeviceOptions:
         "how cuDNN chooses the algorithm of a convolution with a new shape; exhaustive: time all algorithms; heuristic: "
         "predict the best; default: always use the same",
         scope=OptionScope.CUDA,
+        per_model=True,
     )
     tf32: bool = option(
         True,
         switch,
         "allow GPUs to round FP32 to TF32 (10 bits of mantissa) in matrix products and convolutions",
         scope=OptionScope.CUDA,
+        per_model=True,
     )
     fp16: bool = option(
         False,
         switch,
         "convert each model to FP16 when it is loaded, and compare its outputs with FP32; inputs and outputs keep their "
         "datatypes",
+        per_model=True,
     )
     fp16_tolerance: float = option(
         0.02,
         positive_number,
         "with --fp16: largest error of an output, relative to its greatest magnitude; a model with a larger error is not "
         "loaded",
+        per_model=True,
     )
     fp16_except: tuple[str, ...] = option(
         (),
@@ -113,12 +170,14 @@ class DeviceOptions:
         ),
         "with --fp16: operators and nodes that stay in FP32, such as Softmax,/encoder/norm/Pow; can be given several times",
         separator=",",
+        per_model=True,
     )
     cuda_graphs: tuple[int, ...] | None = option(
         None,
         _graph_sizes,
         "run batches on a GPU as captured CUDA graphs of these sizes, padded up to the next size; true: 1, 2, 4, ... up "
         "to the largest batch; models that cannot be captured run without graphs",
+        per_model=True,
     )
     tensorrt_cache: Path | None = option(
         None,
@@ -131,6 +190,7 @@ class DeviceOptions:
         seconds,
         "longest run of a model for one batch; a longer run is ended and its requests fail; 0: no limit",
         flag="run-timeout-seconds",
+        per_model=True,
     )
     exit_on_device_loss: bool = option(
         False,

@@ -13,12 +13,16 @@ class RequestLimitOptions:
     """Options that limit requests, and all clients together."""
 
     max_queue_size: int = option(
-        4096, integer(1, unit="rows"), "most queued rows of each model; further requests are rejected"
+        4096,
+        integer(1, unit="rows"),
+        "most queued rows of each model; further requests are rejected",
+        per_model=True,
     )
     max_queue_bytes: int = option(
         1 << 30,
         size(),
         "most bytes of accepted, unanswered requests of each model; further ones are rejected",
+        per_model=True,
     )
     max_request_rows: int = option(
         0, integer(0, unit="rows"), "most rows of one request; 0: the value of --max-queue-size"

@@ -1,0 +1,103 @@
+"""Two models of one server have the options of their tables, and another model those of the whole server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from e2e.fixtures import Serve
+from support.models import small
+from support.processes.server import command, environment
+
+from tensorferry.client import InferenceClient
+
+LONG_MS = 600_000
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file with tables of models. Two have windows of ten minutes, so only full batches run."""
+    masked = small.masked_mean(tmp_path / "model.onnx")
+    path = tmp_path / "c.toml"
+    path.write_text(f"""
+        device = "cpu"
+        max-batch-size = 16
+        slo-ms = 30000
+
+        [models.twice]
+        path = "{small.twice(tmp_path / "other.onnx")}"
+        max-batch-size = 3
+        max-queue-delay-ms = {LONG_MS}
+        instances = 2
+        threads = 1
+        run-timeout-seconds = 5
+
+        [models.masked]
+        path = "{masked}"
+        max_batch_size = 2
+        max_queue_delay_ms = {LONG_MS}
+        pad_lengths = "sequence=4,8"
+        pad_values = ["ids=0", "mask=0"]
+        slo_ms = 60000
+
+        [models.plain]
+        path = "{small.echo(tmp_path / "plain.onnx")}"
+    """)
+    return path
+
+
+@pytest.mark.parametrize("front_ends", [0, 1])
+def test_each_model_has_the_options_of_its_table(serve: Serve, file: Path, front_ends: int) -> None:
+    server = serve("--config", file, "--front-ends", front_ends, "--metrics-port", 0)
+    batching = {model["name"]: model["batching"] for model in server.ready["models"]}
+    assert batching["twice"].startswith(f"batches of up to 3 rows after at most {LONG_MS} ms")
+    assert batching["masked"].endswith(", padded along 'sequence' to 4, 8")
+    assert batching["plain"].startswith("batches of up to 16 rows (")
+    with InferenceClient(server.address) as client:
+        row = np.array([[1, 2, 3]], np.float32)
+        futures = [client.submit("twice", {"x": row * n}, parameters={"explain": True}) for n in range(3)]
+        results = [future.result(60) for future in futures]
+        assert [result["y"].tolist() for result in results] == [(row * 2 * n).tolist() for n in range(3)]
+        assert {result.parameters["batch_rows"] for result in results} == {3}
+
+        texts = [{name: np.ones((1, length), np.int64) for name in ("ids", "mask")} for length in (5, 7)]
+        futures = [client.submit("masked", text, parameters={"explain": True}) for text in texts]
+        parameters = [future.result(60).parameters for future in futures]
+        assert [(one["batch_rows"], one["padded_length"]) for one in parameters] == [(2, 8), (2, 8)]
+
+        x = np.ones((1, 5), np.float32)
+        assert client.infer("plain", {"x": x})["x_out"].tolist() == x.tolist()
+
+    with urllib.request.urlopen(
+        server.ready["metrics"].removesuffix("/metrics") + "/status.json", timeout=60
+    ) as response:
+        settings = {model["name"]: model["settings"] for model in json.load(response)["models"]}
+    names = ("max_batch_size", "devices", "slo_seconds", "run_timeout_seconds", "padded_lengths")
+    assert {model: [of_model[name] for name in names] for model, of_model in settings.items()} == {
+        "twice": [3, ["cpu", "cpu"], 30, 5, []],
+        "masked": [2, ["cpu"], 60, 600, [4, 8]],
+        "plain": [16, ["cpu"], 30, 600, []],
+    }
+
+
+def test_the_log_names_a_table_of_no_model(serve: Serve, file: Path) -> None:
+    server = serve(f"twic={file.parent / 'other.onnx'}", "--config", file)
+    assert [model["name"] for model in server.ready["models"]] == ["twic"]
+    assert server.stop() == 0
+    warnings = [line for line in server.log if "has no effect: no model of that name is served" in line]
+    assert [line.count("did you mean [models.twic]?") for line in warnings] == [1, 0, 0]
+
+
+def test_a_wrong_key_ends_the_server_with_its_name(file: Path) -> None:
+    file.write_text(file.read_text().replace("threads = 1", "tread = 1"))
+    done = subprocess.run(
+        command("serve", "--config", file), capture_output=True, text=True, env=environment(), timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"tensorferry serve: [models.twice] of {file} has the unknown key 'tread'; did you mean threads?\n"
+    )
