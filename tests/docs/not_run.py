@@ -27,6 +27,10 @@ COMMANDS: dict[tuple[str, str], str] = {
     ("docs/guides/operations.md", "docker run "): "it needs Docker and the image",
     ("docs/guides/operations.md", "kubectl rollout "): CLUSTER,
     (
+        "docs/guides/serving.md",
+        "tensorferry config digits --config c.toml",
+    ): "c.toml names a model of the reader's",
+    (
         "docs/guides/security.md",
         "kustomize build mine",
     ): "tests/deploy builds it where `make tools` has built kustomize",
@@ -55,6 +59,8 @@ OTHERS: tuple[tuple[str, str], ...] = (
     ("docs/guides/security.md", "INFO "),
     ("docs/guides/security.md", "# --auth-tokens"),
     ("docs/guides/security.md", "# --auth-certificates"),
+    ("docs/guides/serving.md", "tensorferry serve: [models.digits]"),
+    ("docs/guides/serving.md", "[models.digits] has"),
     ("docs/guides/serving.md", "tensorferry serve: text.onnx"),
     ("docs/guides/serving.md", "model mean is not padded"),
     ("docs/reference/status.md", "tensorferry 0.1.0 on"),
