@@ -126,7 +126,7 @@ class PendingInference(Request, InferenceCall, InferenceReply):
         nbytes = 0
         for array in (self.outcome.outputs or {}).values():
             # numpy's nbytes of an object array counts references only.
-            nbytes += sum(map(len, array.flat)) if array.dtype == object else array.nbytes
+            nbytes += _string_bytes(array) if array.dtype == object else array.nbytes
         return nbytes
 
     def replace_with_error(self, error: Exception) -> None:
@@ -139,6 +139,14 @@ class PendingInference(Request, InferenceCall, InferenceReply):
         if outcome.error is not None:
             raise outcome.error
         return self._template.response.pieces(self._id_field, outcome)
+
+
+def _string_bytes(array: Any) -> int:
+    try:
+        return sum(map(len, array.flat))
+    except TypeError:
+        # An element is no string, which the response's encoding reports.
+        return 0
 
 
 def _latency(request: Request, batch: BatchInfo) -> float:
