@@ -31,16 +31,9 @@ def changed_cuda_options(config: ServerConfig, fields: Collection[str] | None = 
 
     With `fields`, only these are considered.
     """
-    return list(
-        _changed(
-            config,
-            [
-                option
-                for option in OPTIONS
-                if option.scope is OptionScope.CUDA and (fields is None or option.field in fields)
-            ],
-        )
-    )
+    of_gpus = [option for option in OPTIONS if option.scope is OptionScope.CUDA]
+    considered = of_gpus if fields is None else [option for option in of_gpus if option.field in fields]
+    return list(_changed(config, considered))
 
 
 def _changed(config: ServerConfig, options: Sequence[Option]) -> Iterator[str]:
