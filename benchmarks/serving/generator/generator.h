@@ -25,7 +25,7 @@ struct options {
     int port;
     char authority[80];
     const char *path, *content_type;
-    uint8_t *body; /* gRPC: the length-prefixed message */
+    uint8_t *body; /* gRPC: length-prefixed messages, several for unary calls only */
     size_t body_length;
     long id_offset;        /* where in the body the id is: '#' and digits; -1: nowhere */
     int connections;       /* HTTP/1.1: one request in flight on each */

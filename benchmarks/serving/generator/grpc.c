@@ -16,6 +16,14 @@
 enum { PREFIX = 5, HEAD = 512, OUT_ROOM = 1 << 20, OUT_FULL = 1 << 18, IN_ROOM = 1 << 18 };
 enum { INFER_RESPONSE = 0x12, NO_STATUS = -1, NOTHING = -1 };
 
+/* Unary calls send the messages of the body in turn, each with its prefix. */
+struct message {
+    const uint8_t *bytes;
+    size_t length;
+};
+static struct message *messages;
+static size_t message_count, next_message;
+
 /* A unary call, or a stream. */
 struct call {
     struct connection *connection;
@@ -24,6 +32,7 @@ struct call {
     double began;
     int grpc_status, http_status;
     size_t sent, received;
+    const struct message *request; /* of a unary call */
     /* the message being received */
     uint8_t prefix[PREFIX], head[HEAD];
     size_t prefix_length, head_length, message_left;
@@ -47,6 +56,20 @@ static uint32_t message_length(const uint8_t *prefix) {
     return (uint32_t)prefix[1] << 24 | prefix[2] << 16 | prefix[3] << 8 | prefix[4];
 }
 
+static void split_body(void) {
+    for (size_t at = 0; at < options.body_length; message_count++) {
+        size_t left = options.body_length - at;
+        size_t length = left < PREFIX ? 0 : PREFIX + (size_t)message_length(options.body + at);
+        if (length == 0 || length > left)
+            fail("--body does not end with a whole message");
+        messages = realloc(messages, (message_count + 1) * sizeof *messages);
+        messages[message_count] = (struct message){options.body + at, length};
+        at += length;
+    }
+    if (message_count == 0 || (options.mode == STREAM && message_count > 1))
+        fail("--body has %zu messages; it needs one, or for unary calls several", message_count);
+}
+
 /* The int64 parameter batch_rows of an explained answer: its key, then a field 2 that holds a field 2. */
 static double batch_rows(const uint8_t *head, size_t length) {
     static const char key[] = "batch_rows";
@@ -67,12 +90,12 @@ static ssize_t read_unary(nghttp2_session *session, int32_t stream, uint8_t *buf
                           uint32_t *flags, nghttp2_data_source *source, void *user) {
     (void)session, (void)stream, (void)user;
     struct call *call = source->ptr;
-    size_t size = options.body_length - call->sent;
+    size_t size = call->request->length - call->sent;
     if (size > room)
         size = room;
-    memcpy(buffer, options.body + call->sent, size);
+    memcpy(buffer, call->request->bytes + call->sent, size);
     call->sent += size;
-    if (call->sent == options.body_length)
+    if (call->sent == call->request->length)
         *flags |= NGHTTP2_DATA_FLAG_EOF;
     return size;
 }
@@ -146,8 +169,10 @@ static void submit(struct call *call) {
             call->free_messages[at] = at;
             call->message_began[at] = 0;
         }
-    } else
+    } else {
+        call->request = &messages[next_message++ % message_count];
         tally_sent();
+    }
     call->stream = nghttp2_submit_request(call->connection->session, NULL, headers, count, &body, call);
     if (call->stream < 0)
         fail("a request cannot be sent: %s", nghttp2_strerror(call->stream));
@@ -350,6 +375,7 @@ struct connection *grpc_open(int fd) {
         nghttp2_session_callbacks_set_on_header_callback(callbacks, on_header);
         nghttp2_session_callbacks_set_on_data_chunk_recv_callback(callbacks, on_data);
         nghttp2_session_callbacks_set_on_stream_close_callback(callbacks, on_close);
+        split_body();
     }
     struct connection *connection = calloc(1, sizeof *connection);
     connection->fd = fd;

@@ -4,6 +4,8 @@
  * is an open loop: the times to send are drawn by the seed, whatever becomes of the answers, and
  * a latency counts from the time at which a request was meant to be sent.
  *
+ * The body of gRPC calls is one message with its length prefix, or several, which the calls send in turn.
+ *
  * Prints "measuring" when the warm-up is over, and at the end one line of JSON; latencies are in
  * milliseconds. Whatever makes the figures worthless (an answer too many, a connection closed) is
  * said on stderr, with exit status 1. */
