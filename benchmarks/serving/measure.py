@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -94,29 +94,46 @@ class Bench:
         """Start a server; yield it once it has given a right answer, with its start-up time in
         seconds. Raises VisitError.
         """
-        port = self._ports.take()
-        model = workload.path(self.cache)
-        python = (
-            self.cache / "peers" / server.peer / "bin" / "python" if server.peer else Path(sys.executable)
-        )
-        command = [*server.command(python, workload, model, port), *options]
+        port, model = self._ports.take(), workload.path(self.cache)
+        expected = self._expect(workload)
+        command = server.command(self.python(server.peer), workload, model, port)
+        variables = {
+            "SERVING_BENCH_MODEL": str(model),
+            "SERVING_BENCH_WINDOW_MS": f"{server.window(workload):g}",
+        }
+
+        def ready() -> None:
+            check(server, workload, port, expected, stream=False, headers=headers)
+
+        with self.command_started([*command, *options], port, server.peer, variables, ready) as started:
+            yield started
+
+    def python(self, peer: str) -> Path:
+        """Return the interpreter of a peer's environment; "" is this one."""
+        return self.cache / "peers" / peer / "bin" / "python" if peer else Path(sys.executable)
+
+    @contextmanager
+    def command_started(
+        self,
+        command: Sequence[str],
+        port: int,
+        peer: str,
+        variables: Mapping[str, str],
+        ready: Callable[[], None],
+    ) -> Iterator[tuple[Running, float]]:
+        """Start a server in a peer's environment; yield it once `ready` raises nothing, as `started` does."""
+        environment = self._environment(peer, {**variables, "SERVING_BENCH_PORT": str(port)})
         began = time.monotonic()
-        with running(
-            command,
-            self._environment(server, workload, port, python),
-            BENCHMARKS,
-            self.cores.of_server(),
-            port,
-        ) as serving:
-            self._await(server, workload, serving, headers)
+        with running(command, environment, BENCHMARKS, self.cores.of_server(), port) as serving:
+            _await(serving, ready)
             yield serving, time.monotonic() - began
 
-    def _environment(self, server: Server, workload: Workload, port: int, python: Path) -> Mapping[str, str]:
+    def _environment(self, peer: str, variables: Mapping[str, str]) -> Mapping[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")}
         paths = [str(BENCHMARKS)]
-        if server.peer:
+        if peer:
             # Triton's stub loads libpython by name; it must be that of this interpreter.
-            kept["LD_LIBRARY_PATH"] = str(python.resolve().parents[1] / "lib")
+            kept["LD_LIBRARY_PATH"] = str(self.python(peer).resolve().parents[1] / "lib")
         elif kept.get("PYTHONPATH"):
             paths.append(kept["PYTHONPATH"])
         return {
@@ -124,37 +141,17 @@ class Bench:
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
-            "SERVING_BENCH_MODEL": str(workload.path(self.cache)),
-            "SERVING_BENCH_PORT": str(port),
             "SERVING_BENCH_MAX_BATCH_SIZE": str(MAX_BATCH_SIZE),
-            "SERVING_BENCH_WINDOW_MS": f"{server.window(workload):g}",
             "BENTOML_DO_NOT_TRACK": "True",
             "DO_NOT_TRACK": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             "LITSERVE_DISABLE_VERSION_CHECK": "1",
+            **variables,
         }
-
-    def _await(
-        self, server: Server, workload: Workload, serving: Running, headers: Sequence[tuple[str, str]]
-    ) -> None:
-        """Wait until the server gives a right answer."""
-        until, reason = time.monotonic() + _START_SECONDS, ""
-        expected = self._expect(workload)
-        while time.monotonic() < until:
-            try:
-                check(server, workload, serving.port, expected, stream=False, headers=headers)
-                return
-            except Exception as error:
-                # A client may raise anything while the server starts.
-                reason = " ".join(str(error).split())[:300]
-            if (status := serving.ended()) is not None:
-                raise VisitError(f"it ended with status {status}: {serving.log()}")
-            time.sleep(0.05)
-        raise VisitError(f"no right answer after {_START_SECONDS} s ({reason}): {serving.log()}")
 
     def _expect(self, workload: Workload) -> Output:
         if workload.name not in self._expected:
-            self._expected[workload.name] = expected_output(workload, str(workload.path(self.cache)))
+            self._expected[workload.name] = expected_output(workload, workload.path(self.cache))
         return self._expected[workload.name]
 
     def load_of(
@@ -292,6 +289,21 @@ class Bench:
             print(
                 f"{RAW:20s} {workload.name:11s} batches of {raw['rows']:3d}: {raw['rate']:9.0f}/s", flush=True
             )
+
+
+def _await(serving: Running, ready: Callable[[], None]) -> None:
+    until, reason = time.monotonic() + _START_SECONDS, ""
+    while time.monotonic() < until:
+        try:
+            ready()
+            return
+        except Exception as error:
+            # A client may raise anything while the server starts.
+            reason = " ".join(str(error).split())[:300]
+        if (status := serving.ended()) is not None:
+            raise VisitError(f"it ended with status {status}: {serving.log()}")
+        time.sleep(0.05)
+    raise VisitError(f"no right answer after {_START_SECONDS} s ({reason}): {serving.log()}")
 
 
 def _asked(cell: Cell) -> str:

@@ -22,7 +22,7 @@ from serving.machine import describe
 from serving.measure import Bench
 from serving.plan import RAW, Visit, full_round, quick_round
 from serving.processes import Cores
-from serving.reporting.ratios import table
+from serving.reporting.ratios import all_ratios, table
 from serving.servers import OURS, servers
 from serving.workloads import write_models
 
@@ -90,7 +90,7 @@ def main() -> None:
             results["minutes"] = round((time.monotonic() - began) / 60, 1)
             save(results, path)
         longest = max(longest, time.monotonic() - at)
-    print(table(bench.rows))
+    print(table(all_ratios(bench.rows)))
     if bench.failures:
         print(f"{len(bench.failures)} measurements failed, see above")
     # A peer's failure is reported on the page; a failure of tensorferry is an error.

@@ -51,7 +51,8 @@ class Server:
 
 def _ours(transport: str) -> Command:
     def command(python: Path, workload: Workload, model: Path, port: int) -> Sequence[str]:
-        serve = ["-m", "tensorferry.server", "serve", f"{workload.model}={model}", "--host", HOST]
+        served = model.with_name("app.py") if workload.function else f"{workload.model}={model}"
+        serve = ["-m", "tensorferry.server", "serve", str(served), "--host", HOST]
         options = ["--port", str(port), "--device", "cpu", "--max-batch-size", str(MAX_BATCH_SIZE)]
         return [str(python), *serve, *options, "--transport", transport, "--log-level", "warning"]
 

@@ -57,12 +57,17 @@ _BUILDERS: dict[str, Callable[[Weights], onnx.GraphProto]] = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model and the width of its rows."""
+    """A model and the width of its rows.
+
+    `function` is the file of a Python function that servers run in place of an ONNX model. The file has the model's name,
+    and tensorferry serves the `app.py` beside it.
+    """
 
     name: str
     model: str
     width: int
     meaning: str
+    function: Path | None = None
 
     @property
     def datatype(self) -> str:
@@ -82,8 +87,8 @@ class Workload:
         return random.standard_normal((1, self.width), np.float32)
 
     def path(self, folder: Path) -> Path:
-        """Return the model's path."""
-        return folder / "models" / f"{self.model}.onnx"
+        """Return the path of the model, or of the function's file."""
+        return self.function or folder / "models" / f"{self.model}.onnx"
 
 
 NULL = Workload("null", "identity", 16, "Identity of 16 floats")

@@ -116,7 +116,7 @@ def test_the_tail_of_an_open_loop_near_capacity_is_in_milliseconds() -> None:
 
 def test_the_table_shows_measured_ratios_and_counts_the_rest() -> None:
     rows = [row(0, LANE, "tiny", UNARY, 32, rate=300.0), row(0, TRITON, "tiny", UNARY, 32, rate=100.0)]
-    header, line, rest = table(rows).splitlines()
+    header, line, rest = table(all_ratios(rows)).splitlines()
     assert header.split()[0] == "figure"
     assert "÷ Triton, no window" in line
     assert line.split()[-2:] == ["(3.00–3.00)", "yes"]

@@ -1,4 +1,4 @@
-"""Settings of every peer, and the engine that each of them runs: the same session everywhere.
+"""Settings of every peer, and the engine that each of them runs: the same session or function everywhere.
 
 Peers run in their own environments, so this module imports nothing of tensorferry.
 """
@@ -6,10 +6,11 @@ Peers run in their own environments, so this module imports nothing of tensorfer
 from __future__ import annotations
 
 import os
+import runpy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,25 +45,47 @@ def session_options() -> Any:
     return options
 
 
+class Tensor(NamedTuple):
+    """Input or output of a function, as a session of ONNX Runtime describes its own."""
+
+    name: str
+    shape: list[Any]
+    type: str = "tensor(float)"
+
+
 class Engine:
-    """ONNX Runtime with the model; counts its batches in a file of FOLDER, if one is given."""
+    """ONNX Runtime with the model, or the Python function of a file; it is named as the file.
+
+    Counts its batches in a file of FOLDER, if one is given.
+    """
 
     def __init__(self, path: Path = MODEL_PATH) -> None:
-        import onnxruntime
-
-        self._session = onnxruntime.InferenceSession(
-            str(path), session_options(), providers=["CPUExecutionProvider"]
-        )
-        self.input = self._session.get_inputs()[0]
-        self.output = self._session.get_outputs()[0]
+        self.input: Any
+        self.output: Any
+        self._compute: Callable[[Array], Any]
+        if path.suffix == ".py":
+            module = runpy.run_path(str(path))
+            self._compute = module[path.stem]
+            self.input, self.output = (Tensor(name, ["n", module["WIDTH"]]) for name in "xy")
+        else:
+            self._open(path)
         self.dtype = np.dtype(np.int64 if "int64" in self.input.type else np.float32)
         self._rows = self._batches = 0
         self._written = time.monotonic()
 
+    def _open(self, path: Path) -> None:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(
+            str(path), session_options(), providers=["CPUExecutionProvider"]
+        )
+        self.input, self.output = session.get_inputs()[0], session.get_outputs()[0]
+        self._compute = lambda rows: session.run([self.output.name], {self.input.name: rows})[0]
+
     def run(self, rows: Array) -> Array:
         """Run one batch, with rows on axis 0."""
         self._count(len(rows))
-        return np.asarray(self._session.run([self.output.name], {self.input.name: rows})[0])
+        return np.asarray(self._compute(rows))
 
     def run_bytes(self, rows: Sequence[bytes]) -> list[bytes]:
         """Run one batch of rows as bytes, and return each row's output."""

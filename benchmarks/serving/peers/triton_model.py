@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 # The stub ignores PYTHONPATH.
@@ -20,7 +22,8 @@ class TritonPythonModel:
 
     def initialize(self, args: Any) -> None:
         """Load the model."""
-        self.engine = Engine()
+        path = json.loads(args["model_config"])["parameters"]["path"]["string_value"]
+        self.engine = Engine(Path(path))
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer a batch."""

@@ -13,37 +13,58 @@ from pathlib import Path
 
 import pytriton
 
-from serving.peers.settings import FOLDER, HOST, MAX_BATCH_SIZE, MODEL_NAME, PORT, WINDOW_MS, Engine
+from serving.peers.settings import (
+    FOLDER,
+    HOST,
+    MAX_BATCH_SIZE,
+    MODEL_NAME,
+    MODEL_PATH,
+    PORT,
+    WINDOW_MS,
+    Engine,
+)
 
 _DATATYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32"}
-_BATCHING = f"dynamic_batching {{ max_queue_delay_microseconds: {WINDOW_MS * 1000:.0f} }}"
+_REPOSITORY = FOLDER / "repository"
+BATCHING = f"""
+instance_group [{{ kind: KIND_CPU count: 1 }}]
+dynamic_batching {{ max_queue_delay_microseconds: {WINDOW_MS * 1000:.0f} }}
+"""
 
 
-def configuration(engine: Engine) -> str:
-    """Return the model's config.pbtxt."""
+def add_model(path: Path, name: str) -> None:
+    """Add the model or function of a file, in Triton's Python backend."""
+    engine = Engine(path)
 
     def width(shape: list[object]) -> object:
         return shape[1] if isinstance(shape[1], int) else -1
 
-    return f"""
-name: "{MODEL_NAME}"
+    add(
+        name,
+        f"""
 backend: "python"
-max_batch_size: {MAX_BATCH_SIZE}
 input [{{ name: "{engine.input.name}" data_type: {_DATATYPES[engine.dtype.name]} dims: {width(engine.input.shape)} }}]
 output [{{ name: "{engine.output.name}" data_type: TYPE_FP32 dims: {width(engine.output.shape)} }}]
-instance_group [{{ kind: KIND_CPU count: 1 }}]
-{_BATCHING}
-"""
+parameters [{{ key: "path" value: {{ string_value: "{path}" }} }}]
+{BATCHING}
+""",
+        Path(__file__).with_name("triton_model.py"),
+    )
 
 
-def main() -> None:
-    """Write the model repository and the backends, and execute the server."""
-    triton = Path(pytriton.__file__).with_name("tritonserver")
-    repository, backends = FOLDER / "repository", FOLDER / "backends"
-    model = repository / MODEL_NAME
+def add(name: str, configuration: str, code: Path | None = None) -> None:
+    """Add a model to the repository; `code` is the file of its Python."""
+    model = _REPOSITORY / name
     (model / "1").mkdir(parents=True)
-    shutil.copy(Path(__file__).with_name("triton_model.py"), model / "1" / "model.py")
-    (model / "config.pbtxt").write_text(configuration(Engine()))
+    if code is not None:
+        shutil.copy(code, model / "1" / "model.py")
+    (model / "config.pbtxt").write_text(f'name: "{name}"\nmax_batch_size: {MAX_BATCH_SIZE}\n{configuration}')
+
+
+def serve() -> None:
+    """Write the backends, and execute the server with the repository."""
+    triton = Path(pytriton.__file__).with_name("tritonserver")
+    backends = FOLDER / "backends"
     shutil.copytree(triton / "backends", backends)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = backends / "python" / "triton_python_backend_stub"
@@ -55,7 +76,7 @@ def main() -> None:
     # The stub ignores PYTHONPATH; triton_model.py reads this variable.
     os.environ["SERVING_BENCH_PATHS"] = os.pathsep.join(sys.path)
     options = {
-        "model-repository": repository,
+        "model-repository": _REPOSITORY,
         "backend-directory": backends,
         "grpc-address": HOST,
         "grpc-port": PORT,
@@ -68,4 +89,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    add_model(MODEL_PATH, MODEL_NAME)
+    serve()

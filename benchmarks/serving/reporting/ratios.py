@@ -21,11 +21,11 @@ Figures = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One line of the table; `at_most` reverses the target. It has no rounds if nothing was measured."""
+    """One line of the table; `at_most` reverses the target, None is no target. It has no rounds if nothing was measured."""
 
     name: str
     over: str
-    wanted: float
+    wanted: float | None
     values: Sequence[float]
     at_most: bool = False
 
@@ -36,9 +36,11 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """Return yes, no, or not measured."""
+        """Return yes, no, or not measured; a dash without a target."""
         if self.seen is None:
             return "not measured"
+        if self.wanted is None:
+            return "–"
         return "yes" if (self.seen <= self.wanted if self.at_most else self.seen >= self.wanted) else "no"
 
 
@@ -157,6 +159,8 @@ def _open(rows: Sequence[Row]) -> list[Ratio]:
 
 def wanted_text(ratio: Ratio) -> str:
     """Format a target, such as ≥ 2.5."""
+    if ratio.wanted is None:
+        return "–"
     return f"{'≤' if ratio.at_most else '≥'} {ratio.wanted:g}"
 
 
@@ -167,9 +171,8 @@ def seen_text(ratio: Ratio) -> str:
     return f"{ratio.seen:.2f} ({min(ratio.values):.2f}–{max(ratio.values):.2f})"
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(everything: Sequence[Ratio]) -> str:
     """Return the measured ratios as a text table, and the number of ratios not measured."""
-    everything = all_ratios(rows)
     cells: list[Callable[[Ratio], str]] = [
         lambda ratio: f"{ratio.name} ÷ {ratio.over}",
         wanted_text,

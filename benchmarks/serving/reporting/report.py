@@ -19,7 +19,7 @@ from sections import Section
 
 from serving.plan import RAW
 from serving.reporting import plots, tables
-from serving.reporting.ratios import Row
+from serving.reporting.ratios import Row, all_ratios
 from serving.run import cache_folder
 from serving.servers import ECHO_THREADS, MAX_BATCH_SIZE, servers
 from serving.workloads import WORKLOADS
@@ -69,8 +69,8 @@ def generated(results: Mapping[str, Any]) -> str:
     """Return the part between the markers."""
     rows: Sequence[Row] = results["measurements"]
     parts = [
-        _where(results),
-        "## Targets\n\ntensorferry over its lane, on one core.\n\n" + tables.ratios(rows),
+        where(results),
+        "## Targets\n\ntensorferry over its lane, on one core.\n\n" + tables.ratios(all_ratios(rows)),
         METHOD,
         "![calls a second and latency of the tiny model](plots/serving.svg)",
     ]
@@ -90,11 +90,12 @@ def generated(results: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _where(results: Mapping[str, Any]) -> str:
+def where(results: Mapping[str, Any]) -> str:
+    """Return the date, the machine and the versions."""
     machine = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     known = servers()
-    measured = {known[row["server"]].peer for row in results["measurements"] if row["server"] in known}
+    measured = {known[row["server"]].peer for row in results["measurements"] if row.get("server") in known}
     peers = [
         words.split()[0].replace("==", " ") for name, words in machine["peers"].items() if name in measured
     ]
@@ -119,11 +120,17 @@ def _trouble(results: Mapping[str, Any]) -> str:
     lines = [f"## About this run\n\n{tables.noise(results['measurements'])}"]
     if results["missing"]:
         lines.append(f"Not installed, so not measured: {', '.join(results['missing'])}.")
+    return "\n\n".join([*lines, *failures(results)])
+
+
+def failures(results: Mapping[str, Any]) -> list[str]:
+    """Return a line for each measurement that failed."""
+    lines = []
     for failure in results["failures"]:
         # Without the folders of this machine.
         reason = re.sub(r"(?:/[\w.@+-]+)+/", "", " ".join(failure["reason"].split()))[:200]
         lines.append(f"- Round {failure['round'] + 1}, {failure['server']} failed: {reason}")
-    return "\n\n".join(lines)
+    return lines
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from serving.plan import ONE_STREAM, OPEN, RAW, SHARES, SIZES_IN_FLIGHT, STREAMS, UNARY
-from serving.reporting.ratios import Row, all_ratios, seen_text, wanted_text
+from serving.reporting.ratios import Ratio, Row, seen_text, wanted_text
 from serving.workloads import SIZES
 
 UNARY_IN_FLIGHT = (1, 8, 32, 128, 256)
@@ -45,11 +45,11 @@ def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines))
 
 
-def ratios(rows: Sequence[Row]) -> str:
+def ratios(everything: Sequence[Ratio]) -> str:
     """Return the required ratios, with targets and results."""
     lines = [
         [f"{ratio.name} ÷ {ratio.over}", wanted_text(ratio), seen_text(ratio), ratio.verdict]
-        for ratio in all_ratios(rows)
+        for ratio in everything
     ]
     return markdown(["figure", "wanted", "seen: median (min–max)", "met"], lines)
 
