@@ -21,6 +21,7 @@ KUSTOMIZE := v5.7.1
 CLIENTS := $(VENV)/clients
 UV := 0.13.8
 SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
+PYTHON_MODELS := PYTHONPATH=benchmarks $(BIN)/python -m python_models
 SCALING := $(BIN)/python benchmarks/front_end_scaling.py docs/results/front_ends.md docs/results/plots/front_ends.svg
 # The load generator of `make bench`.
 LOAD := $(VENV)/load
@@ -31,7 +32,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,front_ends.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
+.PHONY: help run demo test test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -116,6 +117,13 @@ bench-peers: ## install the other servers of `make bench` (minutes, 3 GB, Python
 
 bench-report: $(VENV)/.dev $(VENV)/.plots ## write docs/results/performance.md and its plots from the last `make bench`
 	@$(SERVING).reporting.report
+
+bench-python: $(LOAD) $(VENV)/.dev $(VENV)/.plots ## measure Python functions, steps and pipelines beside other servers; writes docs/results/python_models.md (20 minutes; QUICK=1: two minutes, no page; ONLY=functions,steps,images,text)
+	@$(PYTHON_MODELS).run --load $(LOAD) $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
+	@$(if $(QUICK)$(ONLY),,$(PYTHON_MODELS).report)
+
+bench-python-report: $(VENV)/.dev ## write docs/results/python_models.md from the last `make bench-python`
+	@$(PYTHON_MODELS).report
 
 bench-memory: $(LOAD) $(VENV)/.dev ## measure memory over a million calls and ten thousand dropped streams (QUICK=1: a tenth)
 	@$(SERVING).memory --load $(LOAD) $(if $(QUICK),--quick)

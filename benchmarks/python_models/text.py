@@ -1,0 +1,114 @@
+"""Sentence encoder behind its tokenizer: beside the encoder alone, and batches by length beside arrival order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from python_models.calls import Call, app_command, measured, started
+from serving.load import shape_of
+from serving.measure import Bench
+from serving.peers.settings import session_options
+
+Row = Mapping[str, Any]
+
+PART = "text"
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "embeddings" / "model"
+ENCODER, EMBED, ARRIVAL = "encoder", "embed", "arrival"
+EQUAL, MIXED = "equal", "mixed"
+EQUAL_TOKENS = 32
+SHORTEST, LONGEST = 3, 128
+IN_FLIGHT = 64
+_TEXTS = 256
+_CHECKED = 8
+_SECONDS, _WARM_UP = 6.0, 1.5
+# Each is one token, so the length of a text is known.
+_WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "a",
+    "is",
+    "for",
+    "on",
+    "that",
+    "with",
+    "by",
+    "this",
+    "it",
+    "from",
+    "at",
+]
+
+
+def missing() -> str:
+    """Return what is not there that the measurement needs, "" if nothing is."""
+    if find_spec("tokenizers") is None:
+        return "the package tokenizers"
+    absent = [name for name in ("minilm.onnx", "tokenizer.json") if not (FOLDER / name).exists()]
+    return f"{', '.join(absent)} of examples/embeddings" if absent else ""
+
+
+def texts(tokens: Sequence[int]) -> list[str]:
+    """Return seeded texts of these numbers of tokens, with the two that the tokenizer adds."""
+    random = np.random.default_rng(4)
+    return [" ".join(random.choice(_WORDS, count - 2)) for count in tokens]
+
+
+def lengths(kind: str) -> list[int]:
+    """Return the numbers of tokens of the texts."""
+    if kind == EQUAL:
+        return [EQUAL_TOKENS] * _TEXTS
+    return [int(count) for count in np.random.default_rng(5).integers(SHORTEST, LONGEST + 1, _TEXTS)]
+
+
+def calls(kind: str) -> dict[str, list[Call]]:
+    """Return the calls with texts by model, and for the encoder with their tokens."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    tokenizer.no_padding()
+    session = onnxruntime.InferenceSession(
+        str(FOLDER / "minilm.onnx"), session_options(), providers=["CPUExecutionProvider"]
+    )
+    found: dict[str, list[Call]] = {ENCODER: [], EMBED: [], ARRIVAL: []}
+    tokens = lengths(kind)
+    for text, count in zip(texts(tokens), tokens, strict=True):
+        ids = np.array([tokenizer.encode(text).ids])
+        if ids.shape[1] != count:
+            raise ValueError(f"{ids.shape[1]} tokens, not {count}: {text!r}")
+        inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        answer = np.asarray(session.run(None, inputs)[0])
+        found[ENCODER].append(Call(ENCODER, inputs, answer))
+        for model in (EMBED, ARRIVAL):
+            found[model].append(Call(model, {"text": np.array([text], object)}, answer))
+    return found
+
+
+def measure(bench: Bench, number: int, shortened: float) -> Iterator[Row]:
+    """Yield one round: texts per second of each model, with texts of equal and of mixed lengths."""
+    all_calls = {kind: calls(kind) for kind in (EQUAL, MIXED)}
+    checked = [
+        call for by_model in all_calls.values() for some in by_model.values() for call in some[:_CHECKED]
+    ]
+    loads = [(EQUAL, ENCODER), (EQUAL, EMBED), (MIXED, EMBED), (MIXED, ARRIVAL)]
+    with started(bench, app_command("text"), "", {"SERVING_BENCH_MODEL": str(FOLDER)}, checked) as serving:
+        for kind, model in loads[::-1] if number % 2 else loads:
+            some = all_calls[kind][model]
+            shape = shape_of("unary", IN_FLIGHT, False)
+            row = measured(bench, serving, some, shape, _SECONDS * shortened, _WARM_UP * shortened)
+            figures = {
+                name: row[name] for name in ("rate", "p50_ms", "p99_ms", "cpu_us_per_answer", "other_cores")
+            }
+            print(
+                f"text, {kind} lengths, {model:8s} {row['rate']:7.0f}/s  p50 {row['p50_ms']:.1f} ms",
+                flush=True,
+            )
+            yield {"part": PART, "round": number, "model": model, "lengths": kind, **figures}
