@@ -18,7 +18,7 @@ from support.server.tokens import TOKENS, line
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models import loader
+from tensorferry.server.models import loader, onnx_step
 from tensorferry.server.models.registry import Model
 from tensorferry.server.runtime import fp16
 from tensorferry.server.runtime.devices import choose_device
@@ -71,7 +71,9 @@ def load(tmp_path: Path) -> Iterator[Load]:
         parsed = parse_config(config, "test") if config is not None else None
         source = ModelSource(name, build(tmp_path / "m.onnx"), config=parsed)
         device = choose_device(options.get("device", "cpu"))
-        loaded.append(loader.load_model(source, ServerConfig((source,), **options), device))
+        loaded.append(
+            loader.load_model(source, loader.LoadContext(ServerConfig((source,), **options), device))
+        )
         return loaded[-1]
 
     yield make
@@ -89,7 +91,7 @@ def on_device(device: CountingDeviceMemory, monkeypatch: pytest.MonkeyPatch) -> 
     """Load models on this device."""
     staged = partial(Session, memory=device)
     monkeypatch.setattr(fp16, "Session", staged)
-    monkeypatch.setattr(loader, "Session", staged)
+    monkeypatch.setattr(onnx_step, "Session", staged)
     return device
 
 

@@ -32,7 +32,7 @@ from tensorferry.server.methods.repository import RepositoryMethods
 from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import RepositoryController
@@ -331,17 +331,16 @@ class App:
         return all(ended)
 
     def _load_model(self, source: ModelSource) -> Model:
-        config = self.config.for_model(source.name)
-        return load_model(
-            source,
-            config,
-            self._devices[config.device],
+        context = LoadContext(
+            self.config,
+            self._devices,
             self._telemetry.response_hook,
             self._watchdog,
             changed=self._health_changed,
             lost=self._on_device_loss,
             batch_started=None if self._engine is None else self._engine.batch_started,
         )
+        return load_model(source, context)
 
     def _health_changed(self, health: InstanceHealth) -> None:
         self.registry.health_changed(health)

@@ -125,8 +125,12 @@ class _WithoutRuntime:
         labels = read_labels(prepared.config, source.directory)
         run = prepared.io_mapping.runner(prepared.session.run)
         functions = [run] * min(_MOST_INSTANCES, len(settings.devices))
-        batcher = loader._batcher(
-            source, options, settings, functions, None, lambda instance, reason, hopeless: None, None
+        batcher = loader.make_batcher(
+            source.name,
+            settings,
+            functions,
+            loader.LoadContext(options),
+            lambda instance, reason, hopeless: None,
         )
         return Model(
             source.name, source.version, signature, settings.max_batch_size, "", batcher,

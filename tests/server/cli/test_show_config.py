@@ -15,7 +15,7 @@ from tensorferry.server.cli import show_config
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.pbtxt import config_text, parse_config
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def repository(root: Path, text: str | None, *versions: str, file: str = "model.
 
 def served(source: ModelSource, **options: object) -> str:
     """Return what a server's ModelConfig returns."""
-    model = load_model(source, ServerConfig((source,), **options), "cpu")  # type: ignore[arg-type]
+    model = load_model(source, LoadContext(ServerConfig((source,), **options)))  # type: ignore[arg-type]
     assert model.batcher.close()
     return config_text(model.config)
 

@@ -29,7 +29,7 @@ from tensorferry.server.inference.request_limits import DEFAULT_LIMITS
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.link import FrontEndLink, create_link
 from tensorferry.server.link_messages import Gauge
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 
 
@@ -49,7 +49,7 @@ class Rig:
     def __init__(self, path: Path) -> None:
         bursts = ResponseBursts()
         self.model: Model = load_model(
-            ModelSource("m", twice(path)), ServerConfig(models=()), "cpu", response_hook=bursts
+            ModelSource("m", twice(path)), LoadContext(ServerConfig(models=()), response_hook=bursts)
         )
         registry = ModelRegistry()
         registry.mark_ready(self.model)

@@ -36,7 +36,7 @@ from tensorferry.server.inference.classification import Classifier
 from tensorferry.server.inference.codec import ResponseSpec, encode_response
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.labels import read_labels
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 
 ROWS = Classifier(batched=True)
@@ -240,7 +240,7 @@ def test_a_model_is_loaded_with_its_labels(tmp_path: Path) -> None:
         'output { name: "y" data_type: TYPE_FP32 dims: 3 label_filename: "labels.txt" }', ModelConfig()
     )
     source = ModelSource("m", path, config=config, directory=tmp_path)
-    model = load_model(source, ServerConfig((source,)), "cpu")
+    model = load_model(source, LoadContext(ServerConfig((source,))))
     try:
         assert model.labels == {"y": ("low", "middle", "high")}
     finally:

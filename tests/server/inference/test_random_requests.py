@@ -19,7 +19,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.shared_memory.regions import Regions
 from tensorferry.server.status import status_of
@@ -41,7 +41,7 @@ class Fuzzed:
         registry = ModelRegistry()
         for name, max_batch_size in zip(MODELS, (4, 0), strict=True):
             config = ServerConfig((ModelSource(name, path),), max_batch_size=max_batch_size)
-            registry.mark_ready(load_model(config.models[0], config, "cpu"))
+            registry.mark_ready(load_model(config.models[0], LoadContext(config)))
         self.registry = registry
         (directory / "key").write_bytes(bytes(REGION_BYTES))
         self.regions = Regions(allowed=True, directory=directory)

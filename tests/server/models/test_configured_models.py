@@ -18,7 +18,7 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.models.registry import Model
 from tensorferry.server.runtime.session import Session
 
@@ -45,7 +45,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
         path = build(home / "1" / "model.onnx")
         config = parse_config(text, "config.pbtxt") if text is not None else None
         source = ModelSource("m", path, "1", config, home if repository else None)
-        loaded.append(load_model(source, ServerConfig((source,), **options), "cpu"))
+        loaded.append(load_model(source, LoadContext(ServerConfig((source,), **options))))
         return loaded[-1]
 
     yield make
@@ -379,7 +379,7 @@ def test_the_given_configuration_is_not_changed(load: Load, tmp_path: Path) -> N
     path = small.twice(tmp_path / "m" / "1" / "model.onnx")
     given = ModelConfig()
     source = ModelSource("m", path, "1", given, tmp_path / "m")
-    assert load_model(source, ServerConfig((source,)), "cpu").batcher.close()
+    assert load_model(source, LoadContext(ServerConfig((source,)))).batcher.close()
     assert given == ModelConfig()
 
 

@@ -20,9 +20,10 @@ from tensorferry.batcher import Outcome, RequestTooLarge
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.models import loader, session_factory
+from tensorferry.server.models import loader
 from tensorferry.server.recovery.watchdog import Watchdog
 from tensorferry.server.runtime.session import Session
+from tensorferry.server.steps import batch_times
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_each_power_of_two_and_the_maximum_are_warmed_up(
 ) -> None:
     """No other sizes are run if all take the same time."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(session_factory, "_timed", lambda run, inputs: len(run(inputs)) * 1e-3)
+    monkeypatch.setattr(batch_times, "_timed", lambda run, inputs: len(run(inputs)) * 1e-3)
     load(small.twice, max_batch_size=most)
     # Each size runs once untimed and twice timed.
     assert runs[-3 * len(warmed) :] == [rows for rows in warmed for _ in range(3)]
@@ -142,7 +143,7 @@ def test_steps_of_the_run_time_are_found_before_the_first_request(
         return 1e-3 * -(-len(inputs["x"]) // 4)
 
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(session_factory, "_timed", stairs)
+    monkeypatch.setattr(batch_times, "_timed", stairs)
     model = load(small.twice, max_batch_size=16)
     assert "warmed at batches of 1, 2, 4, 5, 8, 9, 12, 13, 16" in caplog.text
     assert model.batcher.submit_rows({"x": fp32(2, 3)}).result(30)
@@ -228,7 +229,7 @@ def test_a_closed_model_keeps_no_session(tmp_path: Path, monkeypatch: pytest.Mon
     gc.collect()
     gc.disable()
     try:
-        model = loader.load_model(source, ServerConfig((source,)), "cpu", watchdog=watchdog)
+        model = loader.load_model(source, loader.LoadContext(ServerConfig((source,)), watchdog=watchdog))
         assert model.batcher.submit({"x": np.ones(3, np.float32)}).result(PATIENCE)["y"].tolist() == [2, 2, 2]
         assert model.batcher.close()
         del model

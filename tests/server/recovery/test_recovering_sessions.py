@@ -19,7 +19,7 @@ from tensorferry.batcher import Batcher, InstanceFailed, RunTimedOut
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.models import loader
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import RepositoryController
@@ -85,7 +85,7 @@ def load(tmp_path: Path, on_device: CountingDeviceMemory, monkeypatch: pytest.Mo
     def make(build: Callable[[Path], Path], **options: Any) -> Model:
         source = ModelSource("m", build(tmp_path / "m.onnx"))
         config = ServerConfig((source,), max_batch_size=2, **options)
-        loaded.append(load_model(source, config, "cpu", None, watchdog))
+        loaded.append(load_model(source, LoadContext(config, watchdog=watchdog)))
         return loaded[-1]
 
     yield make
@@ -179,7 +179,7 @@ def test_an_uploaded_model_is_rebuilt_from_its_files(
     control = RepositoryController(
         registry,
         Repository([tmp_path / "repository"]),
-        lambda source: load_model(source, ServerConfig(()), "cpu"),
+        lambda source: load_model(source, LoadContext(ServerConfig(()))),
         lambda name: None,
         mode="explicit",
         poll_seconds=3600.0,

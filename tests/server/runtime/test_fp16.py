@@ -21,7 +21,7 @@ from tensorferry.server.cli import show_config
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.runtime.fp16 import ModelFile, convert_to_fp16
 from tensorferry.server.runtime.ort_options import Fp16, OrtOptions
 from tensorferry.server.runtime.sampling import random_inputs
@@ -80,7 +80,7 @@ def test_external_weights_are_converted(tmp_path: Path, scratch: Path) -> None:
     model = onnx.load(str(small.mlp(tmp_path / "m.onnx")))
     onnx.save_model(model, str(path), save_as_external_data=True, location="w.bin", size_threshold=0)
     source = ModelSource("m", path)
-    served = load_model(source, ServerConfig((source,), fp16=True), "cpu")
+    served = load_model(source, LoadContext(ServerConfig((source,), fp16=True)))
     try:
         # The converted files are removed, because sessions do not need them.
         assert not list(scratch.iterdir())
@@ -259,7 +259,7 @@ def test_samples_of_the_configuration_are_compared(load: Load, tmp_path: Path) -
     load(far)
     source = warmed(tmp_path / "m.onnx", "index", "INT64", np.array([9]))
     with pytest.raises(StartError, match=r"output 'y' differs from FP32 by 0\.93"):
-        load_model(source, ServerConfig((source,), fp16=True), "cpu")
+        load_model(source, LoadContext(ServerConfig((source,), fp16=True)))
 
 
 def test_infinities_are_refused_whatever_the_tolerance(load: Load, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_infinities_are_refused_whatever_the_tolerance(load: Load, tmp_path: Pat
     load(picked)
     source = warmed(tmp_path / "m.onnx", "x", "FP32", np.array([1e6, 1, 1], np.float32))
     with pytest.raises(StartError, match="output 'y' differs from FP32 where it is finite"):
-        load_model(source, ServerConfig((source,), fp16=True, fp16_tolerance=1e9), "cpu")
+        load_model(source, LoadContext(ServerConfig((source,), fp16=True, fp16_tolerance=1e9)))
 
 
 def test_labels_may_differ_and_are_counted(load: Load, caplog: pytest.LogCaptureFixture) -> None:
@@ -391,7 +391,7 @@ def test_invalid_files_are_errors(tmp_path: Path) -> None:
         convert_to_fp16(tmp_path / "m.onnx", Fp16(0.1), tmp_path)
     source = ModelSource("m", tmp_path / "absent.onnx")
     with pytest.raises(StartError, match=r"absent\.onnx: no such file"):
-        load_model(source, ServerConfig((source,), fp16=True), "cpu")
+        load_model(source, LoadContext(ServerConfig((source,), fp16=True)))
 
 
 def test_an_error_of_the_converted_file_names_the_original(tmp_path: Path, scratch: Path) -> None:

@@ -11,7 +11,7 @@ from support.models.small import node, value
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.runtime.host_memory import (
     GrowthCheck,
     available_bytes,
@@ -85,7 +85,7 @@ def test_a_max_batch_size_beyond_the_memory_fails_the_load(tmp_path: Path) -> No
     with pytest.raises(
         StartError, match=r"of a batch of 2147483647 rows takes .* lower max_batch_size, which is 2147483647"
     ):
-        load_model(source, ServerConfig(models=(source,), max_queue_size=1 << 31), "cpu")
+        load_model(source, LoadContext(ServerConfig(models=(source,), max_queue_size=1 << 31)))
 
 
 def test_warm_up_is_limited_to_the_size_of_the_queue(tmp_path: Path) -> None:
@@ -97,6 +97,6 @@ def test_warm_up_is_limited_to_the_size_of_the_queue(tmp_path: Path) -> None:
     )
     config = parse_config("max_batch_size: 2147483647 dynamic_batching { }", "test")
     source = ModelSource("m", path, "1", config)
-    model = load_model(source, ServerConfig(models=(source,), max_queue_size=64), "cpu")
+    model = load_model(source, LoadContext(ServerConfig(models=(source,), max_queue_size=64)))
     assert model.max_batch_size == 2147483647
     model.batcher.close()

@@ -17,7 +17,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.models.registry import ModelRegistry
 
 _MIB = 1 << 20
@@ -35,7 +35,7 @@ def _message(index: int) -> bytes:
 def test_memory_does_not_grow_with_the_number_of_shapes(tmp_path: Path) -> None:
     path = small.identity(tmp_path / "m.onnx", value("x", "FP32", ("batch", "height", "width")))
     source = ModelSource("m", path, "1", None)
-    model = load_model(source, ServerConfig(models=(source,)), "cpu")
+    model = load_model(source, LoadContext(ServerConfig(models=(source,))))
     registry = ModelRegistry()
     registry.mark_loading("m", "1")
     registry.mark_ready(model)

@@ -14,12 +14,12 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.io_mapping import io_mapping_of
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.runtime.session import Session
 
 
 def test_such_a_model_is_batched_and_its_metadata_is_corrected(tmp_path: Path) -> None:
-    model = load_model(ModelSource("trees", trees(tmp_path / "m.onnx")), ServerConfig(models=()), "cpu")
+    model = load_model(ModelSource("trees", trees(tmp_path / "m.onnx")), LoadContext(ServerConfig(models=())))
     try:
         assert model.batching.startswith("batches of up to 32 rows")
         assert [spec.shape for spec in model.signature.outputs] == [(-1,), (-1, 3)]

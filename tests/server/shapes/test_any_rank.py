@@ -13,14 +13,14 @@ from support.models.small import node, save, value
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.models.registry import Model
 from tensorferry.server.runtime.session import Session
 
 
 def load(path: Path, config: str = "") -> Model:
     given = text_format.Parse(config, ModelConfig()) if config else None
-    model = load_model(ModelSource("m", path, config=given), ServerConfig(models=()), "cpu")
+    model = load_model(ModelSource("m", path, config=given), LoadContext(ServerConfig(models=())))
     model.batcher.close()
     return model
 

@@ -18,7 +18,7 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference.interface import InlineRunner
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 
 X = np.ones((2, 3), np.float32)
@@ -27,7 +27,7 @@ X = np.ones((2, 3), np.float32)
 def load(path: Path, config: str = "", max_batch_size: int = 8) -> Model:
     given = text_format.Parse(config, ModelConfig()) if config else None
     options = ServerConfig(models=(), max_batch_size=max_batch_size)
-    return load_model(ModelSource("m", path, config=given), options, "cpu")
+    return load_model(ModelSource("m", path, config=given), LoadContext(options))
 
 
 def service_of(model: Model) -> InferenceService:

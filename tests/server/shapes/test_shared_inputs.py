@@ -18,7 +18,7 @@ from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.runtime.session import Session
 
@@ -27,8 +27,10 @@ def load(path: Path, config: str = "", **options: object) -> Model:
     given = text_format.Parse(config, ModelConfig()) if config else None
     return load_model(
         ModelSource("m", path, config=given),
-        ServerConfig(models=(), **options),  # type: ignore[arg-type]
-        "cpu",
+        LoadContext(
+            ServerConfig(models=(), **options),  # type: ignore[arg-type]
+            "cpu",
+        ),
     )
 
 

@@ -20,8 +20,9 @@ from tensorferry.server.config.option_groups.security import SecurityOptions
 from tensorferry.server.config.option_groups.shutdown import ShutdownOptions
 
 if TYPE_CHECKING:
-    # The supervisor reads the configuration, and must not import protobuf.
+    # The supervisor reads the configuration, and must import neither protobuf nor numpy.
     from tensorferry.protos.model_config_pb2 import ModelConfig
+    from tensorferry.serving import Declaration
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class ModelSource:
     """A model version to serve: its name and its ONNX file.
 
     `config` is the content of the model's config.pbtxt, None if there is none. `directory` is the model's directory in
-    its repository, None for a model that was named by its file. `keep_alive` keeps temporary files as long as the
+    its repository, None for a model that was named by its file. `declaration` is that of a model in the Python file `path`,
+    None if the file is ONNX. `keep_alive` keeps temporary files as long as the
     source, because a model whose device fails is loaded again.
     """
 
@@ -38,6 +40,7 @@ class ModelSource:
     version: str = "1"
     config: ModelConfig | None = None
     directory: Path | None = None
+    declaration: Declaration | None = field(default=None, compare=False)
     keep_alive: object = field(default=None, compare=False, repr=False)
 
 

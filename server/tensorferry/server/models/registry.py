@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tensorferry.batcher import Batcher, Padding
@@ -39,7 +39,7 @@ class Model:
     every request, in seconds; inf is no limit. `padding` lets requests of different lengths share a batch. `config` is
     the completed configuration. `labels` are class names by output. `devices` has the device of each instance, `health`
     their state. `exemplars` collects traced requests for the metrics; None without metrics. `empty_axes` says which axes
-    of a request may have length zero.
+    of a request may have length zero. `release` ends what its instances started, after the batcher is closed.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Model:
     exemplars: Exemplars | None = field(default=None, compare=False)
     empty_axes: EmptyAxes = field(default_factory=EmptyAxes)
     batching_verdict: str = "off"
+    release: Callable[[], None] = field(default=lambda: None, compare=False)
 
     @property
     def batched(self) -> bool:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
-from tensorferry.batcher.learning.calibration import calibrate
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.gpu.cuda_graphs import shapes_to_capture
@@ -18,13 +13,9 @@ from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.model_config.settings import ModelSettings
 from tensorferry.server.models.warmup_samples import WarmupSample
 from tensorferry.server.runtime.fp16 import model_file
-from tensorferry.server.runtime.host_memory import GrowthCheck, check_fits
 from tensorferry.server.runtime.sampling import Array, random_inputs
 from tensorferry.server.runtime.session import Session
-from tensorferry.server.signature import TensorSpec
-from tensorferry.server.telemetry.load_progress import set_load_stage
-
-_log = logging.getLogger("tensorferry.server")
+from tensorferry.server.steps.batch_times import batch_times
 
 _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
@@ -109,53 +100,19 @@ class SessionFactory:
                     ) from error
 
     def _run_sizes(self, run: _Run, sizes: Mapping[str, int]) -> dict[int, float]:
-        """Run and time batches of the sizes that `calibrate` selects.
+        """Run and time batches of random rows, as in `batch_times`.
 
-        `sizes` are those of other dynamic axes, as in `random_inputs`. Returns the seconds by number of rows, ascending.
-        Ends at a batch that fails, because random rows may fail. StartError if there is not enough memory for a batch.
+        `sizes` are those of other dynamic axes, as in `random_inputs`.
         """
-        size, seconds = self.warmup.working_size, dict[int, float]()
+        size, signature = self.warmup.working_size, self.io_mapping.signature
         if size is None:
-            return seconds
-        most = min(max(1, self.settings.max_batch_size), self.warmup.max_rows)
-        memory = GrowthCheck()
-        remedy = f"lower max_batch_size, which is {self.settings.max_batch_size}"
-        row_bytes = sum(
-            map(_min_row_bytes, self.io_mapping.signature.inputs + self.io_mapping.signature.outputs)
+            return {}
+        max_batch_size = self.settings.max_batch_size
+        return batch_times(
+            self.source.name,
+            signature,
+            run,
+            lambda rows: random_inputs(signature, rows, size, sizes=sizes),
+            min(max(1, max_batch_size), self.warmup.max_rows),
+            max_batch_size,
         )
-        check_fits(
-            f"model {self.source.name!r}: input and output of a batch of {most} rows",
-            row_bytes * most,
-            remedy,
-        )
-
-        def timed(rows: int) -> float:
-            memory.check(f"model {self.source.name!r}: a batch of {rows} rows", remedy)
-            set_load_stage(f"warming up with a batch of {rows} rows, of at most {most}")
-            inputs = random_inputs(self.io_mapping.signature, rows, size, sizes=sizes)
-            try:
-                # The first run of a size is slower and not timed.
-                run(inputs)
-                return min(_timed(run, inputs) for _ in range(2))
-            except ModelFailedError as error:
-                name = self.source.name
-                _log.warning(
-                    "model %s: warm-up stopped at a batch of %d rows, which failed: %s", name, rows, error
-                )
-                raise
-
-        with suppress(ModelFailedError):
-            for rows, took in calibrate(timed, most):
-                seconds[rows] = took
-        return dict(sorted(seconds.items()))
-
-
-def _min_row_bytes(spec: TensorSpec) -> int:
-    """Return the bytes of a row in which each dynamic dimension has one element."""
-    return math.prod(dim for dim in spec.dims[1:] if isinstance(dim, int)) * spec.datatype.size
-
-
-def _timed(run: _Run, inputs: Mapping[str, Any]) -> float:
-    started = time.perf_counter()
-    run(inputs)
-    return time.perf_counter() - started

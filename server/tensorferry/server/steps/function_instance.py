@@ -1,0 +1,155 @@
+"""One instance of a Python function: it runs batches, checks what is returned, and turns what is raised into our errors."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from tensorferry.batcher import BatcherError, InstanceFailed, RunTimedOut
+from tensorferry.server.errors import InvalidRequestError, NotReadyError, ServerError, StepFailedError
+from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
+from tensorferry.server.recovery.watchdog import RunLimits, WatchedRun
+from tensorferry.server.runtime.sampling import Array
+from tensorferry.server.signature import Signature
+from tensorferry.server.steps.function_outputs import DeclaredOutputs, RaggedRows, WrongOutputs
+from tensorferry.serving import DeclarationError, FunctionModel, InvalidInput
+
+_log = logging.getLogger("tensorferry.server")
+
+# Takes the inputs of a batch, by name, and returns what the function returned.
+Call = Callable[[Mapping[str, Array]], Any]
+
+
+def bound_call(declared: FunctionModel) -> Call:
+    """Return what calls a declared function; of a class, a new object after its `load`. Raises what the user's code raises.
+
+    Inputs are passed by name if the function has parameters of their names, else in the declared order.
+    """
+    function: Any = declared.function
+    if inspect.isclass(function):
+        function = function()
+        load = getattr(function, "load", None)
+        if load is not None:
+            load()
+    names = list(declared.inputs)
+    parameters = inspect.signature(function).parameters.values()
+    by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    if any(one.kind is one.VAR_KEYWORD for one in parameters) or by_name >= set(names):
+        return lambda inputs: function(**inputs)
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.POSITIONAL_ONLY)]
+    if len(positional) == len(names):
+        return lambda inputs: function(*(inputs[name] for name in names))
+    raise DeclarationError(
+        f"model {declared.name!r} has the inputs {names}, but its function takes {[one.name for one in parameters]}: name "
+        "its parameters as the inputs"
+    )
+
+
+def checked_call(declared: FunctionModel, call: Call, signature: Signature) -> Call:
+    """Return what runs a batch and returns arrays, or `RaggedRows`, by output. Raises what `call` raises, or WrongOutputs."""
+    first = signature.inputs[0].name
+    if not declared.batched:
+        of_row = DeclaredOutputs(
+            [replace(spec, dims=spec.dims[1:]) for spec in signature.outputs], batched=False
+        )
+
+        def each_row(inputs: Mapping[str, Array]) -> dict[str, Any]:
+            results = [
+                of_row.checked(call({name: array[row] for name, array in inputs.items()}), 0)
+                for row in range(len(inputs[first]))
+            ]
+            return {
+                name: RaggedRows([np.asarray(result[name]) for result in results])
+                for name in declared.outputs
+            }
+
+        return each_row
+    has_rows = declared.max_batch_size != 0
+    outputs = DeclaredOutputs(signature.outputs, batched=has_rows)
+    return lambda inputs: outputs.checked(call(inputs), len(inputs[first]) if has_rows else 0)
+
+
+class FunctionInstance(WatchedRun):
+    """One instance of a function. One thread at a time may call `run`; the other methods are thread-safe.
+
+    `call` is made by `checked_call`. Errors and log lines name the step as `what`.
+    """
+
+    def __init__(self, what: str, call: Call, health: InstanceHealth, index: int, limits: RunLimits) -> None:
+        super().__init__()
+        self._what = what
+        self._call = call
+        self._health = health
+        self._index = index
+        self._limit = limits.run_seconds or math.inf
+        self._began = 0.0
+        self._give_up: Callable[[RunTimedOut], None] = lambda error: None
+        if limits.watchdog is not None:
+            limits.watchdog.watch(self)
+
+    def on_hang(self, give_up: Callable[[RunTimedOut], None]) -> None:
+        """Set the function to call if a run does not end in time."""
+        self._give_up = give_up
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
+        """Run the function on a batch; return arrays or `RaggedRows` by output.
+
+        Raises InvalidRequestError if the function refuses its input, StepFailedError if it raises or returns something else
+        than it declares, MemoryError, or the error of a call of another model.
+        """
+        self._began = time.monotonic()
+        self._overdue = None
+        self._due = self._began + self._limit
+        try:
+            outputs: dict[str, Any] = self._call(inputs)
+            return outputs
+        except MemoryError:
+            raise
+        except BaseException as error:
+            raise self._failure(error) from None
+        finally:
+            self._due = None
+            if self._overdue is not None:
+                self._returned()
+
+    def _failure(self, error: BaseException) -> Exception:
+        """Return the error for the request, if it fails alone."""
+        if isinstance(error, InvalidInput):
+            return InvalidRequestError(str(error))
+        if isinstance(error, WrongOutputs):
+            return StepFailedError(f"{self._what}: {error}", "")
+        if isinstance(error, InstanceFailed):
+            # Of another model: this instance works.
+            return NotReadyError(f"{self._what} called a model whose device failed")
+        if isinstance(error, (ServerError, BatcherError)):
+            return error
+        details = "".join(traceback.format_exception(error.with_traceback(_in_function(error.__traceback__))))
+        return StepFailedError(f"{self._what} raised {type(error).__name__}", details)
+
+    def _give_up_run(self) -> None:
+        reason = f"it runs for longer than {self._limit:g} s (--run-timeout-seconds)"
+        _log.critical("%s: %s; restart the server if it does not return", self._what, reason)
+        self._health.record(InstanceEvent.HUNG)
+        self._health.mark_down(self._index, f"{self._what} hangs", unrecoverable=True)
+        self._give_up(RunTimedOut(f"{self._what}: {reason}, and was given up"))
+
+    def _returned(self) -> None:
+        self.finish()
+        _log.warning("%s has returned after %.1f s", self._what, time.monotonic() - self._began)
+        self._health.mark_up(self._index)
+
+
+def _in_function(trace: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that begins in the user's code."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
