@@ -22,10 +22,10 @@ from tensorferry.server.model_config.settings import ModelSettings
 from tensorferry.server.models.labels import read_labels
 from tensorferry.server.models.onnx_step import load_onnx_step
 from tensorferry.server.models.registry import Model
+from tensorferry.server.python_models.loading import load_function_step
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
 from tensorferry.server.recovery.watchdog import Watchdog
 from tensorferry.server.runtime.sampling import varies
-from tensorferry.server.steps.function_step import load_function_step
 from tensorferry.server.steps.loaded_step import LoadedStep, StepInstance
 from tensorferry.server.steps.stage_function import CallsOfBatch, StageFunction, StageStep, no_calls
 from tensorferry.server.telemetry.exemplars import Exemplars

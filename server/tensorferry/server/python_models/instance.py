@@ -6,22 +6,20 @@ import inspect
 import logging
 import math
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from tensorferry.batcher import BatcherError, InstanceFailed, RunTimedOut
-from tensorferry.server.errors import InvalidRequestError, NotReadyError, ServerError, StepFailedError
+from tensorferry.batcher import RunTimedOut
+from tensorferry.server.python_models.failures import request_error, wrong_return
+from tensorferry.server.python_models.outputs import DeclaredOutputs, RaggedRows, WrongOutputs
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
-from tensorferry.server.recovery.watchdog import RunLimits, WatchedRun
+from tensorferry.server.recovery.watchdog import Overdue, RunLimits, WatchedRun
 from tensorferry.server.runtime.sampling import Array
 from tensorferry.server.signature import Signature
-from tensorferry.server.steps.function_outputs import DeclaredOutputs, RaggedRows, WrongOutputs
-from tensorferry.serving import DeclarationError, FunctionModel, InvalidInput
+from tensorferry.serving import DeclarationError, FunctionModel
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -81,12 +79,13 @@ def checked_call(declared: FunctionModel, call: Call, signature: Signature) -> C
 class FunctionInstance(WatchedRun):
     """One instance of a function. One thread at a time may call `run`; the other methods are thread-safe.
 
-    `call` is made by `checked_call`. Errors and log lines name the step as `what`.
+    `call` is made by `checked_call`. `step` is the function's name, and `health` has that of its model.
     """
 
-    def __init__(self, what: str, call: Call, health: InstanceHealth, index: int, limits: RunLimits) -> None:
+    def __init__(self, step: str, call: Call, health: InstanceHealth, index: int, limits: RunLimits) -> None:
         super().__init__()
-        self._what = what
+        self._step = step
+        self._model = health.name
         self._call = call
         self._health = health
         self._index = index
@@ -101,55 +100,43 @@ class FunctionInstance(WatchedRun):
         self._give_up = give_up
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Run the function on a batch; return arrays or `RaggedRows` by output.
-
-        Raises InvalidRequestError if the function refuses its input, StepFailedError if it raises or returns something else
-        than it declares, MemoryError, or the error of a call of another model.
-        """
+        """Run the function on a batch; return arrays or `RaggedRows` by output. Raises as `request_error` says."""
         self._began = time.monotonic()
         self._overdue = None
         self._due = self._began + self._limit
         try:
             outputs: dict[str, Any] = self._call(inputs)
             return outputs
-        except MemoryError:
-            raise
+        except WrongOutputs as wrong:
+            failure: BaseException = wrong_return(str(wrong), self._model, self._step)
         except BaseException as error:
-            raise self._failure(error) from None
+            failure = request_error(error, self._model, self._step)
         finally:
             self._due = None
             if self._overdue is not None:
                 self._returned()
-
-    def _failure(self, error: BaseException) -> Exception:
-        """Return the error for the request, if it fails alone."""
-        if isinstance(error, InvalidInput):
-            return InvalidRequestError(str(error))
-        if isinstance(error, WrongOutputs):
-            return StepFailedError(f"{self._what}: {error}", "")
-        if isinstance(error, InstanceFailed):
-            # Of another model: this instance works.
-            return NotReadyError(f"{self._what} called a model whose device failed")
-        if isinstance(error, (ServerError, BatcherError)):
-            return error
-        details = "".join(traceback.format_exception(error.with_traceback(_in_function(error.__traceback__))))
-        return StepFailedError(f"{self._what} raised {type(error).__name__}", details)
+        try:
+            raise failure
+        finally:
+            # Its traceback refers to this frame, which would keep the batch's arrays alive.
+            del failure
 
     def _give_up_run(self) -> None:
-        reason = f"it runs for longer than {self._limit:g} s (--run-timeout-seconds)"
-        _log.critical("%s: %s; restart the server if it does not return", self._what, reason)
+        reason = f"the function {self._step!r} runs for longer than {self._limit:g} s (--run-timeout-seconds)"
+        _log.critical("model %s: %s; restart the server if it does not return", self._model, reason)
         self._health.record(InstanceEvent.HUNG)
-        self._health.mark_down(self._index, f"{self._what} hangs", unrecoverable=True)
-        self._give_up(RunTimedOut(f"{self._what}: {reason}, and was given up"))
+        self._health.mark_down(self._index, reason, unrecoverable=True)
+        self._give_up(RunTimedOut(f"{reason}, and was given up"))
+        if not self.hangs:
+            # The run ended meanwhile, and may have marked the instance up before it was marked down here.
+            self._health.mark_up(self._index)
 
     def _returned(self) -> None:
-        self.finish()
-        _log.warning("%s has returned after %.1f s", self._what, time.monotonic() - self._began)
-        self._health.mark_up(self._index)
-
-
-def _in_function(trace: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback that begins in the user's code."""
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace
+        if self.finish() is Overdue.HUNG:
+            _log.warning(
+                "model %s: the function %r has returned after %.1f s",
+                self._model,
+                self._step,
+                time.monotonic() - self._began,
+            )
+            self._health.mark_up(self._index)

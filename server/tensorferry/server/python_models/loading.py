@@ -21,6 +21,9 @@ from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.model_config.instance_groups import InstanceGroup
 from tensorferry.server.model_config.pbtxt import BatchingDecision, complete_config
 from tensorferry.server.model_config.settings import settings_of
+from tensorferry.server.python_models.instance import Call, FunctionInstance, bound_call, checked_call
+from tensorferry.server.python_models.outputs import RaggedRows, WrongOutputs
+from tensorferry.server.python_models.signature import signature_of_function
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.watchdog import RunLimits, Watchdog
 from tensorferry.server.runtime.ort_options import OrtOptions
@@ -28,9 +31,6 @@ from tensorferry.server.runtime.sampling import Array, random_inputs, varies, wo
 from tensorferry.server.shapes.empty_axes import EmptyAxes, axis_sets_to_test
 from tensorferry.server.signature import Signature
 from tensorferry.server.steps.batch_times import batch_times
-from tensorferry.server.steps.function_instance import Call, FunctionInstance, bound_call, checked_call
-from tensorferry.server.steps.function_outputs import RaggedRows, WrongOutputs
-from tensorferry.server.steps.function_signature import signature_of_function
 from tensorferry.server.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
 from tensorferry.server.telemetry.load_progress import set_load_stage
 from tensorferry.serving import DeclarationError, FunctionModel
@@ -72,13 +72,12 @@ def load_function_step(
         seconds = batch_times(source.name, signature, trial.run, trial.inputs, most, settings.max_batch_size)
     load_seconds = time.monotonic() - started
     limits = RunLimits(watchdog, config.run_timeout, load_seconds)
-    what = f"the function of model {declared.name!r}"
     _log.info(
         "model %s version %s loaded from %s in %.2f s", source.name, source.version, source.path, load_seconds
     )
 
     def make_instance(number: int, health: InstanceHealth, health_index: int) -> StepInstance:
-        instance = FunctionInstance(what, calls[number], health, health_index, limits)
+        instance = FunctionInstance(declared.name, calls[number], health, health_index, limits)
         return StepInstance(instance.run, instance.on_hang)
 
     return LoadedStep(
@@ -117,6 +116,8 @@ class _Trial:
         self._signature = signature
         self._call = call
         self._size = 1
+        # What is wrong with the outputs of the last run, if it returned any.
+        self._wrong = ""
         self._example = None if declared.example is None else _example(declared, signature)
 
     @property
@@ -128,7 +129,8 @@ class _Trial:
         """Run the function; ModelFailedError if it raises."""
         try:
             outputs: dict[str, Any] = self._call(inputs)
-        except WrongOutputs:
+        except WrongOutputs as wrong:
+            self._wrong = str(wrong)
             raise
         except Exception as error:
             raise ModelFailedError(f"{type(error).__name__}: {error}") from error
@@ -151,6 +153,8 @@ class _Trial:
         try:
             if self._example is None:
                 size, reason = working_size(self._signature, self.run)
+                if self._wrong:
+                    raise WrongOutputs(self._wrong)
                 if size is None:
                     _log.info(
                         "model %s: its trial run on random input raised %s; its outputs are checked when it answers requests. "
