@@ -70,10 +70,9 @@ def load(tmp_path: Path) -> Iterator[Load]:
     ) -> Model:
         parsed = parse_config(config, "test") if config is not None else None
         source = ModelSource(name, build(tmp_path / "m.onnx"), config=parsed)
-        device = choose_device(options.get("device", "cpu"))
-        loaded.append(
-            loader.load_model(source, loader.LoadContext(ServerConfig((source,), **options), device))
-        )
+        options_of_server = ServerConfig((source,), **options)
+        devices = {options_of_server.device: choose_device(options.get("device", "cpu"))}
+        loaded.append(loader.load_model(source, loader.LoadContext(options_of_server, devices)))
         return loaded[-1]
 
     yield make

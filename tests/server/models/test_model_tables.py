@@ -19,7 +19,7 @@ from tensorferry.server.config.server_config import OPTIONS, ModelSource
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models import loader
+from tensorferry.server.models import loader, onnx_step
 from tensorferry.server.models.registry import Model
 from tensorferry.server.recovery.watchdog import RunLimits, Watchdog
 from tensorferry.server.runtime import devices, fp16
@@ -56,7 +56,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
         return seen.limits[-1]
 
     monkeypatch.setattr(fp16, "Session", OnCpu)
-    monkeypatch.setattr(loader, "RunLimits", limits)
+    monkeypatch.setattr(onnx_step, "RunLimits", limits)
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
@@ -75,7 +75,11 @@ def load(tmp_path: Path) -> Iterator[Callable[..., Model]]:
         parsed = parse_config(pbtxt, "test") if pbtxt is not None else None
         source = ModelSource(name, build(tmp_path / "model.onnx"), config=parsed)
         config = load_config([f"{name}={source.path}"], {}, {}, file).for_model(name)
-        loaded.append(loader.load_model(source, config, choose_device(config.device)))
+        loaded.append(
+            loader.load_model(
+                source, loader.LoadContext(config, {config.device: choose_device(config.device)})
+            )
+        )
         return loaded[-1]
 
     yield make

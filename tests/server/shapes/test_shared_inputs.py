@@ -27,10 +27,7 @@ def load(path: Path, config: str = "", **options: object) -> Model:
     given = text_format.Parse(config, ModelConfig()) if config else None
     return load_model(
         ModelSource("m", path, config=given),
-        LoadContext(
-            ServerConfig(models=(), **options),  # type: ignore[arg-type]
-            "cpu",
-        ),
+        LoadContext(ServerConfig(models=(), **options)),  # type: ignore[arg-type]
     )
 
 
