@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.descriptor_pool import DescriptorPool
 
 from tensorferry.protos.standard import reflection_pb2 as pb
+from tensorferry.protos.standard import reflection_v1alpha_pb2  # noqa: F401 (adds its file to the pool)
 from tensorferry.server.names import REFLECTION_SERVICES
 from tensorferry.server.status import status_of
 from tensorferry.server.wire.receiving import receive
