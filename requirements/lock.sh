@@ -9,10 +9,13 @@ compile() {
         --no-emit-index-url --no-emit-find-links --custom-compile-command "make locks" "$@"
 }
 all=$(mktemp)
-trap 'rm -f "$all"' EXIT
-compile --universal dev.in cpu.in plots.in bench-gpu.in fuzz.in --output-file "$all"
-for name in cpu gpu dev plots bench-gpu fuzz; do
-    compile --universal "$name.in" --constraints "$all" --output-file "$name.lock"
+excluded=$(mktemp)
+trap 'rm -f "$all" "$excluded"' EXIT
+# The package of the sentence encoder requires it, with torch, to run the model.
+echo sentence-transformers >"$excluded"
+compile --universal dev.in cpu.in plots.in bench-gpu.in fuzz.in embeddings.in --excludes "$excluded" --output-file "$all"
+for name in cpu gpu dev plots bench-gpu fuzz embeddings; do
+    compile --universal "$name.in" --excludes "$excluded" --constraints "$all" --output-file "$name.lock"
 done
 # For Python 3.11 only, because some of these versions have no wheels for newer ones.
 compile oldest.in --output-file oldest.lock
