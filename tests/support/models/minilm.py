@@ -51,10 +51,10 @@ class Reference:
         return self._normalized(x + self._linear(gelu, f"{name}.output.dense"), f"{name}.output.LayerNorm")
 
     def _linear(self, x: Array, name: str) -> Array:
-        product: Array = x @ self._weights[f"{name}.weight"].T
-        return product + self._weights[f"{name}.bias"]
+        return np.asarray(x @ self._weights[f"{name}.weight"].T + self._weights[f"{name}.bias"])
 
     def _normalized(self, x: Array, name: str) -> Array:
         centred = x - x.mean(axis=1, keepdims=True)
         deviation = np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-12)
-        return centred / deviation * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
+        scaled = centred / deviation * self._weights[f"{name}.weight"]
+        return np.asarray(scaled + self._weights[f"{name}.bias"])
