@@ -15,7 +15,7 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError, StepFailedError
 from tensorferry.server.models.loader import LoadContext, load_model
 from tensorferry.server.models.registry import Model
-from tensorferry.serving import BYTES, FP32, INT64, STRING, FunctionModel, InvalidInput, model
+from tensorferry.serving import BYTES, FP32, INT64, STRING, FunctionModel, InvalidInput, RowPadding, model
 
 LoadFunction = Callable[..., Model]
 
@@ -140,6 +140,18 @@ def test_rows_of_different_lengths_are_padded_for_each_request(load: LoadFunctio
     assert first.result()["word"].tolist() == [["w", ""], ["w", "w"]]
     assert second.result()["ids"].tolist() == [[0, 1, 2, 3]]
     assert held.result()["ids"].shape == (1, 99)
+
+
+def test_rows_are_padded_with_the_values_of_the_function(load: LoadFunction) -> None:
+    declared = FunctionModel(
+        "count",
+        lambda n: [np.arange(each) for each in n],
+        {"n": INT64[-1]},
+        {"y": INT64[-1, -1]},
+        row_padding=lambda: RowPadding((16,), {"y": 9}),
+    )
+    answer = load(declared).batcher.submit_rows({"n": np.array([1, 3])}).result()
+    assert answer["y"].tolist() == [[0, 9, 9], [0, 1, 2]]
 
 
 @pytest.mark.parametrize(

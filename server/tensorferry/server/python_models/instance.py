@@ -72,7 +72,8 @@ def checked_call(declared: FunctionModel, call: Call, signature: Signature) -> C
 
         return each_row
     has_rows = declared.max_batch_size != 0
-    outputs = DeclaredOutputs(signature.outputs, batched=has_rows)
+    pads = declared.row_padding().values if declared.row_padding is not None else None
+    outputs = DeclaredOutputs(signature.outputs, batched=has_rows, pads=pads)
     return lambda inputs: outputs.checked(call(inputs), len(inputs[first]) if has_rows else 0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,23 +18,27 @@ class WrongOutputs(Exception):
 class RaggedRows(list[Array]):
     """The rows of an output, which differ in length along one axis.
 
-    A slice is one array, padded with zeros (empty strings) to the longest of its rows. So the batcher gives each request its
-    own rows, and their padding does not depend on the other requests.
+    A slice is one array, padded with `pad`, or empty strings, to the longest of its rows. So the batcher gives each request
+    its own rows, and their padding does not depend on the other requests.
     """
+
+    def __init__(self, rows: Iterable[Array], pad: Any = 0) -> None:
+        super().__init__(rows)
+        self.pad = pad
 
     def __getitem__(self, index: Any) -> Any:
         rows = super().__getitem__(index)
-        return stack_rows(rows) if isinstance(index, slice) else rows
+        return stack_rows(rows, self.pad) if isinstance(index, slice) else rows
 
 
-def stack_rows(rows: Sequence[Array]) -> Array:
-    """Return the rows as one array, padded with zeros, or empty strings, to the longest along each axis."""
+def stack_rows(rows: Sequence[Array], pad: Any = 0) -> Array:
+    """Return the rows as one array, padded with `pad`, or empty strings, to the longest along each axis."""
     shapes = {row.shape for row in rows}
     if len(shapes) == 1:
         return np.stack(rows)
     longest = tuple(max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True))
     dtype = rows[0].dtype
-    empty: Any = type(rows[0].flat[0])() if dtype.hasobject and rows[0].size else 0
+    empty: Any = type(rows[0].flat[0])() if dtype.hasobject and rows[0].size else pad
     stacked = np.full((len(rows), *longest), empty, dtype)
     for target, row in zip(stacked, rows, strict=True):
         target[tuple(map(slice, row.shape))] = row
@@ -44,8 +48,12 @@ def stack_rows(rows: Sequence[Array]) -> Array:
 class DeclaredOutputs:
     """The outputs that a function declares. Thread-safe."""
 
-    def __init__(self, specs: Sequence[TensorSpec], *, batched: bool) -> None:
+    def __init__(
+        self, specs: Sequence[TensorSpec], *, batched: bool, pads: Mapping[str, Any] | None = None
+    ) -> None:
+        """`pads` has the pad values of rows of different lengths, by output; 0 by default."""
         self._specs = tuple(specs)
+        self._pads = pads or {}
         self._names = [spec.name for spec in specs]
         self._batched = batched
 
@@ -106,7 +114,7 @@ class DeclaredOutputs:
                         f"output {spec.name!r} has a row of shape {list(row.shape)}, and is declared as "
                         f"{list(spec.shape)}, whose axis 0 counts the rows"
                     )
-            return RaggedRows(parts)
+            return RaggedRows(parts, self._pads.get(spec.name, 0))
         try:
             if spec.datatype.size:
                 return np.asarray(value, spec.datatype.storage)
