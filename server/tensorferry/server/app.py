@@ -43,6 +43,7 @@ from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.recovering_instance import REBUILD_SECONDS
 from tensorferry.server.recovery.watchdog import Watchdog
 from tensorferry.server.runtime.devices import choose_device
+from tensorferry.server.runtime.op_libraries import server_libraries
 from tensorferry.server.scratch_directory import remove_abandoned
 from tensorferry.server.shared_memory.regions import Regions
 from tensorferry.server.telemetry.logs import LogOutput
@@ -266,6 +267,9 @@ class App:
         """Load every model; the server is ready afterwards. StartError names the first model that fails."""
         config = self.config
         remove_abandoned()
+        # Tried now, because models may be loaded later, or not at all.
+        for libraries in config.values("custom_ops"):
+            server_libraries(libraries)
         self._devices = _choose_devices(config)
         if set(self._devices.values()) == {"cpu"}:
             for changed in changed_cuda_options(config):

@@ -24,6 +24,11 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
         ("a:/b c", (Path("a"), Path("/b c"))),
         ("a/b", (Path("a/b"),)),
     ],
+    "custom-ops": [
+        ("a.so", ("a.so",)),
+        ("onnxruntime-extensions:/b c.so", ("onnxruntime-extensions", "/b c.so")),
+        ("a/b.so.1", ("a/b.so.1",)),
+    ],
     "model-control": [("explicit", "explicit"), ("POLL", "poll"), ("none", "none")],
     "load-model": [("*", ("*",)), ("a", ("a",)), ("a,b.c", ("a", "b.c"))],
     "repository-poll-seconds": [("1", 1.0), ("0.5", 0.5), ("1e3", 1000.0)],
@@ -132,6 +137,7 @@ NEEDS = {
 
 BAD: dict[str, list[str]] = {
     "model-repository": ["", ":a", "a:", "a::b"],
+    "custom-ops": ["", ":a", "a:", "a::b"],
     "model-control": ["", "off", "manual"],
     "load-model": ["", "a,", "a b", "../a", "a,*", "-a"],
     "repository-poll-seconds": ["", "0", "-1", "nan", "inf", "15s", "1e10"],

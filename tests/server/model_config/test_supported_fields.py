@@ -71,7 +71,6 @@ REFUSED = {
     "sequence_batching": "sequence_batching { max_sequence_idle_microseconds: 5 direct { } }",
     "ensemble_scheduling": 'ensemble_scheduling { step { model_name: "a" model_version: -1 } }',
     "instance_group.profile": 'instance_group { profile: "0" }',
-    "model_operations.op_library_filename": 'model_operations { op_library_filename: "ops.so" }',
     "model_transaction_policy.decoupled": "model_transaction_policy { decoupled: true }",
     "model_repository_agents": 'model_repository_agents { agents { name: "checksum" } }',
 }

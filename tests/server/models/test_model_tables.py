@@ -22,7 +22,7 @@ from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.models import loader, onnx_step
 from tensorferry.server.models.registry import Model
 from tensorferry.server.recovery.watchdog import RunLimits, Watchdog
-from tensorferry.server.runtime import devices, fp16
+from tensorferry.server.runtime import devices, fp16, op_libraries
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.runtime.ort_options import ExecutionProvider, Fp16, OrtOptions
 from tensorferry.server.runtime.session import Session
@@ -55,6 +55,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
         seen.limits.append(RunLimits(watchdog, *seconds))
         return seen.limits[-1]
 
+    monkeypatch.setattr(op_libraries, "_try", lambda libraries: None)
     monkeypatch.setattr(fp16, "Session", OnCpu)
     monkeypatch.setattr(onnx_step, "RunLimits", limits)
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -110,6 +111,14 @@ ON_GPU = 'device = "cuda:0"\n'
 # By the option: the lines above all tables, those of the table, the model, what to look at, and its value with the table
 # and without it.
 EFFECTS: dict[str, tuple[str, str, Build, Callable[[Model, Recorded], Any], Any, Any]] = {
+    "custom-ops": (
+        "",
+        f"custom-ops = {__file__!r}",
+        small.twice,
+        lambda m, r: [library.path for library in r.options[-1].op_libraries],
+        [Path(__file__)],
+        [],
+    ),
     "device": ("", 'device = "cuda:1"', small.twice, lambda m, r: r.devices, ["cuda:1"], ["cpu"]),
     "instances": ("", "instances = 2", small.twice, lambda m, r: r.devices, ["cpu", "cpu"], ["cpu"]),
     "threads": ("", "threads = 1", small.twice, of_session("intra_op_threads"), 1, 0),

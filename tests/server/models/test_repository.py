@@ -231,3 +231,29 @@ def test_a_link_to_a_parent_directory_is_not_followed(tmp_path: Path) -> None:
     home = add(tmp_path, "m", "1")
     (home / "1" / "again").symlink_to(home)
     assert fingerprints(tmp_path) == fingerprints(tmp_path)
+
+
+LIBRARY = 'model_operations { op_library_filename: "ops.so" }'
+PLUGIN = (
+    'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" '
+    'parameters { key: "trt_extra_plugin_lib_paths" value: "plugin.so" } } } }'
+)
+
+
+@pytest.mark.parametrize("text", [LIBRARY, PLUGIN], ids=["operators", "plugin"])
+def test_a_client_names_only_libraries_that_the_operator_has_named(tmp_path: Path, text: str) -> None:
+    """A library is code, so no client can choose one among the files of the server or those that it sends."""
+    given = text_format.Parse(text, ModelConfig())
+    home = add(tmp_path, "m", "1", config=text)
+    assert numbers(tmp_path, config=given) == ["1"]
+    for operators in ("max_batch_size: 4", text.replace(".so", ".so.2")):
+        (home / "config.pbtxt").write_text(operators)
+        with pytest.raises(RepositoryError) as caught:
+            numbers(tmp_path, config=given)
+        assert str(caught.value) == (
+            f"the configuration in the request has the library {text.split(chr(34))[-2]!r}, which {home}/config.pbtxt "
+            "does not have; a client cannot choose libraries: leave it out, or let the operator name it there"
+        )
+    (home / "config.pbtxt").unlink()
+    with pytest.raises(RepositoryError, match="the configuration in the request has the library"):
+        numbers(tmp_path, config=given)

@@ -19,6 +19,7 @@ from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.pbtxt import BatchingDecision, is_complete
 from tensorferry.server.runtime.onnx_file import string_lists
+from tensorferry.server.runtime.op_libraries import replacing_library
 from tensorferry.server.runtime.ort_options import BATCHING
 from tensorferry.server.runtime.sampling import Array, working_size
 from tensorferry.server.runtime.session import Session
@@ -60,7 +61,13 @@ class Candidate:
         """Run the batching check and apply the policy to its finding."""
         settings = ComparisonSettings(max_batch_size, string_lists(self.session.path), self.precision)
         first_run = with_time_limit(self.run, self.session, _LIMIT_SECONDS)
-        found = check_batching(self.name, self.session.path, self.signature, self.run, settings, first_run)
+        library = replacing_library(self.session.op_libraries)
+        unprovable = (
+            "" if library is None else f"{library.path.name} may replace operators of the graph by its own"
+        )
+        found = check_batching(
+            self.name, self.session.path, self.signature, self.run, settings, first_run, unprovable
+        )
         if found.verdict is BatchingVerdict.TESTED and found.working_size is not None:
             reason = mixing_through_shared_inputs(self.signature, self.run, settings, found.working_size)
             if reason:

@@ -69,9 +69,15 @@ def check_batching(
     run: Run,
     settings: ComparisonSettings,
     first_run: Run | None = None,
+    unprovable: str = "",
 ) -> BatchingFinding:
-    """Check a model whose signature has a batch axis, and log the evidence. Arguments are as in `compare_rows`."""
+    """Check a model whose signature has a batch axis, and log the evidence. Arguments are as in `compare_rows`.
+
+    `unprovable` is a reason why the graph does not say what is computed; empty if there is none.
+    """
     analysis = analyse_batching(path, [spec.name for spec in signature.inputs if spec.has_row_axis])
+    if unprovable and analysis.finding is RowMixing.SEPARATE:
+        analysis = BatchAnalysis(RowMixing.UNKNOWN, (unprovable,))
     operators = operator_types(path)
     if analysis.finding is RowMixing.MIXES:
         # The model is not run, because running can miss the mixing.

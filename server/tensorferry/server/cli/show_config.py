@@ -22,6 +22,7 @@ from tensorferry.server.telemetry import logs
 # The options that a model's configuration depends on, and those of the log.
 _FIELDS = frozenset(
     (
+        "custom_ops",
         "device",
         "cuda_memory_bytes",
         "cuda_memory_growth",

@@ -131,7 +131,8 @@ class EmptyAxesProbe:
         model, cache = self._model, ProbeCache("empty-axes")
         runs = {each: _probe_runs(model, each) for each in axes}
         conditions = repr((_VERSION, onnxruntime.__version__, model.ort_options, list(runs.values())))
-        digest = digest_of(model.source, conditions)
+        libraries = [library.path for library in model.ort_options.op_libraries]
+        digest = digest_of(model.source, conditions, libraries)
         cached = _decode(cache.get(digest), axes)
         if cached is not None:
             return cached

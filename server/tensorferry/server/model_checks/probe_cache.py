@@ -9,7 +9,7 @@ import mmap
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -34,10 +34,10 @@ def cache_directory() -> Path | None:
         return None
 
 
-def digest_of(path: Path, conditions: str) -> str:
-    """Return a digest of a model's file, its external data files, and the conditions of the result."""
+def digest_of(path: Path, conditions: str, libraries: Iterable[Path] = ()) -> str:
+    """Return a digest of a model's file, its external data, its libraries, and the conditions of the result."""
     digest = hashlib.sha256(conditions.encode())
-    for each in (path, *_cached_by_status(_external_data, path)):
+    for each in (path, *_cached_by_status(_external_data, path), *libraries):
         # Weights may contain bytes that look like a reference to a file, but rarely name an existing one.
         if os.path.isfile(each):
             digest.update(_cached_by_status(_digest, each))

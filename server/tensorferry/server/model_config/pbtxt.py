@@ -22,6 +22,8 @@ from tensorferry.server.signature import Signature, TensorSpec
 PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"
 
+# Option of TensorRT with the paths of libraries.
+_TENSORRT_PLUGINS = "trt_extra_plugin_lib_paths"
 # The only datatype with a different name in the configuration than in the protocol.
 _CONFIG_NAMES = {"BYTES": "STRING"}
 
@@ -61,6 +63,13 @@ def parse_config(text: str, source: str) -> ModelConfig:
         raise ModelConfigError(
             f"{source}: {position}: {reason} (a text-format inference.ModelConfig is expected)"
         ) from None
+
+
+def named_libraries(config: ModelConfig) -> frozenset[str]:
+    """Return the shared libraries that a configuration names: of custom operators, and of plugins for TensorRT."""
+    accelerators = config.optimization.execution_accelerators.gpu_execution_accelerator
+    plugins = (accelerator.parameters.get(_TENSORRT_PLUGINS, "") for accelerator in accelerators)
+    return frozenset(config.model_operations.op_library_filename) | frozenset(filter(None, plugins))
 
 
 def config_text(config: ModelConfig) -> str:

@@ -153,9 +153,7 @@ RULES: Mapping[str, FieldRule] = {
     "metric_tags": _warned("it has no effect: a model's metrics have no additional labels"),
     "parameters": _USED,
     "model_warmup": _USED,
-    "model_operations.op_library_filename": _refused(
-        "this server does not load libraries of custom operators; export the model with standard ONNX operators"
-    ),
+    "model_operations.op_library_filename": _USED,
     "model_transaction_policy.decoupled": _refused(
         "in this server every request has one response; leave it out if the model has one response per request"
     ),

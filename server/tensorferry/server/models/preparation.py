@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.batching_check.decision import (
@@ -23,6 +23,7 @@ from tensorferry.server.model_config.supported_fields import check_fields
 from tensorferry.server.model_config.unused_options import unused_options
 from tensorferry.server.runtime.devices import available_devices
 from tensorferry.server.runtime.fp16 import ModelFile, model_file
+from tensorferry.server.runtime.op_libraries import libraries_for
 from tensorferry.server.runtime.ort_options import (
     has_gpu_options,
     ort_options_for,
@@ -71,8 +72,11 @@ def prepare_model(
     base = requested or ModelConfig(name=source.name)
     _warn_about_unused_providers(source.name, base, devices)
     base = with_server_defaults(base, server_config, devices)
-    ort_options = ort_options_for(base, server_config, source.name)
-    file = model_file(source.path, ort_options.fp16, scratch)
+    ort_options = replace(
+        ort_options_for(base, server_config, source.name),
+        op_libraries=libraries_for(base, source, server_config.custom_ops),
+    )
+    file = model_file(source.path, ort_options, scratch)
     if ort_options.fp16 is not None and "cpu" in devices:
         _log.warning(
             "model %s: it is in FP16 on the CPU, which computes most operators in FP32, so it does not get faster there",

@@ -15,7 +15,7 @@ from pathlib import Path
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import StartError
-from tensorferry.server.model_config.pbtxt import read_config
+from tensorferry.server.model_config.pbtxt import named_libraries, read_config
 from tensorferry.server.names import NAME
 
 CONFIG_FILE = "config.pbtxt"
@@ -121,6 +121,8 @@ def _versions(directory: Path, given: ModelConfig | None) -> Sequence[ServedVers
     config = given
     if config is None and file.is_file():
         config = read_config(file)
+    elif config is not None:
+        _check_libraries(config, file)
     if config is not None and config.name and config.name != directory.name:
         raise RepositoryError(
             f"{file} has the name {config.name!r}; it must be that of its directory, {directory.name!r}, or none"
@@ -151,6 +153,21 @@ def _versions(directory: Path, given: ModelConfig | None) -> Sequence[ServedVers
         source = ModelSource(directory.name, path, str(number), config, directory)
         versions.append(ServedVersion(source, (common, _files(present[number]))))
     return versions
+
+
+def _check_libraries(given: ModelConfig, file: Path) -> None:
+    """Raise RepositoryError if a client's configuration names a library that the model's own file does not name.
+
+    A library is code that runs in the server, so no client may choose one, not even among the repository's files.
+    """
+    named = named_libraries(given)
+    if named and file.is_file():
+        named -= named_libraries(read_config(file))
+    if named:
+        raise RepositoryError(
+            f"the configuration in the request has the library {', '.join(map(repr, sorted(named)))}, which {file} does "
+            "not have; a client cannot choose libraries: leave it out, or let the operator name it there"
+        )
 
 
 def _is_version(entry: Path) -> bool:

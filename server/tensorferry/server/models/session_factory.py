@@ -81,7 +81,7 @@ class SessionFactory:
         file was deleted.
         """
         with ExitStack() as scratch:
-            file = model_file(self.source.path, self.settings.ort_options.fp16, scratch)
+            file = model_file(self.source.path, self.settings.ort_options, scratch)
             session = file.session(device, self.settings.ort_options)
         self.capture(session)
         if not any(self.warm_up(session)) and runs:

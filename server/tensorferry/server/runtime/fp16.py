@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.runtime.load_remedies import remedy_for
+from tensorferry.server.runtime.op_libraries import OWN_DOMAINS, OpLibrary, register
+from tensorferry.server.runtime.ort import onnxruntime, ort_message
 from tensorferry.server.runtime.ort_options import Fp16, OrtOptions
 from tensorferry.server.runtime.sampling import Array, as_float64, random_inputs
 from tensorferry.server.runtime.session import Session
@@ -52,17 +56,17 @@ class ModelFile:
             ) from error
 
 
-def model_file(source: Path, fp16: Fp16 | None, scratch: ExitStack) -> ModelFile:
-    """Return the file for sessions, converted if `fp16` is given. A converted file is removed with `scratch`."""
-    if fp16 is None:
+def model_file(source: Path, settings: OrtOptions, scratch: ExitStack) -> ModelFile:
+    """Return the file for sessions, converted if the options say so. A converted file is removed with `scratch`."""
+    if settings.fp16 is None:
         return ModelFile(source, source)
     folder = ScratchDirectory()
     scratch.callback(folder.remove)
-    return convert_to_fp16(source, fp16, folder.path)
+    return convert_to_fp16(source, settings.fp16, folder.path, settings.op_libraries)
 
 
-def convert_to_fp16(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
-    """Write the model to a folder in FP16. Its inputs and outputs keep their datatypes.
+def convert_to_fp16(source: Path, fp16: Fp16, folder: Path, libraries: Sequence[OpLibrary] = ()) -> ModelFile:
+    """Write the model to a folder in FP16. Its inputs and outputs keep their datatypes; custom operators stay in FP32.
 
     The folder must exist until the last session has been created. StartError if the conversion fails.
     """
@@ -79,7 +83,7 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
             "'tensorferry[fp16]' has it"
         ) from None
     try:
-        model = _read_model(source)
+        model = _read_model(source, libraries)
         if not any(tensor.data_type == onnx.TensorProto.FLOAT for tensor in _weight_tensors(model.graph)):
             _log.warning("%s has no weights in FP32: it is served without conversion", source)
             return ModelFile(source, source)
@@ -91,12 +95,18 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path) -> ModelFile:
             model,
             keep_io_types=True,
             disable_shape_infer=True,
-            op_block_list=[*converter.DEFAULT_OP_BLOCK_LIST, *fp16.excepted],
+            op_block_list=[
+                *converter.DEFAULT_OP_BLOCK_LIST,
+                *fp16.excepted,
+                *{node.op_type for node in _nodes(model.graph) if _is_custom(node)},
+            ],
             node_block_list=list(fp16.excepted),
         )
         path = folder / "model.onnx"
         # Weights go to a second file, because a protobuf file is limited to 2 GB.
         onnx.save_model(converted, str(path), save_as_external_data=True, location="weights")
+    except StartError:
+        raise
     # The converter raises AssertionError, and onnx many kinds of exceptions.
     except Exception as error:
         raise StartError(f"{source}: conversion to FP16 failed: {error!r}; disable FP16") from error
@@ -114,7 +124,7 @@ def _converter() -> Any:
     return float16
 
 
-def _read_model(source: Path) -> onnx.ModelProto:
+def _read_model(source: Path, libraries: Sequence[OpLibrary]) -> onnx.ModelProto:
     """Read the model with its weights, and infer the datatype of each value, which the converter needs."""
     import onnx
     from onnx.external_data_helper import load_external_data_for_model
@@ -134,9 +144,52 @@ def _read_model(source: Path) -> onnx.ModelProto:
         model.graph.input.extend(inputs)
         model.ir_version = max(model.ir_version, 4)
     # Before external weights are loaded, because shape inference is limited to 2 GB.
+    _add_types_of_custom_operators(model, source, libraries)
     model = onnx.shape_inference.infer_shapes(model)
     load_external_data_for_model(model, str(source.parent))
     return model
+
+
+def _is_custom(node: onnx.NodeProto) -> bool:
+    return node.domain not in OWN_DOMAINS
+
+
+def _add_types_of_custom_operators(
+    model: onnx.ModelProto, source: Path, libraries: Sequence[OpLibrary]
+) -> None:
+    """Add the datatypes of the outputs of custom operators. Only ONNX Runtime, with the libraries, knows them.
+
+    StartError if ONNX Runtime cannot load the model on the CPU.
+    """
+    import onnx
+
+    known = {value.name for value in (*model.graph.value_info, *model.graph.output)}
+    custom = [name for node in model.graph.node if _is_custom(node) for name in node.output]
+    names = [name for name in custom if name and name not in known]
+    if not names:
+        return
+    declared = len(model.graph.output)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    content = model.SerializeToString()
+    del model.graph.output[declared:]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(source.parent)
+    )
+    register(options, libraries)
+    try:
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        reason = ort_message(error)
+        remedy = remedy_for(source, reason, libraries)
+        raise StartError(f"{source}: ONNX Runtime cannot load it on the CPU: {reason}{remedy}") from error
+    for output in session.get_outputs()[declared:]:
+        # Such as tensor(float), whose name in the file is FLOAT.
+        if found := re.fullmatch(r"tensor\((\w+)\)", output.type):
+            datatype = onnx.TensorProto.DataType.Value(found[1].upper())
+            model.graph.value_info.append(onnx.helper.make_tensor_value_info(output.name, datatype, None))
 
 
 def _as_tensor(node: onnx.NodeProto) -> None:

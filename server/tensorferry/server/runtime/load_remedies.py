@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import re
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from tensorferry.server.runtime.op_libraries import (
+    EXTENSION_DOMAINS,
+    EXTENSIONS,
+    INSTALL_EXTENSIONS,
+    OWN_DOMAINS,
+    OpLibrary,
+)
 
 _PYTORCH = "a PyTorch file, not ONNX: export it with torch.onnx.export"
 # Keys are the first bytes of a file.
@@ -24,10 +33,17 @@ _TFLITE, _SAFETENSORS = b"TFL3", b'{"'
 _HEAD_BYTES = 64
 
 _LOCALE = re.compile(r"Failed to construct locale with name:\s*([\w.@-]+?):")
+# Such as: Fatal error: com.acme:Foo(-1) is not a registered function/op
+_UNKNOWN_OPERATOR = re.compile(r"([\w.-]+):([\w.-]+)\(-?\d+\) is not a registered function/op")
 
 
-def remedy_for(path: Path, reason: str) -> str:
-    """Return a sentence with the remedy, to append to the reason; empty if none is known."""
+def remedy_for(path: Path, reason: str, libraries: Sequence[OpLibrary] = ()) -> str:
+    """Return a sentence with the remedy, to append to the reason; empty if none is known.
+
+    `libraries` are those of custom operators that the session has.
+    """
+    if (found := _UNKNOWN_OPERATOR.search(reason)) and found[1] not in OWN_DOMAINS:
+        return _library_remedy(found[1], libraries)
     if found := _LOCALE.search(reason):
         name = found[1]
         return (
@@ -36,6 +52,20 @@ def remedy_for(path: Path, reason: str) -> str:
         )
     kind = _kind_of(path)
     return f". It is {kind}" if kind else ""
+
+
+def _library_remedy(domain: str, libraries: Sequence[OpLibrary]) -> str:
+    """Return the remedy for an operator of a domain that ONNX Runtime does not have."""
+    tried = ", ".join(str(library.path) for library in libraries)
+    tried = f". It is not among the custom operators of {tried}" if libraries else ""
+    if domain in EXTENSION_DOMAINS:
+        own = any(library.own_domains for library in libraries)
+        what = "upgrade that package" if own else f"give --custom-ops {EXTENSIONS}"
+        return f"{tried}. Operators of {domain} are in the package {EXTENSIONS}: {INSTALL_EXTENSIONS}, and {what}"
+    return (
+        f"{tried}. Operators of {domain} are in a library of custom operators: name its file by --custom-ops, or as "
+        "op_library_filename in the model's config.pbtxt"
+    )
 
 
 def _kind_of(path: Path) -> str:

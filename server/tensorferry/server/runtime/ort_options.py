@@ -12,6 +12,7 @@ from tensorferry.server.config.parsers import positive_number
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
+from tensorferry.server.runtime.op_libraries import OpLibrary
 from tensorferry.server.runtime.sampling import TOLERANCE
 
 TENSORRT = "TensorrtExecutionProvider"
@@ -121,7 +122,7 @@ class OrtOptions:
     `front_ends` is the number of front-end processes, which need cores, too.
     `graph` is the level of graph optimization: all, extended, basic or none. `cuda` holds the CUDA provider's options.
     `gpu` lists the providers that come before the CUDA provider on a GPU, `cpu` those before the CPU provider on the
-    CPU. `graphs` and `priority` apply to sessions on GPUs.
+    CPU. `graphs` and `priority` apply to sessions on GPUs. `op_libraries` have custom operators.
     """
 
     graph: str = "all"
@@ -139,6 +140,7 @@ class OrtOptions:
     graphs: GraphOptions | None = None
     priority: KernelPriority | None = None
     front_ends: int = 0
+    op_libraries: tuple[OpLibrary, ...] = ()
 
     def precision(self, device: str) -> float:
         """Return the precision of FP32 outputs on a device, relative to the output's greatest magnitude.

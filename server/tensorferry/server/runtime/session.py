@@ -31,7 +31,8 @@ from tensorferry.server.gpu.tensor_layout import Shape
 from tensorferry.server.onnx_graph.unknown_ranks import tensors_of_unknown_rank
 from tensorferry.server.runtime.cuda_stream import create_stream, keep_until_closed, with_stream
 from tensorferry.server.runtime.load_remedies import remedy_for
-from tensorferry.server.runtime.ort import onnxruntime
+from tensorferry.server.runtime.op_libraries import OpLibrary, register
+from tensorferry.server.runtime.ort import onnxruntime, ort_message
 from tensorferry.server.runtime.ort_options import ARENA_SHRINKAGE, TENSORRT, OrtOptions
 from tensorferry.server.runtime.output_rows import with_output_rows
 from tensorferry.server.runtime.providers import CUDA, Providers, capturing, providers_of, session_options
@@ -148,18 +149,19 @@ class Session:
 
     def _opened(self, providers: Providers) -> Any:
         options = session_options(self._settings, self.device)
+        register(options, self._settings.op_libraries)
         if self._graphs is not None and any(name == TENSORRT for name, _ in providers):
             self._without_graphs("TensorRT captures one graph alone, of one batch size")
         if self._graphs is not None:
             try:
                 return _inference_session(self.path, options, capturing(providers))
             except Exception as error:
-                self._without_graphs(_ort_message(error))
+                self._without_graphs(ort_message(error))
         try:
             return _inference_session(self.path, options, providers)
         except Exception as error:
-            reason = _ort_message(error).rstrip(".")
-            remedy = remedy_for(self.path, reason)
+            reason = ort_message(error).rstrip(".")
+            remedy = remedy_for(self.path, reason, self._settings.op_libraries)
             raise StartError(f"{self.path}: ONNX Runtime cannot load it: {reason}{remedy}") from error
 
     def _without_graphs(self, reason: str) -> None:
@@ -182,6 +184,11 @@ class Session:
         # as long.
         options.add_run_config_entry(_GRAPH_ID, str(graph))
         return options
+
+    @property
+    def op_libraries(self) -> Sequence[OpLibrary]:
+        """Libraries of custom operators that the session has registered."""
+        return self._settings.op_libraries
 
     @property
     def graphs(self) -> GraphOptions | None:
@@ -235,7 +242,7 @@ class Session:
             _log.warning(
                 "%s declares wrong shapes for its outputs, so their memory is not allocated in advance: %s",
                 self.path,
-                _ort_message(error),
+                ort_message(error),
             )
             return again
 
@@ -256,7 +263,7 @@ class Session:
                 self._staging.capture(shapes, graphs, lambda shapes=shapes: self._check_captured(shapes))  # type: ignore[misc]
         except Exception as error:
             self.go_without_graphs(
-                str(error) if isinstance(error, (CaptureError, TimeoutError)) else _ort_message(error)
+                str(error) if isinstance(error, (CaptureError, TimeoutError)) else ort_message(error)
             )
             return False
         self._staging.use_captured(CapturedShapes(captured, pads=pads))
@@ -369,14 +376,9 @@ def _to_ort(array: Array, spec: TensorSpec) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-def _ort_message(error: Exception) -> str:
-    """Return ONNX Runtime's message on one line, without the error code."""
-    return " ".join(re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error)).split())
-
-
 def _run_reason(error: Exception) -> str:
     """Return what clients may see of a failed run: the node and the reason, but no source location."""
-    text = _ort_message(error).removeprefix("Error in execution: ")
+    text = ort_message(error).removeprefix("Error in execution: ")
     node = re.search(r"while running (\S+) node", text)
     reason = text.rpartition("Status Message: ")[2]
     if re.search(r"\.(cc|cu|cpp|h|hpp)\b|/", reason):

@@ -25,6 +25,12 @@ def _parse_model_names(text: str) -> tuple[str, ...]:
 
 
 _paths = Parser(_parse_paths, f"directories, separated by {os.pathsep!r}", "list of paths", "DIR")
+_libraries = Parser(
+    lambda text: tuple(map(str, _parse_paths(text))),
+    f"paths of shared libraries or onnxruntime-extensions, separated by {os.pathsep!r}",
+    "list of paths",
+    "FILE|onnxruntime-extensions",
+)
 _model_names = Parser(
     _parse_model_names, "names of models, separated by commas, or *", "list of names", "NAME|*"
 )
@@ -58,3 +64,11 @@ class ModelOptions:
         15.0, positive_seconds, "with --model-control poll: time between two scans of the repository"
     )
     exit_on_error: bool = option(True, switch, "exit if a model of the repository cannot be loaded at start")
+    custom_ops: tuple[str, ...] = option(
+        (),
+        _libraries,
+        "shared library (.so) of custom operators, or onnxruntime-extensions for the operators of that package; can be given "
+        "several times",
+        separator=os.pathsep,
+        per_model=True,
+    )

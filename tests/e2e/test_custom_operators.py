@@ -1,0 +1,143 @@
+"""Models with custom operators on a real server: text in, tokens out; the file of an image in, pixels out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from e2e.fixtures import Serve
+from polling import PATIENCE, until
+from support.models import custom_operator, extensions
+from support.processes.server import ServerProcess, command, environment
+from tritonclient.utils import InferenceServerException
+
+from tensorferry.client import InferenceClient, Unavailable
+
+PACKAGE = ("--custom-ops", "onnxruntime-extensions")
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.mark.parametrize(("length", "batching"), [(8, "tested"), (None, "unbatched")])
+def test_text_in_tokens_out(length: int | None, batching: str, serve: Serve, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime_extensions")
+    server = serve(extensions.tokenizer(tmp_path / "tokens.onnx", length), *PACKAGE)
+    assert batching in server.ready["models"][0]["batching"]
+    text = ["abc ab a", "", "a b c"]
+    tokens = [["abc", "Ġ", "ab", "Ġ", "a"], [], ["a", "Ġ", "b", "Ġ", "c"]]
+    with InferenceClient(server.address) as client:
+        answer = client.infer("tokens", {"text": np.array(text, object)}, timeout=PATIENCE)
+    found = [
+        [extensions.VOCABULARY[number] for number in ids[mask == 1]]
+        for ids, mask in zip(answer["ids"], answer["mask"], strict=True)
+    ]
+    assert found == tokens
+    assert answer["ids"].shape == (3, length or 5)
+
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
+
+
+def decoded(client: triton.InferenceServerClient, data: bytes) -> Any:
+    file = np.frombuffer(data, np.uint8)
+    given = triton.InferInput("data", file.shape, "UINT8")
+    given.set_data_from_numpy(file)
+    return client.infer("image", [given], client_timeout=PATIENCE).as_numpy("image")
+
+
+def test_the_file_of_an_image_in_pixels_out(serve: Serve, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime_extensions")
+    server = serve(extensions.image_decoder(tmp_path / "image.onnx"), *PACKAGE)
+    with triton.InferenceServerClient(server.address) as client:
+        assert np.array_equal(decoded(client, extensions.png(IMAGE)), IMAGE)
+        with pytest.raises(InferenceServerException, match="Invalid image data"):
+            decoded(client, b"no file")
+
+
+def test_an_operator_that_exits_ends_the_engine_only(transport: str, tmp_path: Path) -> None:
+    """For a file that is neither PNG nor JPEG, DecodeImage of onnxruntime-extensions 0.15 calls exit. (A later version
+    may return an error.)
+    """
+    pytest.importorskip("onnxruntime_extensions")
+    path = extensions.image_decoder(tmp_path / "image.onnx")
+    server = ServerProcess.start(path, *PACKAGE, "--front-ends", "2", transport=transport)
+    with triton.InferenceServerClient(server.address) as client:
+        with pytest.raises(InferenceServerException) as caught:
+            decoded(client, b"text in place of an image")
+        assert caught.value.status() == "StatusCode.INTERNAL"
+        assert np.array_equal(decoded(client, extensions.png(IMAGE)), IMAGE)
+    assert server.stop() == 0, server.log
+
+
+def processes(server: ServerProcess) -> list[int]:
+    """The ids of the processes that run models."""
+    found = [
+        pid for pid in server.processes() if b"server.engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    return found or [server.process.pid]
+
+
+def answers(client: InferenceClient) -> Callable[[], bool]:
+    def ask() -> bool:
+        try:
+            return np.array_equal(client.infer("m", {"x": X}, timeout=PATIENCE)["y"], 2 * (X + 1) + 1)
+        except Unavailable:
+            return False
+
+    return ask
+
+
+def test_a_new_engine_has_the_operators(transport: str, tmp_path: Path) -> None:
+    library = custom_operator.library(tmp_path / "twice.so")
+    path = custom_operator.model(tmp_path / "m.onnx")
+    server = ServerProcess.start(path, "--custom-ops", library, "--front-ends", "2", transport=transport)
+    with InferenceClient(server.address) as client:
+        assert answers(client)()
+        (engine,) = processes(server)
+        os.kill(engine, signal.SIGKILL)
+        until(answers(client))
+        assert processes(server) != [engine]
+    assert server.stop() == 0, server.log
+
+
+@pytest.mark.parametrize("front_ends", ["0", "2"])
+def test_an_unusable_library_ends_the_start(front_ends: str, tmp_path: Path) -> None:
+    path = custom_operator.model(tmp_path / "m.onnx")
+    arguments = ("--custom-ops", path, "--front-ends", front_ends, "--port", "0")
+    done = subprocess.run(
+        command("serve", path, *arguments), env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert f"tensorferry serve: --custom-ops names '{path}', which ONNX Runtime cannot load: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_repository_has_libraries_and_a_client_cannot_send_one(serve: Serve, tmp_path: Path) -> None:
+    path = custom_operator.model(tmp_path / "models" / "m" / "1" / "model.onnx")
+    library = custom_operator.library(path.with_name("libtwice.so"))
+    named = 'model_operations { op_library_filename: "libtwice.so" }'
+    (tmp_path / "models" / "m" / "config.pbtxt").write_text(named)
+    server = serve("--model-repository", tmp_path / "models", "--model-control", "explicit")
+    config = {"model_operations": {"op_library_filename": ["libtwice.so"]}}
+    files = {"file:1/model.onnx": path.read_bytes(), "file:1/libtwice.so": library.read_bytes()}
+    with triton.InferenceServerClient(server.address) as control, InferenceClient(server.address) as client:
+        control.load_model("m")
+        assert answers(client)()
+        control.load_model("m", config=json.dumps({**config, "max_batch_size": 4}))
+        assert answers(client)()
+        for name in ("m", "sent"):
+            with pytest.raises(InferenceServerException, match="a client cannot choose libraries"):
+                control.load_model(name, config=json.dumps(config), files=files)
+        config["model_operations"]["op_library_filename"] = [str(library)]
+        with pytest.raises(InferenceServerException, match="a client cannot choose libraries"):
+            control.load_model("m", config=json.dumps(config))
+        assert answers(client)()
+    assert server.stop() == 0
+    server.log[:] = [line for line in server.log if "a client cannot choose libraries" not in line]

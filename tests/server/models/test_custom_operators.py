@@ -1,0 +1,179 @@
+"""Models with custom operators: how they are batched, and every place where a session of theirs is made."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import onnx
+import pytest
+from support.models import custom_operator, extensions, small
+from support.server.rig import PATIENCE, Load, fp32
+
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, ProbedModel
+from tensorferry.server.model_config.io_mapping import IoMapping
+from tensorferry.server.models.preparation import prepare_model
+from tensorferry.server.models.registry import Model
+from tensorferry.server.models.session_factory import SessionFactory, WarmupPlan
+from tensorferry.server.runtime.fp16 import convert_to_fp16
+from tensorferry.server.runtime.op_libraries import server_libraries
+from tensorferry.server.runtime.ort_options import Fp16, OrtOptions
+from tensorferry.server.runtime.session import Session
+
+X = fp32(2, 3)
+
+
+def answers(model: Model) -> list[list[float]]:
+    y: list[list[float]] = model.batcher.submit_rows({"x": X}).result(PATIENCE)["y"].tolist()
+    return y
+
+
+def test_a_model_with_a_custom_operator_is_tested(
+    load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    library = custom_operator.library(tmp_path / "twice.so")
+    model = load(custom_operator.model, custom_ops=(str(library),))
+    assert model.batching_verdict == "tested"
+    assert "com.acme.Twice b is an operator that cannot be analysed" in caplog.text
+    assert answers(model) == (2 * (X + 1) + 1).tolist()
+
+
+def test_a_custom_operator_that_mixes_rows_is_refused(load: Load, tmp_path: Path) -> None:
+    library = custom_operator.library(tmp_path / "mixing.so", compute="minus_mean")
+    model = load(custom_operator.model, custom_ops=(str(library),))
+    assert model.batching_verdict == "refused"
+    assert "output 'y' of a row depends on other rows" in model.batching
+
+
+def test_only_proved_models_are_batched_if_the_option_says_so(load: Load, tmp_path: Path) -> None:
+    library = custom_operator.library(tmp_path / "twice.so")
+    model = load(custom_operator.model, custom_ops=(str(library),), batching="proved")
+    assert model.batching_verdict == "refused"
+
+
+relu = partial(custom_operator.model, name="Relu", domain="")
+
+
+def test_a_library_that_may_replace_operators_ends_the_proof(
+    load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library replaces ONNX's own Relu."""
+    assert load(relu).batching_verdict == "proved"
+    caplog.set_level(logging.INFO)
+    twice = custom_operator.library(tmp_path / "relu.so", "Relu", "")
+    model = load(relu, custom_ops=(str(twice),))
+    assert model.batching_verdict == "tested"
+    assert "relu.so may replace operators of the graph by its own" in caplog.text
+    assert answers(model) == (2 * (X + 1) + 1).tolist()
+    mixing = custom_operator.library(tmp_path / "mixing.so", "Relu", "", "minus_mean")
+    assert load(relu, custom_ops=(str(mixing),)).batching_verdict == "refused"
+
+
+def test_the_package_replaces_no_operator(load: Load) -> None:
+    pytest.importorskip("onnxruntime_extensions")
+    assert load(relu, custom_ops=("onnxruntime-extensions",)).batching_verdict == "proved"
+
+
+@pytest.mark.parametrize(("length", "verdict"), [(8, "tested"), (None, "refused")])
+def test_a_tokeniser_is_batched_if_its_length_is_fixed(length: int | None, verdict: str, load: Load) -> None:
+    """Without a fixed length, all rows are as long as the longest of the batch."""
+    pytest.importorskip("onnxruntime_extensions")
+    model = load(partial(extensions.tokenizer, length=length), custom_ops=("onnxruntime-extensions",))
+    assert model.batching_verdict == verdict
+
+
+def test_every_instance_and_a_replacement_have_the_operators(tmp_path: Path) -> None:
+    library = custom_operator.library(tmp_path / "twice.so")
+    source = ModelSource("m", custom_operator.model(tmp_path / "m.onnx"))
+    with ExitStack() as scratch:
+        prepared = prepare_model(source, ServerConfig((source,), custom_ops=(str(library),)), "cpu", scratch)
+        options = prepared.settings.ort_options
+        assert prepared.file.session("cpu", options).run({"x": X})["y"].shape == X.shape
+    plan = WarmupPlan((), prepared.working_size, [{}], 4)
+    factory = SessionFactory(source, prepared.io_mapping, prepared.settings, plan)
+    rebuilt = factory.rebuild("cpu", runs=True)
+    assert rebuilt.run({"x": X})["y"].tolist() == (2 * (X + 1) + 1).tolist()
+
+
+def test_instances_of_a_repository_model_have_the_operators_of_its_configuration(
+    load: Load, tmp_path: Path
+) -> None:
+    custom_operator.library(tmp_path / "twice.so")
+    config = 'instance_group { count: 2 } model_operations { op_library_filename: "twice.so" }'
+    model = load(custom_operator.model, config)
+    assert model.devices == ("cpu", "cpu")
+    assert model.batching_verdict == "tested"
+    assert list(model.config.model_operations.op_library_filename) == ["twice.so"]
+    assert answers(model) == (2 * (X + 1) + 1).tolist()
+
+
+def test_custom_operators_stay_in_fp32(load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """ONNX Runtime infers their datatypes. Other operators are converted, and compared with FP32."""
+    caplog.set_level(logging.INFO)
+    library = custom_operator.library(tmp_path / "twice.so")
+    model = load(custom_operator.model, custom_ops=(str(library),), fp16=True)
+    assert "model m in FP16: outputs differ from FP32 by at most 0" in caplog.text
+    assert answers(model) == (2 * (X + 1) + 1).tolist()
+    (tmp_path / "out").mkdir()
+    # Weights in a file of their own are found, too.
+    onnx.save_model(
+        onnx.load(str(tmp_path / "m.onnx")),
+        str(tmp_path / "m.onnx"),
+        save_as_external_data=True,
+        location="weights",
+        size_threshold=0,
+    )
+    file = convert_to_fp16(
+        tmp_path / "m.onnx", Fp16(1.0), tmp_path / "out", server_libraries((str(library),))
+    )
+    converted = onnx.load(str(file.path))
+    (weight,) = converted.graph.initializer
+    assert weight.data_type == onnx.TensorProto.FLOAT16
+    (custom,) = (node for node in converted.graph.node if node.domain == custom_operator.DOMAIN)
+    casts = {node.output[0]: node.attribute[0].i for node in converted.graph.node if node.op_type == "Cast"}
+    assert casts[custom.input[0]] == onnx.TensorProto.FLOAT
+    assert list(casts.values()).count(onnx.TensorProto.FLOAT16) == 2, "the input, and after the operator"
+
+
+def test_a_model_without_its_library_is_not_converted(load: Load) -> None:
+    with pytest.raises(
+        StartError, match=r"com.acme:Twice.* is not a registered function/op. Operators of com.acme are"
+    ):
+        load(custom_operator.model, fp16=True)
+
+
+def probed(path: Path, library: Path) -> ProbedModel:
+    options = OrtOptions(op_libraries=server_libraries((str(library),)))
+    return ProbedModel("m", path, path, options, IoMapping(Session(path, settings=options).signature), 4, 2)
+
+
+def test_axes_of_length_zero_are_probed_with_the_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is kept as long as the library does not change."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    library = custom_operator.library(tmp_path / "twice.so")
+    path = small.save(
+        tmp_path / "m.onnx",
+        [small.node("Twice", "x", "y", domain=custom_operator.DOMAIN)],
+        [small.value("x", dims=["batch", "n"])],
+        [small.value("y", dims=["batch", "n"])],
+    )
+    kept = tmp_path / "cache" / "tensorferry" / "empty-axes"
+
+    def results() -> int:
+        with EmptyAxesProbe(probed(path, library)) as probe:
+            assert probe.result().verdicts == {frozenset({("x", 1)}): ""}
+        return len(list(kept.iterdir()))
+
+    assert [results(), results()] == [1, 1]
+    # Replaced, not written, because this process has the file mapped.
+    changed = tmp_path / "changed.so"
+    changed.write_bytes(library.read_bytes() + b"\0")
+    changed.replace(library)
+    assert results() == 2
