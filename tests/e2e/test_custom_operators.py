@@ -119,6 +119,25 @@ def test_an_unusable_library_ends_the_start(front_ends: str, tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
+def test_a_library_of_one_model_leaves_the_others_proved(serve: Serve, tmp_path: Path) -> None:
+    library = custom_operator.library(tmp_path / "twice.so")
+    paths = {
+        "m": custom_operator.model(tmp_path / "m.onnx"),
+        "plain": custom_operator.model(tmp_path / "plain.onnx", "Relu", ""),
+    }
+    file = tmp_path / "c.toml"
+    tables = [f"[models.{name}]\npath = '{path}'\n" for name, path in paths.items()]
+    file.write_text(f"{tables[0]}custom-ops = ['{library}']\n{tables[1]}")
+    server = serve("--config", file)
+    batching = {model["name"]: model["batching"] for model in server.ready["models"]}
+    assert {name: text.rpartition("(")[2] for name, text in batching.items()} == {
+        "m": "tested)",
+        "plain": "proved)",
+    }
+    with InferenceClient(server.address) as client:
+        assert answers(client)()
+
+
 def test_a_repository_has_libraries_and_a_client_cannot_send_one(serve: Serve, tmp_path: Path) -> None:
     path = custom_operator.model(tmp_path / "models" / "m" / "1" / "model.onnx")
     library = custom_operator.library(path.with_name("libtwice.so"))

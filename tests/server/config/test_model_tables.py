@@ -64,7 +64,10 @@ def test_models_of_the_command_line_replace_the_paths_of_tables_but_not_their_op
             "[models.m]\nmax_bach_size = 1",
             "has the unknown key 'max_bach_size'; did you mean max-batch-size?",
         ),
-        ("[models.m]\nqqqqqq = 1", "has the unknown key 'qqqqqq'; it can have path, custom-ops, device, instances, "),
+        (
+            "[models.m]\nqqqqqq = 1",
+            "has the unknown key 'qqqqqq'; it can have path, custom-ops, device, instances, ",
+        ),
         (
             "[models.m]\nport = 1",
             "[models.m] of FILE has 'port', which is an option of the whole server, not of one model: give it above all "
