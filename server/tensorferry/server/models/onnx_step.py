@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tensorferry.batcher import Padding, StagedModel
@@ -17,6 +18,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, ProbedModel
 from tensorferry.server.models.padding_check import decide_padding, declared_padding
 from tensorferry.server.models.preparation import PreparedModel, prepare_model
+from tensorferry.server.models.row_padding import RaggedInput, with_default_padding
 from tensorferry.server.models.session_factory import SessionFactory, WarmupPlan
 from tensorferry.server.models.warmup_samples import warmup_samples
 from tensorferry.server.recovery.instance_health import InstanceHealth
@@ -36,16 +38,26 @@ _log = logging.getLogger("tensorferry.server")
 # Rows of a random input that is run in both FP16 and FP32.
 _FP16_CHECK_ROWS = 4
 
+_NO_RAGGED_INPUTS: Mapping[str, RaggedInput] = MappingProxyType({})
+
 _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 def load_onnx_step(
-    source: ModelSource, config: ServerConfig, device: str, watchdog: Watchdog | None
+    source: ModelSource,
+    config: ServerConfig,
+    device: str,
+    watchdog: Watchdog | None,
+    ragged: Mapping[str, RaggedInput] = _NO_RAGGED_INPUTS,
 ) -> LoadedStep:
-    """Load an ONNX model, checked and warmed up. StartError names the file and the reason."""
+    """Load an ONNX model, checked and warmed up. StartError names the file and the reason.
+
+    `ragged` has inputs that a function of the same pipeline makes, with rows of different lengths.
+    """
     started = time.monotonic()
     with ExitStack() as scratch:
         prepared = prepare_model(source, config, device, scratch)
+        config = with_default_padding(config, source.name, prepared.io_mapping.signature, ragged)
         settings, io_mapping = prepared.settings, prepared.io_mapping
         # The probe runs during the warm-up.
         with EmptyAxesProbe(_probed_model(source, prepared)) as probe:

@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from tensorferry.server.config.option_groups.batching import PadLengths
+from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.signature import Signature
+
+_log = logging.getLogger("tensorferry.server")
 
 
 class RaggedInput(NamedTuple):
-    """How the function that makes an input pads its rows: ascending lengths, and the pad value."""
+    """How the function that makes an input pads its rows: to ascending lengths, with a value."""
 
     lengths: tuple[int, ...]
-    value: int
+    value: Any
 
 
-class DefaultPadding(NamedTuple):
-    """Values of the options `--pad-lengths` and `--pad-values`, or the reason why there are none."""
-
-    pad_lengths: PadLengths | None
-    pad_values: tuple[tuple[str, str], ...] = ()
-    reason: str = ""
+class NoPadding(Exception):
+    """A model has no default padding. The text says why."""
 
 
-def default_padding(signature: Signature, ragged: Mapping[str, RaggedInput]) -> DefaultPadding:
-    """Return how a model pads inputs that functions make, if it declares no padding itself.
+def with_default_padding(
+    config: ServerConfig, name: str, signature: Signature, ragged: Mapping[str, RaggedInput]
+) -> ServerConfig:
+    """Return the configuration with the default padding of a model that declares none; log why it has none.
 
-    `ragged` has the inputs whose rows differ in length along axis 1, by name. All must have the same axis, and no other
-    input may have it, because its pad value is unknown.
+    `ragged` has the inputs whose rows differ in length along axis 1, by name.
+    """
+    if not ragged or config.pad_lengths is not None:
+        return config
+    try:
+        lengths, values = default_padding(signature, ragged)
+    except NoPadding as reason:
+        _log.info(
+            "model %s is not padded by default, so requests of each length have their own batches: %s; declare "
+            "onnx(..., pad_lengths=..., pad_values=...)",
+            name,
+            reason,
+        )
+        return config
+    return replace(config, pad_lengths=lengths, pad_values=values)
+
+
+def default_padding(
+    signature: Signature, ragged: Mapping[str, RaggedInput]
+) -> tuple[PadLengths, tuple[tuple[str, str], ...]]:
+    """Return the values of `--pad-lengths` and `--pad-values` for a model. Raises NoPadding.
+
+    All ragged inputs must have the same axis. No other input may have it, because its pad value is unknown.
     """
     axes: dict[str, str] = {}
     for spec in signature.inputs:
@@ -36,21 +60,15 @@ def default_padding(signature: Signature, ragged: Mapping[str, RaggedInput]) -> 
             continue
         dim = spec.dims[1] if len(spec.dims) > 1 else ""
         if not isinstance(dim, str):
-            return _none(f"input {spec.name!r} has the fixed length {dim}")
+            raise NoPadding(f"input {spec.name!r} has the fixed length {dim}")
         if not dim:
-            return _none(f"axis 1 of input {spec.name!r} has no name in the file")
+            raise NoPadding(f"axis 1 of input {spec.name!r} has no name in the file")
         axes[spec.name] = dim
-    if not axes:
-        return _none("it reads no rows of different lengths")
     if len(set(axes.values())) > 1:
-        return _none(f"axis 1 has different names: {axes}")
+        raise NoPadding(f"axis 1 of its inputs has different names: {axes}")
     axis = next(iter(axes.values()))
     others = [spec.name for spec in signature.inputs if axis in spec.dims[1:] and spec.name not in axes]
     if others:
-        return _none(f"input {others[0]!r} also has the axis {axis!r}, and no pad value")
+        raise NoPadding(f"input {others[0]!r} also has the axis {axis!r}, and no pad value")
     lengths = min((ragged[name].lengths for name in axes), key=lambda each: each[-1])
-    return DefaultPadding(PadLengths(axis, lengths), tuple((name, str(ragged[name].value)) for name in axes))
-
-
-def _none(reason: str) -> DefaultPadding:
-    return DefaultPadding(None, reason=reason)
+    return PadLengths(axis, lengths), tuple((name, str(ragged[name].value)) for name in axes)
