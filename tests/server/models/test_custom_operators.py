@@ -63,11 +63,12 @@ def test_a_library_that_may_replace_operators_ends_the_proof(
     load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The library replaces ONNX's own Relu."""
-    assert load(relu).batching_verdict == "proved"
+    proved = load(relu)
+    assert (proved.batching_verdict, proved.batcher.settings.steady) == ("proved", True)
     caplog.set_level(logging.INFO)
     twice = custom_operator.library(tmp_path / "relu.so", "Relu", "")
     model = load(relu, custom_ops=(str(twice),))
-    assert model.batching_verdict == "tested"
+    assert (model.batching_verdict, model.batcher.settings.steady) == ("tested", False)
     assert "relu.so may replace operators of the graph by its own" in caplog.text
     assert answers(model) == (2 * (X + 1) + 1).tolist()
     mixing = custom_operator.library(tmp_path / "mixing.so", "Relu", "", "minus_mean")

@@ -234,13 +234,14 @@ def test_a_link_to_a_parent_directory_is_not_followed(tmp_path: Path) -> None:
 
 
 LIBRARY = 'model_operations { op_library_filename: "ops.so" }'
-PLUGIN = (
-    'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" '
-    'parameters { key: "trt_extra_plugin_lib_paths" value: "plugin.so" } } } }'
+OF_TENSORRT = (
+    'optimization {{ execution_accelerators {{ gpu_execution_accelerator {{ name: "tensorrt" '
+    'parameters {{ key: "{}" value: "plugin.so" }} }} }} }}'
 )
+PLUGIN, DECRYPTION = map(OF_TENSORRT.format, ("trt_extra_plugin_lib_paths", "trt_engine_decryption_lib_path"))
 
 
-@pytest.mark.parametrize("text", [LIBRARY, PLUGIN], ids=["operators", "plugin"])
+@pytest.mark.parametrize("text", [LIBRARY, PLUGIN, DECRYPTION], ids=["operators", "plugin", "decryption"])
 def test_a_client_names_only_libraries_that_the_operator_has_named(tmp_path: Path, text: str) -> None:
     """A library is code, so no client can choose one among the files of the server or those that it sends."""
     given = text_format.Parse(text, ModelConfig())

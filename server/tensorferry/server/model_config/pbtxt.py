@@ -22,8 +22,8 @@ from tensorferry.server.signature import Signature, TensorSpec
 PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"
 
-# Option of TensorRT with the paths of libraries.
-_TENSORRT_PLUGINS = "trt_extra_plugin_lib_paths"
+# Options of TensorRT with the paths of libraries.
+_TENSORRT_LIBRARIES = ("trt_extra_plugin_lib_paths", "trt_engine_decryption_lib_path")
 # The only datatype with a different name in the configuration than in the protocol.
 _CONFIG_NAMES = {"BYTES": "STRING"}
 
@@ -66,10 +66,14 @@ def parse_config(text: str, source: str) -> ModelConfig:
 
 
 def named_libraries(config: ModelConfig) -> frozenset[str]:
-    """Return the shared libraries that a configuration names: of custom operators, and of plugins for TensorRT."""
-    accelerators = config.optimization.execution_accelerators.gpu_execution_accelerator
-    plugins = (accelerator.parameters.get(_TENSORRT_PLUGINS, "") for accelerator in accelerators)
-    return frozenset(config.model_operations.op_library_filename) | frozenset(filter(None, plugins))
+    """Return the shared libraries that a configuration names: of custom operators, and of options of TensorRT."""
+    of_tensorrt = [
+        accelerator.parameters[option]
+        for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator
+        for option in _TENSORRT_LIBRARIES
+        if option in accelerator.parameters
+    ]
+    return frozenset([*config.model_operations.op_library_filename, *of_tensorrt])
 
 
 def config_text(config: ModelConfig) -> str:

@@ -27,6 +27,7 @@ from tensorferry.server.recovery.watchdog import RunLimits, Watchdog
 from tensorferry.server.runtime.fp16 import accuracy_inputs, check_accuracy
 from tensorferry.server.runtime.host_memory import GrowthCheck
 from tensorferry.server.runtime.onnx_file import has_steady_run_time
+from tensorferry.server.runtime.op_libraries import replacing_library
 from tensorferry.server.runtime.ort_options import Fp16
 from tensorferry.server.runtime.sampling import Array, random_inputs, varies, working_size
 from tensorferry.server.runtime.session import Session
@@ -100,7 +101,9 @@ def load_onnx_step(
         warmup=tuple(_warmup_times(loaded, prepared)),
         padding=loaded.padding,
         empty_axes=empty_axes,
-        steady="cpu" in settings.devices and has_steady_run_time(source.path),
+        steady="cpu" in settings.devices
+        and replacing_library(settings.ort_options.op_libraries) is None
+        and has_steady_run_time(source.path),
     )
 
 
