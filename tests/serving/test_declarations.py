@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tensorferry import serving
+from tensorferry.protos.tensors import DATATYPES
 from tensorferry.serving import (
     BYTES,
     FP32,
@@ -18,6 +20,7 @@ from tensorferry.serving import (
     DeclarationError,
     FunctionModel,
     PipelineModel,
+    TensorDatatype,
     TensorType,
     calls_through,
     infer,
@@ -43,6 +46,13 @@ def test_a_type_has_datatype_and_dimensions() -> None:
     assert STRING[-1].datatype == BYTES[-1].datatype == "BYTES"
     assert STRING[-1].text
     assert not BYTES[-1].text
+
+
+def test_there_is_a_datatype_for_each_of_the_protocol_that_numpy_has() -> None:
+    declared = [
+        each.datatype for each in vars(serving).values() if isinstance(each, TensorDatatype) and not each.text
+    ]
+    assert sorted(declared) == sorted(set(DATATYPES) - {"BF16"})
 
 
 @pytest.mark.parametrize("dim", [0, -2, "", True, 1.5, None])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorferry.protos.tensors import DATATYPES
 from tensorferry.serving.errors import DeclarationError
 
 Dim = int | str
@@ -57,7 +56,22 @@ def _bad_dimension(datatype: TensorDatatype, dim: object) -> DeclarationError:
 
 
 BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, FP16, FP32, FP64, BYTES = (
-    TensorDatatype(name) for name in DATATYPES if name != "BF16"
+    TensorDatatype(name)
+    for name in (
+        "BOOL",
+        "INT8",
+        "INT16",
+        "INT32",
+        "INT64",
+        "UINT8",
+        "UINT16",
+        "UINT32",
+        "UINT64",
+        "FP16",
+        "FP32",
+        "FP64",
+        "BYTES",
+    )
 )
 # BYTES on the wire; a function gets and returns `str` elements, which must be UTF-8.
 STRING = TensorDatatype("BYTES", text=True)
