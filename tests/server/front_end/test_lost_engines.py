@@ -14,16 +14,16 @@ from polling import until
 from support.server.rig import Replies, fp32, request
 
 from tensorferry.batcher import Cancelled
-from tensorferry.server.front_end import refused_requests
+from tensorferry.server import refused_requests
 from tensorferry.server.front_end.absent_engine import HOLD_SECONDS, AbsentEngine
 from tensorferry.server.front_end.engine_connection import LOST, NO_ENGINE, EngineConnection
-from tensorferry.server.front_end.refused_requests import REFUSED, RefusedRequests, digest_of
 from tensorferry.server.front_end.remote_service import RemoteService
 from tensorferry.server.front_end.trials import Trials
 from tensorferry.server.inference.reply import InferenceCall
 from tensorferry.server.inference.request_limits import DEFAULT_LIMITS
 from tensorferry.server.link import EngineLink, FrontEndLink, LinkFiles, create_link
 from tensorferry.server.link_messages import ANSWERED
+from tensorferry.server.refused_requests import REFUSED, RefusedRequests, digest_of
 from tensorferry.server.status import PUSHBACK_KEY, Status, StatusCode, trailing_metadata
 
 NO_ROOM = (8, b"no room")

@@ -11,8 +11,10 @@ import pytest
 
 from tensorferry.batcher import DeadlineExceeded, InstanceFailed, OutOfMemory
 from tensorferry.server.errors import InvalidRequestError, LimitError, NotReadyError, StepFailedError
+from tensorferry.server.function_failure import describe
 from tensorferry.server.python_models import failures
 from tensorferry.server.status import mapped_status, status_of
+from tensorferry.server.worker_process.errors import FunctionRaised
 from tensorferry.serving import InvalidInput
 
 
@@ -109,12 +111,12 @@ def test_an_exception_without_a_text() -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert failures.describe(Mute()).reason == "Mute: (its __str__ raises an exception)"
-    assert failures.describe(KeyError()).reason == "KeyError"
+    assert describe(Mute()).reason == "Mute: (its __str__ raises an exception)"
+    assert describe(KeyError()).reason == "KeyError"
 
 
 def test_long_texts_are_shortened_and_keep_both_ends() -> None:
-    found = failures.describe(ValueError("a" * 100_000))
+    found = describe(ValueError("a" * 100_000))
     assert len(found.reason) < 600
     assert len(found.details) < 17_000
     assert found.details.startswith("ValueError: aaa")
@@ -124,11 +126,14 @@ def test_long_texts_are_shortened_and_keep_both_ends() -> None:
 
 def test_a_description_can_come_from_another_process() -> None:
     for function in (failing, refusing("why")):
-        found = failures.describe(raised(function))
+        found = describe(raised(function))
         assert pickle.loads(pickle.dumps(found)) == found
         here = failures.request_error(raised(function), "m", "s")
-        there = failures.error_of(found, "m", "s")
-        assert (type(there), str(there)) == (type(here), str(here))
+        for there in (
+            failures.error_of(found, "m", "s"),
+            failures.request_error(FunctionRaised(found), "m", "s"),
+        ):
+            assert (type(there), str(there)) == (type(here), str(here))
 
 
 def test_a_wrong_result_is_described_to_the_client() -> None:

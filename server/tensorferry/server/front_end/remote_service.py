@@ -15,7 +15,6 @@ from tensorferry.server.errors import (
 )
 from tensorferry.server.front_end.absent_engine import HOLD_SECONDS, AbsentEngine
 from tensorferry.server.front_end.engine_connection import EngineConnection, no_engine_error
-from tensorferry.server.front_end.refused_requests import REFUSED
 from tensorferry.server.front_end.remote_call import HeldRequest, HeldRequests, RemoteCall
 from tensorferry.server.front_end.report import FrontEndReport
 from tensorferry.server.front_end.trials import Trials
@@ -25,6 +24,7 @@ from tensorferry.server.inference.reply import FinishedCall, InferenceCall, Infe
 from tensorferry.server.inference.unpacking import Unpacker
 from tensorferry.server.link import FrontEndLink, LinkClosed
 from tensorferry.server.link_messages import encode_origin
+from tensorferry.server.refused_requests import REFUSED
 from tensorferry.server.status import Status, StatusCode, StatusError, code_of
 from tensorferry.server.wire.compression import decompress, is_compressed
 from tensorferry.server.wire.structure import peek_request_id

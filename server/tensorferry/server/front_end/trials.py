@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 
 from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.front_end.engine_connection import lost_error, reply_of
-from tensorferry.server.front_end.refused_requests import (
+from tensorferry.server.front_end.remote_call import HeldRequest, HeldRequests
+from tensorferry.server.link import FrontEndLink, LinkBroken, LinkClosed
+from tensorferry.server.refused_requests import (
     REFUSED,
     REFUSED_SECONDS,
     RefusedRequests,
     digest_of,
 )
-from tensorferry.server.front_end.remote_call import HeldRequest, HeldRequests
-from tensorferry.server.link import FrontEndLink, LinkBroken, LinkClosed
 
 _log = logging.getLogger("tensorferry.server")
 

@@ -1,54 +1,14 @@
 """Failures of a model's Python functions: what the client gets, and what the log gets.
 
-A function may run in another process, so a failure is described there, as text, and made an error here.
+A function may run in another process, so a failure is described there, as text (`Failure`), and made an error here.
 """
 
 from __future__ import annotations
 
-import traceback
-from typing import NamedTuple
-
 from tensorferry.batcher import BatcherError, InstanceFailed
-from tensorferry.server.errors import (
-    InvalidRequestError,
-    NotReadyError,
-    ServerError,
-    StepFailedError,
-    truncate,
-)
-from tensorferry.serving.errors import InvalidInput
-
-# The longest text of an InvalidInput, which the client gets, in characters.
-_MAX_PUBLIC_CHARACTERS = 1000
-# The most of an exception's text and of its traceback in the log, in characters.
-_MAX_REASON_CHARACTERS = 500
-_MAX_DETAILS_CHARACTERS = 16_000
-
-
-class Failure(NamedTuple):
-    """An exception of a function, as text. `refusal` is the text of an InvalidInput, else None.
-
-    `reason` is the exception's type and text, `details` its traceback. Both are for the log only.
-    """
-
-    refusal: str | None
-    reason: str
-    details: str
-
-
-def describe(error: BaseException) -> Failure:
-    """Return the description of an exception that a function raised. It keeps no reference to the exception."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its __str__ raises an exception)"
-    refusal = None
-    if isinstance(error, InvalidInput):
-        # A lone surrogate, from bytes decoded by "surrogateescape", has no UTF-8, and a status must be UTF-8.
-        refusal = truncate(text.encode(errors="replace").decode(), _MAX_PUBLIC_CHARACTERS)
-    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    details = "".join(traceback.format_exception(error)).rstrip()
-    return Failure(refusal, truncate(reason, _MAX_REASON_CHARACTERS), _shortened(details))
+from tensorferry.server.errors import InvalidRequestError, NotReadyError, ServerError, StepFailedError
+from tensorferry.server.function_failure import Failure, describe
+from tensorferry.server.worker_process.errors import FunctionRaised
 
 
 def error_of(failure: Failure, model: str, step: str) -> ServerError:
@@ -66,7 +26,7 @@ def error_of(failure: Failure, model: str, step: str) -> ServerError:
 
 
 def request_error(error: BaseException, model: str, step: str) -> BaseException:
-    """Return the error of a request for which a function in this process raised an exception.
+    """Return the error of a request for which a function raised an exception, here or in a child process.
 
     Errors of the server and the batcher, which other models' answers raise in a function, stay as they are, and so does
     MemoryError, after which the batcher runs the batch in parts. InstanceFailed becomes NotReadyError, because it
@@ -78,6 +38,8 @@ def request_error(error: BaseException, model: str, step: str) -> BaseException:
         return NotReadyError(f"{_place(model, step)} called a model that is not available: {error}")
     if isinstance(error, (ServerError, BatcherError, MemoryError)):
         return error
+    if isinstance(error, FunctionRaised):
+        return error_of(error.failure, model, step)
     return error_of(describe(error), model, step)
 
 
@@ -98,11 +60,3 @@ def _place(model: str, step: str) -> str:
 
 def _step(step: str) -> str:
     return f"step {step!r}"
-
-
-def _shortened(text: str) -> str:
-    """Return a traceback without its middle if it is too long: the end has the exception, the beginning the call."""
-    if len(text) <= _MAX_DETAILS_CHARACTERS:
-        return text
-    half = _MAX_DETAILS_CHARACTERS // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"

@@ -18,10 +18,11 @@ from tensorferry.server.batching_check.row_comparison import (
 )
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.function_call import Call, bound_call
 from tensorferry.server.model_config.instance_groups import InstanceGroup
 from tensorferry.server.model_config.pbtxt import BatchingDecision, complete_config
 from tensorferry.server.model_config.settings import settings_of
-from tensorferry.server.python_models.instance import Call, FunctionInstance, bound_call, checked_call
+from tensorferry.server.python_models.instance import FunctionInstance, checked_call
 from tensorferry.server.python_models.outputs import RaggedRows, WrongOutputs
 from tensorferry.server.python_models.signature import signature_of_function
 from tensorferry.server.recovery.instance_health import InstanceHealth

@@ -1,4 +1,4 @@
-"""Requests that ended an engine when they ran alone. The same bytes are refused for a while."""
+"""Requests that ended the process that ran them alone: an engine, or a function's. The same bytes are refused for a while."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-# How long bytes are refused. A client that sends them again within this time would end the engine again.
+# How long bytes are refused. A client that sends them again within this time would end the process again.
 REFUSED_SECONDS = 600.0
 # The oldest are forgotten above this number.
 _MOST = 1000
@@ -40,7 +40,14 @@ class RefusedRequests:
             if len(self._until) > _MOST:
                 del self._until[next(iter(self._until))]
 
+    def __bool__(self) -> bool:
+        """Return false if no request is refused: nearly always, so that nothing is hashed."""
+        return bool(self._until)
+
     def has(self, message: bytes) -> bool:
         """Return whether a request is refused."""
-        # Nearly always empty, so that nothing is hashed.
-        return bool(self._until) and self._until.get(digest_of(message), 0.0) > self._now()
+        return bool(self) and self.has_digest(digest_of(message))
+
+    def has_digest(self, digest: str) -> bool:
+        """Return whether the request with this hash is refused."""
+        return self._until.get(digest, 0.0) > self._now()

@@ -1,0 +1,103 @@
+"""Import of an app file: the Python file in which a user declares models."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+
+from tensorferry.server.errors import StartError
+from tensorferry.server.function_failure import traceback_text
+from tensorferry.serving import Declaration, FunctionModel, OnnxModel, PipelineModel
+
+
+def import_app(path: Path) -> dict[str, Declaration]:
+    """Import a file and return the models that it declares, by name.
+
+    They are those bound to names of the module that do not start with "_". Each call runs the file. Its directory becomes
+    the first in `sys.path`, so it can import its neighbours. StartError, with the traceback that Python would print, if the
+    file fails; StartError too if it declares no model, or two of the same name.
+    """
+    module = _import(path.absolute())
+    declared: dict[str, Declaration] = {}
+    for bound, value in vars(module).items():
+        if bound.startswith("_") or not isinstance(value, (FunctionModel, OnnxModel, PipelineModel)):
+            continue
+        if declared.setdefault(value.name, value) is not value:
+            raise StartError(
+                f"{path} declares two models named {value.name!r}; give one of them another `name`, or bind it to a "
+                "name that starts with '_' if it is only a step"
+            )
+    if not declared:
+        raise StartError(
+            f"{path} declares no model; decorate a function with @model, or bind onnx(...) or pipeline(...) to a name of "
+            "the module that does not start with '_'"
+        )
+    return declared
+
+
+def find_function(declared: Mapping[str, Declaration], name: str, path: Path) -> FunctionModel:
+    """Return the function of a name among models that `import_app` returned, and the steps of pipelines.
+
+    StartError if there is none, or several.
+    """
+    # A dict keeps the order, and has each function once: declarations are equal only if they are the same.
+    functions: dict[FunctionModel, None] = {}
+    for each in declared.values():
+        steps = [step.model for step in each.steps] if isinstance(each, PipelineModel) else [each]
+        functions.update(
+            (each, None) for each in steps if isinstance(each, FunctionModel) and each.name == name
+        )
+    if len(functions) == 1:
+        return next(iter(functions))
+    if not functions:
+        raise StartError(
+            f"{path} declares no function named {name!r} when a child process imports it; declare the same models in "
+            "every process"
+        )
+    raise StartError(
+        f"{path} declares {len(functions)} functions named {name!r}; a function that runs in processes needs a name of "
+        "its own: give another `name`"
+    )
+
+
+def _import(path: Path) -> ModuleType:
+    name = _module_name(path)
+    loader = SourceFileLoader(name, str(path))
+    spec = spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    directory = str(path.parent)
+    if directory in sys.path:
+        sys.path.remove(directory)
+    sys.path.insert(0, directory)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        # Without a bytecode file, because one with the same time and size as a changed source would be used.
+        exec(loader.source_to_code(path.read_bytes(), str(path)), vars(module))
+    except BaseException as error:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        if isinstance(error, OSError) and error.filename == str(path):
+            raise StartError(f"{path}: {error.strerror}") from None
+        raise StartError(f"{path} cannot be imported:\n{traceback_text(error)}") from None
+    return module
+
+
+def _module_name(path: Path) -> str:
+    """Return a name that no other module has, and the same one when the file is imported again."""
+    for number in count(1):
+        name = f"tensorferry_app_{path.stem.replace('.', '_')}" + (f"_{number}" if number > 1 else "")
+        module = sys.modules.get(name)
+        if module is None or getattr(module, "__file__", None) == str(path):
+            break
+    return name
