@@ -8,9 +8,9 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
+from typing import Protocol
 
 from tensorferry.batcher.supervision import RestartBackoff, supervise
-from tensorferry.server.runtime.session import Session
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -23,6 +23,16 @@ class Overdue(enum.Enum):
 
     ENDED = "asked to end"
     HUNG = "hung"
+
+
+class EndableRun(Protocol):
+    """What runs, and can be asked to end: a session, or a child process. Thread-safe."""
+
+    def end_runs(self) -> None:
+        """End the current run, which then raises an exception, and those that begin before `allow_runs`."""
+
+    def allow_runs(self) -> None:
+        """Permit runs again."""
 
 
 class WatchedRun:
@@ -41,8 +51,8 @@ class WatchedRun:
         self._due: float | None = None
         # None while the run is in time.
         self._overdue: Overdue | None = None
-        # The session that can be asked to end its runs; None if the run cannot be ended.
-        self._running: Session | None = None
+        # What can be asked to end its runs; None if the run cannot be ended.
+        self._running: EndableRun | None = None
         # When a run that was asked to end counts as hung.
         self._hung_at = 0.0
 
