@@ -1,0 +1,153 @@
+"""Calls of other models by a function in a child process: the child's side, and the server's."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+
+from tensorferry.server.worker_process.channel import Unpacker, packed
+from tensorferry.server.worker_process.sent_error import SentError
+from tensorferry.server.worker_process.values import decode, encode
+from tensorferry.serving import submit
+
+# Messages. The child sends CALL, with a number. The server sends ANSWER or FAILED for it, and after the run OVER.
+CALL, ANSWER, FAILED, OVER = "call", "answer", "failed", "over"
+
+
+class CallsToServer:
+    """`ModelCaller` of one run in the child. Thread-safe.
+
+    The first call starts a thread that receives the answers until the run is over. Only that thread reads the socket
+    meanwhile.
+    """
+
+    def __init__(self, connection: socket.socket, unpacker: Unpacker) -> None:
+        self._socket = connection
+        self._unpacker = unpacker
+        # Guards _over, _count and _reader, and is held while a message is sent. The server always reads.
+        self._lock = threading.Lock()
+        self._over = False
+        self._count = 0
+        self._reader: threading.Thread | None = None
+        # Set by the calling thread before the call is sent, taken by the reader.
+        self._open: dict[int, Future[dict[str, Any]]] = {}
+
+    def submit(
+        self, model: str, version: str, inputs: Mapping[str, npt.ArrayLike], timeout: float | None
+    ) -> Future[dict[str, Any]]:
+        """Send a call to the server; the future gets the answer. RuntimeError after the end of the run."""
+        sent = {name: encode(value, None, f"input {name!r}") for name, value in inputs.items()}
+        future: Future[dict[str, Any]] = Future()
+        with self._lock:
+            if self._over:
+                raise RuntimeError(
+                    f"{model!r} was called after the function had returned; wait for calls in it"
+                )
+            if self._reader is None:
+                reader = threading.Thread(target=self._read, name="tensorferry-answers", daemon=True)
+                reader.start()
+                self._reader = reader
+            self._count += 1
+            self._open[self._count] = future
+            self._socket.sendall(packed(CALL, self._count, model, version, sent, timeout))
+        return future
+
+    def end(self, message: bytes) -> None:
+        """Send the last message of the run, and end the thread. Calls without an answer fail."""
+        with self._lock:
+            self._over = True
+            self._socket.sendall(message)
+        if self._reader is not None:
+            self._reader.join()
+
+    def _read(self) -> None:
+        # An error of the socket is the end of the server.
+        with suppress(OSError):
+            self._complete_until_over()
+        while self._open:
+            _, future = self._open.popitem()
+            _fail(future, RuntimeError("the function returned before the call was answered"))
+
+    def _complete_until_over(self) -> None:
+        while True:
+            while (message := self._unpacker.take()) is None:
+                if not self._unpacker.receive(self._socket):
+                    return
+            if message[0] == OVER:
+                return
+            kind, number, content = message
+            future = self._open.pop(number)
+            if kind == FAILED:
+                _fail(future, content.exception())
+            elif future.set_running_or_notify_cancel():
+                future.set_result(decode(content, None, copy=False))
+
+
+class ServedCalls:
+    """Calls of one run, on the server's side. Futures are completed by any thread, all else is the run's thread.
+
+    `wake_fd` is readable when there are answers to send.
+    """
+
+    def __init__(self) -> None:
+        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Guards _over, and keeps `wake_fd` open while it is written to.
+        self._lock = threading.Lock()
+        self._over = False
+        self._done: deque[int] = deque()
+        self._open: dict[int, Future[dict[str, Any]]] = {}
+
+    def begin(
+        self, number: int, model: str, version: str, inputs: Mapping[str, Any], timeout: float | None
+    ) -> None:
+        """Begin a call through the `ModelCaller` of this thread's context."""
+        try:
+            future = submit(model, decode(inputs, None, copy=False), version=version, timeout=timeout)
+        except Exception as error:
+            future = Future()
+            future.set_exception(error)
+        self._open[number] = future
+        future.add_done_callback(partial(self._completed, number))
+
+    def answers(self) -> Iterator[bytes]:
+        """Yield the message of each call that is done."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.wake_fd)
+        while self._done:
+            number = self._done.popleft()
+            yield _answer(number, self._open.pop(number))
+
+    def end(self) -> None:
+        """Cancel what is not done. Its answers are not sent."""
+        with self._lock:
+            self._over = True
+            os.close(self.wake_fd)
+        for future in self._open.values():
+            future.cancel()
+
+    def _completed(self, number: int, future: Future[dict[str, Any]]) -> None:
+        with self._lock:
+            if not self._over:
+                self._done.append(number)
+                os.eventfd_write(self.wake_fd, 1)
+
+
+def _answer(number: int, future: Future[dict[str, Any]]) -> bytes:
+    try:
+        return packed(ANSWER, number, encode(future.result(), None, "the answer"))
+    except BaseException as error:
+        return packed(FAILED, number, SentError.of(error))
+
+
+def _fail(future: Future[Any], error: BaseException) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)

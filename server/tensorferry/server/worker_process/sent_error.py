@@ -1,0 +1,41 @@
+"""Exceptions that one process sends and the other raises."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+# Modules with the exceptions that are raised as they are. Of another one its next base is raised.
+_KNOWN = ("builtins", "tensorferry.serving.errors", "tensorferry.batcher.errors", "tensorferry.server.errors")
+_PLAIN = (str, int, float, bool)
+
+
+class SentError(NamedTuple):
+    """An exception that is sent. `attributes` are those that are numbers or text."""
+
+    module: str
+    name: str
+    text: str
+    attributes: dict[str, Any]
+
+    @classmethod
+    def of(cls, error: BaseException) -> SentError:
+        """Return what is sent of an exception."""
+        known = next(each for each in type(error).__mro__ if each.__module__ in _KNOWN)
+        text = str(error) if known is type(error) else f"{type(error).__name__}: {error}"
+        attributes = {name: value for name, value in vars(error).items() if isinstance(value, _PLAIN)}
+        return cls(known.__module__, known.__qualname__, text, attributes)
+
+    def exception(self) -> BaseException:
+        """Return an exception of the same class with the same text; RuntimeError if the class needs more than a text."""
+        kind: type[BaseException] = getattr(import_module(self.module), self.name)
+        try:
+            # Not the constructor, which may have other parameters.
+            error = kind.__new__(kind, self.text)
+            error.args = (self.text,)
+        except TypeError:
+            error = RuntimeError(f"{self.name}: {self.text}")
+        if self.text and not str(error):
+            error = RuntimeError(f"{self.name}: {self.text}")
+        vars(error).update(self.attributes)
+        return error

@@ -1,0 +1,104 @@
+"""Inputs and results of a function in the form that is sent: arrays of numbers are placed in shared memory.
+
+What is sent contains only numbers, text, bytes, None and containers of them. So the server never needs the user's classes
+to read it, and never runs their code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensorferry.server.worker_process.array_memory import ArrayMemory, Placed
+
+# Sent as they are.
+_PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None)})
+
+
+class _Objects(NamedTuple):
+    """An array of objects: strings, bytes, or arrays of different shapes."""
+
+    shape: tuple[int, ...]
+    elements: list[Any]
+
+
+class _Scalar(NamedTuple):
+    """A scalar of numpy, as an array without axes."""
+
+    array: Any
+
+
+def encode(value: Any, memory: ArrayMemory | None, what: str = "the result") -> Any:
+    """Return the form of a value that can be sent. TypeError, which names the part of the value, if there is none.
+
+    Without memory, arrays are sent with the message.
+    """
+    kind = type(value)
+    if kind is np.ndarray:
+        if not value.dtype.hasobject:
+            return value if memory is None else memory.put(value)
+        if value.dtype != object:
+            raise TypeError(f"{what} is an array of dtype {value.dtype}, which a child process cannot send")
+        return _Objects(value.shape, _encode_list(value.ravel().tolist(), memory, f"an element of {what}"))
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, Mapping):
+        return {_key(key, what): encode(each, memory, f"{what}[{key!r}]") for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        elements = _encode_list(value, memory, f"an element of {what}")
+        return tuple(elements) if isinstance(value, tuple) else elements
+    # Subclasses, such as members of an enum, and `numpy.str_`.
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, np.generic):
+        return _Scalar(encode(np.asarray(value), memory, what))
+    if isinstance(value, (int, float)) or hasattr(value, "__array__"):
+        return encode(np.asarray(value), memory, what)
+    raise TypeError(
+        f"{what} is of type {kind.__module__}.{kind.__qualname__}, which a child process cannot send; return numpy arrays, "
+        "numbers, str or bytes, or dicts, lists and tuples of them"
+    )
+
+
+def decode(sent: Any, memory: ArrayMemory | None, *, copy: bool) -> Any:
+    """Return the value that `encode` was given. Without `copy`, its arrays are valid until the next run."""
+    kind = type(sent)
+    if kind is Placed and memory is not None:
+        return memory.get(sent, copy=copy)
+    if kind is dict:
+        return {key: decode(each, memory, copy=copy) for key, each in sent.items()}
+    if kind is _Objects:
+        elements = _decode_list(sent.elements, memory, copy=copy)
+        array: npt.NDArray[Any] = np.fromiter(elements, object, len(elements))
+        return array.reshape(sent.shape)
+    if kind is _Scalar:
+        return decode(sent.array, memory, copy=copy)[()]
+    if kind is list:
+        return _decode_list(sent, memory, copy=copy)
+    if kind is tuple:
+        return tuple(_decode_list(sent, memory, copy=copy))
+    return sent
+
+
+def _key(key: object, what: str) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"{what} has the key {key!r}; the keys must be names of outputs")
+    return str.__str__(key)
+
+
+def _encode_list(elements: Any, memory: ArrayMemory | None, what: str) -> list[Any]:
+    # Without a call for each of many strings.
+    if _PLAIN.issuperset(map(type, elements)):
+        return list(elements)
+    return [encode(each, memory, what) for each in elements]
+
+
+def _decode_list(elements: Any, memory: ArrayMemory | None, *, copy: bool) -> list[Any]:
+    if _PLAIN.issuperset(map(type, elements)):
+        return list(elements)
+    return [decode(each, memory, copy=copy) for each in elements]

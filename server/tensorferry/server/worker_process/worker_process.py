@@ -1,0 +1,242 @@
+"""Python function of an app file in a child process, which is started again after its death."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from tensorferry.batcher import BatcherError
+from tensorferry.server.errors import ServerError, StartError
+from tensorferry.server.refused_requests import REFUSED, REFUSED_SECONDS, RefusedRequests
+from tensorferry.server.supervisor.child import Ending
+from tensorferry.server.supervisor.restart_delay import RestartDelay
+from tensorferry.server.worker_process.array_memory import Array
+from tensorferry.server.worker_process.child import Child, ChildEnded
+from tensorferry.server.worker_process.errors import (
+    FunctionRaised,
+    ProcessDied,
+    ProcessNotStarted,
+    RequestRefused,
+)
+from tensorferry.server.worker_process.input_digest import digest_of_inputs
+
+_log = logging.getLogger("tensorferry.server")
+
+# How long `close` waits for a run, and then for the process.
+_CLOSE_SECONDS = 1.0
+_KILLED = Ending.of(-signal.SIGKILL)
+
+
+class WorkerProcess:
+    """A child process that runs the function `model` of the file `app`. One thread at a time may call `run` and `start`.
+
+    `name` is for the log. `refused` remembers requests that ended a process; the processes of a model share one.
+    `end_runs`, `allow_runs` and `close` are thread-safe. No process runs before `start` or the first `run`.
+    """
+
+    def __init__(self, app: Path, model: str, *, name: str, refused: RefusedRequests | None = None) -> None:
+        self._app = app
+        self._model = model
+        self._name = name
+        self._refused = RefusedRequests() if refused is None else refused
+        # Held during a start and a run. Guards the fields below it, up to the next lock.
+        self._busy = threading.Lock()
+        self._starts = 0
+        self._delay = RestartDelay()
+        # The time from which a start may be tried, and why the last one failed.
+        self._start_at = 0.0
+        self._failure = ""
+        # Guards writes of _child, _ending and _closed. Nothing is waited for while it is held.
+        self._lock = threading.Lock()
+        self._child: Child | None = None
+        self._ending = False
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None if there is none."""
+        child = self._child
+        return None if child is None else child.pid
+
+    @property
+    def restarts(self) -> int:
+        """Number of starts after the first."""
+        return max(0, self._starts - 1)
+
+    def start(self) -> None:
+        """Start the process, if there is none, and wait until it has loaded the function.
+
+        ProcessNotStarted if it cannot, or not yet again. ProcessDied after `end_runs` or `close`.
+        """
+        with self._busy:
+            child = self._child
+            if child is not None and not child.alive:
+                _log.warning(
+                    "%s: it ended between two batches (%s)", self._name, self._reap(child).description
+                )
+            self._running_child()
+
+    def run(self, inputs: Mapping[str, Array], rows: Sequence[int] = ()) -> Any:
+        """Run the function on a batch, and return what it returned.
+
+        `rows` are the rows of each request of the batch, in their order; empty for one request. For a function of one row,
+        the result is a list with what it returned for each row. Arrays are copies. Calls of other models by the function
+        go through the `ModelCaller` of this thread's context (`calls_through`).
+
+        Raises FunctionRaised; ServerError, BatcherError or MemoryError as the function did; ProcessDied, ProcessNotStarted, or RequestRefused if equal inputs of a request have ended a
+        process lately. After ProcessDied the next run starts another process. A batch that had not begun when its process
+        ended runs once more, and so does a lone request whose process got SIGKILL: the system sends it when memory is
+        short.
+        """
+        with self._busy:
+            self._check_refused(inputs, rows)
+            again = False
+            while True:
+                child = self._running_child()
+                try:
+                    return child.run(inputs)
+                except (FunctionRaised, ServerError, BatcherError, MemoryError):
+                    raise
+                except ChildEnded as ended:
+                    begun = child.began_run
+                    reason, ending = str(ended), self._reap(child)
+                except BaseException:
+                    # It would answer this batch when it is sent the next one.
+                    self._reap(child)
+                    raise
+                how = f"{reason}, and was killed" if reason else ending.description
+                if self._ending or self._closed:
+                    raise self._ended()
+                if again or (begun and (len(rows) > 1 or ending != _KILLED)):
+                    raise self._died(how, inputs, rows)
+                again = True
+                _log.warning(
+                    "%s: it ended (%s) %s; the batch runs again in another process",
+                    self._name,
+                    how,
+                    "while it ran one request" if begun else "between two batches",
+                )
+
+    def end_runs(self) -> None:
+        """Kill the process. The current run or start raises ProcessDied, and so do others before `allow_runs`."""
+        with self._lock:
+            self._ending = True
+            if self._child is not None:
+                self._child.kill()
+
+    def allow_runs(self) -> None:
+        """Permit runs again."""
+        with self._lock:
+            self._ending = False
+
+    def close(self) -> None:
+        """Let the process end; kill it if a run, or its own end, takes longer than a second. Idempotent."""
+        ended = self._busy.acquire(timeout=_CLOSE_SECONDS)
+        with self._lock:
+            self._closed = True
+            if self._child is not None and not ended:
+                self._child.kill()
+        if not ended:
+            self._busy.acquire()
+        try:
+            child, self._child = self._child, None
+            if child is not None:
+                child.end(_CLOSE_SECONDS)
+        finally:
+            self._busy.release()
+
+    def _running_child(self) -> Child:
+        if self._ending or self._closed:
+            raise self._ended()
+        if self._child is not None:
+            return self._child
+        began = time.monotonic()
+        if began < self._start_at:
+            raise ProcessNotStarted(self._failure, self._start_at - began)
+        failed = self._start()
+        if failed:
+            now = time.monotonic()
+            delay = self._delay.after(now - began, served=False)
+            self._start_at = now + delay
+            self._failure = f"{self._name} cannot be started: {failed}"
+            if self._starts:
+                _log.error("%s; the next try is in %g s", self._failure, delay)
+            raise ProcessNotStarted(self._failure, delay)
+        assert self._child is not None
+        self._delay = RestartDelay()
+        self._starts += 1
+        _log.info(
+            "%s: %s as process %d in %.2f s",
+            self._name,
+            "started" if self._starts == 1 else "started again",
+            self._child.pid,
+            time.monotonic() - began,
+        )
+        return self._child
+
+    def _start(self) -> str:
+        """Start the process. Return why it cannot be started; "" if it can."""
+        try:
+            child = Child(self._app, self._model)
+        except OSError as error:
+            return str(error)
+        with self._lock:
+            self._child = child
+            if self._ending or self._closed:
+                child.kill()
+        try:
+            child.await_ready()
+        except StartError as error:
+            self._reap(child)
+            return str(error)
+        except ChildEnded:
+            ending = self._reap(child)
+            if self._ending or self._closed:
+                raise self._ended() from None
+            return f"its process ended before the function was loaded ({ending.description})"
+        return ""
+
+    def _reap(self, child: Child) -> Ending:
+        with self._lock:
+            self._child = None
+        return child.reap()
+
+    def _ended(self) -> ProcessDied:
+        return ProcessDied("the process that ran the batch was ended", "ended by the server", ended=True)
+
+    def _died(self, how: str, inputs: Mapping[str, Array], rows: Sequence[int]) -> ProcessDied:
+        if len(rows) > 1:
+            _log.error(
+                "%s: it ended (%s) while it ran a batch of %d requests; they run again in parts",
+                self._name,
+                how,
+                len(rows),
+            )
+            return ProcessDied("the process that ran the batch ended", how)
+        digest = digest_of_inputs(self._model, inputs)
+        _log.error(
+            "%s: it ended (%s) while it ran one request (hash %s), which gets INTERNAL; equal inputs are refused for %g s",
+            self._name,
+            how,
+            digest,
+            REFUSED_SECONDS,
+        )
+        self._refused.add(digest, time.monotonic() + REFUSED_SECONDS)
+        return ProcessDied(REFUSED, how)
+
+    def _check_refused(self, inputs: Mapping[str, Array], rows: Sequence[int]) -> None:
+        if not self._refused:
+            return
+        if len(rows) <= 1:
+            requests = [inputs]
+        else:
+            bounds = pairwise(accumulate(rows, initial=0))
+            requests = [{name: array[first:end] for name, array in inputs.items()} for first, end in bounds]
+        if any(self._refused.has_digest(digest_of_inputs(self._model, each)) for each in requests):
+            raise RequestRefused(REFUSED)

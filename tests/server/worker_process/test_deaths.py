@@ -1,0 +1,312 @@
+"""Deaths of child processes: who is blamed, what runs again, and what becomes of processes when the server dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from polling import PATIENCE, until
+from server.worker_process.conftest import APP, Start
+from server.worker_process.test_runs import command
+
+from tensorferry.batcher import Batcher
+from tensorferry.server.recovery.watchdog import Overdue, WatchedRun
+from tensorferry.server.refused_requests import REFUSED, RefusedRequests
+from tensorferry.server.worker_process import child, worker_process
+from tensorferry.server.worker_process.errors import (
+    FunctionRaised,
+    ProcessDied,
+    ProcessNotStarted,
+    RequestRefused,
+)
+
+DEATHS = [
+    ("os._exit 3", "exit status 3"),
+    ("os._exit 0", "exit status 0"),
+    ("kill 6", "killed by SIGABRT"),
+    ("kill 9", "killed by SIGKILL"),
+    ("segfault", "killed by SIGSEGV"),
+    ("fork_and_exit", "exit status 5"),
+    ("close_files", "killed by SIGKILL"),
+]
+
+
+@pytest.mark.parametrize(("act", "how"), DEATHS)
+def test_a_lone_request_that_ends_its_process_is_refused_afterwards(
+    started: Start, act: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = started()
+    with pytest.raises(ProcessDied, match=REFUSED) as caught:
+        process.run(command(act))
+    assert (caught.value.how, caught.value.ended) == (how, False)
+    assert f"it ended ({how}) while it ran one request (hash " in caplog.text
+    with pytest.raises(RequestRefused, match=REFUSED):
+        process.run(command(act))
+    assert process.run(command("pid")).tolist() == [process.pid]
+    # A request that may have been killed from outside ran twice.
+    assert process.restarts == (2 if "SIGKILL" in how else 1)
+
+
+def test_requests_of_a_batch_are_not_refused(started: Start, caplog: pytest.LogCaptureFixture) -> None:
+    process = started()
+    with pytest.raises(ProcessDied, match=r"^the process that ran the batch ended$"):
+        process.run(command("a", "os._exit 3"), [1, 1])
+    assert "while it ran a batch of 2 requests; they run again in parts" in caplog.text
+    with pytest.raises(ProcessDied, match=REFUSED):
+        process.run(command("os._exit 3"), [1])
+
+
+def test_a_refused_request_is_found_in_a_batch(started: Start) -> None:
+    refused = RefusedRequests()
+    with pytest.raises(ProcessDied):
+        started(refused=refused).run(command("b", "os._exit 3"), [2])
+    other = started(refused=refused)
+    with pytest.raises(RequestRefused):
+        other.run(command("a", "b", "os._exit 3"), [1, 2])
+    assert other.restarts == 0
+    assert other.run(command("b", "a"), [1, 1]).tolist() == [other.pid] * 2
+    assert other.run(command("b"), [1]).tolist() == [other.pid]
+
+
+def test_the_batcher_finds_the_request_and_answers_the_others(started: Start) -> None:
+    process = started()
+
+    class Model:
+        def run_batch(self, inputs: Any, requests: Any) -> Any:
+            return process.run(inputs, [request.rows for request in requests])
+
+    process.start()
+    with Batcher(Model(), 8, max_queue_delay=PATIENCE) as batcher:
+        acts = [*"abcde", "os._exit 3", *"gh"]
+        futures = [batcher.submit_rows(command(act)) for act in acts]
+        errors = [future.exception(PATIENCE) for future in futures]
+    assert [type(error) for error in errors] == [type(None)] * 5 + [ProcessDied] + [type(None)] * 2
+
+
+def test_a_lone_request_whose_process_is_killed_from_outside_runs_again(
+    started: Start, tmp_path: Path
+) -> None:
+    process = started()
+    got = process.run(command(f"kill_once {tmp_path / 'killed'}"))
+    assert got.tolist() == [process.pid]
+    assert process.restarts == 1
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_a_process_that_ended_between_two_batches_costs_none(
+    started: Start, start: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = started()
+    process.start()
+    assert process.pid is not None
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        assert select.select([pidfd], [], [], PATIENCE)[0]
+    finally:
+        os.close(pidfd)
+    if start:
+        process.start()
+    assert process.run(command("a"), [1]).tolist() == [process.pid]
+    assert process.restarts == 1
+    assert "between two batches" in caplog.text
+
+
+def test_a_process_that_cannot_start_again_is_tried_with_growing_delays(
+    started: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(worker_process, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
+    monkeypatch.setenv("MORTAL", str(tmp_path / "ill"))
+    process = started("mortal")
+    process.start()
+    (tmp_path / "ill").touch()
+    x = {"x": np.ones(2)}
+    with pytest.raises(ProcessDied, match="ran the batch ended"):
+        process.run(x, [1, 1])
+    delays = []
+    for _ in range(4):
+        with pytest.raises(ProcessNotStarted, match="the server's log has the reason") as caught:
+            process.run(x)
+        delays.append(caught.value.retry_after)
+        if now + delays[-1] > now:
+            # Not tried before its time.
+            with pytest.raises(ProcessNotStarted) as again:
+                process.run(x)
+            assert again.value.retry_after == pytest.approx(delays[-1])
+        now += delays[-1] + 1e-9
+    assert delays == pytest.approx([0.0, 0.1, 0.2, 0.4])
+    assert (
+        caplog.text.count(
+            "cannot be started: its process ended before the function was loaded (exit status 7)"
+        )
+        == 4
+    )
+    (tmp_path / "ill").unlink()
+    process.start()
+
+
+class Thread:
+    """A run on another thread."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(run,))
+        self._thread.start()
+
+    def _run(self, run: Callable[[], Any]) -> None:
+        try:
+            run()
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> BaseException | None:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        return self.error
+
+
+@pytest.mark.parametrize("hang", ["hang", "hang_in_native_code"])
+def test_a_run_that_hangs_is_ended(started: Start, tmp_path: Path, hang: str) -> None:
+    process, began = started(), tmp_path / "began"
+    thread = Thread(lambda: process.run(command(f"{hang} {began}")))
+    until(began.exists)
+    process.end_runs()
+    error = thread.join()
+    assert isinstance(error, ProcessDied)
+    assert error.ended
+    with pytest.raises(ProcessDied, match="was ended"):
+        process.run(command("a"))
+    process.allow_runs()
+    assert process.run(command("a")).tolist() == [process.pid]
+    # It is not blamed.
+    assert process.restarts == 1
+
+
+def test_the_watchdog_ends_a_run(started: Start, tmp_path: Path) -> None:
+    process, began = started(), tmp_path / "began"
+    watched = WatchedRun()
+    watched._running = process
+    watched._due = 1.0
+    thread = Thread(lambda: process.run(command(f"hang {began}")))
+    until(began.exists)
+    assert watched.check(2.0) is not None
+    assert isinstance(thread.join(), ProcessDied)
+    assert watched.finish() is Overdue.ENDED
+    assert process.run(command("a")).tolist() == [process.pid]
+
+
+def test_a_start_that_hangs_is_ended(started: Start, tmp_path: Path) -> None:
+    app, began = tmp_path / "app.py", tmp_path / "began"
+    app.write_text(
+        f"import pathlib, threading\npathlib.Path({str(began)!r}).touch()\nthreading.Event().wait()\n"
+    )
+    process = started("x", app)
+    thread = Thread(process.start)
+    until(began.exists)
+    process.end_runs()
+    error = thread.join()
+    assert isinstance(error, ProcessDied)
+    assert error.ended
+
+
+def test_close_ends_a_run_that_hangs(started: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "_CLOSE_SECONDS", 0.01)
+    process, began = started(), tmp_path / "began"
+    thread = Thread(lambda: process.run(command(f"hang {began}")))
+    until(began.exists)
+    process.close()
+    assert isinstance(thread.join(), ProcessDied)
+    with pytest.raises(ProcessDied):
+        process.run(command("a"))
+    with pytest.raises(ProcessDied):
+        process.start()
+
+
+def test_an_unused_process_is_closed(started: Start) -> None:
+    assert started().pid is None
+
+
+def test_a_failure_of_the_server_during_a_run_does_not_mix_up_answers(
+    started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = started("echo")
+    process.start()
+    with monkeypatch.context() as broken:
+        broken.setattr(child, "decode", lambda *args, **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            process.run({"x": np.ones(1)})
+    assert process.run({"x": np.zeros(1)})["x"].tolist() == [0]
+
+
+def test_no_file_is_left_if_a_process_cannot_be_started(
+    started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/absent")
+    with pytest.raises(ProcessNotStarted) as caught:
+        started().start()
+    assert "No such file or directory: '/absent'" in caught.value.reason
+
+
+PARENT = """
+import sys, threading
+from pathlib import Path
+import numpy as np
+from tensorferry.server.worker_process.worker_process import WorkerProcess
+process = WorkerProcess(Path(sys.argv[1]), "act", name="m")
+process.start()
+if sys.argv[2]:
+    threading.Thread(target=process.run, args=({"command": np.array([sys.argv[2]], object)},), daemon=True).start()
+print(process.pid, flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("act", ["", "hang", "hang_in_native_code"])
+def test_a_process_ends_with_the_server(act: str, tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    arguments = [sys.executable, "-c", PARENT, str(APP), f"{act} {began}" if act else ""]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            pidfd = os.pidfd_open(int(parent.stdout.readline()))
+            if act:
+                until(began.exists)
+        finally:
+            parent.kill()
+    try:
+        assert select.select([pidfd], [], [], PATIENCE)[0]
+    finally:
+        os.close(pidfd)
+
+
+def test_a_process_lives_on_when_the_thread_that_started_it_ends(started: Start) -> None:
+    process = started()
+    assert Thread(process.start).join() is None
+    pid = process.pid
+    assert process.run(command("a")).tolist() == [pid]
+
+
+def test_starts_and_deaths_are_logged(started: Start, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    process = started()
+    process.start()
+    with pytest.raises(FunctionRaised):
+        process.run(command("raise x"))
+    with pytest.raises(ProcessDied):
+        process.run(command("segfault"))
+    process.start()
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 3
+    assert texts[0].startswith("model act, process 1: started as process ")
+    assert texts[2].startswith("model act, process 1: started again as process ")

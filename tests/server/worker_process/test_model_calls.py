@@ -1,0 +1,146 @@
+"""Calls of other models from a function in a child process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from polling import PATIENCE
+from server.worker_process.conftest import Start
+
+from tensorferry.batcher import DeadlineExceeded, QueueFull
+from tensorferry.server.errors import StepFailedError
+from tensorferry.server.worker_process.errors import FunctionRaised, ProcessDied
+from tensorferry.server.worker_process.worker_process import WorkerProcess
+from tensorferry.serving import InvalidInput, calls_through
+
+Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+class Caller:
+    """A `ModelCaller` that answers on another thread."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.calls: list[tuple[Any, ...]] = []
+        self.futures: list[Future[dict[str, Any]]] = []
+
+    def submit(
+        self, model: str, version: str, inputs: Mapping[str, Any], timeout: float | None
+    ) -> Future[dict[str, Any]]:
+        self.calls.append((model, version, timeout))
+        future: Future[dict[str, Any]] = Future()
+        self.futures.append(future)
+        threading.Thread(target=self._complete, args=(future, inputs)).start()
+        return future
+
+    def _complete(self, future: Future[dict[str, Any]], inputs: Mapping[str, Any]) -> None:
+        try:
+            future.set_result(self._answer(inputs))
+        except BaseException as error:
+            future.set_exception(error)
+
+
+def run(process: WorkerProcess, caller: Any) -> Any:
+    with calls_through(caller):
+        return process.run({"x": np.arange(3.0)})
+
+
+def test_a_call_gets_the_outputs_of_the_other_model(started: Start) -> None:
+    caller = Caller(lambda inputs: {"y": inputs["x"] + 1, "text": np.array(["a", b"b"], object)})
+    process = started("nested")
+    for _ in range(3):
+        got = run(process, caller)
+        assert got["y"].tolist() == [1, 2, 3]
+        assert got["text"].tolist() == ["a", b"b"]
+    assert caller.calls == [("other", "", 5.0)] * 3
+
+
+def test_many_large_calls_wait_for_answers_at_the_same_time(started: Start) -> None:
+    answered = threading.Barrier(40)
+
+    def answer(inputs: Mapping[str, Any]) -> dict[str, Any]:
+        # None is answered before the last one was sent.
+        answered.wait(PATIENCE)
+        return {"y": inputs["x"] * 2}
+
+    assert run(started("many"), Caller(answer)).tolist() == [2 * number for number in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (InvalidInput("too long"), ["tensorferry.serving.errors", "InvalidInput", "too long", []]),
+        (
+            QueueFull("full", 0.5),
+            [
+                "tensorferry.batcher.errors",
+                "QueueFull",
+                "full",
+                [("retry_after", 0.5), ("pause_seconds", 0.0)],
+            ],
+        ),
+        (DeadlineExceeded("late"), ["tensorferry.batcher.errors", "DeadlineExceeded", "late", []]),
+        (RecursionError("a cycle"), ["builtins", "RecursionError", "a cycle", []]),
+        (OSError(2, "absent"), ["builtins", "FileNotFoundError", "[Errno 2] absent", []]),
+        (UnicodeDecodeError("utf-8", b"a", 0, 1, "bad"), ["builtins", "RuntimeError"]),
+        (ExceptionGroup("several", [ValueError()]), ["builtins", "RuntimeError"]),
+        (type("Own", (ValueError,), {})("text"), ["builtins", "ValueError", "Own: text", []]),
+    ],
+)
+def test_an_error_of_a_call_is_raised_in_the_child(
+    started: Start, error: Exception, expected: list[Any]
+) -> None:
+    def fail(inputs: Mapping[str, Any]) -> dict[str, Any]:
+        raise error
+
+    assert run(started("caught"), Caller(fail))[: len(expected)] == expected
+
+
+def test_an_error_that_the_function_passes_on_is_raised_as_it_is(started: Start) -> None:
+    def fail(inputs: Mapping[str, Any]) -> dict[str, Any]:
+        raise StepFailedError("step 'a' failed", "ValueError", "Traceback")
+
+    with pytest.raises(StepFailedError, match=r"^step 'a' failed$") as caught:
+        run(started("nested"), Caller(fail))
+    assert (caught.value.reason, caught.value.details) == ("ValueError", "Traceback")
+
+
+def test_a_caller_that_raises_fails_the_call(started: Start) -> None:
+    class Raising:
+        def submit(self, *args: Any) -> Any:
+            raise InvalidInput("no such model")
+
+    assert run(started("caught"), Raising())[1:3] == ["InvalidInput", "no such model"]
+
+
+def test_without_a_caller_a_call_says_so(started: Start) -> None:
+    with pytest.raises(FunctionRaised, match="was called outside of a model's function"):
+        started("nested").run({"x": np.ones(1)})
+
+
+def test_a_call_without_an_answer_is_cancelled_at_the_end_of_the_run(started: Start) -> None:
+    class Silent(Caller):
+        def _complete(self, future: Future[dict[str, Any]], inputs: Mapping[str, Any]) -> None:
+            pass
+
+    caller = Silent(dict)
+    process = started("abandoned")
+    # The process is in step with the server after it.
+    assert [run(process, caller).tolist() for _ in range(2)] == [[0, 1, 2]] * 2
+    assert [future.cancelled() for future in caller.futures] == [True, True]
+
+
+def test_a_process_that_dies_during_a_call(started: Start) -> None:
+    process = started("nested")
+
+    def kill(inputs: Mapping[str, Any]) -> dict[str, Any]:
+        process.end_runs()
+        return {"y": inputs["x"]}
+
+    with pytest.raises(ProcessDied):
+        run(process, Caller(kill))

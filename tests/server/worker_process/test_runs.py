@@ -1,0 +1,198 @@
+"""Runs in a child process: what arrives on each side, and errors of the function."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from server.worker_process.conftest import APP, Start
+
+from tensorferry.protos.tensors import DATATYPES
+from tensorferry.server.worker_process.errors import FunctionRaised, ProcessNotStarted
+
+
+def command(*text: str) -> dict[str, Any]:
+    return {"command": np.array(text, object)}
+
+
+def arrays() -> dict[str, Any]:
+    values = np.arange(12).reshape(3, 4)
+    numbers = {
+        name: values.astype(each.storage) for name, each in DATATYPES.items() if name not in ("BYTES", "BF16")
+    }
+    nested = np.empty(2, object)
+    nested[:] = [np.arange(3), np.arange(2.0)]
+    return {
+        **numbers,
+        "strings": np.array([["a", "é\0"], ["", "b" * 10_000]], object),
+        "bytes": np.array([b"\xff\0", b""], object),
+        "text of numpy": np.array(["a", "bcd"]),
+        "other byte order": values.astype(">i4"),
+        "structure": np.zeros(2, [("a", "i1"), ("b", "f8")]),
+        "no axes": np.array(3.5),
+        "a string without axes": np.array("x", object),
+        "strides": values[:, ::2].T,
+        "Fortran order": np.asfortranarray(values),
+        "broadcast": np.broadcast_to(np.int8(1), (3, 5)),
+        "empty": np.zeros((0, 4), "f4"),
+        "no strings": np.empty((0, 2), object),
+        "arrays of different lengths": nested,
+    }
+
+
+def assert_equal(got: Any, expected: Any) -> None:
+    assert type(got) is np.ndarray
+    assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+    if expected.dtype.hasobject:
+        for one, other in zip(got.flat, expected.flat, strict=True):
+            assert type(one) is type(other)
+            assert np.array_equal(one, other)
+    else:
+        assert np.array_equal(got, expected)
+
+
+def test_arrays_of_every_kind_arrive_unchanged(started: Start) -> None:
+    process = started("echo")
+    expected = arrays()
+    got = process.run(expected)
+    # The memory of the answers is not used for the next run's.
+    process.run({name: np.zeros_like(array) for name, array in expected.items()})
+    assert list(got) == list(expected)
+    for name, array in expected.items():
+        assert_equal(got[name], array)
+
+
+def test_the_memory_grows(started: Start) -> None:
+    process = started("echo")
+    for size in (1, 3_000_000, 10, 5_000_000):
+        values = np.random.default_rng(0).standard_normal(size)
+        got = process.run({"a": values, "b": values[:7]})
+        assert_equal(got["a"], values)
+        assert_equal(got["b"], values[:7])
+
+
+def test_scalars_and_lists_arrive_unchanged(started: Start) -> None:
+    process = started()
+    scalars = process.run(command("return scalars"))
+    assert scalars == (np.float32(0.5), "a", 3, "b", b"c", None, True)
+    assert type(scalars[0]) is np.float32
+    ragged = process.run(command("return ragged"))
+    assert [row.tolist() for row in ragged] == [[0, 1], [0.0, 1.0, 2.0]]
+    assert process.run(command("return nothing")) is None
+    assert process.run(command("return foreign"))["y"].tolist() == [0, 1, 2]
+    row = started("echo").run({"number": np.arange(3.0)[1], "text": np.array(["a"], object)[0]})
+    assert (type(row["number"]), type(row["text"])) == (np.float64, str)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (
+            "an object",
+            "an element of the result['y'] is of type tensorferry_app_worker_app.Nonsense, which a child",
+        ),
+        ("a key", "the result has the key 1; the keys must be names of outputs"),
+        (
+            "a structure of objects",
+            "the result is an array of dtype [('a', 'O')], which a child process cannot",
+        ),
+        ("a cycle", "RecursionError"),
+    ],
+)
+def test_what_cannot_be_sent_is_an_error_that_says_so(started: Start, what: str, message: str) -> None:
+    process = started()
+    with pytest.raises(FunctionRaised) as caught:
+        process.run(command(f"return {what}"))
+    assert message in caught.value.failure.reason
+    assert process.run(command("return nothing")) is None
+    assert process.restarts == 0
+
+
+def test_an_exception_has_the_traceback_of_the_users_code_only(started: Start) -> None:
+    process = started()
+    with pytest.raises(FunctionRaised, match=r"^ValueError: wrong$") as caught:
+        process.run(command("raise wrong"))
+    lines = caught.value.failure.details.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert f'File "{APP}"' in lines[1]
+    assert lines[-1] == "ValueError: wrong"
+    assert caught.value.failure.refusal is None
+
+
+def test_the_text_of_invalid_input_is_for_the_client(started: Start) -> None:
+    with pytest.raises(FunctionRaised) as caught:
+        started().run(command("refuse the image is too small"))
+    assert caught.value.failure.refusal == "the image is too small"
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"), [("sys.exit 3", "SystemExit: 3"), ("untold", "Untold: (its __str__")]
+)
+def test_other_exceptions_do_not_end_the_process(started: Start, act: str, reason: str) -> None:
+    process = started()
+    pid = process.run(command("pid")).tolist()
+    with pytest.raises(FunctionRaised) as caught:
+        process.run(command(act))
+    assert caught.value.failure.reason.startswith(reason)
+    assert process.run(command("pid")).tolist() == pid
+
+
+def test_a_memory_error_stays_one_so_that_the_batch_runs_in_parts(started: Start) -> None:
+    with pytest.raises(MemoryError, match=r"^too much$"):
+        started().run(command("exhaust"))
+
+
+def test_signals_do_not_end_the_process(started: Start) -> None:
+    process = started()
+    assert process.run(command("interrupt")).tolist() == [process.pid]
+
+
+def test_a_function_may_print(started: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    process = started()
+    process.run(command("print hello"))
+    assert capfd.readouterr().out == "hello\n"
+
+
+def test_a_class_is_loaded_and_a_step_of_a_pipeline_is_found(started: Start) -> None:
+    x = np.ones(2, "f4")
+    assert started("loaded").run({"x": x}).tolist() == [3, 3]
+    assert started("step").run({"x": x}).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("broken", "model 'broken' cannot be loaded:\nTraceback (most recent call last):\n  File "),
+        ("broken", "\nOSError: no weights"),
+        ("parameters", "has the inputs ['x'], but its function takes ['a', 'b']"),
+        ("absent", "declares no function named 'absent'"),
+    ],
+)
+def test_a_start_that_fails_says_why(started: Start, model: str, message: str) -> None:
+    process = started(model)
+    with pytest.raises(ProcessNotStarted) as caught:
+        process.start()
+    assert message in caught.value.reason
+    assert "Traceback" not in str(caught.value)
+    assert process.pid is None
+
+
+def test_a_process_needs_neither_grpc_nor_an_engine() -> None:
+    code = (
+        "import sys\n"
+        "import tensorferry.server.worker_process.function_process\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('grpc', 'google', 'onnxruntime')])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
+
+
+def test_an_app_that_cannot_be_imported(started: Start, tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text("import os\nos._exit(4)\n")
+    with pytest.raises(ProcessNotStarted) as caught:
+        started("x", app).start()
+    assert "its process ended before the function was loaded (exit status 4)" in caught.value.reason

@@ -1,0 +1,187 @@
+"""App file for tests of child processes: functions that return what they get, and that harm their process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorferry.serving import FP32, STRING, InvalidInput, infer, model, pipeline, submit
+
+_X = {"x": FP32[-1]}
+_Y = {"y": FP32[-1]}
+_COMMAND = {"command": STRING[-1]}
+
+
+class Nonsense:
+    """An object that cannot be sent."""
+
+
+class Untold(Exception):
+    """An exception without text."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+class Counted:
+    """An array of another library."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.arange(3)
+
+
+@model(inputs=_X, outputs=_Y)
+def echo(**tensors: Any) -> Any:
+    return tensors
+
+
+@model(inputs=_X, outputs=_Y)
+def doubled(x: Any) -> Any:
+    return x * 2
+
+
+@model(inputs=_X, outputs=_Y, name="loaded")
+class Loaded:
+    def load(self) -> None:
+        self.factor = 3
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.factor
+
+
+@model(inputs=_X, outputs=_Y, name="broken")
+class Broken:
+    def load(self) -> None:
+        raise OSError("no weights")
+
+    def __call__(self, x: Any) -> Any: ...
+
+
+@model(inputs=_X, outputs=_Y, name="mortal")
+class Mortal:
+    """Its process dies at its start as long as the file of the environment variable exists."""
+
+    def __init__(self) -> None:
+        if os.path.exists(os.environ["MORTAL"]):
+            os._exit(7)
+
+    def __call__(self, x: Any) -> Any:
+        os._exit(8)
+
+
+@model(inputs=_X, outputs=_Y, name="parameters")
+def wrong_parameters(a: Any, b: Any) -> Any: ...
+
+
+@model(inputs=_COMMAND, outputs=_Y)
+def act(command: Any) -> Any:
+    """Do what the longest row says."""
+    name, _, rest = max(command, key=len).partition(" ")
+    match name:
+        case "return":
+            return RESULTS[rest]
+        case "print":
+            print(rest, flush=True)
+        case "raise":
+            raise ValueError(rest)
+        case "refuse":
+            raise InvalidInput(rest)
+        case "untold":
+            raise Untold
+        case "exhaust":
+            raise MemoryError("too much")
+        case "sys.exit":
+            sys.exit(int(rest))
+        case "os._exit":
+            os._exit(int(rest))
+        case "kill":
+            os.kill(os.getpid(), int(rest))
+        case "kill_once":
+            if not os.path.exists(rest):
+                Path(rest).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            ctypes.string_at(0)
+        case "close_files":
+            os.closerange(3, 64)
+            threading.Event().wait()
+        case "fork_and_exit":
+            # The child of the child keeps the socket open.
+            if os.fork():
+                os._exit(5)
+            signal.pause()
+        case "hang":
+            Path(rest).touch()
+            threading.Event().wait()
+        case "hang_in_native_code":
+            Path(rest).touch()
+            re.match("(a+)+$", "a" * 60 + "b")
+        case "interrupt":
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+    return np.full(len(command), os.getpid())
+
+
+RESULTS: dict[str, Any] = {
+    "nothing": None,
+    "an object": {"y": [Nonsense()]},
+    "a key": {1: 2},
+    "a structure of objects": np.zeros(1, [("a", object)]),
+    "foreign": {"y": Counted()},
+    "a cycle": [],
+    "ragged": [np.arange(2), np.arange(3.0)],
+    "scalars": (np.float32(0.5), np.str_("a"), 3, "b", b"c", None, True),
+}
+RESULTS["a cycle"].append(RESULTS["a cycle"])
+
+
+@model(inputs=_X, outputs=_Y)
+def nested(x: Any) -> Any:
+    """Call another model."""
+    return infer("other", x=x, timeout=5.0)
+
+
+@model(inputs=_X, outputs=_Y)
+def many(x: Any) -> Any:
+    """Submit many large calls before any answer is read."""
+    large = np.ones(200_000)
+    futures = [submit("other", x=large * number) for number in range(40)]
+    return np.array([future.result()["y"][0] for future in futures])
+
+
+@model(inputs=_X, outputs=_Y)
+def caught(x: Any) -> Any:
+    """Return what a call raised."""
+    try:
+        infer("other", x=x)
+    except Exception as error:
+        attributes = {name: value for name, value in vars(error).items() if name != "__notes__"}
+        return [type(error).__module__, type(error).__name__, str(error), list(attributes.items())]
+
+
+@model(inputs=_X, outputs=_Y)
+def abandoned(x: Any) -> Any:
+    """Return while a call has no answer. Say what becomes of the call of the run before."""
+    if LEFT:
+        assert str(LEFT.pop().exception(10.0)) == "the function returned before the call was answered"
+    LEFT.append(submit("other", x=x))
+    return x
+
+
+LEFT: list[Any] = []
+
+
+@model(inputs=_X, outputs=_Y, name="step")
+def _only_a_step(x: Any) -> Any:
+    return x + 1
+
+
+both = pipeline("both", doubled, _only_a_step)
