@@ -126,7 +126,8 @@ bench-peers: ## install the other servers of `make bench` (minutes, 3 GB, Python
 bench-report: $(VENV)/.dev $(VENV)/.plots ## write docs/results/performance.md and its plots from the last `make bench`
 	@$(SERVING).reporting.report
 
-bench-python: $(LOAD) $(VENV)/.dev $(VENV)/.plots ## measure Python functions, steps and pipelines beside other servers; writes docs/results/python_models.md (20 minutes; QUICK=1: two minutes, no page; ONLY=functions,steps,images,text)
+# The plots' lock file has Pillow.
+bench-python: $(LOAD) $(VENV)/.dev $(VENV)/.plots $(VENV)/.embeddings $(SENTENCE_ENCODER) ## measure Python functions, steps and pipelines beside other servers; writes docs/results/python_models.md (20 minutes; QUICK=1: two minutes, no page; ONLY=functions,steps,images,text)
 	@$(PYTHON_MODELS).run --load $(LOAD) $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 	@$(if $(QUICK)$(ONLY),,$(PYTHON_MODELS).report)
 

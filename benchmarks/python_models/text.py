@@ -49,11 +49,11 @@ _WORDS = [
 
 
 def missing() -> str:
-    """Return what is not there that the measurement needs, "" if nothing is."""
+    """Return why text cannot be measured, "" if it can."""
     if find_spec("tokenizers") is None:
-        return "the package tokenizers"
+        return "the package tokenizers is not installed"
     absent = [name for name in ("minilm.onnx", "tokenizer.json") if not (FOLDER / name).exists()]
-    return f"{', '.join(absent)} of examples/embeddings" if absent else ""
+    return f"{', '.join(absent)} are not in examples/embeddings (make embeddings)" if absent else ""
 
 
 def texts(tokens: Sequence[int]) -> list[str]:
