@@ -76,6 +76,7 @@ _OTHERS = (
     'input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] } version_policy { all { } }',
     "max_batch_size: 4 sequence_batching { }",
     "max_batch_size: 4 dynamic_batching { }",
+    'model_operations { op_library_filename: [ "model.onnx", "../../ops.so" ] }',
     'platform: "onnxruntime_onnx" version_policy { latest { num_versions: 2 } } default_model_filename: "other.onnx"',
     'optimization { cuda { graphs: true graph_spec { batch_size: 1 } } } parameters { key: "fp16" value { } }',
     "max_batch_size: 99999999999999999999",
@@ -88,6 +89,7 @@ class _Session:
     """The part of a Session that preparing a model uses."""
 
     device = "cpu"
+    op_libraries = ()
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,6 +106,7 @@ class _File:
     def session(self, device: str, settings: Any) -> _Session:
         if not self.path.is_file():
             raise StartError(f"{self.path} is not there")
+        assert not settings.op_libraries, "a library was loaded, although there is none"
         return _Session(self.path)
 
 
@@ -301,7 +304,8 @@ class RepositoryTarget(MethodsTarget):
 
     name = "repository"
     words: Sequence[str] = (*_words(), "good", "other", "broken", "config", "file:1/model.onnx", "file:../x", "file:1/../../x",
-             "unload_dependents", "file:2/deep/model.onnx", '{"max_batch_size": 2}', "{}", '{"name": "other"}')  # fmt: skip
+             "unload_dependents", "file:2/deep/model.onnx", '{"max_batch_size": 2}', "{}", '{"name": "other"}',
+             '{"model_operations": {"op_library_filename": ["model.onnx"]}}')  # fmt: skip
     called = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "ModelConfig")
     good: ClassVar[Sequence[tuple[str, Any]]] = (
         ("RepositoryIndex", pb.RepositoryIndexRequest()),
