@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from tensorferry.batcher.execution.staged_model import StagedModel
     from tensorferry.batcher.offline import batch_inference
     from tensorferry.batcher.padding import Padding, PadInput, PadPlan
-    from tensorferry.batcher.request import BatchInfo, CloseReason, Outcome, Request, Tensor
+    from tensorferry.batcher.pipeline.pipeline import Pipeline
+    from tensorferry.batcher.pipeline.stage import Stage, StageModel
+    from tensorferry.batcher.pipeline.tensors import stack_rows
+    from tensorferry.batcher.request import BatchInfo, CloseReason, Outcome, Request, StageOutcome, Tensor
     from tensorferry.batcher.statistics.counters import BatcherStatistics
     from tensorferry.batcher.statistics.histogram import BOUNDS, Histogram, interval_of
     from tensorferry.batcher.statistics.recent_batches import BatchMember, BatchRecord
@@ -49,10 +52,15 @@ _MODULES = {
     "PadInput": "padding",
     "PadPlan": "padding",
     "Padding": "padding",
+    "Pipeline": "pipeline.pipeline",
+    "Stage": "pipeline.stage",
+    "StageModel": "pipeline.stage",
+    "stack_rows": "pipeline.tensors",
     "BatchInfo": "request",
     "CloseReason": "request",
     "Outcome": "request",
     "Request": "request",
+    "StageOutcome": "request",
     "Tensor": "request",
     "BatcherStatistics": "statistics.counters",
     "BOUNDS": "statistics.histogram",
@@ -98,6 +106,7 @@ __all__ = [
     "PadInput",
     "PadPlan",
     "Padding",
+    "Pipeline",
     "QueueFull",
     "QueuePolicy",
     "Request",
@@ -105,8 +114,12 @@ __all__ = [
     "ResponseBurstHook",
     "RunTimedOut",
     "Shed",
+    "Stage",
+    "StageModel",
+    "StageOutcome",
     "StagedModel",
     "Tensor",
     "batch_inference",
     "interval_of",
+    "stack_rows",
 ]

@@ -258,12 +258,15 @@ class Batcher:
         propagate_cancel(future, lambda: self.cancel(request))
         return future
 
-    def enqueue(self, request: Request, *, notify: bool = True) -> bool:
+    def enqueue(self, request: Request, *, notify: bool = True, admitted: bool = False) -> bool:
         """Accept a request built by the caller. Its `complete` is called exactly once later, for servers without futures.
 
         Without `notify` no worker is woken. The return value then says whether the caller must call `run_inline` soon;
         with `notify` it is false. So a thread that receives requests can first enqueue all that have arrived, and then
         run short batches itself, which is cheaper than waking a worker.
+
+        With `admitted` a request of any size is queued, whatever else is: the caller bounds what it admits. It can only be
+        too late even alone.
 
         Raises as `submit` does; `complete` is then never called. Never blocks.
         """
@@ -279,9 +282,9 @@ class Batcher:
             )
         request.rank = (priority - 1) * self._ranks_per_class
         if self._batched and request.rows > self._settings.max_batch_size:
-            return self._enqueue_split(request, notify=notify)
+            return self._enqueue_split(request, notify=notify, admitted=admitted)
         try:
-            displaced, run_inline = self._queue.put((request,), notify=notify)
+            displaced, run_inline = self._queue.put((request,), notify=notify, admitted=admitted)
         except BatcherError as error:
             self._rejected(request, error)
             raise
@@ -289,7 +292,7 @@ class Batcher:
             self._shed_displaced(displaced, request)
         return run_inline
 
-    def _enqueue_split(self, request: Request, *, notify: bool) -> bool:
+    def _enqueue_split(self, request: Request, *, notify: bool, admitted: bool) -> bool:
         """Enqueue a request of more rows than a batch has, in parts that complete it together."""
         max_rows, complete = self._settings.max_batch_size, request.complete
         try:
@@ -299,10 +302,11 @@ class Batcher:
                     f"the request has {request.rows} rows; send fewer at once"
                 )
             # Before the split, because a client can claim many rows without sending many bytes.
-            self._queue.check_size(request.rows_counted, request.nbytes)
+            if not admitted:
+                self._queue.check_size(request.rows_counted, request.nbytes)
             request.complete = self._complete_split(request)
             request.split_parts = split_request(request, max_rows)
-            displaced, run_inline = self._queue.put(request.split_parts, notify=notify)
+            displaced, run_inline = self._queue.put(request.split_parts, notify=notify, admitted=admitted)
         except BatcherError as error:
             request.complete, request.split_parts = complete, ()
             self._rejected(request, error)
@@ -363,6 +367,25 @@ class Batcher:
         until then for returning clients; inf if none does.
         """
         return self._workers.inline_worker.run_inline(max_seconds)
+
+    def wake(self) -> None:
+        """Wake a worker for requests that were enqueued without `notify`, if any are queued."""
+        self._queue.wake()
+
+    def queue_full(self) -> QueueFull | None:
+        """Return why no request is accepted now: as many rows or bytes wait as may; None if there is room."""
+        return self._queue.queue_full()
+
+    def drain_time(self) -> float:
+        """Estimate how long the queued requests take to run, in seconds; at least a millisecond."""
+        return self._queue.drain_time()
+
+    def least_time(self, rows: int) -> float:
+        """Return the least seconds that a request of `rows` rows takes, in a batch alone; 0 if that is not known.
+
+        It is known for a second after batches ran. Of requests that cannot share a batch, the fastest count.
+        """
+        return self._queue.least_time(rows)
 
     def fast_reject(self, deadline: float) -> QueueFull | None:
         """Return why a request with this deadline would be rejected, before it is read; None if that is uncertain.

@@ -65,12 +65,26 @@ class BatchInfo(NamedTuple):
     ended: float = _NAN
 
 
+class StageOutcome(NamedTuple):
+    """What became of a request in one stage of a pipeline.
+
+    `arrival` is its arrival in the stage's batcher (NaN if it got there never), `queue_delay` and `batch` are as in
+    `Outcome`. `batch` is None in the stage that failed.
+    """
+
+    stage: str
+    arrival: float
+    queue_delay: float
+    batch: BatchInfo | None
+
+
 class Outcome(NamedTuple):
     """Result of a request: `outputs` or `error`, never both.
 
     `outputs` has the form that the model function returned, with the request's rows only; arrays in it are views of the
     batch's outputs. `batch` is None if the request never ran, or failed. `queue_delay` is in seconds, 0 if it was never
-    in a batch. `position` is its place in the batch, from 0; `priority` its class, 1 the highest.
+    in a batch. `position` is its place in the batch, from 0; `priority` its class, 1 the highest. `stages` has the stages
+    of a pipeline that are done with the request, in that order; empty for a request of a plain batcher.
     """
 
     outputs: Any = None
@@ -79,6 +93,7 @@ class Outcome(NamedTuple):
     queue_delay: float = 0.0
     position: int = 0
     priority: int = 1
+    stages: tuple[StageOutcome, ...] = ()
 
 
 class Request:
@@ -113,6 +128,7 @@ class Request:
         "order",
         "owner",
         "padding",
+        "pipeline_run",
         "priority",
         "rank",
         "retried",
@@ -172,6 +188,8 @@ class Request:
         self.split_parts: tuple[Request, ...] = ()
         # Whether this is a part of a request that was split.
         self.is_split_part = False
+        # What a pipeline knows of it, until it ends.
+        self.pipeline_run: Any = None
         # It was queued again, because its device failed or its worker crashed.
         self.retried = False
         # With fair queueing, the share that was charged for it while it is in a batch.

@@ -31,7 +31,8 @@ def request_of(
     if names == ():
         raise InvalidRequest("the request has no inputs; give at least one named array")
     tensors = tuple(
-        _tensor_of(np.asarray(array), one_row) for array in ([x] if names is None else map(x.get, names))
+        tensor_of(np.asarray(array), add_axis=one_row)
+        for array in ([x] if names is None else map(x.get, names))
     )
     rows = _common_rows(names or ("x",), tensors) if batched else 1
     plan = None
@@ -43,14 +44,16 @@ def request_of(
         complete,
         names=names,
         rows=rows,
-        nbytes=sum(_nbytes(tensor) for tensor in tensors) + (plan.added_bytes if plan is not None else 0),
+        nbytes=sum(tensor_nbytes(tensor) for tensor in tensors)
+        + (plan.added_bytes if plan is not None else 0),
         key=(names, *((tensor.dtype, shape) for tensor, shape in zip(tensors, shapes, strict=True))),
         deadline=deadline,
         padding=plan,
     )
 
 
-def _tensor_of(array: Array, add_axis: bool) -> Tensor:
+def tensor_of(array: Array, *, add_axis: bool = False) -> Tensor:
+    """Return an array as a tensor, which shares its memory if it is contiguous; with `add_axis`, as one row."""
     shape = (1, *array.shape) if add_axis else array.shape
     if array.dtype.kind in "SU":
         array = array.astype(object)
@@ -72,7 +75,8 @@ def _common_rows(names: Sequence[str], tensors: Sequence[Tensor]) -> int:
     return tensors[0].shape[0]
 
 
-def _nbytes(tensor: Tensor) -> int:
+def tensor_nbytes(tensor: Tensor) -> int:
+    """Return how many bytes a tensor has; for strings, those of the strings."""
     if tensor.dtype.hasobject:
         return sum(len(element) if isinstance(element, (bytes, str)) else 8 for element in tensor.data.flat)
     return math.prod(tensor.shape) * tensor.dtype.itemsize

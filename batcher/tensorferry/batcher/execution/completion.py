@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import BatcherError, DeadlineExceeded, InstanceFailed, Shed
+from tensorferry.batcher.execution.handover import handover
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchInfo, BatchRun, Outcome, Request
 from tensorferry.batcher.statistics.counters import Counters
@@ -71,7 +72,9 @@ class RequestCompleter:
             remaining = set(map(id, alive))
             positions = [position for position, request in enumerate(batch) if id(request) in remaining]
             outputs = [outputs[position] for position in positions]
-        counted, hook, now = False, None, math.inf
+        counted, hook, now, several = False, None, math.inf, len(alive) > 1
+        if several:
+            handover.begin()
         try:
             now = self._clock.now()
             # Everything is counted before the first callback, so that a caller with an answer finds it counted. What
@@ -107,14 +110,14 @@ class RequestCompleter:
             self._counters.ran(info, latencies, now, again=again)
             counted = True
             self._recent.ran(info, run, batch, alive, now)
-            if len(alive) > 1 and self._burst_hook is not None:
+            if several and self._burst_hook is not None:
                 hook = self._burst_hook
                 hook.begin(len(alive))
             for request, position, output in zip(alive, positions, outputs, strict=True):
                 if request.deadline > now:
                     delay = request.started - request.arrival
                     # `Outcome(...)` takes twice as long.
-                    outcome = _new(Outcome, (output, None, info, delay, position, request.priority))
+                    outcome = _new(Outcome, (output, None, info, delay, position, request.priority, ()))
                     complete, request.complete = request.complete, already_completed
                     try:
                         complete(outcome)
@@ -137,6 +140,8 @@ class RequestCompleter:
             if hook is not None:
                 # After an error, too: otherwise the transport would never send the first answers.
                 hook.end()
+            if several:
+                handover.end()
 
     def fail(self, request: Request, error: BaseException) -> None:
         """Complete a request with an error. Never raises, because other requests are completed after it."""

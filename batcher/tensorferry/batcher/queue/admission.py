@@ -80,17 +80,22 @@ class Admission:
         """Accept requests again, because a device has recovered."""
         self._unavailable, self._must_check = None, self._closed or self._bounded
 
-    def admit(self, requests: Sequence[Request], rows: int, nbytes: int, now: float) -> Sequence[Request]:
+    def admit(
+        self, requests: Sequence[Request], rows: int, nbytes: int, now: float, *, admitted: bool = False
+    ) -> Sequence[Request]:
         """Accept a request, or all parts of one, and return the queued requests to drop for it; raise if it is rejected.
 
-        `rows` and `nbytes` are those of all parts.
+        `rows` and `nbytes` are those of all parts. With `admitted` it is rejected only if it is too late even alone, or
+        nothing can run it.
         """
         first = requests[0]
         # A request that is rejected in any case must get that error, not its quota's.
-        if self._quotas is not None and not (self._closed or self._unavailable is not None):
+        if self._quotas is not None and not (admitted or self._closed or self._unavailable is not None):
             self._quotas.check(first.client, rows, nbytes, now, self.drain_time)
         displaced: Sequence[Request] = ()
-        if (
+        if admitted:
+            self._check_open()
+        elif (
             self._must_check
             or self._backlog.rows + rows > self._max_rows
             or self.bytes_in_flight + nbytes > self._max_bytes
@@ -107,7 +112,7 @@ class Admission:
             if not first.deadline > start + bucket.cost_model.upper(self._max_batch_size):
                 for request in requests:
                     _check_feasible(request, bucket.cost_model, start, now)
-            if backlog.rows > self._overload.full_batches_rows:
+            if backlog.rows > self._overload.full_batches_rows and not admitted:
                 error = self._overload.rejection(first, bucket, start, now)
                 if error is not None:
                     # A rejected request is part of the demand, which batches must keep up with.
@@ -144,6 +149,20 @@ class Admission:
         if error is not None:
             self._arrivals.arrived(0, now, 1, deadline - now)
         return error
+
+    @property
+    def full(self) -> bool:
+        """Return whether there is no room for anything. May be called without the lock."""
+        return self._backlog.rows >= self._max_rows or self.bytes_in_flight >= self._max_bytes
+
+    def queue_full(self) -> QueueFull | None:
+        """Return why there is no room for anything; None if there is."""
+        if not self.full:
+            return None
+        return self._full(
+            f"{self._backlog.rows} of {self._max_rows} rows wait, and it holds {self.bytes_in_flight} of "
+            f"{self._max_bytes} bytes"
+        )
 
     def check_empty(self, request: Request, now: float) -> None:
         """Raise as `admit` does for a request that needs no room, because nothing is run for it."""

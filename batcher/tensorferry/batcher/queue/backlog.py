@@ -348,6 +348,18 @@ class Backlog:
             for bucket in self.buckets.values()
         )
 
+    def least_time(self, rows: int, now: float) -> float:
+        """Return the shortest time of a batch of `rows` rows alone, of all buckets; 0 when none is recent enough."""
+        rows = min(max(rows, 1), self._limits.max_batch_size)
+        return min(
+            [
+                bucket.cost_model.end_to_end(rows)
+                for bucket in self.known.values()
+                if bucket.cost_model.known and bucket.cost_model.is_recent(now)
+            ],
+            default=0.0,
+        )
+
     def statistics(self) -> Mapping[Hashable, BucketStatistics]:
         """Return the statistics of every remembered bucket, by its key."""
         return {

@@ -101,11 +101,14 @@ class RequestQueue:
         """Raise RequestTooLarge if a request of this size can never be accepted."""
         self._admission.check_size(rows, nbytes)
 
-    def put(self, requests: Sequence[Request], *, notify: bool = True) -> tuple[Sequence[Request], bool]:
+    def put(
+        self, requests: Sequence[Request], *, notify: bool = True, admitted: bool = False
+    ) -> tuple[Sequence[Request], bool]:
         """Accept one request, or all parts of one, or raise.
 
         Returns the queued requests that were dropped to make room, which the caller completes; and, without `notify`,
-        whether the caller must call `take_inline` soon: no worker was woken, though one is needed.
+        whether the caller must call `take_inline` or `wake` soon: no worker was woken, though one is needed. With `admitted`
+        they are queued whether or not there is room.
 
         Raises RequestTooLarge if the request can never fit; QueueFull if it does not fit now, or would be too late
         behind others; DeadlineExceeded if it could not meet its deadline even if it ran alone as soon as a device is
@@ -118,7 +121,7 @@ class RequestQueue:
             nbytes = sum([request.nbytes for request in requests])
         with self._lock:
             now, backlog = self._clock.now(), self._backlog
-            displaced = self._admission.admit(requests, rows, nbytes, now)
+            displaced = self._admission.admit(requests, rows, nbytes, now, admitted=admitted)
             self._accepted += 1
             for request in displaced:
                 self._end_queued_locked(request)
@@ -153,6 +156,19 @@ class RequestQueue:
             self._admission.check_empty(request, self._clock.now())
             self._accepted += 1
             request.state = DONE
+
+    def queue_full(self) -> QueueFull | None:
+        """Return why the queue has no room for anything; None if it has."""
+        # Without the lock, because there nearly always is room. A late look at it only costs a request more or less.
+        if not self._admission.full:
+            return None
+        with self._lock:
+            return self._admission.queue_full()
+
+    def least_time(self, rows: int) -> float:
+        """Return the shortest time of a batch of one request of `rows` rows, in seconds; 0 if no recent one is known."""
+        with self._lock:
+            return self._backlog.least_time(rows, self._clock.now())
 
     def fast_reject(self, deadline: float) -> QueueFull | None:
         """Return why a request with this deadline would be rejected; None if that is uncertain."""
@@ -220,6 +236,12 @@ class RequestQueue:
                     return step.until
             self._wakeup.wake(now)
             return _INF
+
+    def wake(self) -> None:
+        """Wake a worker if anything is queued."""
+        with self._lock:
+            if self._backlog.rows:
+                self._wakeup.wake(self._clock.now())
 
     def poll(self, device: int = 0) -> BatchAssignment | Wait | None:
         """Return what `take` would return now, or until when it would wait. For event loops and simulations."""

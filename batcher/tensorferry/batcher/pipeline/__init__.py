@@ -1,0 +1,1 @@
+"""Pipelines: requests pass through several batchers, and each forms its own batches."""

@@ -1,0 +1,497 @@
+"""The pipeline: takes requests through the batchers of several stages."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy.typing as npt
+
+from tensorferry.batcher.batcher import Batcher
+from tensorferry.batcher.clock import Clock, MonotonicClock
+from tensorferry.batcher.errors import (
+    BatcherClosed,
+    BatcherError,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    QueueFull,
+)
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.execution.completion import already_completed
+from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
+from tensorferry.batcher.execution.handover import handover
+from tensorferry.batcher.pipeline.graph import graph_of
+from tensorferry.batcher.pipeline.later_times import LaterTimes
+from tensorferry.batcher.pipeline.run import PipelineRun
+from tensorferry.batcher.pipeline.stage import Stage
+from tensorferry.batcher.pipeline.statistics import statistics_of
+from tensorferry.batcher.queue.client_quotas import ClientQuotas
+from tensorferry.batcher.request import DONE, NEW, RUNNING, BatchInfo, Outcome, Request
+from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePolicy
+from tensorferry.batcher.statistics.counters import BatcherStatistics, Counters
+from tensorferry.batcher.statistics.recent_batches import BatchRecord
+
+_log = logging.getLogger("tensorferry.batcher")
+
+# Of a request whose last stage ran no batch.
+_NO_BATCH = BatchInfo(0, 0, 0, 0.0)
+
+
+class Pipeline:
+    """Stages, each with a batcher, through which requests pass. Every method is thread-safe.
+
+        with Pipeline("embed", stages, inputs=["text"], outputs=["vector"]) as pipeline:
+            vector = pipeline.submit({"text": "hello"}).result()["vector"]
+
+    It has the methods of a `Batcher` for its callers. Each stage forms its own batches: of one size, and at the moment, that
+    suit its model.
+
+    Tensors
+        The pipeline's tensors have names: its inputs, and the outputs of all stages. A stage starts when all tensors that it
+        reads are there, so stages that do not need each other run at the same time. Tensors are passed by reference, and
+        released once no later stage reads them. A stage's request has as many rows as the tensors it reads.
+
+        An output that is a list with one array a row may be ragged: the rows may differ in length along one axis. Within the
+        request they are padded to its longest row, with the pad value of the stage that reads them, else 0. With the
+        `padding` of that stage, requests of different lengths then share batches. Outputs of the pipeline are always arrays.
+
+    Admission
+        The batchers of the first stages admit requests as usual. `enqueue` also raises QueueFull while the queue of a later
+        stage is full. A request that was accepted is always queued in the later stages that the pipeline owns, whatever their
+        bounds. `clients` bounds the requests of each client in the whole pipeline; a stage's `ClientPolicy` counts that stage
+        only.
+
+    Deadlines
+        In each stage a request has its deadline less the least time that the later stages need. So each batcher drops what
+        cannot arrive in time any more, before it runs. Only times learned in the last second count.
+
+    Errors and cancellation
+        The first error of a stage is the request's, and its other parts are cancelled. `cancel` withdraws the request from
+        every batcher that has a part of it. Nothing of the request runs after that, except batches that run already.
+
+    Outcome
+        `batch` is that of the last stage, with `input_time` and `compute_time` summed over the stages that led to it.
+        `queue_delay` is the rest of the request's time. `stages` has what became of it in each stage.
+
+    `settings` are those that callers see (classes, queue policies); by default those of the first stage that has a batcher
+    of its own. The stages' batchers must have the same `clock`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stages: Sequence[Stage],
+        *,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        settings: BatcherSettings | None = None,
+        clients: ClientPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self.graph = graph_of(name, stages, inputs, outputs)
+        own = [(stage.name, stage.own.batcher) for stage in self.graph.stages if stage.own is not None]
+        self._own: Mapping[str, Batcher | Pipeline] = dict(own)
+        batchers = list(self._own.values())
+        if len(set(map(id, batchers))) != len(batchers):
+            raise ValueError(
+                f"stages of pipeline {name!r} have the same batcher; give each its own, or a function that returns it"
+            )
+        # Those of the first stages, by number, and of the others, by name.
+        self._first: dict[int, Batcher | Pipeline] = {}
+        self._later: dict[str, Batcher | Pipeline] = {}
+        for place, stage in enumerate(self.graph.stages):
+            if stage.own is not None and place in self.graph.first:
+                self._first[place] = stage.own.batcher
+            elif stage.own is not None:
+                self._later[stage.name] = stage.own.batcher
+        self._settings = settings or (batchers[0].settings if batchers else BatcherSettings())
+        self._clock = clock or MonotonicClock()
+        self.later_times = LaterTimes(self.graph, self._clock)
+        self._counters = Counters()
+        self._last_run: float | None = None
+        # The names of inputs that were checked last: most requests have the same object.
+        self._checked_names: tuple[str, ...] | None = None
+        # Guards the fields below, `_quotas`, and whether a run is accepted. Nothing is called while it is held.
+        self._lock = threading.Lock()
+        self._quotas = ClientQuotas(clients) if clients is not None and clients.bounds else None
+        self._accepted = 0
+        # Requests that entered and whose completions have not returned; and the threads that call completions now.
+        self._runs: set[PipelineRun] = set()
+        self._completing: set[int] = set()
+        # `_runs` became empty.
+        self._idle = threading.Condition(self._lock)
+        # Nothing is accepted any more.
+        self._closing = False
+
+    # What it is.
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """Return the stages, each after those whose outputs it reads."""
+        return self.graph.stages
+
+    @property
+    def settings(self) -> BatcherSettings:
+        """Return the settings that hold for its callers."""
+        return self._settings
+
+    @property
+    def priorities(self) -> int:
+        """Return the number of priority classes."""
+        return len(self._settings.priority_weights)
+
+    @property
+    def policies(self) -> Sequence[QueuePolicy]:
+        """Return the queue policy of each class; empty if there are none."""
+        return self._settings.policies
+
+    # Requests.
+
+    def submit(
+        self,
+        x: Mapping[str, npt.ArrayLike],
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        tag: object = None,
+        client: str = "",
+    ) -> Future[Any]:
+        """Enqueue one example by its inputs' names, without the batch axis; the future gets its outputs. See `Batcher.submit`."""
+        batched = self._settings.max_batch_size > 0
+        return self._submit(x, timeout, priority, tag, client, one_row=batched)
+
+    def submit_rows(
+        self,
+        x: Mapping[str, npt.ArrayLike],
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        tag: object = None,
+        client: str = "",
+    ) -> Future[Any]:
+        """Enqueue several rows as one request, with the rows on axis 0 of each array. Otherwise like `submit`."""
+        return self._submit(x, timeout, priority, tag, client, one_row=False)
+
+    def _submit(
+        self, x: Any, timeout: float | None, priority: int, tag: object, client: str, *, one_row: bool
+    ) -> Future[Any]:
+        future: Future[Any] = Future()
+        request = request_of(
+            x,
+            completion_of(future, one_row=one_row),
+            one_row=one_row,
+            batched=self._settings.max_batch_size > 0,
+            deadline=math.inf if timeout is None else self._clock.now() + timeout,
+        )
+        request.priority, request.tag, request.client = priority, tag, client
+        self.enqueue(request)
+        propagate_cancel(future, lambda: self.cancel(request))
+        return future
+
+    def enqueue(self, request: Request, *, notify: bool = True, admitted: bool = False) -> bool:
+        """Accept a request built by the caller; see `Batcher.enqueue`. Its `names` are the pipeline's inputs.
+
+        Also raises what a function raises that returns the batcher of a first stage.
+        """
+        try:
+            self._check(request, admitted=admitted)
+            run = PipelineRun(self, self.graph, request)
+            now = self._enter(run, admitted=admitted)
+            request.arrival, request.state, request.pipeline_run = now, RUNNING, run
+            try:
+                must_run = run.enter(notify=notify, admitted=admitted)
+            except BaseException:
+                request.state, request.pipeline_run = NEW, None
+                self._release_quota(request)
+                self._leave(run)
+                raise
+        except BatcherError as error:
+            self._counters.refused(error, request.rows_counted)
+            raise
+        with self._lock:
+            self._accept_locked(run)
+        # The stages' parts have them.
+        request.tensors = ()
+        return must_run
+
+    def _check(self, request: Request, *, admitted: bool) -> None:
+        """Raise InvalidRequest for an unknown class or wrong inputs, or QueueFull if a later stage has no room."""
+        if not request.priority:
+            request.priority = self._settings.default_priority
+        elif not 0 < request.priority <= self.priorities:
+            raise InvalidRequest(
+                f"priority is {request.priority}; it must be from 1, the highest, to {self.priorities}, or 0 for the default"
+            )
+        names = request.names
+        if names is not self._checked_names or names is None:
+            if names is None or sorted(names) != sorted(self.graph.inputs):
+                given = "one bare array" if names is None else list(names)
+                raise InvalidRequest(
+                    f"the request has {given}; pipeline {self.name!r} takes the inputs {list(self.graph.inputs)}, by name"
+                )
+            self._checked_names = names
+        if not admitted:
+            for stage, batcher in self._later.items():
+                if (full := batcher.queue_full()) is not None:
+                    raise QueueFull(f"stage {stage!r}: {full}", full.retry_after)
+
+    def _enter(self, run: PipelineRun, *, admitted: bool) -> float:
+        """Note a request that enters, and return the time; raise if the pipeline is closed, or its client has too many."""
+        request = run.request
+        drain_time = 0.001
+        if self._quotas is not None and not admitted:
+            drain_time = max([batcher.drain_time() for batcher in self._own.values()], default=drain_time)
+        with self._lock:
+            now = self._clock.now()
+            if self._closing:
+                raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
+            if self._quotas is not None:
+                if not admitted:
+                    self._quotas.check(
+                        request.client, request.rows_counted, request.nbytes, now, lambda: drain_time
+                    )
+                self._quotas.accepted((request,), now)
+            self._runs.add(run)
+        return now
+
+    def _release_quota(self, request: Request) -> None:
+        if self._quotas is not None:
+            with self._lock:
+                self._quotas.done(request)
+
+    def _accept_locked(self, run: PipelineRun) -> None:
+        """Count a request as accepted, before it is counted as ended."""
+        if not run.accepted:
+            run.accepted = True
+            self._accepted += 1
+
+    def _leave(self, run: PipelineRun) -> None:
+        """Forget a request; the last one that leaves a closed pipeline closes the stages' queues."""
+        with self._lock:
+            self._runs.discard(run)
+            if self._runs:
+                return
+            self._idle.notify_all()
+            closing = self._closing
+        if closing:
+            self._close_queues()
+
+    def end(self, run: PipelineRun, outcome: Outcome) -> None:
+        """Count a request's outcome and complete it. For `PipelineRun`, which calls it once."""
+        request, error = run.request, outcome.error
+        try:
+            now = self._clock.now()
+            total = now - request.arrival
+            with self._lock:
+                self._accept_locked(run)
+                if self._quotas is not None:
+                    self._quotas.done(request)
+            request.state, request.pipeline_run, request.tensors = DONE, None, ()
+            if error is None:
+                batch = outcome.batch or _NO_BATCH
+                self._last_run = now
+                self._counters.answered_in_parts(total, batch)
+                spent = batch.input_time + batch.compute_time + batch.output_time
+                delay = max(0.0, total - spent)
+            else:
+                self._counters.failed(error, request.rows_counted, total)
+                delay = sum([stage.queue_delay for stage in outcome.stages])
+            self._complete(request, outcome._replace(queue_delay=delay))
+        finally:
+            self._leave(run)
+
+    def _complete(self, request: Request, outcome: Outcome) -> None:
+        complete, request.complete = request.complete, already_completed
+        thread = threading.get_ident()
+        # A completion may cancel another request.
+        nested = thread in self._completing
+        self._completing.add(thread)
+        try:
+            complete(outcome)
+        except BaseException:
+            # The callback is the caller's code. Even SystemExit must not end the worker, because others still wait.
+            _log.exception("the completion of a request of %s raised", self.name)
+        finally:
+            if not nested:
+                self._completing.discard(thread)
+
+    def answer_empty(self, request: Request, outputs: Any) -> None:
+        """Answer a request of no rows with these outputs, without running anything; see `Batcher.answer_empty`."""
+        if request.rows:
+            raise ValueError(
+                f"the request has {request.rows} rows; only one of none is answered without a run"
+            )
+        try:
+            with self._lock:
+                if self._closing:
+                    raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
+            for place in self.graph.first:
+                # Raises if the request could not be accepted.
+                probe = Request((), _ignore, names=None, rows=0, nbytes=0, deadline=request.deadline)
+                self.graph.stages[place].model().batcher.answer_empty(probe, None)
+        except BatcherError as error:
+            self._counters.refused(error, request.rows_counted)
+            raise
+        with self._lock:
+            self._accepted += 1
+        request.state = DONE
+        self._counters.answered_empty()
+        self._complete(
+            request, Outcome(outputs, priority=request.priority or self._settings.default_priority)
+        )
+
+    def cancel(self, request: Request) -> bool:
+        """Withdraw a request from every stage; see `Batcher.cancel`."""
+        run: PipelineRun | None = request.pipeline_run
+        if run is None:
+            return False
+        if request.deadline <= self._clock.now():
+            return run.fail(DeadlineExceeded("the deadline passed before the request was answered"))
+        return run.fail(Cancelled("the caller cancelled before the request was answered"))
+
+    def run_inline(self, max_seconds: float) -> float:
+        """Start the batches of requests that were enqueued without `notify`, stage by stage; see `Batcher.run_inline`."""
+        again = math.inf
+        # What a stage's completions enqueue in the next is not given to a worker, but run here, too.
+        handover.begin()
+        try:
+            for batcher in self._own.values():
+                again = min(again, batcher.run_inline(max_seconds))
+        finally:
+            handover.end()
+        return again
+
+    def wake(self) -> None:
+        """Wake workers of the first stages for requests that were enqueued without `notify`; see `Batcher.wake`."""
+        for batcher in self._first.values():
+            batcher.wake()
+
+    def queue_full(self) -> QueueFull | None:
+        """Return why no request is accepted now: the queue of a stage is full; None if there is room."""
+        for batcher in self._own.values():
+            if (full := batcher.queue_full()) is not None:
+                return full
+        return None
+
+    def least_time(self, rows: int) -> float:
+        """Return the least seconds that a request of `rows` rows takes in all stages; see `Batcher.least_time`."""
+        return self.later_times.total(rows)
+
+    def drain_time(self) -> float:
+        """Estimate how long the queued requests of the slowest stage take to run; see `Batcher.drain_time`."""
+        return max([batcher.drain_time() for batcher in self._own.values()], default=0.001)
+
+    def fast_reject(self, deadline: float) -> QueueFull | None:
+        """Return why a first stage would reject a request with this deadline; see `Batcher.fast_reject`."""
+        for place, batcher in self._first.items():
+            error = batcher.fast_reject(deadline - self.later_times.after(1)[place])
+            if error is not None:
+                self._counters.refused(error, 1)
+                return error
+        return None
+
+    # The end.
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Accept nothing new and wait until all accepted requests are done; see `Batcher.drain`."""
+        until = self._until(timeout)
+        self._close()
+        if threading.get_ident() in self._completing:
+            return False
+        with self._lock:
+            while self._runs:
+                if self._clock.now() >= until:
+                    return False
+                self._clock.wait(self._idle, until)
+        ended = [batcher.drain(self._left(until)) for batcher in self._own.values()]
+        return all(ended)
+
+    def close(self, *, drain: bool = True, timeout: float | None = None) -> bool:
+        """Accept nothing new, finish, and close the stages' own batchers in their order; see `Batcher.close`.
+
+        Without `drain`, requests that wait between stages, or for a batcher that is not the pipeline's, fail, too.
+        """
+        until = self._until(timeout)
+        self._close()
+        completing = threading.get_ident() in self._completing
+        if drain:
+            if completing:
+                return False
+            self.drain(self._left(until))
+        # First all queued requests fail, and then the workers are joined.
+        for batcher in self._own.values():
+            batcher.close(drain=False, timeout=0.0)
+        ended = [
+            batcher.close(drain=False, timeout=0.0 if completing else self._left(until))
+            for batcher in self._own.values()
+        ]
+        with self._lock:
+            left = list(self._runs)
+        for run in left:
+            if run.elsewhere:
+                run.fail(BatcherClosed("the batcher was closed before the request ran"))
+        return all(ended)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._closing = True
+            idle = not self._runs
+        if idle:
+            self._close_queues()
+
+    def _close_queues(self) -> None:
+        """Let the stages' workers end, because nothing can come any more."""
+        for batcher in self._own.values():
+            batcher.drain(0.0)
+
+    def _until(self, timeout: float | None) -> float:
+        return math.inf if timeout is None else self._clock.now() + timeout
+
+    def _left(self, until: float) -> float | None:
+        return None if until == math.inf else max(0.0, until - self._clock.now())
+
+    # Statistics.
+
+    def statistics(self) -> BatcherStatistics:
+        """Return the counts of the whole since the start.
+
+        Each request is counted once, and its time is that from its arrival to its answer. Sizes, failed batches, retries and
+        padding are sums over the stages with batchers of their own. All else about batches is that of the last of these.
+        """
+        stages = list(self.stage_statistics().values())
+        with self._lock:
+            accepted = self._accepted
+        return statistics_of(self._counters, accepted, self._last_run, stages)
+
+    def stage_statistics(self) -> Mapping[str, BatcherStatistics]:
+        """Return the counts of each stage that has a batcher of its own, by its name."""
+        return {stage: batcher.statistics() for stage, batcher in self._own.items()}
+
+    def last_batches(self) -> Sequence[BatchRecord]:
+        """Return how the last batches formed in the last stage that has a batcher of its own; see `Batcher.last_batches`."""
+        return list(self._own.values())[-1].last_batches() if self._own else ()
+
+    def stage_batches(self) -> Mapping[str, Sequence[BatchRecord]]:
+        """Return how the last batches formed in each stage that has a batcher of its own, by its name."""
+        return {stage: batcher.last_batches() for stage, batcher in self._own.items()}
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        with self._lock:
+            running = len(self._runs)
+        return f"<Pipeline {self.name}: {running} requests in {len(self.graph.stages)} stages>"
+
+
+def _ignore(outcome: Outcome) -> None:
+    """Completion of a request that only asks whether one would be accepted."""

@@ -1,0 +1,265 @@
+"""One request on its way through a pipeline's stages."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tensorferry.batcher.batcher import Batcher
+from tensorferry.batcher.errors import BatcherClosed, BatcherError, DeadlineExceeded, ModelOutputError
+from tensorferry.batcher.execution.handover import handover
+from tensorferry.batcher.pipeline.graph import Graph
+from tensorferry.batcher.pipeline.tensors import array_of, request_of_stage
+from tensorferry.batcher.request import Outcome, Request, StageOutcome
+
+if TYPE_CHECKING:
+    from tensorferry.batcher.pipeline.pipeline import Pipeline
+
+_log = logging.getLogger("tensorferry.batcher")
+
+# A stage that can start, and the values of its inputs.
+_Ready = tuple[int, Sequence[Any]]
+
+
+class PipelineRun:
+    """A request's tensors, and its parts in the stages' batchers. Thread-safe.
+
+    The thread that completes a part starts the stages that waited for it. The first error ends the request; the last part
+    answers it.
+    """
+
+    __slots__ = (
+        "_ended",
+        "_entering",
+        "_left",
+        "_lock",
+        "_outcome",
+        "_outcomes",
+        "_parts",
+        "_pipeline",
+        "_readers",
+        "_started_by",
+        "_tensors",
+        "_waits_for",
+        "accepted",
+        "request",
+    )
+
+    def __init__(self, pipeline: Pipeline, graph: Graph, request: Request) -> None:
+        self._pipeline = pipeline
+        self.request = request
+        # The pipeline has counted it as accepted. Guarded by the pipeline's lock.
+        self.accepted = False
+        # Guards all fields below. Nothing is called while it is held.
+        self._lock = threading.Lock()
+        # The tensors that stages that have not started still read, or that are outputs; and how many stages that are.
+        names = request.names or ()
+        self._tensors: dict[str, Any] = dict(zip(names, request.tensors, strict=True))
+        self._readers = dict(graph.readers)
+        # How many stages each stage still waits for, and how many are not done; which stage started each; their outcomes.
+        self._waits_for = list(graph.waits_for)
+        self._left = len(graph.stages)
+        self._started_by: list[int | None] = [None] * len(graph.stages)
+        self._outcomes: dict[int, StageOutcome] = {}
+        # The parts that are in a batcher, or about to be.
+        self._parts: dict[int, tuple[Batcher | Pipeline, Request]] = {}
+        # Whether the first stages are being started. The outcome is held back until then.
+        self._entering = True
+        self._outcome: Outcome | None = None
+        self._ended = False
+
+    # The way through the stages.
+
+    def enter(self, *, notify: bool, admitted: bool) -> bool:
+        """Start the first stages; return whether the caller must run or wake their batchers. Raises as `enqueue` does."""
+        graph = self._pipeline.graph
+        with self._lock:
+            ready = [self._take_locked(graph, stage) for stage in graph.first]
+        must_run = False
+        try:
+            for stage, values in ready:
+                must_run |= self._start(stage, values, notify=notify, admitted=admitted)
+        except BaseException:
+            self._end(None)
+            raise
+        with self._lock:
+            self._entering = False
+            outcome, self._outcome = self._outcome, None
+        if outcome is not None:
+            self._pipeline.end(self, outcome)
+        return must_run
+
+    def _take_locked(self, graph: Graph, stage: int) -> _Ready:
+        """Return a stage with the values of its inputs; those that no other stage reads are released."""
+        tensors, readers, reads = self._tensors, self._readers, graph.stages[stage].inputs.values()
+        values = [tensors[tensor] for tensor in reads]
+        for tensor in set(reads) if len(values) > 1 else reads:
+            readers[tensor] -= 1
+            if not readers[tensor]:
+                del tensors[tensor]
+        return stage, values
+
+    def _start(
+        self, number: int, values: Sequence[Any], *, notify: bool | None = None, admitted: bool = False
+    ) -> bool:
+        """Enqueue a stage's part. Without `notify` its batcher is woken by this thread, once that is through."""
+        pipeline, request = self._pipeline, self.request
+        stage = pipeline.graph.stages[number]
+        deadline, later = request.deadline, 0.0
+        if deadline < math.inf:
+            later = pipeline.later_times.after(request.rows)[number]
+            deadline -= later
+        model = stage.model()
+        part = request_of_stage(stage, model, values, partial(self._completed, number), request, deadline)
+        for again in (True, False):
+            batcher = model.batcher
+            with self._lock:
+                if self._ended:
+                    return False
+                self._parts[number] = batcher, part
+            try:
+                must_run = False
+                if notify is None:
+                    handover.enqueue(batcher, part, admitted=stage.own is not None)
+                elif stage.own is not None:
+                    must_run = batcher.enqueue(part, notify=notify, admitted=admitted)
+                else:
+                    batcher.enqueue(part)
+                break
+            except BatcherError as error:
+                self._forget(number)
+                if (
+                    isinstance(error, BatcherClosed)
+                    and again
+                    and (model := stage.model()).batcher is not batcher
+                ):
+                    # It was replaced between the look-up and now.
+                    continue
+                if isinstance(error, DeadlineExceeded) and later:
+                    raise DeadlineExceeded(
+                        f"{error} (in stage {stage.name!r}, after which {later * 1e3:.1f} ms are needed at least)"
+                    ) from None
+                raise
+        if self._ended:
+            # It ended after the check above, perhaps before the batcher had the part.
+            batcher.cancel(part)
+        return must_run
+
+    def _forget(self, number: int) -> None:
+        with self._lock:
+            self._parts.pop(number, None)
+
+    def _completed(self, number: int, outcome: Outcome) -> None:
+        """Take the outcome of a stage's part; start the next stages, or end the request."""
+        error = outcome.error
+        try:
+            self._note(number, outcome)
+            if error is None:
+                ready, left = self._advance(number, outcome.outputs)
+                for stage, values in ready:
+                    self._start(stage, values)
+                if left:
+                    return
+                outcome = self._answer(number, outcome)
+        except Exception as failure:
+            _log.debug("a request of %s did not get beyond a stage", self._pipeline.name, exc_info=failure)
+            # Its traceback would keep the tensors alive.
+            failure.__traceback__ = failure.__context__ = None
+            error = failure
+        if error is not None:
+            outcome = Outcome(error=error)
+        self._end(outcome)
+
+    def _note(self, number: int, outcome: Outcome) -> None:
+        """Keep what became of a stage's part."""
+        name = self._pipeline.graph.stages[number].name
+        with self._lock:
+            _, part = self._parts.pop(number, (None, None))
+            # None after a cancel.
+            if part is not None:
+                arrival = (part.split_parts[0] if part.split_parts else part).arrival
+                self._outcomes[number] = StageOutcome(name, arrival, outcome.queue_delay, outcome.batch)
+
+    def _advance(self, number: int, outputs: Any) -> tuple[Sequence[_Ready], int]:
+        """Take a stage's outputs; return the stages that can start now, and how many are not done."""
+        graph, new = self._pipeline.graph, []
+        for output, tensor in graph.kept[number]:
+            if not isinstance(outputs, Mapping) or output not in outputs:
+                stage = graph.stages[number]
+                found = list(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+                raise ModelOutputError(
+                    f"stage {stage.name!r} returned {found}; it is declared to return {list(stage.outputs)}, by name"
+                )
+            new.append((tensor, outputs[output]))
+        with self._lock:
+            if self._ended:
+                return (), 1
+            self._left -= 1
+            self._tensors.update(new)
+            ready = []
+            for later in graph.followers[number]:
+                self._waits_for[later] -= 1
+                if not self._waits_for[later]:
+                    self._started_by[later] = number
+                    ready.append(self._take_locked(graph, later))
+            return ready, self._left
+
+    # The end.
+
+    def _answer(self, last: int, outcome: Outcome) -> Outcome:
+        """Return the outcome of the whole request, after its last stage."""
+        pipeline = self._pipeline
+        with self._lock:
+            tensors, outcomes = dict(self._tensors), dict(self._outcomes)
+        outputs = {
+            name: array_of(tensors[name], f"output {name!r} of pipeline {pipeline.name!r}")
+            for name in pipeline.graph.outputs
+        }
+        batch = outcome.batch
+        if batch is not None:
+            # From the last stage back: each was started by the one that it waited for longest.
+            compute_time = input_time = 0.0
+            stage: int | None = last
+            while stage is not None:
+                if (ran := outcomes[stage].batch) is not None:
+                    compute_time += ran.compute_time
+                    input_time += ran.input_time
+                stage = self._started_by[stage]
+            batch = batch._replace(compute_time=compute_time, input_time=input_time)
+        return Outcome(outputs, None, batch, position=outcome.position)
+
+    def _end(self, outcome: Outcome | None) -> bool:
+        """End the request with this outcome, or, without one, as rejected; return whether it had not ended before."""
+        with self._lock:
+            if self._ended:
+                return False
+            self._ended = True
+            parts = list(self._parts.values())
+            self._parts.clear()
+            self._tensors.clear()
+            if outcome is not None:
+                outcome = outcome._replace(
+                    priority=self.request.priority, stages=tuple(self._outcomes.values())
+                )
+            if self._entering:
+                self._outcome, outcome = outcome, None
+        for batcher, part in parts:
+            batcher.cancel(part)
+        if outcome is not None:
+            self._pipeline.end(self, outcome)
+        return True
+
+    def fail(self, error: BaseException) -> bool:
+        """End the request with an error, and withdraw its parts; return whether it had not ended before."""
+        return self._end(Outcome(error=error))
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether no part of it is in a batcher of the pipeline's own."""
+        with self._lock:
+            stages = self._pipeline.graph.stages
+            return not any(stages[number].own is not None for number in self._parts)

@@ -1,0 +1,160 @@
+"""Deadlines: each stage keeps the time that later stages need, and nothing runs for a request that is too late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from support.batcher.pipelines import Puppets, add_one, answer, double, kind, send, send_here
+from support.batcher.rig import result
+
+from tensorferry.batcher import DeadlineExceeded, Stage, StageModel
+from tensorferry.batcher.testing import VirtualClock
+
+
+class Slow:
+    """A function whose batches take `seconds` on the clock."""
+
+    def __init__(self, clock: VirtualClock, seconds: float) -> None:
+        self.seconds = seconds
+        self._clock = clock
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Any:
+        self._clock.advance(self.seconds)
+        return {"out": inputs["in"] + 1}
+
+
+def test_nothing_runs_later_if_the_deadline_passes_in_the_first_stage(puppets: Puppets) -> None:
+    pipeline = puppets.two()
+    late, fine = send(pipeline, [1], deadline=5.0)[1], send(pipeline, [2], deadline=50.0)[1]
+    puppets.runners["a"].await_batches(1)
+    puppets.clock.advance(5.0)
+    for runner in puppets.runners.values():
+        runner.open()
+    assert (kind(late), answer(fine)) == ("DeadlineExceeded", [6])
+    assert pipeline.drain()
+    assert puppets.rows("b") == [[3]]
+    assert pipeline.statistics().expired == 1
+
+
+def test_nothing_runs_later_if_it_passes_in_the_queue_of_the_second_stage(puppets: Puppets) -> None:
+    pipeline = puppets.two()
+    puppets.runners["a"].open()
+    running = send(pipeline, [1])[1]
+    puppets.runners["b"].await_batches(1)
+    late = send_here(pipeline, [2], deadline=5.0)[1]
+    puppets.clock.advance(5.0)
+    assert kind(late) == "DeadlineExceeded", "at once, while another batch runs"
+    puppets.runners["b"].open()
+    assert answer(running) == [4]
+    assert pipeline.drain()
+    assert puppets.rows("b") == [[2]]
+
+
+def test_nothing_runs_later_if_it_passes_between_the_stages(
+    puppets: Puppets,
+) -> None:
+    def slow_lookup() -> StageModel:
+        if puppets.runners["a"].batches:
+            puppets.clock.advance(5.0)
+        return StageModel(other)
+
+    other = puppets.batcher("other", double, gated=False)
+    pipeline = puppets.pipeline(
+        puppets.stage("a", add_one, "x", "m", gated=False), Stage("b", slow_lookup, {"in": "m"}, {"out": "y"})
+    )
+    assert kind(send(pipeline, [1], deadline=4.0)[1]) == "DeadlineExceeded"
+    assert puppets.rows("other") == []
+
+
+class TestWithLearnedTimes:
+    """Stages "a", "b" and "c" take 1, 2 and 4 s."""
+
+    @pytest.fixture
+    def stages(self, puppets: Puppets) -> list[Stage]:
+        clock = puppets.clock
+        return [
+            puppets.stage(name, Slow(clock, seconds), reads, gives, gated=False)
+            for name, seconds, reads, gives in (
+                ("a", 1.0, "x", "m"),
+                ("b", 2.0, "m", "n"),
+                ("c", 4.0, "n", "y"),
+            )
+        ]
+
+    def test_a_stage_drops_what_the_later_ones_could_not_answer_in_time(
+        self, puppets: Puppets, stages: list[Stage]
+    ) -> None:
+        pipeline = puppets.pipeline(*stages)
+        times = pipeline.later_times
+        assert times.after(1) == [0, 0, 0], "nothing is known"
+        send_here(pipeline, [0])
+        now = puppets.clock.now()
+        # Of the last second: "a" and "b" ended longer ago.
+        assert times.after(1) == pytest.approx([4, 4, 0], rel=0.01)
+        with pytest.raises(DeadlineExceeded, match=r"stage 'a', after which 4\d\d\d\.\d ms"):
+            send(pipeline, [1], deadline=now + 3.9)
+        assert len(puppets.rows("a")) == 1
+        assert pipeline.statistics().refusals == {"deadline": 1}
+
+    def test_it_expires_in_a_queue_when_it_cannot_arrive_any_more(
+        self, puppets: Puppets, stages: list[Stage]
+    ) -> None:
+        pipeline = puppets.pipeline(puppets.stage("first", add_one, "w", "x"), *stages, inputs=["w"])
+        puppets.runners["first"].release()
+        send(pipeline, {"w": [0.0]})[1].await_outcome()
+        now = puppets.clock.now()
+        running = send(pipeline, {"w": [1.0]})[1]
+        puppets.runners["first"].await_batches(2)
+        late = send(pipeline, {"w": [2.0]}, deadline=now + 5.0)[1]
+        puppets.clock.advance(0.9)
+        assert not late.outcomes
+        # It could be answered in 4 s, so until 5.0 nothing but the later stages is left.
+        puppets.clock.advance(0.2)
+        assert kind(late) == "DeadlineExceeded"
+        puppets.runners["first"].open()
+        running.await_outcome()
+        assert puppets.rows("first") == [[0], [1]]
+
+    def test_branches_count_by_the_longest_way(self, puppets: Puppets) -> None:
+        clock = puppets.clock
+        pipeline = puppets.pipeline(
+            puppets.stage("a", add_one, "x", "m", gated=False),
+            puppets.stage("b", Slow(clock, 0.2), "m", "n", gated=False),
+            puppets.stage("c", Slow(clock, 0.3), "m", "o", gated=False),
+            Stage(
+                "d",
+                puppets.batcher("d", lambda t: Slow(clock, 0.1)({"in": t["p"]}), gated=False),
+                {"p": "n", "q": "o"},
+                {"out": "y"},
+            ),
+        )
+        send_here(pipeline, [0])
+        assert pipeline.later_times.after(1) == pytest.approx([0.4, 0.1, 0.1, 0.0], rel=0.05)
+        assert pipeline.least_time(1) == pytest.approx(0.4, rel=0.05)
+
+    def test_what_was_learned_long_ago_drops_nothing(self, puppets: Puppets, stages: list[Stage]) -> None:
+        """Otherwise a stage that was slow once would never be measured again."""
+        pipeline = puppets.pipeline(*stages)
+        send_here(pipeline, [0])
+        puppets.clock.advance(1.1)
+        assert pipeline.later_times.after(1) == [0, 0, 0]
+        assert kind(send_here(pipeline, [1], deadline=puppets.clock.now() + 3.0)[1]) == "DeadlineExceeded"
+        assert puppets.rows("a") == [[0], [1]]
+
+    def test_a_model_that_is_not_served_now_counts_as_nothing(
+        self, puppets: Puppets, stages: list[Stage]
+    ) -> None:
+        def gone() -> StageModel:
+            raise LookupError("gone")
+
+        pipeline = puppets.pipeline(*stages[:2], Stage("c", gone, {"in": "n"}, {"out": "y"}))
+        assert kind(send_here(pipeline, [1], deadline=50.0)[1]) == "LookupError"
+
+
+def test_without_a_deadline_nothing_is_dropped(puppets: Puppets) -> None:
+    clock = puppets.clock
+    pipeline = puppets.two(Slow(clock, 100.0), Slow(clock, 100.0), gated=False)
+    for value in range(3):
+        assert result(pipeline.submit({"x": value})) == {"y": value + 2}

@@ -1,0 +1,139 @@
+"""Drain and close: in the order of the stages, mid-way, from completions, and with stages of others."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from support.batcher.pipelines import Puppets, add_one, answer, double, kind, queued, send, send_here
+from support.batcher.rig import Recorder, reach, result
+
+from tensorferry.batcher import BatcherClosed, Outcome, Request, Stage, StageModel, Tensor
+
+
+def test_draining_answers_what_is_in_any_stage(puppets: Puppets) -> None:
+    pipeline = puppets.two(max_batch_size=1)
+    puppets.runners["a"].release(2)
+    recorders = [send(pipeline, [value])[1] for value in range(4)]
+    puppets.runners["b"].await_batches(1)
+    assert not pipeline.drain(0.0)
+    with pytest.raises(BatcherClosed):
+        send(pipeline, [9])
+    for runner in puppets.runners.values():
+        runner.open()
+    assert pipeline.close()
+    assert [answer(recorder) for recorder in recorders] == [[2], [4], [6], [8]]
+
+
+def test_draining_gives_up_after_its_timeout_and_can_be_repeated(puppets: Puppets) -> None:
+    pipeline = puppets.two()
+    recorder = send(pipeline, [1])[1]
+    puppets.runners["a"].await_batches(1)
+    assert not pipeline.drain(0.0)
+    for runner in puppets.runners.values():
+        runner.open()
+    assert pipeline.drain()
+    assert recorder.kind == "answered"
+    assert pipeline.drain(0.0)
+
+
+def test_closing_without_draining_answers_only_what_runs_in_the_last_stage(puppets: Puppets) -> None:
+    pipeline = puppets.two(max_batch_size=1)
+    puppets.runners["a"].release(2)
+    last = send(pipeline, [1])[1]
+    puppets.runners["b"].await_batches(1)
+    waits = send(pipeline, [2])[1]
+    puppets.runners["a"].await_batches(2)
+    runs = send(pipeline, [3])[1]
+    puppets.runners["a"].await_batches(3)
+    queued_first = send(pipeline, [4])[1]
+    assert not pipeline.close(drain=False, timeout=0.0)
+    assert [kind(recorder) for recorder in (waits, queued_first)] == ["BatcherClosed"] * 2
+    assert (last.outcomes, runs.outcomes) == ([], [])
+    for runner in puppets.runners.values():
+        runner.open()
+    assert (answer(last), kind(runs)) == ([4], "BatcherClosed")
+    assert pipeline.close()
+    counts = pipeline.statistics()
+    assert (counts.accepted, counts.answered, counts.abandoned) == (4, 1, 3)
+
+
+def test_closing_after_its_timeout_fails_what_is_left(puppets: Puppets) -> None:
+    pipeline = puppets.two(max_batch_size=1)
+    recorders = [send(pipeline, [value])[1] for value in range(3)]
+    puppets.runners["a"].await_batches(1)
+    assert not pipeline.close(timeout=0.0)
+    assert [kind(recorder) for recorder in recorders[1:]] == ["BatcherClosed"] * 2
+
+
+def test_what_waits_in_a_model_of_others_is_waited_for_or_withdrawn(puppets: Puppets) -> None:
+    other = puppets.batcher("other", double, max_batch_size=1)
+    pipeline = puppets.pipeline(
+        puppets.stage("a", add_one, "x", "m", gated=False),
+        Stage("b", lambda: StageModel(other), {"in": "m"}, {"out": "y"}),
+    )
+    running = send_here(pipeline, [1])[1]
+    puppets.runners["other"].await_batches(1)
+    waits = send_here(pipeline, [2])[1]
+    assert not pipeline.drain(0.0)
+    assert pipeline.close(drain=False)
+    assert [recorder.kind for recorder in (running, waits)] == ["BatcherClosed"] * 2
+    assert other.statistics().sizes.queued == 0
+    puppets.runners["other"].open()
+    assert result(other.submit({"in": 1.0})) == {"out": 2}
+
+
+def test_a_completion_may_drain_and_close(puppets: Puppets) -> None:
+    pipeline = puppets.two(gated=False)
+    done = threading.Event()
+    said: list[bool] = []
+
+    def complete(outcome: Outcome) -> None:
+        said.extend((pipeline.drain(), pipeline.close()))
+        done.set()
+
+    raw = np.array([1.0]).tobytes()
+    pipeline.enqueue(Request((Tensor(np.dtype(float), (1,), raw),), complete, names=("x",), rows=1, nbytes=8))
+    reach(done)
+    assert said == [False, False]
+    assert pipeline.close(), "the workers end by themselves"
+    assert pipeline.statistics().answered == 1
+
+
+def test_the_completion_of_a_cancel_may_close_without_draining(puppets: Puppets) -> None:
+    pipeline = puppets.two()
+    request, _ = send(pipeline, [1])
+    waits = send(pipeline, [2])[1]
+
+    def close(outcome: Outcome) -> None:
+        pipeline.close(drain=False)
+
+    request.complete = close
+    assert pipeline.cancel(request)
+    assert kind(waits) == "BatcherClosed"
+
+
+def test_empty_requests_are_answered_without_a_run(puppets: Puppets) -> None:
+    pipeline = puppets.two(gated=False)
+    recorder = Recorder()
+    request = Request((), recorder, names=("x",), rows=0, nbytes=0)
+    pipeline.answer_empty(request, {"y": []})
+    assert recorder.only.outputs == {"y": []}
+    assert puppets.rows("a") == []
+    counts = pipeline.statistics()
+    assert (counts.accepted, counts.answered) == (1, 1)
+    with pytest.raises(ValueError, match="1 rows"):
+        pipeline.answer_empty(Request((), recorder, names=("x",), rows=1, nbytes=0), {})
+    pipeline.close()
+    with pytest.raises(BatcherClosed):
+        pipeline.answer_empty(Request((), recorder, names=("x",), rows=0, nbytes=0), {})
+    assert pipeline.statistics().refusals == {"closed": 1}
+
+
+def test_it_says_what_it_does(puppets: Puppets) -> None:
+    pipeline = puppets.two()
+    send(pipeline, [1])
+    assert repr(pipeline) == "<Pipeline p: 1 requests in 2 stages>"
+    assert [stage.name for stage in pipeline.stages] == ["a", "b"]
+    assert queued(pipeline, "b") == 0

@@ -1,0 +1,147 @@
+"""Outputs with rows of different lengths: padded within the request, then planned with the next stage's padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.batcher.pipelines import Puppets, kind, send
+from support.batcher.rig import reproducible, result
+
+from tensorferry.batcher import Batcher, ModelOutputError, Padding, PadInput, Pipeline, Stage, stack_rows
+
+
+def count_up(inputs: Mapping[str, Any]) -> Any:
+    """Return for each number the numbers from 1 to it, and as many ones."""
+    lengths = [int(x) for x in inputs["x"]]
+    return {
+        "ids": [np.arange(1, length + 1) for length in lengths],
+        "mask": [np.ones(length, bool) for length in lengths],
+    }
+
+
+class Model:
+    """A model that keeps the shapes of its batches, and sums what the mask leaves."""
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Any:
+        self.batches.append(inputs["ids"].tolist())
+        return {"sum": (inputs["ids"] * inputs["mask"]).sum(axis=1), "ids": inputs["ids"]}
+
+
+PADDING = Padding((4, 8), {"ids": PadInput(1, -1), "mask": PadInput(1, False)}, outputs={"ids": 1})
+
+
+def pipeline_of(puppets: Puppets, model: Any, padding: Padding | None, outputs: Any = ("sum",)) -> Pipeline:
+    return puppets.pipeline(
+        Stage(
+            "tokens", puppets.batcher("tokens", count_up, gated=False), {"x": "x"}, {"ids": "t", "mask": "m"}
+        ),
+        Stage(
+            "model",
+            Batcher(model, name="model", clock=puppets.clock),
+            {"ids": "t", "mask": "m"},
+            {"sum": "sum", "ids": "ids"},
+            padding=padding,
+        ),
+        outputs=outputs,
+    )
+
+
+def test_rows_are_padded_to_the_longest_of_the_request_with_the_readers_pad_value(puppets: Puppets) -> None:
+    model = Model()
+    padding = Padding((2,), {"ids": PadInput(1, -1)})
+    with pipeline_of(puppets, model, padding) as pipeline:
+        # The mask has no pad value, so it is padded with False.
+        assert result(pipeline.submit_rows({"x": [2.0, 1.0]}))["sum"].tolist() == [3, 1]
+    assert model.batches == [[[1, 2], [1, -1]]]
+
+
+def test_then_they_are_padded_to_the_lengths_of_the_stage_and_cut_back(puppets: Puppets) -> None:
+    model = Model()
+    with pipeline_of(puppets, model, PADDING, ("sum", "ids")) as pipeline:
+        answers = result(pipeline.submit_rows({"x": [3.0, 2.0]}))
+    assert model.batches == [[[1, 2, 3, -1], [1, 2, -1, -1]]]
+    assert answers["sum"].tolist() == [6, 3]
+    assert answers["ids"].tolist() == [[1, 2, 3], [1, 2, -1]]
+
+
+def test_requests_of_different_lengths_share_batches(puppets: Puppets) -> None:
+    model = Model()
+    with pipeline_of(puppets, model, PADDING) as pipeline:
+        futures = [pipeline.submit({"x": float(x)}) for x in (1, 4, 3, 2)]
+        assert [result(future)["sum"] for future in futures] == [1, 10, 6, 3]
+    assert {len(row) for batch in model.batches for row in batch} == {4}
+
+
+def test_without_padding_they_have_their_own_lengths(puppets: Puppets) -> None:
+    model = Model()
+    with pipeline_of(puppets, model, None) as pipeline:
+        assert result(pipeline.submit({"x": 3.0}))["sum"] == 6
+        assert result(pipeline.submit_rows({"x": [1.0, 2.0]}))["sum"].tolist() == [1, 3]
+    assert model.batches == [[[1, 2, 3]], [[1, 0], [1, 2]]]
+
+
+def test_an_output_of_the_pipeline_is_an_array(puppets: Puppets) -> None:
+    stage = Stage("tokens", puppets.batcher("tokens", count_up, gated=False), {"x": "x"}, {"ids": "y"})
+    pipeline = puppets.pipeline(stage)
+    assert result(pipeline.submit_rows({"x": [2.0, 1.0]}))["y"].tolist() == [[1, 2], [1, 0]]
+
+
+def test_what_the_next_stage_cannot_pad_is_the_models_fault(puppets: Puppets) -> None:
+    model = Model()
+    pipeline = pipeline_of(puppets, model, Padding((8,), {"ids": PadInput(1, 0.5)}))
+    recorder = send(pipeline, [1.0, 1.0])[1]
+    assert kind(recorder) == "ModelOutputError"
+    assert "stage 'model'" in str(recorder.only.error)
+    pipeline.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "pad", "expected"),
+    [
+        ([1, 2, 3], None, [1, 2, 3]),
+        ([[1, 2], [3, 4]], 7, [[1, 2], [3, 4]]),
+        ([[1], [3, 4], []], 7, [[1, 7], [3, 4], [7, 7]]),
+        ([np.ones((2, 1)), np.ones((2, 3))], 5.0, [[[1, 5, 5]] * 2, [[1, 1, 1]] * 2]),
+        ([np.ones((1, 2)), np.ones((2, 2))], None, [[[1, 1], [0, 0]], [[1, 1], [1, 1]]]),
+        ([["a"], ["b", "c"]], None, [["a", ""], ["b", "c"]]),
+        ([np.array([b"a"], object), np.array([b"b", b"c"], object)], None, [[b"a", b""], [b"b", b"c"]]),
+        ([["a"], ["b", "c"]], "[PAD]", [["a", "[PAD]"], ["b", "c"]]),
+        ([], None, []),
+    ],
+)
+def test_rows_are_stacked(rows: Any, pad: Any, expected: Any) -> None:
+    assert stack_rows(rows, "output 'y'", pad).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([np.ones((1, 2)), np.ones((2, 3))], ["2", "(1, 2)", "(2, 3)"]),
+        ([np.ones(2), np.ones((2, 3))], ["1 axes", "2 axes"]),
+        ([np.ones(2), np.ones(2, np.float32)], ["float32", "float64"]),
+        ([[[1], [2, 3]], [[1, 2], [3]]], ["not an array"]),
+    ],
+)
+def test_rows_that_cannot_be_stacked_are_described(rows: Any, words: list[str]) -> None:
+    with pytest.raises(ModelOutputError, match="output 'y'") as caught:
+        stack_rows(rows, "output 'y'")
+    assert all(word in str(caught.value) for word in words)
+
+
+@reproducible
+@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5), axes=st.integers(1, 3))
+def test_each_row_comes_back_from_the_padded_array(lengths: list[int], axes: int) -> None:
+    rows = [np.arange(2**axes * length // 2).reshape(*[2] * (axes - 1), length) for length in lengths]
+    stacked = stack_rows(rows, "rows", -1)
+    assert stacked.shape == (len(rows), *[2] * (axes - 1), max(lengths))
+    for row, length, padded in zip(rows, lengths, stacked, strict=True):
+        assert (padded[..., :length] == row).all()
+        assert (padded[..., length:] == -1).all()
