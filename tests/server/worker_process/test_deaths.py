@@ -241,12 +241,16 @@ def test_a_failure_of_the_server_during_a_run_does_not_mix_up_answers(
     started: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = started("echo")
-    process.start()
-    with monkeypatch.context() as broken:
-        broken.setattr(child, "decode", lambda *args, **options: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            process.run({"x": np.ones(1)})
-    assert process.run({"x": np.zeros(1)})["x"].tolist() == [0]
+    x = {"x": np.zeros(1)}
+    for broken, restarts in (("encode", 0), ("select", 1)):
+        process.start()
+        with monkeypatch.context() as patch:
+            # Neither can be used then.
+            patch.setattr(child, broken, None)
+            with pytest.raises((TypeError, AttributeError)):
+                process.run({"x": np.ones(1)})
+        assert process.run(x)["x"].tolist() == [0]
+        assert process.restarts == restarts
 
 
 def test_no_file_is_left_if_a_process_cannot_be_started(

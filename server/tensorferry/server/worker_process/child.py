@@ -42,6 +42,8 @@ class Child:
         self._unpacker = Unpacker()
         self._unsent = bytearray()
         self._number = 0
+        # Whether the process has a batch that it has not answered.
+        self.running = False
         # Guards _reaped, so that no other process that got the same id is killed.
         self._lock = threading.Lock()
         self._reaped = False
@@ -97,27 +99,14 @@ class Child:
     def run(self, inputs: Mapping[str, Array]) -> Any:
         """Run the function on a batch and return what it returned.
 
-        Raises FunctionRaised; ServerError, BatcherError or MemoryError as the function did; or ChildEnded.
+        Raises FunctionRaised; ServerError, BatcherError or MemoryError if the function did; or ChildEnded.
         """
         self._number += 1
         self._inputs.begin(self._number)
-        self._send(packed(RUN, self._number, encode(inputs, self._inputs, "the inputs")))
-        calls: ServedCalls | None = None
-        try:
-            while (message := self._next(calls))[0] == CALL:
-                if calls is None:
-                    calls = ServedCalls()
-                    self._poll.register(calls.wake_fd, select.POLLIN)
-                calls.begin(*message[1:])
-        finally:
-            if calls is not None:
-                self._poll.unregister(calls.wake_fd)
-                calls.end()
-        if calls is not None:
-            self._send(packed(OVER))
-            while self._unsent:
-                self._wait(None)
-        kind, content = message
+        message = packed(RUN, self._number, encode(inputs, self._inputs, "the inputs"))
+        self.running = True
+        kind, content = self._exchange(message)
+        self.running = False
         if kind == RAISED:
             raise FunctionRaised(content)
         if kind == ERROR:
@@ -126,6 +115,28 @@ class Child:
             return decode(content, self._outputs, copy=True)
         except (TypeError, ValueError) as error:
             raise ChildEnded(f"it returned what cannot be read: {error}") from None
+
+    def _exchange(self, message: bytes) -> tuple[Any, ...]:
+        """Send a message and return the answer. Serve calls of other models meanwhile."""
+        self._send(message)
+        calls: ServedCalls | None = None
+        try:
+            while (answer := self._next(calls))[0] == CALL:
+                if calls is None:
+                    calls = ServedCalls()
+                    self._poll.register(calls.wake_fd, select.POLLIN)
+                calls.begin(*answer[1:])
+        finally:
+            if calls is not None:
+                self._poll.unregister(calls.wake_fd)
+                calls.end()
+        if calls is not None:
+            # If it has ended since, the answer is valid nevertheless.
+            with suppress(ChildEnded):
+                self._send(packed(OVER))
+                while self._unsent:
+                    self._wait(None)
+        return answer
 
     def kill(self) -> None:
         """Kill the process and those of its group. Idempotent."""

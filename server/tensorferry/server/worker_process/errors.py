@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tensorferry.server.errors import ModelFailedError, NotReadyError
+from tensorferry.server.errors import NotReadyError, StepFailedError
 from tensorferry.server.function_failure import Failure
+from tensorferry.server.refused_requests import REFUSED
 
 
 class FunctionRaised(Exception):
@@ -14,20 +15,23 @@ class FunctionRaised(Exception):
         self.failure = failure
 
 
-class ProcessDied(ModelFailedError):
-    """The process ended while it ran the batch. `how` is for the log: an exit status, or a signal by name.
+class ProcessDied(StepFailedError):
+    """The process ended while it ran the batch. `how`: with an exit status, or by a signal.
 
     The message is for the client. `ended` is whether the server ended it, by `end_runs` or `close`.
     """
 
     def __init__(self, message: str, how: str, *, ended: bool = False) -> None:
-        super().__init__(message)
+        super().__init__(message, f"the process that ran it ended ({how})")
         self.how = how
         self.ended = ended
 
 
-class RequestRefused(ModelFailedError):
+class RequestRefused(StepFailedError):
     """Equal inputs have ended a process lately."""
+
+    def __init__(self) -> None:
+        super().__init__(REFUSED, "refused, because equal inputs have ended a process lately")
 
 
 class ProcessNotStarted(NotReadyError):

@@ -11,15 +11,13 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from tensorferry.batcher import BatcherError
-from tensorferry.server.errors import ServerError, StartError
+from tensorferry.server.errors import StartError
 from tensorferry.server.refused_requests import REFUSED, REFUSED_SECONDS, RefusedRequests
 from tensorferry.server.supervisor.child import Ending
 from tensorferry.server.supervisor.restart_delay import RestartDelay
 from tensorferry.server.worker_process.array_memory import Array
 from tensorferry.server.worker_process.child import Child, ChildEnded
 from tensorferry.server.worker_process.errors import (
-    FunctionRaised,
     ProcessDied,
     ProcessNotStarted,
     RequestRefused,
@@ -85,14 +83,13 @@ class WorkerProcess:
     def run(self, inputs: Mapping[str, Array], rows: Sequence[int] = ()) -> Any:
         """Run the function on a batch, and return what it returned.
 
-        `rows` are the rows of each request of the batch, in their order; empty for one request. For a function of one row,
-        the result is a list with what it returned for each row. Arrays are copies. Calls of other models by the function
-        go through the `ModelCaller` of this thread's context (`calls_through`).
+        `rows` are the rows of each request of the batch, in their order; empty for one request. Arrays are copies. Calls of
+        other models by the function go through the `ModelCaller` of this thread's context (`calls_through`).
 
-        Raises FunctionRaised; ServerError, BatcherError or MemoryError as the function did; ProcessDied, ProcessNotStarted, or RequestRefused if equal inputs of a request have ended a
-        process lately. After ProcessDied the next run starts another process. A batch that had not begun when its process
-        ended runs once more, and so does a lone request whose process got SIGKILL: the system sends it when memory is
-        short.
+        Raises FunctionRaised; ServerError, BatcherError or MemoryError if the function did; ProcessDied; ProcessNotStarted;
+        or RequestRefused, if equal inputs of a request have ended a process lately. After ProcessDied the next run starts
+        another process. A batch that had not begun when its process ended runs once more. So does a lone request whose
+        process got SIGKILL, which the system sends when memory is short.
         """
         with self._busy:
             self._check_refused(inputs, rows)
@@ -101,20 +98,21 @@ class WorkerProcess:
                 child = self._running_child()
                 try:
                     return child.run(inputs)
-                except (FunctionRaised, ServerError, BatcherError, MemoryError):
-                    raise
                 except ChildEnded as ended:
                     begun = child.began_run
                     reason, ending = str(ended), self._reap(child)
                 except BaseException:
-                    # It would answer this batch when it is sent the next one.
-                    self._reap(child)
+                    if child.running:
+                        # It would answer this batch when it is sent the next one.
+                        self._reap(child)
                     raise
                 how = f"{reason}, and was killed" if reason else ending.description
                 if self._ending or self._closed:
                     raise self._ended()
-                if again or (begun and (len(rows) > 1 or ending != _KILLED)):
+                if begun and (again or len(rows) > 1 or ending != _KILLED):
                     raise self._died(how, inputs, rows)
+                if again:
+                    raise ProcessDied("the process ended before it ran the batch", how)
                 again = True
                 _log.warning(
                     "%s: it ended (%s) %s; the batch runs again in another process",
@@ -239,4 +237,4 @@ class WorkerProcess:
             bounds = pairwise(accumulate(rows, initial=0))
             requests = [{name: array[first:end] for name, array in inputs.items()} for first, end in bounds]
         if any(self._refused.has_digest(digest_of_inputs(self._model, each)) for each in requests):
-            raise RequestRefused(REFUSED)
+            raise RequestRefused
