@@ -143,7 +143,7 @@ def test_delays_between_failed_rebuilds_double_and_the_fifth_reports_the_loss() 
 
 def test_a_model_is_down_when_all_its_instances_are() -> None:
     seen: list[str | None] = []
-    health = InstanceHealth("m", "1", 2, lambda changed: seen.append(changed.reason))
+    health = InstanceHealth("m", "1", (2,), lambda changed: seen.append(changed.reason))
     health.mark_down(0, "first")
     health.mark_down(1, "second")
     health.mark_down(1, "still")
@@ -172,7 +172,7 @@ def test_a_run_that_does_not_end_is_given_up_until_it_returns(monkeypatch: pytes
     monkeypatch.setattr("tensorferry.server.recovery.watchdog.GRACE_SECONDS", 0.02)
     may_return = threading.Event()
     changes: list[str | None] = []
-    health = InstanceHealth("m", "1", 1, lambda changed: changes.append(changed.reason))
+    health = InstanceHealth("m", "1", (1,), lambda changed: changes.append(changed.reason))
     given_up: list[RunTimedOut] = []
     gave_up = threading.Event()
 

@@ -1,175 +1,152 @@
-"""Loading of a model: its steps, their instances, the batcher, and the registry's record."""
+"""Loading of a model: its steps, their stages, and the registry's record."""
 
 from __future__ import annotations
 
 import logging
 import math
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from pathlib import Path
 
-from tensorferry.batcher import (
-    Batcher,
-    BatchStartCallback,
-    InstanceHealthCallback,
-    ModelFunction,
-    ResponseBurstHook,
-    RunTimedOut,
-)
-from tensorferry.server.config.limits import client_policy
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
-from tensorferry.server.model_config.settings import ModelSettings
+from tensorferry.server.errors import ServerError, StartError
+from tensorferry.server.model_config.pbtxt import BatchingDecision, complete_config
 from tensorferry.server.models.labels import read_labels
+from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.onnx_step import load_onnx_step
 from tensorferry.server.models.registry import Model
+from tensorferry.server.models.stages import build, instance_counts
 from tensorferry.server.python_models.loading import load_function_step
-from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
-from tensorferry.server.recovery.watchdog import Watchdog
+from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.runtime.sampling import varies
-from tensorferry.server.steps.loaded_step import LoadedStep, StepInstance
-from tensorferry.server.steps.stage_function import CallsOfBatch, StageFunction, StageStep, no_calls
+from tensorferry.server.steps.loaded_step import LoadedStep
+from tensorferry.server.steps.planning import PlacedStep, Plan, place, plan_pipeline
 from tensorferry.server.telemetry.exemplars import Exemplars
 from tensorferry.server.telemetry.load_progress import LoadProgress
-from tensorferry.serving import FunctionModel
+from tensorferry.serving import FunctionModel, OnnxModel, PipelineModel, Step
 
 _log = logging.getLogger("tensorferry.server")
 
-
-@dataclass(frozen=True, slots=True)
-class LoadContext:
-    """What the models of a server have in common.
-
-    `devices` has the device that was chosen for each value of --device; the CPU for others. Without a `watchdog`, hanging runs are not detected. `changed` and `lost`
-    are as in `InstanceHealth`, `response_hook` and `batch_started` as in `Batcher`. `calls` makes what functions call other
-    models through.
-    """
-
-    config: ServerConfig
-    devices: Mapping[str, str] = field(default_factory=dict)
-    response_hook: ResponseBurstHook | None = None
-    watchdog: Watchdog | None = None
-    changed: Callable[[InstanceHealth], None] = lambda health: None
-    lost: Callable[[str], None] = lambda reason: None
-    batch_started: BatchStartCallback | None = None
-    calls: CallsOfBatch = no_calls
+# What clients see as the platform of a pipeline. Its ModelConfig has the steps as Triton's ensembles do.
+_PIPELINE_PLATFORM = "ensemble"
 
 
 def load_model(source: ModelSource, context: LoadContext) -> Model:
     """Load a model, checked, warmed up and ready for requests. StartError names the file and the reason."""
+    declared = source.declaration
     with LoadProgress(f"model {source.name} version {source.version}"):
+        if isinstance(declared, PipelineModel):
+            return _load_pipeline(source, declared, context)
         step = _load_step(source, context)
-    settings, config = step.settings, context.config.for_model(source.name)
-    health = InstanceHealth(source.name, source.version, len(settings.devices), context.changed, context.lost)
-    instances = [step.make_instance(number, health, number) for number in range(len(settings.devices))]
-    functions = [_function(step, instance, source.name, context) for instance in instances]
-    batcher = make_batcher(
-        source.name, settings, functions, context, _health_callback(health), steady=step.steady
+    plan = plan_pipeline(source.name, [place(source.name, step.signature, {}, {}, step)], None)
+    _warn_about_unreachable_batches(source.name, step, context.config.for_model(source.name))
+    return _model(source, plan, context, step.config, step.decision.verdict, step.batching)
+
+
+def _load_pipeline(source: ModelSource, declared: PipelineModel, context: LoadContext) -> Model:
+    steps = [_place_step(source, declared, step, context) for step in declared.steps]
+    plan = plan_pipeline(source.name, steps, declared.outputs)
+    loaded = [step.step for step in steps if step.step is not None]
+    batched = {step.settings.max_batch_size > 0 for step in loaded}
+    if len(batched) > 1:
+        unbatched = next(step.name for step in loaded if not step.settings.max_batch_size)
+        raise StartError(
+            f"pipeline {source.name!r}: step {unbatched!r} has no axis of rows, but others have; give it one, or declare "
+            "max_batch_size=0 for all"
+        )
+    batching = "; ".join(
+        f"{stage.name}: {stage.steps[0].step.batching if stage.steps[0].step is not None else 'its own batches'}"
+        for stage in plan.stages
     )
-    for index, instance in enumerate(instances):
-        instance.on_hang(_hung_run_callback(weakref.ref(batcher), index))
-    for rows, seconds, key in step.warmup:
-        batcher.add_warmup_sample(rows, seconds, key)
-    _warn_about_unreachable_batches(source.name, step, config)
-    return Model(
-        name=source.name,
-        version=source.version,
-        signature=step.signature,
-        max_batch_size=settings.max_batch_size,
-        batching=step.batching,
-        batcher=batcher,
-        slo=config.slo or math.inf,
-        padding=step.padding,
-        config=step.config,
-        labels=read_labels(source.config, source.directory),
-        devices=settings.devices,
-        health=health,
-        exemplars=Exemplars() if config.metrics_port is not None else None,
-        empty_axes=step.empty_axes,
-        batching_verdict=step.decision.verdict,
-        release=_release(instances),
-    )
+    verdicts = [step.decision.verdict for step in loaded]
+    verdict = next((one for one in ("off", "refused", "trusted", "tested") if one in verdicts), "proved")
+    return _model(source, plan, context, _pipeline_config(source, plan, loaded, context), verdict, batching)
+
+
+def _place_step(source: ModelSource, declared: PipelineModel, step: Step, context: LoadContext) -> PlacedStep:
+    """Load a step of a pipeline."""
+    if isinstance(step.model, str):
+        try:
+            signature = context.served(step.model).signature
+        except ServerError as error:
+            raise StartError(f"pipeline {declared.name!r}, step {step.model!r}: {error}") from None
+        return place(step.model, signature, step.inputs, step.outputs)
+    own = replace(source, name=step.model.name, declaration=step.model)
+    loaded = _load_step(own, context)
+    return place(step.model.name, loaded.signature, step.inputs, step.outputs, loaded)
 
 
 def _load_step(source: ModelSource, context: LoadContext) -> LoadedStep:
     declared, config = source.declaration, context.config.for_model(source.name)
     if isinstance(declared, FunctionModel):
         return load_function_step(declared, source, config, context.watchdog)
+    if isinstance(declared, OnnxModel):
+        source, config = _declared_onnx(source, declared, config)
     return load_onnx_step(source, config, context.devices.get(config.device, "cpu"), context.watchdog)
 
 
-def _function(step: LoadedStep, instance: StepInstance, model: str, context: LoadContext) -> ModelFunction:
-    """Return what the batcher runs. A Python function is told the requests of its batch, for calls of other models."""
-    if step.python:
-        return StageFunction(model, [StageStep(step.name, instance.run)], None, context.calls)
-    return instance.run if instance.staged is None else instance.staged
+def _declared_onnx(
+    source: ModelSource, declared: OnnxModel, config: ServerConfig
+) -> tuple[ModelSource, ServerConfig]:
+    """Return the source and the options of an ONNX file that a Python file declares."""
+    path = source.path.parent / declared.path
+    given = None
+    if declared.max_batch_size is not None:
+        given = ModelConfig(name=source.name, max_batch_size=declared.max_batch_size)
+    if declared.pad_lengths is not None:
+        axis, lengths = declared.pad_lengths
+        values = tuple((name, str(value)) for name, value in declared.pad_values.items())
+        config = replace(config, pad_lengths=PadLengths(axis, lengths), pad_values=values)
+    return replace(source, path=path, declaration=None, config=given), config
 
 
-def _release(instances: list[StepInstance]) -> Callable[[], None]:
-    def release() -> None:
-        for instance in instances:
-            instance.close()
-
-    return release
-
-
-def make_batcher(
-    name: str,
-    settings: ModelSettings,
-    functions: Sequence[ModelFunction],
-    context: LoadContext,
-    health: InstanceHealthCallback,
-    *,
-    steady: bool = False,
-) -> Batcher:
-    """Return the batcher of a model, or of a stage of one. `steady` is as in `Batcher`."""
-    config = context.config.for_model(name)
-    return Batcher(
-        functions,
-        settings.max_batch_size,
-        settings.max_queue_delay,
-        preferred_batch_sizes=settings.preferred_batch_sizes if settings.merges else (),
-        priority_weights=settings.priority_weights,
-        default_priority=settings.default_priority,
-        strict_priorities=settings.strict_priorities,
-        policies=settings.policies,
-        merge=settings.merges or not settings.max_batch_size,
-        max_queue_size=config.max_queue_size,
-        max_queue_bytes=config.max_queue_bytes,
-        # The host is free while a GPU computes. On the CPU, preparing the next batch would slow the current one.
-        pipelined="cpu" not in settings.devices,
-        steady=steady,
-        response_hook=context.response_hook,
-        clients=client_policy(config),
-        name=name,
-        health=health,
-        batch_started=context.batch_started,
+def _pipeline_config(
+    source: ModelSource, plan: Plan, loaded: list[LoadedStep], context: LoadContext
+) -> ModelConfig:
+    """Return the configuration of a pipeline, which describes its steps as an ensemble's."""
+    most = loaded[0].settings.max_batch_size if loaded else 0
+    decision = BatchingDecision(most, False, "")
+    config = complete_config(
+        ModelConfig(name=source.name), source, plan.signature, decision, (), context.config.for_model(source.name)
     )
+    config.platform, config.backend = _PIPELINE_PLATFORM, ""
+    for placed in (step for stage in plan.stages for step in stage.steps):
+        step = config.ensemble_scheduling.step.add(model_name=placed.name, model_version=-1)
+        step.input_map.update(placed.inputs)
+        step.output_map.update(placed.outputs)
+    return config
 
 
-def _health_callback(health: InstanceHealth) -> InstanceHealthCallback:
-    """Return the batcher's callback that records the end and restart of an instance's worker in the model's health."""
-
-    def update(instance: int, reason: str | None, unrecoverable: bool) -> None:
-        if reason is None:
-            health.mark_up(instance)
-        else:
-            health.record(InstanceEvent.WORKER_DIED)
-            health.mark_down(instance, reason, unrecoverable=unrecoverable)
-
-    return update
-
-
-def _hung_run_callback(batcher: weakref.ref[Batcher], instance: int) -> Callable[[RunTimedOut], None]:
-    """Return a callback that takes a hung run from the batcher.
-
-    The reference is weak, because the batcher refers to the instance, and an unloaded model must be freed at once.
-    """
-
-    def give_up(error: RunTimedOut) -> None:
-        if (found := batcher()) is not None:
-            found.abort_hung_run(instance, error)
-
-    return give_up
+def _model(
+    source: ModelSource, plan: Plan, context: LoadContext, config: ModelConfig, verdict: str, batching: str
+) -> Model:
+    options = context.config.for_model(source.name)
+    health = InstanceHealth(
+        source.name, source.version, instance_counts(plan), context.changed, context.lost
+    )
+    built = build(source.name, plan, context, health)
+    own = [step.step for stage in plan.stages for step in stage.steps[:1] if step.step is not None]
+    single = own[0] if len(plan.stages) == 1 and own else None
+    return Model(
+        name=source.name,
+        version=source.version,
+        signature=plan.signature,
+        max_batch_size=built.batcher.settings.max_batch_size,
+        batching=batching,
+        batcher=built.batcher,
+        slo=options.slo or math.inf,
+        padding=single.padding if single is not None else None,
+        config=config,
+        labels=read_labels(source.config, source.directory),
+        devices=tuple(device for step in own for device in step.settings.devices),
+        health=health,
+        exemplars=Exemplars() if options.metrics_port is not None else None,
+        empty_axes=single.empty_axes if single is not None else own[0].empty_axes,
+        batching_verdict=verdict,
+        steps=built.steps if len(built.steps) > 1 or isinstance(source.declaration, FunctionModel) else (),
+        release=built.release,
+    )
 
 
 def _warn_about_unreachable_batches(name: str, step: LoadedStep, config: ServerConfig) -> None:

@@ -8,12 +8,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tensorferry.batcher import Batcher, Padding
+from tensorferry.batcher import Batcher, Padding, Pipeline
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
+from tensorferry.server.steps.stage_function import StepTimes
 from tensorferry.server.telemetry.exemplars import Exemplars
 
 _UNLOADED = "unloaded"
@@ -32,6 +33,22 @@ class ModelState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelStep:
+    """A step of a model: a Python function ("python"), an ONNX model ("onnx") or another model of the server ("model").
+
+    `stage` is the name of the stage whose batches it runs. `inputs` and `outputs` map its names to the model's tensors.
+    `times` has what each instance ran; it is empty if the batcher of the stage knows that alone.
+    """
+
+    name: str
+    kind: str
+    stage: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    times: tuple[StepTimes, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A loaded version of a model. If `max_batch_size` is 0, requests have no batch axis, and each runs alone.
 
@@ -39,7 +56,7 @@ class Model:
     every request, in seconds; inf is no limit. `padding` lets requests of different lengths share a batch. `config` is
     the completed configuration. `labels` are class names by output. `devices` has the device of each instance, `health`
     their state. `exemplars` collects traced requests for the metrics; None without metrics. `empty_axes` says which axes
-    of a request may have length zero. `release` ends what its instances started, after the batcher is closed.
+    of a request may have length zero. `steps` describes what a batch runs through. `release` ends what its instances started, after the batcher is closed.
     """
 
     name: str
@@ -47,7 +64,7 @@ class Model:
     signature: Signature
     max_batch_size: int
     batching: str
-    batcher: Batcher
+    batcher: Batcher | Pipeline
     slo: float = math.inf
     padding: Padding | None = None
     config: ModelConfig = field(default_factory=ModelConfig, compare=False)
@@ -57,6 +74,7 @@ class Model:
     exemplars: Exemplars | None = field(default=None, compare=False)
     empty_axes: EmptyAxes = field(default_factory=EmptyAxes)
     batching_verdict: str = "off"
+    steps: tuple[ModelStep, ...] = ()
     release: Callable[[], None] = field(default=lambda: None, compare=False)
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 class InstanceEvent(enum.Enum):
@@ -37,20 +38,25 @@ class InstanceHealth:
     """Record of a model's instances that are down, and why. Thread-safe.
 
     `changed` is called outside the lock whenever `reason` may have changed; it must read `reason` again. `lost` is
-    called once, with the reason, when every instance is unrecoverable.
+    called once, with the reason, when every instance of a stage is unrecoverable.
+
+    `stages` has the number of instances of each stage. Instances are counted from 0 through all stages. The model works as
+    long as one instance of each stage does.
     """
 
     def __init__(
         self,
         name: str = "",
         version: str = "",
-        instances: int = 1,
+        stages: Sequence[int] = (1,),
         changed: Callable[[InstanceHealth], None] = lambda health: None,
         lost: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.name = name
         self.version = version
-        self._instances = instances
+        # The number of each stage's first instance, and after its last one.
+        self._stages = tuple(zip(accumulate(stages, initial=0), accumulate(stages), strict=False))
+        self._instances = sum(stages)
         self._changed = changed
         self._lost = lost
         # Guards _down, _unrecoverable and _events. Nothing is called while it is held.
@@ -61,11 +67,13 @@ class InstanceHealth:
 
     @property
     def reason(self) -> str | None:
-        """Reason why no instance works; None while one does."""
+        """Reason why no instance of a stage works; None while one of each does."""
         with self._lock:
-            if len(self._down) < self._instances:
-                return None
-            return next(reversed(self._down.values()))
+            for first, end in self._stages:
+                down = [reason for instance, reason in self._down.items() if first <= instance < end]
+                if len(down) == end - first:
+                    return down[-1]
+            return None
 
     def statistics(self) -> InstanceHealthStatistics:
         """Return the current counts."""
@@ -82,13 +90,17 @@ class InstanceHealth:
         with self._lock:
             self._down.pop(instance, None)
             self._down[instance] = reason
-            before = len(self._unrecoverable)
+            was_lost = self._lost_locked()
             if unrecoverable:
                 self._unrecoverable.add(instance)
-            lost = before < len(self._unrecoverable) == self._instances
+            lost = self._lost_locked() and not was_lost
         self._changed(self)
         if lost:
             self._lost(reason)
+
+    def _lost_locked(self) -> bool:
+        """Whether every instance of a stage is unrecoverable."""
+        return any(self._unrecoverable.issuperset(range(first, end)) for first, end in self._stages)
 
     def mark_up(self, instance: int) -> None:
         """Mark an instance as working again."""

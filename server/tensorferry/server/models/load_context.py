@@ -1,0 +1,39 @@
+"""What the models of a server have in common when they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tensorferry.batcher import BatchStartCallback, ResponseBurstHook
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.errors import NotFoundError
+from tensorferry.server.models.registry import Model
+from tensorferry.server.recovery.instance_health import InstanceHealth
+from tensorferry.server.recovery.watchdog import Watchdog
+from tensorferry.server.steps.stage_function import CallsOfBatch, no_calls
+
+
+def _no_model(name: str) -> Model:
+    raise NotFoundError(f"there is no other model {name!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadContext:
+    """The server's options and objects that loading needs.
+
+    `devices` has the device that was chosen for each value of --device; the CPU for others. Without a `watchdog`, hanging
+    runs are not detected. `changed` and `lost` are as in `InstanceHealth`, `response_hook` and `batch_started` as in
+    `Batcher`. `calls` makes what functions call other models through. `served` returns the model that serves a name, or
+    raises as `ModelRegistry.get`.
+    """
+
+    config: ServerConfig
+    devices: Mapping[str, str] = field(default_factory=dict)
+    response_hook: ResponseBurstHook | None = None
+    watchdog: Watchdog | None = None
+    changed: Callable[[InstanceHealth], None] = lambda health: None
+    lost: Callable[[str], None] = lambda reason: None
+    batch_started: BatchStartCallback | None = None
+    calls: CallsOfBatch = no_calls
+    served: Callable[[str], Model] = _no_model
