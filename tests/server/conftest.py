@@ -19,6 +19,7 @@ from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.models import loader, onnx_step
+from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.registry import Model
 from tensorferry.server.runtime import fp16
 from tensorferry.server.runtime.devices import choose_device
@@ -72,7 +73,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
         source = ModelSource(name, build(tmp_path / "m.onnx"), config=parsed)
         options_of_server = ServerConfig((source,), **options)
         devices = {options_of_server.device: choose_device(options.get("device", "cpu"))}
-        loaded.append(loader.load_model(source, loader.LoadContext(options_of_server, devices)))
+        loaded.append(loader.load_model(source, LoadContext(options_of_server, devices)))
         return loaded[-1]
 
     yield make

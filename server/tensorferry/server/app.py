@@ -32,7 +32,9 @@ from tensorferry.server.methods.repository import RepositoryMethods
 from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
-from tensorferry.server.models.loader import LoadContext, load_model
+from tensorferry.server.models.declared_sources import declared_sources
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import RepositoryController
@@ -277,11 +279,12 @@ class App:
         elif self._metrics is not None:
             self._gpus = open_nvml()
         names = config.load_models if config.model_control == "explicit" else ("*",)
-        self._control.start(config.models, names, strict=config.exit_on_error)
+        self._control.start(declared_sources(config.models), names, strict=config.exit_on_error)
         self.registry.mark_complete()
         self._publish_health()
         if config.model_control == "none":
-            served = sorted({entry.name for entry in self.registry.entries()})
+            models = self.registry.models()
+            served = sorted({model.name for model in models} | {step.name for model in models for step in model.steps})
             for warning in unserved_tables(config, served):
                 _log.warning("%s", warning)
 
@@ -320,7 +323,9 @@ class App:
         deadline = time.monotonic() + grace
         self._grpc.wait_until_sent(deadline)
         ended = [self._control.close(grace)]
-        ended += [model.batcher.close(drain=False, timeout=grace) for model in self.registry.models()]
+        for model in self.registry.models():
+            ended.append(model.batcher.close(drain=False, timeout=grace))
+            model.release()
         self._grpc.close(deadline)
         if self._metrics is not None:
             self._metrics.close()
@@ -343,6 +348,7 @@ class App:
             changed=self._health_changed,
             lost=self._on_device_loss,
             batch_started=None if self._engine is None else self._engine.batch_started,
+            served=self.registry.get,
         )
         return load_model(source, context)
 

@@ -13,7 +13,7 @@ import grpc
 
 from tensorferry.protos import POOL, SERVICE_NAME
 from tensorferry.server.addresses import address_of, cannot_listen
-from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.config.server_config import PYTHON_SUFFIX, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference.interface import RequestService
 from tensorferry.server.link_messages import Gauge
@@ -113,6 +113,9 @@ class GrpcServer:
         # Liveness: serving as long as the process responds, like ServerLive.
         self._health.set(HEALTH_SERVICE, serving=True)
         for source in config.models:
+            if source.path.suffix == PYTHON_SUFFIX:
+                # Its models are known when it is imported.
+                continue
             self._health.set(source.name, serving=False)
         self._lane: Lane | None = None
         self._gauges: Mapping[Gauge, Callable[[], int]] = {

@@ -27,7 +27,9 @@ from tensorferry.server.errors import ServerError, StartError
 from tensorferry.server.methods import repository
 from tensorferry.server.methods.repository import RepositoryMethods
 from tensorferry.server.model_config.pbtxt import config_text, parse_config, read_config
-from tensorferry.server.models import loader, preparation
+from tensorferry.server.models import preparation
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.stages import make_batcher
 from tensorferry.server.models.labels import read_labels
 from tensorferry.server.models.preparation import PreparedModel
 from tensorferry.server.models.registry import Model, ModelState
@@ -128,11 +130,11 @@ class _WithoutRuntime:
         labels = read_labels(prepared.config, source.directory)
         run = prepared.io_mapping.runner(prepared.session.run)
         functions = [run] * min(_MOST_INSTANCES, len(settings.devices))
-        batcher = loader.make_batcher(
+        batcher = make_batcher(
             source.name,
             settings,
             functions,
-            loader.LoadContext(options),
+            LoadContext(options),
             lambda instance, reason, hopeless: None,
         )
         return Model(

@@ -29,7 +29,8 @@ from tensorferry.server.inference.request_limits import DEFAULT_LIMITS
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.link import FrontEndLink, create_link
 from tensorferry.server.link_messages import Gauge
-from tensorferry.server.models.loader import LoadContext, load_model
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 
 

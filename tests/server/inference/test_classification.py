@@ -36,7 +36,8 @@ from tensorferry.server.inference.classification import Classifier
 from tensorferry.server.inference.codec import ResponseSpec, encode_response
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.labels import read_labels
-from tensorferry.server.models.loader import LoadContext, load_model
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 
 ROWS = Classifier(batched=True)

@@ -19,7 +19,8 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.loader import LoadContext, load_model
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.shared_memory.regions import Regions
 from tensorferry.server.status import status_of

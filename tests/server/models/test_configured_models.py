@@ -18,7 +18,8 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models.loader import LoadContext, load_model
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model
 from tensorferry.server.runtime.session import Session
 

@@ -21,6 +21,7 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.models import loader
+from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.recovery.watchdog import Watchdog
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.steps import batch_times
@@ -229,7 +230,7 @@ def test_a_closed_model_keeps_no_session(tmp_path: Path, monkeypatch: pytest.Mon
     gc.collect()
     gc.disable()
     try:
-        model = loader.load_model(source, loader.LoadContext(ServerConfig((source,)), watchdog=watchdog))
+        model = loader.load_model(source, LoadContext(ServerConfig((source,)), watchdog=watchdog))
         assert model.batcher.submit({"x": np.ones(3, np.float32)}).result(PATIENCE)["y"].tolist() == [2, 2, 2]
         assert model.batcher.close()
         del model

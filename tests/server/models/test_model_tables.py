@@ -20,6 +20,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
 from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.models import loader, onnx_step
+from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.registry import Model
 from tensorferry.server.recovery.watchdog import RunLimits, Watchdog
 from tensorferry.server.runtime import devices, fp16, op_libraries
@@ -78,7 +79,7 @@ def load(tmp_path: Path) -> Iterator[Callable[..., Model]]:
         config = load_config([f"{name}={source.path}"], {}, {}, file).for_model(name)
         loaded.append(
             loader.load_model(
-                source, loader.LoadContext(config, {config.device: choose_device(config.device)})
+                source, LoadContext(config, {config.device: choose_device(config.device)})
             )
         )
         return loaded[-1]

@@ -13,7 +13,8 @@ import pytest
 
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError, StepFailedError
-from tensorferry.server.models.loader import LoadContext, load_model
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model
 from tensorferry.serving import BYTES, FP32, INT64, STRING, FunctionModel, InvalidInput, RowPadding, model
 

@@ -19,7 +19,8 @@ from tensorferry.batcher import Batcher, InstanceFailed, RunTimedOut
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.models import loader
-from tensorferry.server.models.loader import LoadContext, load_model
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import RepositoryController

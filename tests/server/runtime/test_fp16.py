@@ -21,7 +21,8 @@ from tensorferry.server.cli import show_config
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models.loader import LoadContext, load_model
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
 from tensorferry.server.runtime.fp16 import ModelFile, convert_to_fp16
 from tensorferry.server.runtime.ort_options import Fp16, OrtOptions
 from tensorferry.server.runtime.sampling import random_inputs

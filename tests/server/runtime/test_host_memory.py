@@ -11,7 +11,8 @@ from support.models.small import node, value
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models.loader import LoadContext, load_model
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
 from tensorferry.server.runtime.host_memory import (
     GrowthCheck,
     available_bytes,

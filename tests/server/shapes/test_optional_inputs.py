@@ -18,7 +18,8 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference.interface import InlineRunner
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.loader import LoadContext, load_model
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 
 X = np.ones((2, 3), np.float32)

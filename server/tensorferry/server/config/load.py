@@ -12,7 +12,7 @@ from tensorferry.server.config.checks import check
 from tensorferry.server.config.file_values import take_text
 from tensorferry.server.config.flags import nearest
 from tensorferry.server.config.model_tables import read_tables
-from tensorferry.server.config.server_config import OPTIONS, ModelSource, ServerConfig
+from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError
 from tensorferry.server.names import NAME, NAME_RULE
 
@@ -23,12 +23,19 @@ _OTHER_VARIABLES = ("TENSORFERRY_CONFIG", "TENSORFERRY_TOKEN")
 
 
 def model_source(text: str) -> ModelSource:
-    """Return the model in `path.onnx` or `name=path.onnx`; ConfigError if the name is not allowed."""
+    """Return the model in `path.onnx` or `name=path.onnx`; ConfigError if the name is not allowed.
+
+    A file `path.py` declares models, whose names are known when it is imported. Its own name is its path.
+    """
     name, equals, path = text.partition("=")
+    if path.endswith(PYTHON_SUFFIX):
+        raise ConfigError(f"MODEL is {text!r}; a Python file names its models itself: give {path} alone")
+    if text.endswith(PYTHON_SUFFIX):
+        return ModelSource(text, Path(text))
     if not equals or "/" in name:
         name, path = Path(text).name.removesuffix(".onnx"), text
     if not path:
-        raise ConfigError(f"MODEL is {text!r}; it must be path.onnx or name=path.onnx")
+        raise ConfigError(f"MODEL is {text!r}; it must be path.onnx, name=path.onnx or path.py")
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"MODEL is {text!r}, and its name {name!r} is not allowed: {NAME_RULE}; choose one by name=path.onnx"

@@ -25,13 +25,17 @@ if TYPE_CHECKING:
     from tensorferry.serving import Declaration
 
 
+# Of a file that declares models.
+PYTHON_SUFFIX = ".py"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """A model version to serve: its name and its ONNX file.
 
     `config` is the content of the model's config.pbtxt, None if there is none. `directory` is the model's directory in
     its repository, None for a model that was named by its file. `declaration` is that of a model in the Python file `path`,
-    None if the file is ONNX. `keep_alive` keeps temporary files as long as the
+    None if the file is ONNX, or a Python file that has not been imported. `keep_alive` keeps temporary files as long as the
     source, because a model whose device fails is loaded again.
     """
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.option_groups.batching import PadLengths
@@ -16,10 +16,12 @@ from tensorferry.server.models.labels import read_labels
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.onnx_step import load_onnx_step
 from tensorferry.server.models.registry import Model
+from tensorferry.server.models.row_padding import RaggedInput
 from tensorferry.server.models.stages import build, instance_counts
 from tensorferry.server.python_models.loading import load_function_step
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.runtime.sampling import varies
+from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.steps.loaded_step import LoadedStep
 from tensorferry.server.steps.planning import PlacedStep, Plan, place, plan_pipeline
 from tensorferry.server.telemetry.exemplars import Exemplars
@@ -45,9 +47,13 @@ def load_model(source: ModelSource, context: LoadContext) -> Model:
 
 
 def _load_pipeline(source: ModelSource, declared: PipelineModel, context: LoadContext) -> Model:
-    steps = [_place_step(source, declared, step, context) for step in declared.steps]
+    steps: list[PlacedStep] = []
+    ragged: dict[str, RaggedInput] = {}
+    for step in declared.steps:
+        steps.append(_place_step(source, declared, step, context, ragged))
+        ragged.update(_ragged_outputs(step, steps[-1]))
     plan = plan_pipeline(source.name, steps, declared.outputs)
-    loaded = [step.step for step in steps if step.step is not None]
+    loaded = [placed.step for placed in steps if placed.step is not None]
     batched = {step.settings.max_batch_size > 0 for step in loaded}
     if len(batched) > 1:
         unbatched = next(step.name for step in loaded if not step.settings.max_batch_size)
@@ -64,26 +70,48 @@ def _load_pipeline(source: ModelSource, declared: PipelineModel, context: LoadCo
     return _model(source, plan, context, _pipeline_config(source, plan, loaded, context), verdict, batching)
 
 
-def _place_step(source: ModelSource, declared: PipelineModel, step: Step, context: LoadContext) -> PlacedStep:
-    """Load a step of a pipeline."""
+def _place_step(
+    source: ModelSource,
+    declared: PipelineModel,
+    step: Step,
+    context: LoadContext,
+    ragged: Mapping[str, RaggedInput],
+) -> PlacedStep:
+    """Load a step of a pipeline. `ragged` has the tensors whose rows differ in length, as functions before it give them."""
     if isinstance(step.model, str):
         try:
             signature = context.served(step.model).signature
         except ServerError as error:
             raise StartError(f"pipeline {declared.name!r}, step {step.model!r}: {error}") from None
         return place(step.model, signature, step.inputs, step.outputs)
-    own = replace(source, name=step.model.name, declaration=step.model)
-    loaded = _load_step(own, context)
+    tensors = {tensor: tensor for tensor in ragged if tensor not in step.inputs} | dict(step.inputs)
+    of_step = {own: ragged[tensor] for own, tensor in tensors.items() if tensor in ragged}
+    loaded = _load_step(replace(source, name=step.model.name, declaration=step.model), context, of_step)
     return place(step.model.name, loaded.signature, step.inputs, step.outputs, loaded)
 
 
-def _load_step(source: ModelSource, context: LoadContext) -> LoadedStep:
+def _ragged_outputs(step: Step, placed: PlacedStep) -> Mapping[str, RaggedInput]:
+    """Return the tensors of a step whose rows differ in length, and how they are padded by default."""
+    if not isinstance(step.model, FunctionModel) or step.model.row_padding is None:
+        return {}
+    padding = step.model.row_padding()
+    return {
+        placed.outputs[name]: RaggedInput(padding.lengths, value)
+        for name, value in padding.values.items()
+        if name in placed.outputs
+    }
+
+
+def _load_step(
+    source: ModelSource, context: LoadContext, ragged: Mapping[str, RaggedInput] | None = None
+) -> LoadedStep:
     declared, config = source.declaration, context.config.for_model(source.name)
     if isinstance(declared, FunctionModel):
         return load_function_step(declared, source, config, context.watchdog)
     if isinstance(declared, OnnxModel):
         source, config = _declared_onnx(source, declared, config)
-    return load_onnx_step(source, config, context.devices.get(config.device, "cpu"), context.watchdog)
+    device = context.devices.get(config.device, "cpu")
+    return load_onnx_step(source, config, device, context.watchdog, ragged or {})
 
 
 def _declared_onnx(
@@ -108,7 +136,12 @@ def _pipeline_config(
     most = loaded[0].settings.max_batch_size if loaded else 0
     decision = BatchingDecision(most, False, "")
     config = complete_config(
-        ModelConfig(name=source.name), source, plan.signature, decision, (), context.config.for_model(source.name)
+        ModelConfig(name=source.name),
+        source,
+        plan.signature,
+        decision,
+        (),
+        context.config.for_model(source.name),
     )
     config.platform, config.backend = _PIPELINE_PLATFORM, ""
     for placed in (step for stage in plan.stages for step in stage.steps):
@@ -122,9 +155,7 @@ def _model(
     source: ModelSource, plan: Plan, context: LoadContext, config: ModelConfig, verdict: str, batching: str
 ) -> Model:
     options = context.config.for_model(source.name)
-    health = InstanceHealth(
-        source.name, source.version, instance_counts(plan), context.changed, context.lost
-    )
+    health = InstanceHealth(source.name, source.version, instance_counts(plan), context.changed, context.lost)
     built = build(source.name, plan, context, health)
     own = [step.step for stage in plan.stages for step in stage.steps[:1] if step.step is not None]
     single = own[0] if len(plan.stages) == 1 and own else None
@@ -142,7 +173,8 @@ def _model(
         devices=tuple(device for step in own for device in step.settings.devices),
         health=health,
         exemplars=Exemplars() if options.metrics_port is not None else None,
-        empty_axes=single.empty_axes if single is not None else own[0].empty_axes,
+        # Of several stages, it is unknown what each does with empty axes.
+        empty_axes=single.empty_axes if single is not None else EmptyAxes(),
         batching_verdict=verdict,
         steps=built.steps if len(built.steps) > 1 or isinstance(source.declaration, FunctionModel) else (),
         release=built.release,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tensorferry.batcher import (
     Batcher,
@@ -20,7 +19,7 @@ from tensorferry.batcher import (
 from tensorferry.server.config.limits import client_policy
 from tensorferry.server.model_config.settings import ModelSettings
 from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.registry import Model, ModelStep
+from tensorferry.server.models.registry import ModelStep
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
 from tensorferry.server.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
 from tensorferry.server.steps.planning import Plan, PlannedStage
@@ -38,7 +37,9 @@ class BuiltModel:
 
 def instance_counts(plan: Plan) -> list[int]:
     """Return the number of instances of each stage that has a batcher of its own."""
-    return [len(stage.steps[0].step.settings.devices) for stage in plan.stages if stage.steps[0].step is not None]
+    return [
+        len(stage.steps[0].step.settings.devices) for stage in plan.stages if stage.steps[0].step is not None
+    ]
 
 
 def build(name: str, plan: Plan, context: LoadContext, health: InstanceHealth) -> BuiltModel:
@@ -111,7 +112,13 @@ def make_batcher(
 
 
 def _build_stage(
-    model: str, planned: PlannedStage, first: int, context: LoadContext, health: InstanceHealth, *, whole: bool
+    model: str,
+    planned: PlannedStage,
+    first: int,
+    context: LoadContext,
+    health: InstanceHealth,
+    *,
+    whole: bool,
 ) -> tuple[Batcher, list[StepInstance], list[list[StepTimes]]]:
     """Return the batcher of a stage, its instances, and the times of each step by instance."""
     loaded = [placed.step for placed in planned.steps if placed.step is not None]
@@ -167,11 +174,18 @@ def _function(
     for index, (placed, instance) in enumerate(zip(planned.steps, instances, strict=True)):
         read_later = {tensor for later in planned.steps[index + 1 :] for tensor in later.inputs.values()}
         here = [*placed.inputs.values(), *placed.outputs.values()]
-        drops = tuple(dict.fromkeys(tensor for tensor in here if tensor not in read_later and tensor not in kept))
+        drops = tuple(
+            dict.fromkeys(tensor for tensor in here if tensor not in read_later and tensor not in kept)
+        )
         same = all(own == tensor for own, tensor in placed.outputs.items())
         steps.append(
             StageStep(
-                placed.name, instance.run, placed.inputs, None if same else placed.outputs, drops, times[index]
+                placed.name,
+                instance.run,
+                placed.inputs,
+                None if same else placed.outputs,
+                drops,
+                times[index],
             )
         )
     return StageFunction(model, steps, planned.outputs, context.calls)
@@ -189,7 +203,13 @@ def _stage(planned: PlannedStage, batcher: Batcher) -> Stage:
         shared = frozenset(own for own, tensor in inputs.items() if tensor in shared)
     padding = placed.step.padding if placed.step is not None else None
     return Stage(
-        planned.name, batcher, inputs, outputs, padding=padding, shared=shared, key=None if shared else _shapes_key
+        planned.name,
+        batcher,
+        inputs,
+        outputs,
+        padding=padding,
+        shared=shared,
+        key=None if shared else _shapes_key,
     )
 
 
@@ -199,7 +219,9 @@ def _stage_of_model(planned: PlannedStage, context: LoadContext) -> Stage:
 
     def look_up() -> StageModel:
         model = context.served(placed.name)
-        shared = frozenset(spec.name for spec in model.signature.inputs if model.batched and not spec.has_row_axis)
+        shared = frozenset(
+            spec.name for spec in model.signature.inputs if model.batched and not spec.has_row_axis
+        )
         return StageModel(model.batcher, model.padding, shared, None if shared else _shapes_key)
 
     outputs = {own: tensor for own, tensor in placed.outputs.items() if tensor in planned.outputs}

@@ -35,6 +35,7 @@ class ModelUnloader:
         def end() -> None:
             model, thread = held.pop(), threading.current_thread()
             model.batcher.close()
+            model.release()
             self._registry.mark_unloaded(model)
             self._changed(model.name)
             with self._lock:

@@ -1,0 +1,58 @@
+"""Models that Python files declare, in the order in which they can be loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tensorferry.server.app_file import import_app
+from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource
+from tensorferry.server.errors import StartError
+from tensorferry.serving import PipelineModel
+
+
+def declared_sources(sources: Sequence[ModelSource]) -> Sequence[ModelSource]:
+    """Return the sources, with the models of each Python file in its place.
+
+    A pipeline follows the models that it names as steps. StartError if a file cannot be imported, two models have the same
+    name, or pipelines name each other as steps.
+    """
+    found: dict[str, ModelSource] = {}
+    for source in sources:
+        for one in _models_of(source):
+            if (other := found.setdefault(one.name, one)) is not one:
+                raise StartError(
+                    f"two models are named {one.name!r}, in {other.path} and {one.path}; rename one of them"
+                )
+    return _in_order(found)
+
+
+def _models_of(source: ModelSource) -> Sequence[ModelSource]:
+    if source.path.suffix != PYTHON_SUFFIX or source.declaration is not None:
+        return [source]
+    return [
+        replace(source, name=name, declaration=declaration)
+        for name, declaration in import_app(source.path).items()
+    ]
+
+
+def _in_order(found: dict[str, ModelSource]) -> Sequence[ModelSource]:
+    ordered: dict[str, ModelSource] = {}
+
+    def add(source: ModelSource, users: tuple[str, ...]) -> None:
+        if source.name in users:
+            raise StartError(f"pipelines name each other as steps: {' -> '.join((*users, source.name))}")
+        for name in _named_steps(source):
+            if name in found:
+                add(found[name], (*users, source.name))
+        ordered.setdefault(source.name, source)
+
+    for source in found.values():
+        add(source, ())
+    return list(ordered.values())
+
+
+def _named_steps(source: ModelSource) -> Sequence[str]:
+    if not isinstance(source.declaration, PipelineModel):
+        return ()
+    return [step.model for step in source.declaration.steps if isinstance(step.model, str)]
