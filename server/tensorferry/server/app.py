@@ -284,7 +284,9 @@ class App:
         self._publish_health()
         if config.model_control == "none":
             models = self.registry.models()
-            served = sorted({model.name for model in models} | {step.name for model in models for step in model.steps})
+            served = sorted(
+                {model.name for model in models} | {step.name for model in models for step in model.steps}
+            )
             for warning in unserved_tables(config, served):
                 _log.warning("%s", warning)
 

@@ -78,9 +78,7 @@ def load(tmp_path: Path) -> Iterator[Callable[..., Model]]:
         source = ModelSource(name, build(tmp_path / "model.onnx"), config=parsed)
         config = load_config([f"{name}={source.path}"], {}, {}, file).for_model(name)
         loaded.append(
-            loader.load_model(
-                source, LoadContext(config, {config.device: choose_device(config.device)})
-            )
+            loader.load_model(source, LoadContext(config, {config.device: choose_device(config.device)}))
         )
         return loaded[-1]
 

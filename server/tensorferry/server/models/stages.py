@@ -167,7 +167,7 @@ def _function(
     if len(instances) == 1:
         placed = planned.steps[0]
         return StageFunction(
-            model, [StageStep(placed.name, instances[0].run, times=times[0])], None, context.calls
+            model, [StageStep(placed.name, instances[0].run, True, times=times[0])], None, context.calls
         )
     steps = []
     kept = set(planned.outputs)
@@ -182,10 +182,11 @@ def _function(
             StageStep(
                 placed.name,
                 instance.run,
-                placed.inputs,
-                None if same else placed.outputs,
-                drops,
-                times[index],
+                python=placed.step is not None and placed.step.python,
+                inputs=placed.inputs,
+                outputs=None if same else placed.outputs,
+                drops=drops,
+                times=times[index],
             )
         )
     return StageFunction(model, steps, planned.outputs, context.calls)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from tensorferry.batcher import RunTimedOut
+from tensorferry.batcher import InstanceFailed, RunTimedOut
 from tensorferry.server.function_call import Call
 from tensorferry.server.python_models.failures import request_error, wrong_return
 from tensorferry.server.python_models.outputs import DeclaredOutputs, RaggedRows, WrongOutputs
@@ -19,47 +19,75 @@ from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceH
 from tensorferry.server.recovery.watchdog import Overdue, RunLimits, WatchedRun
 from tensorferry.server.runtime.sampling import Array
 from tensorferry.server.signature import Signature
+from tensorferry.server.worker_process.errors import ProcessDied, ProcessNotStarted
+from tensorferry.server.worker_process.worker_process import WorkerProcess
 from tensorferry.serving import FunctionModel
 
 _log = logging.getLogger("tensorferry.server")
 
 
-def checked_call(declared: FunctionModel, call: Call, signature: Signature) -> Call:
+# Runs a batch, given its inputs by name and the rows of each of its requests, and returns what the function returned; a list
+# with what it returned for each row if it is a function of one row.
+BatchCall: TypeAlias = Callable[[Mapping[str, Array], Sequence[int]], Any]
+
+
+def call_in_thread(declared: FunctionModel, call: Call) -> BatchCall:
+    """Return what runs a function on the calling thread."""
+    if declared.batched:
+        return lambda inputs, rows: call(inputs)
+    first = next(iter(declared.inputs))
+
+    def each_row(inputs: Mapping[str, Array], rows: Sequence[int]) -> list[Any]:
+        return [
+            call({name: array[row] for name, array in inputs.items()}) for row in range(len(inputs[first]))
+        ]
+
+    return each_row
+
+
+def checked_call(declared: FunctionModel, signature: Signature, call: BatchCall) -> BatchCall:
     """Return what runs a batch and returns arrays, or `RaggedRows`, by output. Raises what `call` raises, or WrongOutputs."""
-    first = signature.inputs[0].name
     if not declared.batched:
         of_row = DeclaredOutputs(
             [replace(spec, dims=spec.dims[1:]) for spec in signature.outputs], batched=False
         )
 
-        def each_row(inputs: Mapping[str, Array]) -> dict[str, Any]:
-            results = [
-                of_row.checked(call({name: array[row] for name, array in inputs.items()}), 0)
-                for row in range(len(inputs[first]))
-            ]
+        def check_rows(inputs: Mapping[str, Array], rows: Sequence[int]) -> dict[str, Any]:
+            results = [of_row.checked(result, 0) for result in call(inputs, rows)]
             return {
                 name: RaggedRows([np.asarray(result[name]) for result in results])
                 for name in declared.outputs
             }
 
-        return each_row
+        return check_rows
+    first = signature.inputs[0].name
     has_rows = declared.max_batch_size != 0
     pads = declared.row_padding().values if declared.row_padding is not None else None
     outputs = DeclaredOutputs(signature.outputs, batched=has_rows, pads=pads)
-    return lambda inputs: outputs.checked(call(inputs), len(inputs[first]) if has_rows else 0)
+    return lambda inputs, rows: outputs.checked(call(inputs, rows), len(inputs[first]) if has_rows else 0)
 
 
 class FunctionInstance(WatchedRun):
     """One instance of a function. One thread at a time may call `run`; the other methods are thread-safe.
 
-    `call` is made by `checked_call`. `step` is the function's name, and `health` has that of its model.
+    `call` is made by `checked_call`; it runs in `process`, or in this process without one. `step` is the function's name,
+    and `health` has that of its model.
     """
 
-    def __init__(self, step: str, call: Call, health: InstanceHealth, index: int, limits: RunLimits) -> None:
+    def __init__(
+        self,
+        step: str,
+        call: BatchCall,
+        process: WorkerProcess | None,
+        health: InstanceHealth,
+        index: int,
+        limits: RunLimits,
+    ) -> None:
         super().__init__()
         self._step = step
         self._model = health.name
         self._call = call
+        self._process = process
         self._health = health
         self._index = index
         self._limit = limits.run_seconds or math.inf
@@ -69,30 +97,58 @@ class FunctionInstance(WatchedRun):
             limits.watchdog.watch(self)
 
     def on_hang(self, give_up: Callable[[RunTimedOut], None]) -> None:
-        """Set the function to call if a run does not end in time."""
+        """Set the function to call if a run does not end in time, or even after its process was killed."""
         self._give_up = give_up
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Run the function on a batch; return arrays or `RaggedRows` by output. Raises as `request_error` says."""
+    def run(self, inputs: Mapping[str, Array], rows: Sequence[int] = ()) -> dict[str, Any]:
+        """Run the function on a batch; return arrays or `RaggedRows` by output.
+
+        `rows` has the rows of each request. Raises as `request_error` says; InstanceFailed if the process cannot be started,
+        RunTimedOut if it was killed because the run took too long.
+        """
         self._began = time.monotonic()
-        self._overdue = None
+        # In the order that `WatchedRun` asks for.
+        self._running, self._overdue = self._process, None
         self._due = self._began + self._limit
         try:
-            outputs: dict[str, Any] = self._call(inputs)
+            outputs: dict[str, Any] = self._call(inputs, rows)
             return outputs
-        except WrongOutputs as wrong:
-            failure: BaseException = wrong_return(str(wrong), self._model, self._step)
         except BaseException as error:
-            failure = request_error(error, self._model, self._step)
+            failure = self._failure(error, self.finish())
         finally:
             self._due = None
-            if self._overdue is not None:
+            if self._overdue is not None and self.finish() is Overdue.HUNG:
                 self._returned()
+            self._running = None
         try:
             raise failure
         finally:
             # Its traceback refers to this frame, which would keep the batch's arrays alive.
             del failure
+
+    def _failure(self, error: BaseException, overdue: Overdue | None) -> BaseException:
+        if isinstance(error, WrongOutputs):
+            return wrong_return(str(error), self._model, self._step)
+        if isinstance(error, ProcessNotStarted):
+            _log.error("model %s: %s", self._model, error.reason)
+            self._health.mark_down(self._index, str(error))
+            return InstanceFailed(str(error), error.retry_after, self._start_process)
+        if overdue is Overdue.ENDED and isinstance(error, ProcessDied):
+            self._health.record(InstanceEvent.RUN_ENDED)
+            return RunTimedOut(
+                f"the batch ran for longer than {self._limit:g} s, which --run-timeout-seconds allows, and its process was "
+                "killed: raise that if this function takes so long"
+            )
+        return request_error(error, self._model, self._step)
+
+    def _start_process(self) -> None:
+        """Start the process again. InstanceFailed says when to try again if that fails."""
+        assert self._process is not None
+        try:
+            self._process.start()
+        except (ProcessNotStarted, ProcessDied) as error:
+            raise InstanceFailed(str(error), getattr(error, "retry_after", 1.0)) from None
+        self._health.mark_up(self._index)
 
     def _give_up_run(self) -> None:
         reason = f"the function {self._step!r} runs for longer than {self._limit:g} s (--run-timeout-seconds)"
@@ -105,11 +161,6 @@ class FunctionInstance(WatchedRun):
             self._health.mark_up(self._index)
 
     def _returned(self) -> None:
-        if self.finish() is Overdue.HUNG:
-            _log.warning(
-                "model %s: the function %r has returned after %.1f s",
-                self._model,
-                self._step,
-                time.monotonic() - self._began,
-            )
-            self._health.mark_up(self._index)
+        took = time.monotonic() - self._began
+        _log.warning("model %s: the function %r has returned after %.1f s", self._model, self._step, took)
+        self._health.mark_up(self._index)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,14 +20,21 @@ from tensorferry.server.batching_check.row_comparison import (
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.function_call import Call, bound_call
+from tensorferry.server.function_failure import traceback_text
 from tensorferry.server.model_config.instance_groups import InstanceGroup
 from tensorferry.server.model_config.pbtxt import BatchingDecision, complete_config
 from tensorferry.server.model_config.settings import settings_of
-from tensorferry.server.python_models.instance import FunctionInstance, checked_call
+from tensorferry.server.python_models.instance import (
+    BatchCall,
+    FunctionInstance,
+    call_in_thread,
+    checked_call,
+)
 from tensorferry.server.python_models.outputs import RaggedRows, WrongOutputs
 from tensorferry.server.python_models.signature import signature_of_function
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.watchdog import RunLimits, Watchdog
+from tensorferry.server.refused_requests import RefusedRequests
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.sampling import Array, random_inputs, varies, working_size
 from tensorferry.server.shapes.empty_axes import EmptyAxes, axis_sets_to_test
@@ -34,6 +42,8 @@ from tensorferry.server.signature import Signature
 from tensorferry.server.steps.batch_times import batch_times
 from tensorferry.server.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
 from tensorferry.server.telemetry.load_progress import set_load_stage
+from tensorferry.server.worker_process.errors import ProcessNotStarted
+from tensorferry.server.worker_process.worker_process import WorkerProcess
 from tensorferry.serving import DeclarationError, FunctionModel
 
 _log = logging.getLogger("tensorferry.server")
@@ -52,7 +62,8 @@ def load_function_step(
     started = time.monotonic()
     set_load_stage("loading its Python code")
     signature = signature_of_function(declared)
-    calls = [checked_call(declared, _bound(declared), signature) for _ in range(declared.workers)]
+    workers = _workers(declared, source)
+    calls = [checked_call(declared, signature, worker.call) for worker in workers]
     set_load_stage("making a trial run")
     trial = _Trial(declared, signature, calls[0])
     runs = trial.runs()
@@ -78,8 +89,10 @@ def load_function_step(
     )
 
     def make_instance(number: int, health: InstanceHealth, health_index: int) -> StepInstance:
-        instance = FunctionInstance(declared.name, calls[number], health, health_index, limits)
-        return StepInstance(instance.run, instance.on_hang)
+        process = workers[number].process
+        instance = FunctionInstance(declared.name, calls[number], process, health, health_index, limits)
+        close = (lambda: None) if process is None else process.close
+        return StepInstance(instance.run, instance.on_hang, close=close)
 
     return LoadedStep(
         name=source.name,
@@ -100,19 +113,51 @@ def load_function_step(
     )
 
 
+class _Worker(NamedTuple):
+    """What runs a function: a thread of the batcher, or a process."""
+
+    call: BatchCall
+    process: WorkerProcess | None = None
+
+
+def _workers(declared: FunctionModel, source: ModelSource) -> Sequence[_Worker]:
+    """Return what runs each instance. StartError if the function, or a process, cannot be loaded."""
+    if not declared.processes:
+        return [_Worker(call_in_thread(declared, _bound(declared))) for _ in range(declared.workers)]
+    refused = RefusedRequests()
+    processes = [
+        WorkerProcess(
+            source.path, declared.name, name=f"model {source.name}, process {number}", refused=refused
+        )
+        for number in range(declared.processes)
+    ]
+    try:
+        # At the same time, because imports may take seconds.
+        with ThreadPoolExecutor(len(processes)) as starts:
+            for started in [starts.submit(process.start) for process in processes]:
+                started.result()
+    except BaseException as error:
+        for process in processes:
+            process.close()
+        if isinstance(error, ProcessNotStarted):
+            raise StartError(error.reason) from None
+        raise
+    return [_Worker(process.run, process) for process in processes]
+
+
 def _bound(declared: FunctionModel) -> Call:
     try:
         return bound_call(declared)
     except DeclarationError as error:
         raise StartError(str(error)) from None
-    except Exception:
-        raise StartError(f"model {declared.name!r} cannot be loaded:\n{traceback.format_exc()}") from None
+    except Exception as error:
+        raise StartError(f"model {declared.name!r} cannot be loaded:\n{traceback_text(error)}") from None
 
 
 class _Trial:
     """Runs of a function with its example, or with random inputs."""
 
-    def __init__(self, declared: FunctionModel, signature: Signature, call: Call) -> None:
+    def __init__(self, declared: FunctionModel, signature: Signature, call: BatchCall) -> None:
         self._declared = declared
         self._signature = signature
         self._call = call
@@ -129,7 +174,7 @@ class _Trial:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the function; ModelFailedError if it raises."""
         try:
-            outputs: dict[str, Any] = self._call(inputs)
+            outputs: dict[str, Any] = self._call(inputs, ())
         except WrongOutputs as wrong:
             self._wrong = str(wrong)
             raise

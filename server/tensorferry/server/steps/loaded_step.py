@@ -11,7 +11,6 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.model_config.pbtxt import BatchingDecision
 from tensorferry.server.model_config.settings import ModelSettings
 from tensorferry.server.recovery.instance_health import InstanceHealth
-from tensorferry.server.runtime.sampling import Array
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
 
@@ -27,12 +26,13 @@ class WarmupTime(NamedTuple):
 class StepInstance(NamedTuple):
     """One instance of a step. One thread at a time runs it.
 
-    `run` takes a whole batch, by input, and returns the outputs by name. `on_hang` sets what is called if a run does not
+    `run` takes a whole batch, by input, and returns the outputs by name; of a Python function it also takes the rows of each
+    request. `on_hang` sets what is called if a run does not
     end even after it was asked to. `staged` is the form in which copies to a device overlap with runs, if there is one.
     `close` ends what the instance started, such as a process, after its last run.
     """
 
-    run: Callable[[Mapping[str, Array]], Mapping[str, Any]]
+    run: Callable[..., Mapping[str, Any]]
     on_hang: Callable[[Callable[[RunTimedOut], None]], None]
     staged: StagedModel | None = None
     close: Callable[[], None] = lambda: None

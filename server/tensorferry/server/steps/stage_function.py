@@ -39,11 +39,12 @@ class StageStep:
     """A step of a stage.
 
     `inputs` gives the stage's tensor of each input of the step, `outputs` the tensor that each of its outputs becomes; None
-    if all names are the same. `drops` are the tensors that no later step reads.
+    if all names are the same. `run` takes the inputs, and the rows of each request if the step is a `python` function. `drops` are the tensors that no later step reads.
     """
 
     name: str
-    run: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    run: Callable[..., Mapping[str, Any]]
+    python: bool = False
     inputs: Mapping[str, str] | None = None
     outputs: Mapping[str, str] | None = None
     drops: tuple[str, ...] = ()
@@ -75,6 +76,7 @@ class StageFunction:
         """Run the steps on a batch. Raises what a step raises, or DeadlineExceeded."""
         with self._calls(self._model, requests):
             tensors: dict[str, Any] = dict(inputs)
+            rows = [request.rows for request in requests]
             now = self._clock()
             for index, step in enumerate(self._steps):
                 if index and not any(request.is_wanted(now) for request in requests):
@@ -84,7 +86,7 @@ class StageFunction:
                 given = tensors
                 if step.inputs is not None:
                     given = {own: tensors[name] for own, name in step.inputs.items()}
-                outputs = step.run(given)
+                outputs = step.run(given, rows) if step.python else step.run(given)
                 started, now = now, self._clock()
                 step.times.add(now - started)
                 if self._outputs is None:
