@@ -8,7 +8,8 @@ from typing import Any
 
 from tensorferry.serving import DeclarationError, FunctionModel
 
-# Takes the inputs of a batch, by name, and returns what the function returned.
+# Takes the inputs of a batch, by name, and returns what the function returned; a list with what it returned for each row if it
+# is a function of one row.
 Call = Callable[[Mapping[str, Any]], Any]
 
 
@@ -27,11 +28,20 @@ def bound_call(declared: FunctionModel) -> Call:
     parameters = inspect.signature(function).parameters.values()
     by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
     if any(one.kind is one.VAR_KEYWORD for one in parameters) or by_name >= set(names):
-        return lambda inputs: function(**inputs)
+        return _by_row(declared, lambda inputs: function(**inputs))
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.POSITIONAL_ONLY)]
     if len(positional) == len(names):
-        return lambda inputs: function(*(inputs[name] for name in names))
+        return _by_row(declared, lambda inputs: function(*(inputs[name] for name in names)))
     raise DeclarationError(
         f"model {declared.name!r} has the inputs {names}, but its function takes {[one.name for one in parameters]}: name "
         "its parameters as the inputs"
     )
+
+
+def _by_row(declared: FunctionModel, call: Call) -> Call:
+    if declared.batched:
+        return call
+    first = next(iter(declared.inputs))
+    return lambda inputs: [
+        call({name: array[row] for name, array in inputs.items()}) for row in range(len(inputs[first]))
+    ]

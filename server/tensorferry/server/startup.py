@@ -48,13 +48,18 @@ def command_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="tensorferry serve",
         usage="tensorferry serve [MODEL ...] [--FLAG VALUE ...]",
-        description="Serve ONNX models over gRPC (Open Inference Protocol v2), with dynamic batching.",
+        description="Serve ONNX models and Python functions over gRPC (Open Inference Protocol v2), with dynamic batching.",
         epilog="Each option is also an environment variable (TENSORFERRY_PORT) and a key in the --config file "
         "(port = 8001; models = [...]). A flag has precedence over the environment, and the environment over the file. A "
         "table [models.NAME] of the file has the options of one model, which precede all of them.",
         allow_abbrev=False,
     )
-    parser.add_argument("models", metavar="MODEL", nargs="*", help="path.onnx or name=path.onnx")
+    parser.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="*",
+        help="path.onnx, name=path.onnx, or path.py with models that tensorferry.serving declares",
+    )
     parser.add_argument("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
     add_flags(parser, OPTIONS)
     return parser

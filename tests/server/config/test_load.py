@@ -412,7 +412,7 @@ def test_a_model_name_that_is_not_allowed_is_an_error(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "name="])
 def test_a_model_without_a_path_is_an_error(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"it must be path\.onnx or name=path\.onnx"):
+    with pytest.raises(ConfigError, match=r"it must be path\.onnx, name=path\.onnx or path\.py"):
         model_source(text)
 
 

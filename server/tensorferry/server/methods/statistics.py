@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tensorferry.batcher import Batcher, BatcherStatistics
+from tensorferry.batcher import Pipeline, Batcher, BatcherStatistics
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.models.failure_counts import failures_by_reason
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState

@@ -14,7 +14,8 @@ from tensorferry.serving import PipelineModel
 def declared_sources(sources: Sequence[ModelSource]) -> Sequence[ModelSource]:
     """Return the sources, with the models of each Python file in its place.
 
-    A pipeline follows the models that it names as steps. StartError if a file cannot be imported, two models have the same
+    A model that is a step of a pipeline is not served by itself, because it would be loaded twice. A pipeline follows the
+    models that it names as steps. StartError if a file cannot be imported, two models have the same
     name, or pipelines name each other as steps.
     """
     found: dict[str, ModelSource] = {}
@@ -30,9 +31,17 @@ def declared_sources(sources: Sequence[ModelSource]) -> Sequence[ModelSource]:
 def _models_of(source: ModelSource) -> Sequence[ModelSource]:
     if source.path.suffix != PYTHON_SUFFIX or source.declaration is not None:
         return [source]
+    declared = import_app(source.path)
+    steps = {
+        step.model
+        for declaration in declared.values()
+        if isinstance(declaration, PipelineModel)
+        for step in declaration.steps
+    }
     return [
         replace(source, name=name, declaration=declaration)
-        for name, declaration in import_app(source.path).items()
+        for name, declaration in declared.items()
+        if declaration not in steps
     ]
 
 

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tensorferry.batcher import InstanceFailed, RunTimedOut
-from tensorferry.server.function_call import Call
 from tensorferry.server.python_models.failures import request_error, wrong_return
 from tensorferry.server.python_models.outputs import DeclaredOutputs, RaggedRows, WrongOutputs
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
@@ -26,23 +25,8 @@ from tensorferry.serving import FunctionModel
 _log = logging.getLogger("tensorferry.server")
 
 
-# Runs a batch, given its inputs by name and the rows of each of its requests, and returns what the function returned; a list
-# with what it returned for each row if it is a function of one row.
+# Runs a batch, given its inputs by name and the rows of each of its requests, and returns what `Call` returns.
 BatchCall: TypeAlias = Callable[[Mapping[str, Array], Sequence[int]], Any]
-
-
-def call_in_thread(declared: FunctionModel, call: Call) -> BatchCall:
-    """Return what runs a function on the calling thread."""
-    if declared.batched:
-        return lambda inputs, rows: call(inputs)
-    first = next(iter(declared.inputs))
-
-    def each_row(inputs: Mapping[str, Array], rows: Sequence[int]) -> list[Any]:
-        return [
-            call({name: array[row] for name, array in inputs.items()}) for row in range(len(inputs[first]))
-        ]
-
-    return each_row
 
 
 def checked_call(declared: FunctionModel, signature: Signature, call: BatchCall) -> BatchCall:

@@ -27,7 +27,6 @@ from tensorferry.server.model_config.settings import settings_of
 from tensorferry.server.python_models.instance import (
     BatchCall,
     FunctionInstance,
-    call_in_thread,
     checked_call,
 )
 from tensorferry.server.python_models.outputs import RaggedRows, WrongOutputs
@@ -123,7 +122,7 @@ class _Worker(NamedTuple):
 def _workers(declared: FunctionModel, source: ModelSource) -> Sequence[_Worker]:
     """Return what runs each instance. StartError if the function, or a process, cannot be loaded."""
     if not declared.processes:
-        return [_Worker(call_in_thread(declared, _bound(declared))) for _ in range(declared.workers)]
+        return [_in_thread(_bound(declared)) for _ in range(declared.workers)]
     refused = RefusedRequests()
     processes = [
         WorkerProcess(
@@ -143,6 +142,10 @@ def _workers(declared: FunctionModel, source: ModelSource) -> Sequence[_Worker]:
             raise StartError(error.reason) from None
         raise
     return [_Worker(process.run, process) for process in processes]
+
+
+def _in_thread(call: Call) -> _Worker:
+    return _Worker(lambda inputs, rows: call(inputs))
 
 
 def _bound(declared: FunctionModel) -> Call:
