@@ -133,7 +133,7 @@ def test_a_request_with_other_inputs_is_refused(puppets: Puppets, inputs: Any) -
     with pytest.raises(InvalidRequest, match=r"\['x'\]|at least one"):
         pipeline.submit(inputs)
     with pytest.raises(InvalidRequest, match="one bare array"):
-        pipeline.submit(1.0)  # type: ignore[arg-type]
+        pipeline.submit(1.0)
     assert result(pipeline.submit({"x": 1.0})) == {"y": 4}
 
 

@@ -155,7 +155,7 @@ class Pipeline:
 
     def submit(
         self,
-        x: Mapping[str, npt.ArrayLike],
+        x: npt.ArrayLike | Mapping[str, npt.ArrayLike],
         *,
         timeout: float | None = None,
         priority: int = 0,
@@ -168,7 +168,7 @@ class Pipeline:
 
     def submit_rows(
         self,
-        x: Mapping[str, npt.ArrayLike],
+        x: npt.ArrayLike | Mapping[str, npt.ArrayLike],
         *,
         timeout: float | None = None,
         priority: int = 0,

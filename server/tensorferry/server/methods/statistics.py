@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tensorferry.batcher import Pipeline, Batcher, BatcherStatistics
+from tensorferry.batcher import Batcher, BatcherStatistics, Pipeline
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.models.failure_counts import failures_by_reason
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
@@ -95,9 +95,9 @@ class _WallTimes:
     def __init__(self) -> None:
         # Guards _converted. Only the clocks are called while it is held.
         self._lock = threading.Lock()
-        self._converted: WeakKeyDictionary[Batcher, tuple[float, int]] = WeakKeyDictionary()
+        self._converted: WeakKeyDictionary[Batcher | Pipeline, tuple[float, int]] = WeakKeyDictionary()
 
-    def milliseconds(self, batcher: Batcher, last_run: float | None) -> int:
+    def milliseconds(self, batcher: Batcher | Pipeline, last_run: float | None) -> int:
         """Return `last_run`, on the clock of `time.monotonic`, as milliseconds since 1970; 0 for None."""
         if last_run is None:
             return 0
