@@ -99,6 +99,7 @@ def test_one_of_many_requests_ends_its_process(serve: Serve, app: Path) -> None:
             client.infer("colour", {"blob": np.array([b"die"], object)})
         assert again.value.code.name == "INTERNAL"
     assert "exit status 7" in "\n".join(server.log)
+    server.log.clear()
 
 
 @pytest.mark.parametrize("front_ends", [0, 1])

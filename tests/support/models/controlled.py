@@ -12,7 +12,7 @@ from typing import Any
 
 from support.server.rig import PATIENCE, signature, spec
 
-from tensorferry.batcher import Batcher
+from tensorferry.batcher import Batcher, Pipeline
 from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.protos.model_config_pb2 import ModelConfig
@@ -125,7 +125,7 @@ class ScriptedRepository:
             assert model.batcher.close()
 
 
-runner_of: weakref.WeakKeyDictionary[Batcher, ScriptedRunner] = weakref.WeakKeyDictionary()
+runner_of: weakref.WeakKeyDictionary[Batcher | Pipeline, ScriptedRunner] = weakref.WeakKeyDictionary()
 
 
 def run_in_thread(action: Callable[[], Any]) -> Future[Any]:
