@@ -72,14 +72,15 @@ def test_functions_and_pipelines_are_served(serve: Serve, app: Path, front_ends:
         assert failed.value.code.name == "INTERNAL"
         assert "/etc" not in str(failed.value)
         assert "model 'lengths' failed on this request" in str(failed.value)
-        # The traceback is in the log, once.
-        assert sum("KeyError: '/etc/secret/key'" in line for line in server.log) == 1
-        server.log.clear()
 
         blobs = np.array([bytes([1, 2, 3]), bytes([9, 2, 255]), b"\xff\x00\x01"], object)
         answer = client.infer("colour", {"blob": blobs})
         assert answer["label"].tolist() == [b"blue", b"blue", b"red"]
         assert answer["x"].tolist() == [[1, 2, 3], [9, 2, 255], [255, 0, 1]]
+    assert server.stop() == 0
+    # The traceback is in the log, once.
+    assert sum("KeyError: '/etc/secret/key'" in line for line in server.log) == 1
+    server.log.clear()
 
 
 def test_one_of_many_requests_ends_its_process(serve: Serve, app: Path) -> None:
@@ -98,6 +99,7 @@ def test_one_of_many_requests_ends_its_process(serve: Serve, app: Path) -> None:
         with pytest.raises(InferenceError) as again:
             client.infer("colour", {"blob": np.array([b"die"], object)})
         assert again.value.code.name == "INTERNAL"
+    assert server.stop() == 0
     assert "exit status 7" in "\n".join(server.log)
     server.log.clear()
 
