@@ -265,6 +265,94 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             stack=True,
         ),
     ],
+    "Steps and stages of pipelines": [
+        Panel(
+            "Time of a request by stage",
+            "Mean time of a request in each stage of its pipeline: in the queue, and in a batch",
+            "s",
+            [
+                Query(
+                    share(
+                        rate("tensorferry_stage_request_seconds_total", by="model, stage"),
+                        rate("tensorferry_stage_requests_total", 'outcome="answered"', by="model, stage"),
+                    ),
+                    "{{model}} {{stage}}",
+                )
+            ],
+            stack=True,
+        ),
+        Panel(
+            "Time of a step",
+            "Mean time of a batch in each step",
+            "s",
+            [
+                Query(
+                    share(
+                        rate("tensorferry_step_seconds_total", by="model, step"),
+                        rate("tensorferry_step_batches_total", by="model, step"),
+                    ),
+                    "{{model}} {{step}}",
+                )
+            ],
+        ),
+        Panel(
+            "Busy by step",
+            "Time in which each step ran, as a share of one device or thread",
+            "percentunit",
+            [Query(rate("tensorferry_step_seconds_total", by="model, step"), "{{model}} {{step}}")],
+        ),
+        Panel(
+            "Queue delay by stage, p99",
+            "Time in the queue of each stage",
+            "s",
+            [
+                Query(
+                    f"histogram_quantile(0.99, {rate('tensorferry_stage_queue_delay_seconds_bucket', by='model, stage, le')})",
+                    "{{model}} {{stage}}",
+                )
+            ],
+            width=6,
+        ),
+        Panel(
+            "Queued rows by stage",
+            "Rows that wait for each stage",
+            "short",
+            [Query(total("tensorferry_stage_queued_rows", by="model, stage"), "{{model}} {{stage}}")],
+            width=6,
+        ),
+        Panel(
+            "Mean batch size by stage",
+            "Rows",
+            "short",
+            [
+                Query(
+                    share(
+                        rate("tensorferry_stage_batch_rows_sum", by="model, stage"),
+                        rate("tensorferry_stage_batch_rows_count", by="model, stage"),
+                    ),
+                    "{{model}} {{stage}}",
+                )
+            ],
+            width=6,
+        ),
+        Panel(
+            "Dropped by stage",
+            "Requests that ended without the outputs of the stage, by outcome",
+            "reqps",
+            [
+                Query(
+                    rate(
+                        "tensorferry_stage_requests_total",
+                        'outcome!="answered"',
+                        by="model, stage, outcome",
+                    ),
+                    "{{model}} {{stage}} {{outcome}}",
+                )
+            ],
+            width=6,
+            stack=True,
+        ),
+    ],
     "Queue": [
         Panel(
             "Queued rows",

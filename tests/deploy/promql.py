@@ -8,10 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
+from support.server.pipelines import BranchedModel
 
 from tensorferry.server.monitoring.metric_names import GPU_LABELS, GpuMetric
 from tensorferry.server.monitoring.metrics import process_families
 from tensorferry.server.monitoring.processes import ProcessStatus
+from tensorferry.server.monitoring.step_metrics import step_families
+from tensorferry.server.monitoring.step_statistics import counts_of
 
 # Labels that Prometheus adds to every series, and its own series about each scrape.
 TARGET = ("job", "instance")
@@ -56,7 +59,7 @@ class Page:
 
 
 def page_of(text: str) -> Page:
-    """Return the series of a page in the text format, with those of a GPU and of a server with front-ends."""
+    """Return the series of a page in the text format, with those of a pipeline, a GPU and a server with front-ends."""
     page = Page()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -64,7 +67,10 @@ def page_of(text: str) -> Page:
             triton = sample.name.startswith("nv_") and family.type == "counter"
             page.add(sample.name.removesuffix("_total") if triton else sample.name, sample.labels)
     engine, front_end = (ProcessStatus(name, 1, 1, "serving", 0) for name in ("engine", "front-end 0"))
-    for family in process_families([engine, front_end]):
+    branched = BranchedModel()
+    steps = step_families([counts_of(branched.model)])
+    branched.close()
+    for family in (*process_families([engine, front_end]), *steps):
         for sample in family.samples:
             page.add(sample.name, sample.labels)
     for metric in GpuMetric:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.server.nvml import FakeGpu, FakeNvml
+from support.server.pipelines import BranchedModel
 from support.server.rig import PATIENCE, ask, has_ipv6, signature, spec
 
 from tensorferry.batcher import BOUNDS, Batcher, QueueFull
@@ -31,6 +32,7 @@ from tensorferry.server.monitoring.metric_names import (
     ModelMetric,
     ProcessMetric,
     ServerMetric,
+    StepMetric,
 )
 from tensorferry.server.monitoring.metrics import Metrics, ServerStatistics
 from tensorferry.server.monitoring.processes import ProcessStatus
@@ -129,18 +131,25 @@ def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry)
     """Type, labels and the values of labels must be documented too."""
     rows = re.findall(r"^\| `(\w+)` \| (counter|gauge|histogram) \| (.*) \|$", DOCS.read_text(), re.MULTILINE)
     documented = {name: type for name, type, _ in rows}
+    branched = BranchedModel(name="m2")
+    registry.mark_ready(branched.model)
     text = page(registry, *GPUS)
+    branched.close()
     served = types(text)
     processes = {name for name in served if name.startswith("process_")}
     assert documented == {name: type for name, type in served.items() if name not in processes}
     assert processes == set(re.findall(r"`(process_\w+)`", DOCS.read_text()))
     about = {name: meaning for name, _, meaning in rows}
-    for (name, labels), _ in samples(text).items():
+    for (sample, labels), _ in samples(text).items():
+        name = sample if sample in about else re.sub(r"_(bucket|sum|count)$", "", sample)
         for label, value in labels:
             if "gpu_uuid" in dict(labels):
                 continue
             if label != "le":
                 assert f"`{label}`" in about[name], name
+            if label == "step" or (label == "stage" and "_stage_" in name):
+                # The author of the model names them.
+                continue
             # Outcomes are documented once.
             where = about["tensorferry_requests_total"] if label == "outcome" else about.get(name, "")
             assert label in ("le", "priority", "release") or f"`{value}`" in where + about[name], (
@@ -150,8 +159,12 @@ def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry)
 
 
 def test_all_metrics_are_in_metric_names(registry: ModelRegistry) -> None:
+    branched = BranchedModel(name="m2")
+    registry.mark_ready(branched.model)
     served = {name: type for name, type in types(page(registry, *GPUS)).items() if not name.startswith("nv_")}
-    ours = [metric for group in (ModelMetric, ServerMetric, ProcessMetric, GpuMetric) for metric in group]
+    branched.close()
+    groups = ModelMetric, StepMetric, ServerMetric, ProcessMetric, GpuMetric
+    ours = [metric for group in groups for metric in group]
     assert {name for name in served if name.startswith("process_")} == set(PROCESS_METRICS)
     assert {name: type for name, type in served.items() if name not in PROCESS_METRICS} == {
         metric.on_page: metric.type for metric in ours
@@ -159,7 +172,10 @@ def test_all_metrics_are_in_metric_names(registry: ModelRegistry) -> None:
 
 
 def test_the_page_is_valid_for_prometheus_parser(registry: ModelRegistry) -> None:
+    branched = BranchedModel(name="m2")
+    registry.mark_ready(branched.model)
     text = page(registry, *GPUS)
+    branched.close()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert len(families) == len(types(text))
     for family in families.values():
@@ -169,7 +185,7 @@ def test_the_page_is_valid_for_prometheus_parser(registry: ModelRegistry) -> Non
             if "gpu_uuid" in sample.labels:
                 assert sample.labels["gpu_uuid"] == "GPU-b"
             elif "model" in sample.labels:
-                assert (sample.labels["model"], sample.labels["version"]) == ("m", "3")
+                assert (sample.labels["model"], sample.labels["version"]) in (("m", "3"), ("m2", "1"))
 
 
 def test_triton_metrics_have_triton_s_names_types_and_labels(registry: ModelRegistry) -> None:

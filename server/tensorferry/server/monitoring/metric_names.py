@@ -115,6 +115,34 @@ class ModelMetric(MetricName):
     HELD_BYTES = ("held_bytes", "gauge", "Bytes of the queued and running requests")
 
 
+class StepMetric(MetricName):
+    """Metric of each step of a model, and of each stage of a pipeline of several."""
+
+    STEP_BATCHES = ("step_batches", "counter", "Batches that a step of a model has run", "step")
+    STEP_SECONDS = ("step_seconds", "counter", "Time of these runs", "step")
+    STAGE_REQUESTS = (
+        "stage_requests",
+        "counter",
+        "Requests that have ended in a stage of a pipeline, by outcome",
+        "outcome",
+        "stage",
+    )
+    STAGE_REQUEST_SECONDS = (
+        "stage_request_seconds",
+        "counter",
+        "Time from arrival in a stage to its outputs, summed over the requests that it answered",
+        "stage",
+    )
+    STAGE_QUEUE_DELAY = (
+        "stage_queue_delay_seconds",
+        "histogram",
+        "Part of this time: in the queue of the stage",
+        "stage",
+    )
+    STAGE_BATCH_ROWS = ("stage_batch_rows", "histogram", "Rows of the batches of a stage", "stage")
+    STAGE_QUEUED_ROWS = ("stage_queued_rows", "gauge", "Rows in the queue of a stage", "stage")
+
+
 class ServerMetric(MetricName):
     """Metric of the server as a whole."""
 

@@ -5,38 +5,32 @@ Serving a request updates no metric. Names and help texts are in `metric_names.p
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import grpc
 from prometheus_client import ProcessCollector
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.samples import Exemplar as ShownExemplar
+from prometheus_client.metrics_core import Metric
 
-from tensorferry.batcher import BOUNDS, BatcherStatistics, CloseReason, Histogram
-from tensorferry.server.models.registry import Model, ModelRegistry, ModelState, RegistryEntry
+from tensorferry.batcher import CloseReason
+from tensorferry.server.models.registry import ModelRegistry, ModelState, RegistryEntry
 from tensorferry.server.monitoring.gpu_metrics import GpuReader, GpuStatistics
+from tensorferry.server.monitoring.metric_families import empty_families, row_buckets, time_buckets
 from tensorferry.server.monitoring.metric_names import (
     GPU_LABELS,
     MODEL_LABELS,
     GpuMetric,
-    MetricName,
     ModelMetric,
     ProcessMetric,
     ServerMetric,
 )
 from tensorferry.server.monitoring.processes import ProcessStatus
-from tensorferry.server.monitoring.triton_metrics import Counted, triton_gpu_text, triton_text
+from tensorferry.server.monitoring.step_metrics import step_families
+from tensorferry.server.monitoring.step_statistics import ModelCounts, counts_of
+from tensorferry.server.monitoring.triton_metrics import triton_gpu_text, triton_text
 from tensorferry.server.recovery.instance_health import InstanceEvent
-from tensorferry.server.telemetry.exemplars import Exemplars
 
 _OPENMETRICS = "application/openmetrics-text"
 _END = b"# EOF\n"
@@ -54,11 +48,6 @@ _CODES = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.INTERNAL,
 )
-_KINDS: Mapping[str, Callable[..., Any]] = {
-    "counter": CounterMetricFamily,
-    "gauge": GaugeMetricFamily,
-    "histogram": HistogramMetricFamily,
-}
 # Attribute of GpuStatistics for each metric.
 _GPU_ATTRIBUTES: Mapping[GpuMetric, str] = {
     GpuMetric.UTILIZATION: "utilization",
@@ -72,7 +61,6 @@ _GPU_ATTRIBUTES: Mapping[GpuMetric, str] = {
 
 # Values by the labels in addition to those of the group.
 _Values: TypeAlias = Mapping[tuple[str, ...], float]
-_N = TypeVar("_N", bound=MetricName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +108,7 @@ class Metrics:
         """
         entries = self._registry.entries()
         models = [entry.model for entry in entries if entry.model is not None]
-        counted = [(model, model.batcher.statistics()) for model in models]
+        counted = [counts_of(model) for model in models]
         server = self._server()
         reader = self._gpus()
         devices = sorted({device for model in models for device in model.devices})
@@ -131,6 +119,7 @@ class Metrics:
             _Collected(
                 [
                     *model_families(entries, counted),
+                    *step_families(counted),
                     *server_families(server),
                     *process_families(server.processes),
                     *gpu_families(gpus),
@@ -139,7 +128,8 @@ class Metrics:
             )
         )
         # Written without the library, which would change the names.
-        triton = (triton_text(counted, openmetrics) + triton_gpu_text(gpus, openmetrics)).encode()
+        models_text = triton_text([(one.model, one.counts) for one in counted], openmetrics)
+        triton = (models_text + triton_gpu_text(gpus, openmetrics)).encode()
         if openmetrics:
             return page.removesuffix(_END) + triton + _END, content_type
         return page + triton, content_type
@@ -155,33 +145,34 @@ class _Collected:
         return self._collected
 
 
-def model_families(entries: Sequence[RegistryEntry], counted: Sequence[Counted]) -> Sequence[Metric]:
+def model_families(entries: Sequence[RegistryEntry], counted: Sequence[ModelCounts]) -> Sequence[Metric]:
     """Return the metrics of these models."""
-    found = _families(ModelMetric, MODEL_LABELS)
+    found = empty_families(ModelMetric, MODEL_LABELS)
     for entry in entries:
         if not entry.is_unloaded:
             ready = entry.state is ModelState.READY
             found[ModelMetric.READY].add_metric((entry.name, entry.version), float(ready))
-    for model, counts in counted:
+    for one in counted:
+        model, counts = one.model, one.counts
         of = (model.name, model.version)
-        for metric, values in _metric_values(model, counts).items():
+        for metric, values in _metric_values(one).items():
             for labels, value in values.items():
                 found[metric].add_metric((*of, *labels), value)
         found[ModelMetric.BATCH_ROWS].add_metric(
-            of, _row_buckets(counts.batch_rows, model.max_batch_size), counts.rows
+            of, row_buckets(counts.batch_rows, model.max_batch_size), counts.rows
         )
         for metric, times, exemplars in (
             (ModelMetric.LATENCY, counts.latencies, model.exemplars),
             (ModelMetric.QUEUE_DELAY, counts.queue_delays, None),
             (ModelMetric.COMPUTE_TIME, counts.compute_times, None),
         ):
-            found[metric].add_metric(of, _time_buckets(times, exemplars), times.sum)
+            found[metric].add_metric(of, time_buckets(times, exemplars), times.sum)
     return list(found.values())
 
 
 def server_families(server: ServerStatistics) -> Sequence[Metric]:
     """Return the metrics of the server as a whole."""
-    found = _families(ServerMetric, ())
+    found = empty_families(ServerMetric, ())
     found[ServerMetric.INFO].add_metric((server.release, server.transport), 1)
     found[ServerMetric.READY].add_metric((), float(server.ready))
     found[ServerMetric.OPEN_STREAMS].add_metric((), server.open_streams)
@@ -196,7 +187,7 @@ def process_families(processes: Sequence[ProcessStatus]) -> Sequence[Metric]:
     """Return the metrics of a server's processes; none if one process does all."""
     if not processes:
         return ()
-    found = _families(ProcessMetric, ())
+    found = empty_families(ProcessMetric, ())
     for kind in ("engine", "front_end"):
         these = [process for process in processes if process.kind == kind]
         for state in _PROCESS_STATES:
@@ -210,7 +201,7 @@ def process_families(processes: Sequence[ProcessStatus]) -> Sequence[Metric]:
 
 def gpu_families(gpus: Sequence[GpuStatistics]) -> Sequence[Metric]:
     """Return the metrics of the GPUs, without those that no GPU supports."""
-    found = _families(GpuMetric, GPU_LABELS)
+    found = empty_families(GpuMetric, GPU_LABELS)
     for metric, attribute in _GPU_ATTRIBUTES.items():
         for gpu in gpus:
             if (value := getattr(gpu, attribute)) is not None:
@@ -218,18 +209,13 @@ def gpu_families(gpus: Sequence[GpuStatistics]) -> Sequence[Metric]:
     return [family for family in found.values() if family.samples]
 
 
-def _families(group: type[_N], labels: tuple[str, ...]) -> dict[_N, Any]:
-    """Return an empty family for each metric of a group. The type is Any, because `add_metric` differs."""
-    return {
-        metric: _KINDS[metric.type](metric.family, metric.meaning, labels=(*labels, *metric.labels))
-        for metric in group
-    }
-
-
-def _metric_values(model: Model, counts: BatcherStatistics) -> Mapping[ModelMetric, _Values]:
+def _metric_values(counted: ModelCounts) -> Mapping[ModelMetric, _Values]:
     """Return the values of all metrics except histograms."""
-    times, sizes, batch_times = counts.answer_times, counts.sizes, counts.batch_times.values()
-    health = model.health.statistics()
+    counts = counted.counts
+    times, sizes = counts.answer_times, counts.sizes
+    # Of a pipeline, the devices of all stages.
+    batch_times = [time for one in counted.of_batchers for time in one.batch_times.values()]
+    health = counted.model.health.statistics()
     return {
         ModelMetric.INSTANCES: {(): health.instances},
         ModelMetric.INSTANCES_OUT: {(): health.down},
@@ -252,7 +238,7 @@ def _metric_values(model: Model, counts: BatcherStatistics) -> Mapping[ModelMetr
         ModelMetric.UNANSWERED_SECONDS: {(): counts.unanswered_time_sum},
         ModelMetric.BATCH_SECONDS: {
             ("input",): sum(one.input_time_sum for one in batch_times),
-            ("compute",): counts.compute_time_sum,
+            ("compute",): sum(one.compute_time_sum for one in batch_times),
             ("output",): sum(one.output_time_sum for one in batch_times),
         },
         ModelMetric.BATCHES_LEFT: {
@@ -275,36 +261,3 @@ def _metric_values(model: Model, counts: BatcherStatistics) -> Mapping[ModelMetr
         ModelMetric.RUNNING: {(): sizes.running},
         ModelMetric.HELD_BYTES: {(): sizes.held_bytes},
     }
-
-
-def _time_buckets(times: Histogram, exemplars: Exemplars | None) -> Sequence[Sequence[Any]]:
-    """Return cumulative counts for each bound, with an exemplar of the interval if there is one."""
-    latest = exemplars.latest() if exemplars is not None else (None,) * len(times.counts)
-    made: list[Sequence[Any]] = []
-    count = 0
-    for bound, more, exemplar in zip((*BOUNDS, math.inf), times.counts, latest, strict=True):
-        count += more
-        written = exemplar and ShownExemplar({"trace_id": exemplar.trace_id}, exemplar.seconds, exemplar.at)
-        made.append((_le(bound), count, written))
-    return made
-
-
-def _row_buckets(batch_rows: Mapping[int, int], max_rows: int) -> Sequence[tuple[str, float]]:
-    """Return cumulative counts of batches by rows, for powers of two up to `max_rows`."""
-    return [
-        (_le(bound), sum(batches for rows, batches in batch_rows.items() if rows <= bound))
-        for bound in _row_bounds(max(1, max_rows))
-    ] + [("+Inf", sum(batch_rows.values()))]
-
-
-def _le(bound: float) -> str:
-    """Return a bound as OpenMetrics writes it, in both formats, because it is part of the series' name."""
-    return "+Inf" if math.isinf(bound) else str(float(bound))
-
-
-def _row_bounds(max_rows: int) -> Iterator[int]:
-    bound = 1
-    while bound < max_rows:
-        yield bound
-        bound *= 2
-    yield max_rows
