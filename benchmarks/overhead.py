@@ -7,7 +7,7 @@ Prints the time per request, from building it to its completion, and for compari
 are the work of both threads. On all cores they are mostly waits for the interpreter's lock.
 
 The next value is the time of a request whose batch runs on the thread that enqueued it, alone or
-with 31 others.
+with 31 others; and that of a request that passes so through a pipeline of one to three stages.
 
 The last values, from separate runs, are how long the worker holds the queue's lock for each batch of
 64 rows while 64 or 4096 rows are queued; as many arrive as are taken. One value is by the clock,
@@ -32,7 +32,7 @@ from unittest.mock import patch
 import numpy as np
 
 import tensorferry.batcher.queue.request_queue as queue_module
-from tensorferry.batcher import Batcher, Outcome, Request, Tensor
+from tensorferry.batcher import Batcher, Outcome, Pipeline, Request, Stage, Tensor
 
 _RAW = np.zeros(4, np.float32).tobytes()
 _ROWS = 64
@@ -80,6 +80,35 @@ def inline_seconds(requests: int, at_once: int) -> float:
                     notify=False,
                 )
             batcher.run_inline(1.0)
+        return (time.perf_counter() - started) / (requests // at_once * at_once)
+
+
+def pipeline_seconds(requests: int, at_once: int, stages: int, timeout: float) -> float:
+    """Return seconds per request on one thread that takes several at once through all stages."""
+    batchers = [Batcher(lambda x: x, 64) for _ in range(stages)]
+    for batcher in batchers:
+        for rows in (1, 64):
+            batcher.add_warmup_sample(rows, 1e-5)
+    pipeline = Pipeline(
+        "pipeline",
+        [
+            Stage(f"{number}", batcher, {"x": f"{number}"}, {"x": f"{number + 1}"})
+            for number, batcher in enumerate(batchers)
+        ],
+        inputs=["0"],
+        outputs=[f"{stages}"],
+    )
+    names = ("0",)
+    with pipeline:
+        started = time.perf_counter()
+        for _ in range(requests // at_once):
+            for _ in range(at_once):
+                deadline = time.monotonic() + timeout
+                pipeline.enqueue(
+                    Request(_TENSORS, _ignore, names=names, rows=1, nbytes=16, deadline=deadline),
+                    notify=False,
+                )
+            pipeline.run_inline(1.0)
         return (time.perf_counter() - started) / (requests // at_once * at_once)
 
 
@@ -243,6 +272,19 @@ def print_inline_times(requests: int, rounds: int) -> None:
         )
 
 
+def print_pipeline_times(requests: int, rounds: int) -> None:
+    """Print the time of a request in pipelines, all of whose stages run inline."""
+    for at_once in (1, 32):
+        for name, timeout in (("no deadlines", math.inf), ("deadlines", 60.0)):
+            figures = []
+            for stages in (1, 2, 3):
+                values = [pipeline_seconds(requests // 4, at_once, stages, timeout) for _ in range(rounds)]
+                figures.append(f"{stages}: {statistics.median(values) * 1e6:6.2f}")
+            print(
+                f"through a pipeline, {at_once:2d} at once, {name:12s}: us a request by stages {', '.join(figures)}"
+            )
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(
@@ -259,6 +301,7 @@ def main() -> None:
         with limit:
             print_times(cores, arguments.requests, arguments.rounds)
     print_inline_times(arguments.requests, arguments.rounds)
+    print_pipeline_times(arguments.requests, arguments.rounds)
     print_lock_times(arguments.batches)
 
 

@@ -30,6 +30,7 @@ from tensorferry.batcher.pipeline.later_times import LaterTimes
 from tensorferry.batcher.pipeline.run import PipelineRun
 from tensorferry.batcher.pipeline.stage import Stage
 from tensorferry.batcher.pipeline.statistics import statistics_of
+from tensorferry.batcher.pipeline.tensors import RequestMaker
 from tensorferry.batcher.queue.client_quotas import ClientQuotas
 from tensorferry.batcher.request import DONE, NEW, RUNNING, BatchInfo, Outcome, Request
 from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePolicy
@@ -102,6 +103,10 @@ class Pipeline:
             raise ValueError(
                 f"stages of pipeline {name!r} have the same batcher; give each its own, or a function that returns it"
             )
+        # What makes the requests of each stage with a batcher of its own.
+        self.makers = [
+            None if stage.own is None else RequestMaker(stage, stage.own) for stage in self.graph.stages
+        ]
         # Those of the first stages, by number, and of the others, by name.
         self._first: dict[int, Batcher | Pipeline] = {}
         self._later: dict[str, Batcher | Pipeline] = {}
@@ -301,8 +306,11 @@ class Pipeline:
                 delay = max(0.0, total - spent)
             else:
                 self._counters.failed(error, request.rows_counted, total)
-                delay = sum([stage.queue_delay for stage in outcome.stages])
-            self._complete(request, outcome._replace(queue_delay=delay))
+                delay = sum([stage.queue_delay for stage in run.stages])
+            outputs, error, info, _, position, *_ = outcome
+            self._complete(
+                request, Outcome(outputs, error, info, delay, position, request.priority, run.stages)
+            )
         finally:
             self._leave(run)
 

@@ -13,13 +13,15 @@ from tensorferry.batcher.batcher import Batcher
 from tensorferry.batcher.errors import BatcherClosed, BatcherError, DeadlineExceeded, ModelOutputError
 from tensorferry.batcher.execution.handover import handover
 from tensorferry.batcher.pipeline.graph import Graph
-from tensorferry.batcher.pipeline.tensors import array_of, request_of_stage
-from tensorferry.batcher.request import Outcome, Request, StageOutcome
+from tensorferry.batcher.pipeline.tensors import RequestMaker, array_of
+from tensorferry.batcher.request import Array, BatchInfo, Outcome, Request, StageOutcome
 
 if TYPE_CHECKING:
     from tensorferry.batcher.pipeline.pipeline import Pipeline
 
 _log = logging.getLogger("tensorferry.batcher")
+
+_new = tuple.__new__
 
 # A stage that can start, and the values of its inputs.
 _Ready = tuple[int, Sequence[Any]]
@@ -97,6 +99,7 @@ class PipelineRun:
         """Return a stage with the values of its inputs; those that no other stage reads are released."""
         tensors, readers, reads = self._tensors, self._readers, graph.stages[stage].inputs.values()
         values = [tensors[tensor] for tensor in reads]
+        # A tensor that is read twice has one reader.
         for tensor in set(reads) if len(values) > 1 else reads:
             readers[tensor] -= 1
             if not readers[tensor]:
@@ -113,16 +116,17 @@ class PipelineRun:
         if deadline < math.inf:
             later = pipeline.later_times.after(request.rows)[number]
             deadline -= later
-        model = stage.model()
-        part = request_of_stage(stage, model, values, partial(self._completed, number), request, deadline)
-        for again in (True, False):
+        must_run = False
+        for last in (stage.own is not None, True):
+            model = stage.model()
             batcher = model.batcher
+            maker = pipeline.makers[number] or RequestMaker(stage, model)
+            part = maker.make(values, partial(self._completed, number), request, deadline)
             with self._lock:
                 if self._ended:
                     return False
                 self._parts[number] = batcher, part
             try:
-                must_run = False
                 if notify is None:
                     handover.enqueue(batcher, part, admitted=stage.own is not None)
                 elif stage.own is not None:
@@ -131,13 +135,10 @@ class PipelineRun:
                     batcher.enqueue(part)
                 break
             except BatcherError as error:
-                self._forget(number)
-                if (
-                    isinstance(error, BatcherClosed)
-                    and again
-                    and (model := stage.model()).batcher is not batcher
-                ):
-                    # It was replaced between the look-up and now.
+                with self._lock:
+                    self._parts.pop(number, None)
+                if isinstance(error, BatcherClosed) and not last:
+                    # Perhaps the model was replaced between the look-up and now.
                     continue
                 if isinstance(error, DeadlineExceeded) and later:
                     raise DeadlineExceeded(
@@ -149,88 +150,77 @@ class PipelineRun:
             batcher.cancel(part)
         return must_run
 
-    def _forget(self, number: int) -> None:
-        with self._lock:
-            self._parts.pop(number, None)
-
     def _completed(self, number: int, outcome: Outcome) -> None:
         """Take the outcome of a stage's part; start the next stages, or end the request."""
-        error = outcome.error
+        pipeline, error, batch = self._pipeline, outcome.error, outcome.batch
+        graph = pipeline.graph
+        values: Sequence[Any] | None = None
+        outputs: Mapping[str, Array] | None = None
         try:
-            self._note(number, outcome)
-            if error is None:
-                ready, left = self._advance(number, outcome.outputs)
-                for stage, values in ready:
-                    self._start(stage, values)
-                if left:
-                    return
-                outcome = self._answer(number, outcome)
-        except Exception as failure:
-            _log.debug("a request of %s did not get beyond a stage", self._pipeline.name, exc_info=failure)
-            # Its traceback would keep the tensors alive.
-            failure.__traceback__ = failure.__context__ = None
-            error = failure
-        if error is not None:
-            outcome = Outcome(error=error)
-        self._end(outcome)
-
-    def _note(self, number: int, outcome: Outcome) -> None:
-        """Keep what became of a stage's part."""
-        name = self._pipeline.graph.stages[number].name
-        with self._lock:
-            _, part = self._parts.pop(number, (None, None))
-            # None after a cancel.
-            if part is not None:
-                arrival = (part.split_parts[0] if part.split_parts else part).arrival
-                self._outcomes[number] = StageOutcome(name, arrival, outcome.queue_delay, outcome.batch)
-
-    def _advance(self, number: int, outputs: Any) -> tuple[Sequence[_Ready], int]:
-        """Take a stage's outputs; return the stages that can start now, and how many are not done."""
-        graph, new = self._pipeline.graph, []
-        for output, tensor in graph.kept[number]:
-            if not isinstance(outputs, Mapping) or output not in outputs:
-                stage = graph.stages[number]
-                found = list(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
-                raise ModelOutputError(
-                    f"stage {stage.name!r} returned {found}; it is declared to return {list(stage.outputs)}, by name"
-                )
-            new.append((tensor, outputs[output]))
+            new = () if error is not None else _kept(graph, number, outcome.outputs)
+        except ModelOutputError as failure:
+            error, new = failure, ()
+        ready: Sequence[_Ready] = ()
         with self._lock:
             if self._ended:
-                return (), 1
-            self._left -= 1
-            self._tensors.update(new)
-            ready = []
-            for later in graph.followers[number]:
-                self._waits_for[later] -= 1
-                if not self._waits_for[later]:
-                    self._started_by[later] = number
-                    ready.append(self._take_locked(graph, later))
-            return ready, self._left
+                return
+            _, part = self._parts.pop(number)
+            arrival = (part.split_parts[0] if part.split_parts else part).arrival
+            name = graph.stages[number].name
+            # `StageOutcome(...)` takes twice as long.
+            self._outcomes[number] = _new(StageOutcome, (name, arrival, outcome.queue_delay, batch))
+            if error is None:
+                self._left -= 1
+                self._tensors.update(new)
+                if self._left:
+                    ready = self._ready_locked(graph, number)
+                else:
+                    values = [self._tensors[tensor] for tensor in graph.outputs]
+        try:
+            for stage, inputs in ready:
+                self._start(stage, inputs)
+            if values is not None:
+                outputs = {
+                    name: array_of(value, f"output {name!r} of pipeline {pipeline.name!r}")
+                    for name, value in zip(graph.outputs, values, strict=True)
+                }
+                batch = self._batch(number, batch)
+        except Exception as failure:
+            _log.debug("a request of %s did not get beyond a stage", pipeline.name, exc_info=failure)
+            error = failure
+        if error is not None:
+            if error is not outcome.error:
+                # Its traceback would keep the tensors alive.
+                error.__traceback__ = error.__context__ = None
+            self._end(Outcome(error=error))
+        elif outputs is not None:
+            self._end(Outcome(outputs, None, batch, 0.0, outcome.position))
+
+    def _ready_locked(self, graph: Graph, number: int) -> Sequence[_Ready]:
+        """Return the stages that can start now that a stage is done, with the values of their inputs."""
+        ready = []
+        for later in graph.followers[number]:
+            self._waits_for[later] -= 1
+            if not self._waits_for[later]:
+                self._started_by[later] = number
+                ready.append(self._take_locked(graph, later))
+        return ready
 
     # The end.
 
-    def _answer(self, last: int, outcome: Outcome) -> Outcome:
-        """Return the outcome of the whole request, after its last stage."""
-        pipeline = self._pipeline
-        with self._lock:
-            tensors, outcomes = dict(self._tensors), dict(self._outcomes)
-        outputs = {
-            name: array_of(tensors[name], f"output {name!r} of pipeline {pipeline.name!r}")
-            for name in pipeline.graph.outputs
-        }
-        batch = outcome.batch
-        if batch is not None:
-            # From the last stage back: each was started by the one that it waited for longest.
-            compute_time = input_time = 0.0
-            stage: int | None = last
-            while stage is not None:
-                if (ran := outcomes[stage].batch) is not None:
-                    compute_time += ran.compute_time
-                    input_time += ran.input_time
-                stage = self._started_by[stage]
-            batch = batch._replace(compute_time=compute_time, input_time=input_time)
-        return Outcome(outputs, None, batch, position=outcome.position)
+    def _batch(self, last: int, batch: BatchInfo | None) -> BatchInfo | None:
+        """Return the last stage's batch, with the times of the stages that led to it. After all stages are done."""
+        if batch is None or self._started_by[last] is None:
+            return batch
+        compute_time = input_time = 0.0
+        # From the last stage back: each was started by the one that it waited for longest.
+        stage: int | None = last
+        while stage is not None:
+            if (ran := self._outcomes[stage].batch) is not None:
+                compute_time += ran.compute_time
+                input_time += ran.input_time
+            stage = self._started_by[stage]
+        return batch._replace(compute_time=compute_time, input_time=input_time)
 
     def _end(self, outcome: Outcome | None) -> bool:
         """End the request with this outcome, or, without one, as rejected; return whether it had not ended before."""
@@ -238,13 +228,11 @@ class PipelineRun:
             if self._ended:
                 return False
             self._ended = True
-            parts = list(self._parts.values())
-            self._parts.clear()
+            parts: Sequence[tuple[Batcher | Pipeline, Request]] = ()
+            if self._parts:
+                parts = list(self._parts.values())
+                self._parts.clear()
             self._tensors.clear()
-            if outcome is not None:
-                outcome = outcome._replace(
-                    priority=self.request.priority, stages=tuple(self._outcomes.values())
-                )
             if self._entering:
                 self._outcome, outcome = outcome, None
         for batcher, part in parts:
@@ -252,6 +240,11 @@ class PipelineRun:
         if outcome is not None:
             self._pipeline.end(self, outcome)
         return True
+
+    @property
+    def stages(self) -> tuple[StageOutcome, ...]:
+        """Return what became of the request in each stage that is done with it. After its end."""
+        return tuple(self._outcomes.values())
 
     def fail(self, error: BaseException) -> bool:
         """End the request with an error, and withdraw its parts; return whether it had not ended before."""
@@ -263,3 +256,18 @@ class PipelineRun:
         with self._lock:
             stages = self._pipeline.graph.stages
             return not any(stages[number].own is not None for number in self._parts)
+
+
+def _kept(graph: Graph, number: int, outputs: Any) -> Sequence[tuple[str, Any]]:
+    """Return those of a stage's outputs that are needed later, with the names of their tensors."""
+    if type(outputs) is not dict and not isinstance(outputs, Mapping):
+        raise ModelOutputError(_wrong_outputs(graph, number, type(outputs).__name__))
+    try:
+        return [(tensor, outputs[output]) for output, tensor in graph.kept[number]]
+    except KeyError:
+        raise ModelOutputError(_wrong_outputs(graph, number, list(outputs))) from None
+
+
+def _wrong_outputs(graph: Graph, number: int, found: object) -> str:
+    stage = graph.stages[number]
+    return f"stage {stage.name!r} returned {found}; it is declared to return {list(stage.outputs)}, by name"

@@ -58,6 +58,7 @@ class Stage:
     # None if the function returns it.
     own: StageModel | None = field(init=False, repr=False, compare=False)
     model: Callable[[], StageModel] = field(init=False, repr=False, compare=False)
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -82,6 +83,7 @@ class Stage:
             lookup = partial(_same, own)
         object.__setattr__(self, "own", own)
         object.__setattr__(self, "model", lookup)
+        object.__setattr__(self, "names", tuple(self.inputs))
 
 
 def _same(model: StageModel) -> StageModel:

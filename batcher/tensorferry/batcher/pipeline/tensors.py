@@ -4,108 +4,135 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorferry.batcher.errors import BatcherError, InvalidRequest, ModelOutputError
 from tensorferry.batcher.execution.collate import tensor_nbytes, tensor_of
-from tensorferry.batcher.padding import Padding, PadInput
+from tensorferry.batcher.padding import PadInput, PadPlan
 from tensorferry.batcher.pipeline.stage import Stage, StageModel
 from tensorferry.batcher.request import Array, Outcome, Request, Tensor
 
 # The key has a digest in place of a longer tensor without rows.
 _MAX_KEY_VALUE_BYTES = 4096
 
-
-def request_of_stage(
-    stage: Stage,
-    model: StageModel,
-    values: Sequence[Any],
-    complete: Callable[[Outcome], None],
-    whole: Request,
-    deadline: float,
-) -> Request:
-    """Return a stage's part of a pipeline's request, with these values of its inputs.
-
-    Raises ModelOutputError if they do not fit together, or InvalidRequest if all are the caller's.
-    """
-    names, batcher = tuple(stage.inputs), model.batcher
-    tensors = tuple(
-        [
-            value if type(value) is Tensor else tensor_of(_array(stage, model.padding, name, value))
-            for name, value in zip(names, values, strict=True)
-        ]
-    )
-    rows, plan, nbytes = 1, None, 0
-    if batcher.settings.max_batch_size:
-        rows = _rows(stage, model.shared, tensors, values)
-    for tensor in tensors:
-        nbytes += tensor_nbytes(tensor)
-    shapes: Sequence[tuple[int, ...]] = [tensor.shape[1:] for tensor in tensors]
-    if model.padding is not None:
-        try:
-            plan = model.padding.plan(names, [(tensor.dtype, tensor.shape) for tensor in tensors])
-        except InvalidRequest as error:
-            raise _kind(values)(f"stage {stage.name!r} cannot pad its inputs: {error}") from None
-        if plan is not None:
-            shapes = plan.shapes
-            nbytes += plan.added_bytes
-    key = _key(names, model.shared, tensors, shapes) if model.key is None else model.key(tensors, shapes)
-    priority = whole.priority
-    return Request(
-        tensors,
-        complete,
-        names=names,
-        rows=rows,
-        nbytes=nbytes,
-        key=key,
-        deadline=deadline,
-        # A class that this batcher does not have means its default.
-        priority=priority if priority <= batcher.priorities else 0,
-        padding=plan,
-        max_queue_time=whole.max_queue_time,
-        tag=whole.tag,
-        client=whole.client,
-        shared=frozenset([names.index(name) for name in model.shared]) if model.shared else frozenset(),
-        owner=whole.owner,
-    )
+# Layouts that are kept for a model. More are rare, and cost a computation each.
+_MAX_LAYOUTS = 256
 
 
-def _rows(stage: Stage, shared: frozenset[str], tensors: Sequence[Tensor], values: Sequence[Any]) -> int:
-    """Return the rows of a stage's request, which must be those of each of its inputs with rows."""
-    rows = -1
-    for name, tensor in zip(stage.inputs, tensors, strict=True):
-        if name in shared:
-            continue
-        count = tensor.shape[0] if tensor.shape else -1
-        if count < 0 or rows not in (-1, count):
-            shapes = {name: list(tensor.shape) for name, tensor in zip(stage.inputs, tensors, strict=True)}
+class Layout(NamedTuple):
+    """What the dtypes and shapes of a request's tensors say of it."""
+
+    rows: int
+    nbytes: int
+    key: Hashable
+    padding: PadPlan | None
+
+
+class RequestMaker:
+    """Makes a stage's requests for one model. Thread-safe: its cache is only a cache."""
+
+    def __init__(self, stage: Stage, model: StageModel) -> None:
+        self._stage = stage
+        self._model = model
+        self._names = stage.names
+        self._shared = frozenset([self._names.index(name) for name in model.shared])
+        self._batched = model.batcher.settings.max_batch_size > 0
+        self._priorities = model.batcher.priorities
+        # Layouts by the tensors' dtypes and shapes. Those of strings and of shared inputs depend on values, too.
+        self._layouts: dict[Hashable, Layout] = {}
+
+    def make(
+        self, values: Sequence[Any], complete: Callable[[Outcome], None], whole: Request, deadline: float
+    ) -> Request:
+        """Return a stage's part of a pipeline's request, with these values of its inputs.
+
+        Raises ModelOutputError if they do not fit together, or InvalidRequest if all are the caller's.
+        """
+        tensors, known = [], not self._shared
+        for name, value in zip(self._names, values, strict=True):
+            if type(value) is not Tensor:
+                value = tensor_of(value if type(value) is np.ndarray else self._array(name, value))
+            tensors.append(value)
+            known = known and not value.dtype.hasobject
+        if known:
+            kinds = tuple([(dtype, shape) for dtype, shape, _ in tensors])
+            layout = self._layouts.get(kinds)
+            if layout is None:
+                layout = self._layout(tensors, values)
+                if len(self._layouts) >= _MAX_LAYOUTS:
+                    self._layouts = {}
+                self._layouts[kinds] = layout
+        else:
+            layout = self._layout(tensors, values)
+        rows, nbytes, key, padding = layout
+        priority = whole.priority
+        return Request(
+            tuple(tensors),
+            complete,
+            names=self._names,
+            rows=rows,
+            nbytes=nbytes,
+            key=key,
+            deadline=deadline,
+            # A class that this batcher does not have means its default.
+            priority=priority if priority <= self._priorities else 0,
+            padding=padding,
+            max_queue_time=whole.max_queue_time,
+            tag=whole.tag,
+            client=whole.client,
+            shared=self._shared,
+            owner=whole.owner,
+        )
+
+    def _layout(self, tensors: Sequence[Tensor], values: Sequence[Any]) -> Layout:
+        model, plan = self._model, None
+        rows = self._rows(tensors, values) if self._batched else 1
+        nbytes = sum([tensor_nbytes(tensor) for tensor in tensors])
+        shapes: Sequence[tuple[int, ...]] = [tensor.shape[1:] for tensor in tensors]
+        if model.padding is not None:
+            try:
+                plan = model.padding.plan(self._names, [(dtype, shape) for dtype, shape, _ in tensors])
+            except InvalidRequest as error:
+                raise _kind(values)(f"stage {self._stage.name!r} cannot pad its inputs: {error}") from None
+            if plan is not None:
+                shapes = plan.shapes
+                nbytes += plan.added_bytes
+        key = self._key(tensors, shapes) if model.key is None else model.key(tensors, shapes)
+        return Layout(rows, nbytes, key, plan)
+
+    def _rows(self, tensors: Sequence[Tensor], values: Sequence[Any]) -> int:
+        """Return the rows of the request, which must be those of each input with rows."""
+        counts = {
+            tensor.shape[0] if tensor.shape else None
+            for at, tensor in enumerate(tensors)
+            if at not in self._shared
+        }
+        if len(counts) > 1 or None in counts:
+            shapes = {name: list(tensor.shape) for name, tensor in zip(self._names, tensors, strict=True)}
             raise _kind(values)(
-                f"the inputs of stage {stage.name!r} must have the same number of rows on axis 0, got shapes {shapes}"
+                f"the inputs of stage {self._stage.name!r} must have the same number of rows on axis 0, got shapes {shapes}"
             )
-        rows = count
-    return 1 if rows < 0 else rows
+        return counts.pop() or 0 if counts else 1
+
+    def _key(self, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> Hashable:
+        """Return what requests must have in common to share a batch."""
+        shared = [(tensors[at].shape, _value(tensors[at])) for at in sorted(self._shared)]
+        return self._names, *[tensor.dtype for tensor in tensors], *shapes, *shared
+
+    def _array(self, name: str, value: Any) -> Array:
+        """Return an output of an earlier stage as the array that this one reads."""
+        padding, pad = self._model.padding, None
+        if padding is not None and not isinstance(padding.inputs, PadInput):
+            pad = padding.inputs.get(name)
+        what = f"input {name!r} of stage {self._stage.name!r}"
+        return array_of(value, what, None if pad is None else pad.value)
 
 
 def _kind(values: Sequence[Any]) -> type[BatcherError]:
     """Return the type of an error in these inputs of a stage: if all are the caller's, the request is wrong."""
     return InvalidRequest if all(isinstance(value, Tensor) for value in values) else ModelOutputError
-
-
-def _key(
-    names: tuple[str, ...],
-    shared: frozenset[str],
-    tensors: Sequence[Tensor],
-    shapes: Sequence[tuple[int, ...]],
-) -> Hashable:
-    """Return what requests must have in common to share a batch."""
-    key: list[Hashable] = [names]
-    for name, tensor, shape in zip(names, tensors, shapes, strict=True):
-        key += (tensor.dtype, shape)
-        if name in shared:
-            key.append((tensor.shape, _value(tensor)))
-    return tuple(key)
 
 
 def _value(tensor: Tensor) -> Hashable:
@@ -114,14 +141,6 @@ def _value(tensor: Tensor) -> Hashable:
         return tuple(tensor.data.flat)
     data = bytes(tensor.data)
     return data if len(data) <= _MAX_KEY_VALUE_BYTES else hashlib.sha256(data).digest()
-
-
-def _array(stage: Stage, padding: Padding | None, name: str, value: Any) -> Array:
-    """Return an output of an earlier stage as the array that a stage reads."""
-    pad = None
-    if padding is not None and not isinstance(padding.inputs, PadInput):
-        pad = padding.inputs.get(name)
-    return array_of(value, f"input {name!r} of stage {stage.name!r}", None if pad is None else pad.value)
 
 
 def array_of(value: Any, what: str, pad_value: Any = None) -> Array:
