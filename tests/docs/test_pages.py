@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from docs import not_run
 from docs.conftest import Place
 from docs.pages import ROOT, Block, Command, blocks, commands, expected_output, is_shell
 
+from tensorferry.client import InferenceClient, InferenceError
 from tensorferry.server.config.flags import read_flags
 from tensorferry.server.config.load import load_config
 from tensorferry.server.config.server_config import OPTIONS
@@ -27,8 +29,9 @@ BLOCKS = list(blocks())
 COMMANDS = [command for block in BLOCKS if is_shell(block) for command in commands(block)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 # These pages have their own tests below, with their own servers.
-WITH_OWN_SERVER = ("docs/guides/security.md", "docs/reference/repository.md")
+WITH_OWN_SERVER = ("docs/guides/python_models.md", "docs/guides/security.md", "docs/reference/repository.md")
 PATIENCE = 60
+DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 
 def reason(reasons: Mapping[tuple[str, str], str], page: str, text: str) -> str | None:
@@ -186,6 +189,31 @@ def test_the_repository_page(place: Place) -> None:
     for block in PYTHON:
         if block.page == "docs/reference/repository.md":
             execute(block, other)
+    assert other.server.stop() == 0, other.server.log
+
+
+def test_the_page_of_python_models(place: Place) -> None:
+    """Serve the app of the page's blocks, run its commands, and call its models."""
+    page = "docs/guides/python_models.md"
+    app = [b.text for b in PYTHON if b.page == page and b.text.startswith("# app.py\n")]
+    (place.directory / "app.py").write_text("\n\n".join(app))
+    other = place.with_server("app.py")
+    for command in COMMANDS:
+        if command.page == page and command.words[:2] == ["tensorferry", "serve"]:
+            check_serve(command, place.directory)
+        elif command.page == page:
+            run(command, other)
+    for block in PYTHON:
+        if block.page == page and not block.text.startswith("# app.py\n"):
+            execute(block, other)
+    images = np.load(ROOT / "examples" / "digits" / "images.npy")
+    with InferenceClient(other.server.address) as client, InferenceClient(place.server.address) as digits:
+        labels = digits.infer("digits", {"image": images})["label"]
+        words = client.infer("read", {"picture": 16 - images})["word"]
+        assert [DIGITS.index(word.decode()) for word in words] == labels.tolist()
+        with pytest.raises(InferenceError, match="the greatest pixel is 17; pixels are 0 to 16"):
+            client.infer("read", {"picture": np.full_like(images, 17)})
+        assert client.infer("Distance", {"image": images})["distance"].shape == (len(images),)
     assert other.server.stop() == 0, other.server.log
 
 

@@ -83,7 +83,8 @@ def expected(app: Path) -> Array:
 
 @pytest.fixture(scope="module")
 def server(app: Path) -> Iterator[ServerProcess]:
-    with running(app, transport="lane") as server:
+    # Small batches take less time to warm up.
+    with running(app, "--max-batch-size", "8", transport="lane") as server:
         yield server
 
 
@@ -156,7 +157,7 @@ def plain(name: str, *texts: str) -> dict[str, Any]:
 def test_grpcurl_gets_the_vectors_of_plain_text(server: ServerProcess, expected: Array) -> None:
     output = grpcurl(server, "embed", plain("text", *TEXTS))
     assert output["shape"] == [str(len(TEXTS)), "384"]
-    vectors = np.array(output["contents"]["fp32Contents"]).reshape(len(TEXTS), 384)
+    vectors = np.array(output["contents"]["fp32_contents"]).reshape(len(TEXTS), 384)
     np.testing.assert_allclose(vectors, expected, atol=TOLERANCE)
 
 
@@ -164,7 +165,7 @@ def test_grpcurl_gets_the_vectors_of_plain_text(server: ServerProcess, expected:
 def test_grpcurl_gets_the_published_score_of_two_sentences(server: ServerProcess) -> None:
     """The model `similarity` is a function that calls `embed`."""
     output = grpcurl(server, "similarity", plain("first", FIRST), plain("second", SECOND))
-    assert output["contents"]["fp32Contents"] == [pytest.approx(SCORE, abs=5e-5)]
+    assert output["contents"]["fp32_contents"] == [pytest.approx(SCORE, abs=5e-5)]
 
 
 def test_the_demo_shows_the_published_score(app: Path) -> None:
