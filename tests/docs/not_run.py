@@ -68,5 +68,6 @@ OTHERS: tuple[tuple[str, str], ...] = (
     ("docs/reference/status.md", "MODEL "),
     ("docs/reference/status.md", "digits v1: batches"),
     ("docs/reference/tracing.md", "method=ModelInfer"),
+    ("docs/reference/tracing.md", "inference.GRPCInferenceService/ModelInfer"),
     ("docs/reference/tracing.md", '{"id": 1'),
 )

@@ -50,7 +50,8 @@ class BatchInfo(NamedTuple):
     `number` counts batches from 1. `reason` says why the batch closed, `predicted` how long it was expected to take
     until it is answered (0 if unknown). `input_time` went into joining, `compute_time` into the model, `output_time` is
     from the model's end until answers were given. `ended` is the model's end on the batcher's clock. `padded_length` is
-    the length that rows were padded to, None if they were not.
+    the length that rows were padded to, None if they were not. `step_ends` has the name and the end of each step that
+    the model function ran, if it says so (see `BatchAware`).
     """
 
     number: int
@@ -63,6 +64,7 @@ class BatchInfo(NamedTuple):
     input_time: float = 0.0
     output_time: float = 0.0
     ended: float = _NAN
+    step_ends: Sequence[tuple[str, float]] = ()
 
 
 class StageOutcome(NamedTuple):
@@ -258,7 +260,8 @@ class BatchRun(NamedTuple):
 
     With `again` it is a part of a batch that failed before. The batch was closed at `closed_at`, its join began at
     `join_start`, it was `ready` for the device, and its run `started` and `ended`. `done` receives one more time when
-    all its requests are completed. `reason` and `predicted` are those of the assignment.
+    all its requests are completed. `reason` and `predicted` are those of the assignment, `step_ends` are as in
+    `BatchInfo`.
     """
 
     instance: int
@@ -271,6 +274,7 @@ class BatchRun(NamedTuple):
     started: float
     ended: float
     done: list[float]
+    step_ends: Sequence[tuple[str, float]] = ()
 
 
 class Recover(NamedTuple):

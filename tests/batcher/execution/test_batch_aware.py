@@ -74,6 +74,35 @@ def test_each_run_gets_its_requests_in_the_order_of_their_rows(make: Make, clock
     assert model.seen == [["a", "b", "c"], ["a", "b"], ["a"], ["b"], ["c"]]
 
 
+class InSteps:
+    """A function that says when its steps ended; its times are those of its runs."""
+
+    def __init__(self) -> None:
+        self._runs = 0
+
+    def run_batch(self, x: Any, requests: Sequence[Request]) -> Any:
+        self._runs += 1
+        return fails_below_zero(x)
+
+    def step_ends(self) -> Sequence[tuple[str, float]]:
+        return [("a", self._runs), ("b", self._runs + 0.5)]
+
+
+def test_the_ends_of_the_steps_are_in_the_batch_of_each_answer(make: Make, clock: VirtualClock) -> None:
+    batcher = make(InSteps(), 2, max_queue_delay=1.0, clock=clock)
+    recorders = [send(batcher, tag, x)[1] for tag, x in (("a", [1]), ("b", [-3]))]
+    for recorder in recorders:
+        recorder.await_outcome()
+    # The second run is that of the good half.
+    batch = recorders[0].only.batch
+    assert batch is not None
+    assert batch.step_ends == [("a", 2), ("b", 2.5)]
+    plain = make(fails_below_zero, 2, clock=clock)
+    outcome = send(plain, "c", [1])[1].await_outcome()
+    assert outcome.batch is not None
+    assert outcome.batch.step_ends == ()
+
+
 def test_a_request_that_runs_in_parts_is_seen_by_its_tag(make: Make) -> None:
     def step(x: Any, requests: Sequence[Request]) -> Any:
         if len(x) > 2:

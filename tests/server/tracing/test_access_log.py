@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.server.rig import PATIENCE
 
-from tensorferry.batcher import BatchInfo, Cancelled, DeadlineExceeded, QueueFull, Shed
+from tensorferry.batcher import BatchInfo, Cancelled, DeadlineExceeded, QueueFull, Shed, StageOutcome
 from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.status import mapped_status
@@ -104,6 +104,13 @@ def test_a_line_names_client_request_and_batch() -> None:
         "batch_requests": 3,
         "batch_rows": 5,
     }
+
+
+def test_a_line_has_the_times_of_the_stages_of_a_pipeline() -> None:
+    trace = ended()
+    ran = BatchInfo(1, 1, 1, 0.5, input_time=0.25, output_time=0.125)
+    trace.stages = (StageOutcome("clean+split", 1.0, 0.000399, ran), StageOutcome("encode", 2.0, 0.5, None))
+    assert access_log_fields(trace)["stages"] == "clean+split:0.000399+0.875000,encode:0.500000"
 
 
 def test_lines_per_second_are_limited_separately_for_errors(

@@ -8,16 +8,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from opentelemetry.trace import StatusCode
 from support.server import raw_h2
+from support.server.pipelines import BranchedModel
 from support.server.rig import PATIENCE, fp32, request
 from support.server.scripted_service import ServedTransport
-from support.server.spans import SAMPLED, SPAN, TRACE, UNSAMPLED, TracedService, ids_of, of
+from support.server.spans import ROUNDING_NS, SAMPLED, SPAN, TRACE, UNSAMPLED, TracedService, ids_of, of
 
+from tensorferry.batcher import DeadlineExceeded, StageOutcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import ModelFailedError
+from tensorferry.server.status import mapped_status
+from tensorferry.server.steps.stage_function import StageFunction, StageStep
 from tensorferry.server.tracing import otel
+from tensorferry.server.tracing.trace import RequestTrace
 
 UNARY = "inference.GRPCInferenceService/ModelInfer"
 STREAMED = "inference.GRPCInferenceService/ModelStreamInfer"
@@ -128,6 +134,92 @@ def test_a_split_request_links_to_the_batch_of_its_last_part(traced: Callable[..
     assert of(spans.requests["large"])["tensorferry.request.rows"] == 6
     (link,) = spans.stages("large")["batch"].links
     assert [link.context] == [batch.context for batch in spans.batches.values()]
+
+
+@pytest.fixture
+def branched() -> Iterator[BranchedModel]:
+    made = BranchedModel()
+    yield made
+    made.close()
+
+
+def call_pipeline(at: TracedService, branched: BranchedModel, request_id: str) -> Any:
+    at.served.registry.mark_ready(branched.model)
+    message = request({"x": np.zeros(2)}, id=request_id, model="p")
+    return at.served.stub.ModelInfer.future(message, metadata=[("traceparent", SAMPLED)], timeout=PATIENCE)
+
+
+def test_each_stage_and_step_of_a_pipeline_has_a_span(
+    traced: Callable[..., TracedService], branched: BranchedModel
+) -> None:
+    at = traced()
+    branched.encode.open()
+    assert call_pipeline(at, branched, "one").result(PATIENCE).id == "one"
+    spans = at.spans(1, 1)
+    whole = spans.requests["one"]
+
+    def children(span: Any) -> dict[str, Any]:
+        found = [one for one in spans.all if one.parent == span.context]
+        return {one.name: one for one in sorted(found, key=lambda one: one.start_time or 0)}
+
+    parts = children(whole)
+    assert set(parts) == {"decode", "stage clean+split", "stage encode", "stage count", "respond"}
+    assert list(parts)[:2] == ["decode", "stage clean+split"]
+    steps = {"clean+split": ["step clean", "step split"], "encode": ["step encode"], "count": ["step count"]}
+    for name, of_stage in steps.items():
+        stage = parts[f"stage {name}"]
+        assert list(children(stage)) == ["queue", "batch"]
+        queue, batch = children(stage).values()
+        assert queue.start_time == stage.start_time
+        assert abs(queue.end_time - batch.start_time) < ROUNDING_NS
+        assert batch.end_time == stage.end_time <= whole.end_time
+        assert list(children(batch)) == of_stage
+        at_time = batch.start_time
+        for step in children(batch).values():
+            assert at_time <= step.start_time + ROUNDING_NS
+            at_time = step.end_time
+        assert at_time <= batch.end_time + ROUNDING_NS
+        # Its batch has a span in a trace of its own.
+        (link,) = batch.links
+        (of_batch,) = [one for one in spans.all if one.context == link.context]
+        assert of_batch.parent is None
+        assert of(of_batch)["tensorferry.stage.name"] == name
+        assert ids_of([one.context for one in of_batch.links]) == ids_of([whole.context])
+
+
+def test_stages_that_gave_no_outputs_have_no_batch(traced: Callable[..., TracedService]) -> None:
+    at = traced()
+    sink = at.source.sample(None, None)
+    assert sink is not None
+    trace = RequestTrace([sink], "late", 1.0)
+    trace.queued = 2.0
+    stages = (
+        StageOutcome("failed", 3.0, 1.5, None),
+        StageOutcome("waited", 3.0, 0.0, None),
+        StageOutcome("refused", math.nan, 0.0, None),
+    )
+    error = DeadlineExceeded("")
+    trace.completed(None, 1.5, error, mapped_status(error), rows=1, stages=stages)
+    trace.sent()
+    spans = at.spans(1)
+    parts = {one.name: one for one in spans.all if one.parent == spans.requests["late"].context}
+    assert set(parts) == {"decode", "stage failed", "stage waited", "respond"}
+    for name, expected in (("failed", ["queue", "batch"]), ("waited", ["queue"])):
+        stage = parts[f"stage {name}"]
+        assert [one.name for one in spans.all if one.parent == stage.context] == expected
+        assert stage.end_time == parts["respond"].start_time
+
+
+def test_the_steps_of_a_function_are_in_its_batch(traced: Callable[..., TracedService]) -> None:
+    function = StageFunction("m", [StageStep("double", lambda inputs: {"y": inputs["x"] * 2})], None)
+    at = traced(fn=function)
+    assert at.infer("one").result(PATIENCE).id == "one"
+    spans = at.spans(1, 1)
+    batch = spans.stages("one")["batch"]
+    (step,) = [one for one in spans.all if one.parent == batch.context]
+    assert step.name == "step double"
+    moments = [batch.start_time, step.start_time, step.end_time, batch.end_time]
+    assert moments == sorted(moment or 0 for moment in moments)
 
 
 def test_each_message_of_a_stream_has_a_span(traced: Callable[..., TracedService]) -> None:

@@ -26,8 +26,8 @@ class CollectingTraceFile(TraceFile):
         super().__init__(Path("traces.json"))
         self.kept: list[Any] = []
 
-    def write(self, sheet: Any, trace: Any) -> None:
-        self.kept.append(trace)
+    def write(self, sheet: Any, *trace: Any) -> None:
+        self.kept += trace
 
 
 class Desk:

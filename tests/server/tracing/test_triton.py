@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from support.server.rig import signature, spec
 
-from tensorferry.batcher import BatchInfo
+from tensorferry.batcher import BatchInfo, StageOutcome
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.models.registry import Model
 from tensorferry.server.tracing.trace import RequestTrace, Tracer
@@ -24,8 +24,8 @@ class CollectingTraceFile(TraceFile):
         super().__init__(Path("traces.json"))
         self.kept: list[tuple[Any, Any]] = []
 
-    def write(self, sheet: Any, trace: Any) -> None:
-        self.kept.append((sheet, trace))
+    def write(self, sheet: Any, *trace: Any) -> None:
+        self.kept += [(sheet, one) for one in trace]
 
 
 def model(name: str = "m", version: str = "1") -> Model:
@@ -163,6 +163,49 @@ def test_timestamps_are_in_order() -> None:
     }
     del written["timestamps"]
     assert written == {"id": 1, "model_name": "digits", "model_version": 3, "request_id": "seven"}
+
+
+def test_the_stages_of_a_pipeline_are_traces_with_a_parent() -> None:
+    file = CollectingTraceFile()
+    tracing = TritonTracing(file)
+    tracing.change("", {"timestamps": True, "rate": 1})
+    record, later = tracing.sample(model("p", "3")), tracing.sample(model())
+    assert record is not None
+    assert later is not None
+    trace = traced(record, model("p", "3"), "seven")
+    batch = BatchInfo(1, 1, 1, compute_time=0.5, input_time=0.25, output_time=0.125, ended=3.0)
+    stages = (
+        StageOutcome("tokenize", 1.5, 0.75, batch),
+        StageOutcome("encode", 3.125, 0.5, None),
+        StageOutcome("refused", float("nan"), 0.0, None),
+    )
+    trace.completed(batch, 0.5, None, None, stages=stages)
+    whole, first, failed, refused = [written for _, written in file.kept]
+    assert [
+        (one["id"], one.get("parent_id"), one["model_name"]) for one in (whole, first, failed, refused)
+    ] == [
+        (1, None, "p"),
+        (3, 1, "tokenize"),
+        (4, 1, "encode"),
+        (5, 1, "refused"),
+    ]
+    assert {(one["request_id"], one["model_version"]) for one in (whole, first, failed)} == {("seven", 3)}
+    names = [
+        {time["name"]: time["ns"] for time in one["timestamps"]} for one in (whole, first, failed, refused)
+    ]
+    end = names[0]["REQUEST_END"]
+    assert "COMPUTE_START" not in names[0], "as in Triton, only the models of an ensemble compute"
+    assert names[1] == {
+        "REQUEST_START": 1_500_000_000,
+        "QUEUE_START": 1_500_000_000,
+        "COMPUTE_START": 2_250_000_000,
+        "COMPUTE_INPUT_END": 2_500_000_000,
+        "COMPUTE_OUTPUT_START": 3_000_000_000,
+        "COMPUTE_END": 3_125_000_000,
+        "REQUEST_END": 3_125_000_000,
+    }
+    assert names[2] == {"REQUEST_START": 3_125_000_000, "QUEUE_START": 3_125_000_000, "REQUEST_END": end}
+    assert names[3] == {"REQUEST_START": end, "QUEUE_START": end, "REQUEST_END": end}
 
 
 def test_a_request_that_did_not_run_has_no_compute_times() -> None:

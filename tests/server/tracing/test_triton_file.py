@@ -34,7 +34,7 @@ def ids(path: Path) -> list[int]:
 
 def written(file: TraceFile, *items: tuple[TraceFileSeries, int]) -> None:
     """Write traces at once, without the writer's thread."""
-    file._write([(sheet, {"id": number}) for sheet, number in items])
+    file._write([(sheet, [{"id": number}]) for sheet, number in items])
 
 
 def test_one_file_is_complete_json_after_each_trace(file: TraceFile) -> None:
@@ -56,6 +56,14 @@ def test_numbered_files_hold_the_configured_number_of_traces(file: TraceFile) ->
         "traces.json.2": [4, 7],
         "traces.json.3": [6],
     }
+
+
+def test_a_trace_and_those_of_its_stages_are_in_the_same_file(file: TraceFile) -> None:
+    pairs = TraceFileSeries(2)
+    for number in range(3):
+        file._write([(pairs, [{"id": 10 * number}, {"id": 10 * number + 1}])])
+    assert ids(file.path.with_name("traces.json.0")) == [0, 1, 10, 11]
+    assert ids(file.path.with_name("traces.json.1")) == [20, 21]
 
 
 def test_a_removed_file_is_started_again(file: TraceFile) -> None:

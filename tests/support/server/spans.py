@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
@@ -14,7 +14,7 @@ from polling import until
 from support.server.rig import PATIENCE, fp32, request, signature, spec
 from support.server.scripted_service import ServedTransport
 
-from tensorferry.batcher import Batcher
+from tensorferry.batcher import Batcher, ModelFunction
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model
@@ -43,14 +43,14 @@ class Exported(InMemorySpanExporter):
 
 
 class TracedService:
-    """A real service behind a transport, with its spans. Batches end when the test opens `runner`."""
+    """A real service behind a transport, with its spans. Batches end when the test opens `runner`, unless `fn` is a `BatchAware`."""
 
     def __init__(
         self,
         served: ServedTransport,
         environment: dict[str, str] | None = None,
         *,
-        fn: Callable[[Any], Any] | None = None,
+        fn: ModelFunction | None = None,
         **options: Any,
     ) -> None:
         self.served = served
@@ -64,8 +64,10 @@ class TracedService:
             "1.2.3",
             response_batcher,
         )
-        self.runner = ScriptedRunner(fn or (lambda inputs: {"y": inputs["x"] * 2}), gated=True)
-        self.batcher = Batcher(self.runner, 4, response_hook=self.source, **options)
+        scripted = fn if callable(fn) else lambda inputs: {"y": inputs["x"] * 2}
+        self.runner = ScriptedRunner(scripted, gated=True)
+        run = self.runner if fn is None or callable(fn) else fn
+        self.batcher = Batcher(run, 4, response_hook=self.source, **options)
         served.registry.mark_ready(Model("m", "1", SIGNATURE, 4, "", self.batcher))
         served.serve_by(InferenceService(served.registry, tracing=Tracer([self.source])))
 

@@ -15,6 +15,9 @@ class BatchAware(Protocol):
     It can ask them for their `owner` and `deadline`, and with `Request.is_wanted` whether their answers are still of use.
     It must not change or keep them. If none is wanted any more, it may raise DeadlineExceeded: requests whose deadline
     has passed do not run again after an error.
+
+    It may also have a method `step_ends`, which returns the name and the end, on the batcher's clock, of each step of the
+    last run, in their order. It is called after each run that did not raise.
     """
 
     def run_batch(self, inputs: Any, requests: Sequence[Request], /) -> Any:

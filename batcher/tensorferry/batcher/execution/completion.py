@@ -90,7 +90,7 @@ class RequestCompleter:
             if batch[0].padding is not None:
                 padded_length = batch[0].padding.padded_length
                 self._counters.padded(batch, padded_length)
-            _, again, reason, predicted, _, join_start, ready, started, ended, _ = run
+            _, again, reason, predicted, _, join_start, ready, started, ended, _, step_ends = run
             # `BatchInfo(...)` takes twice as long.
             info = _new(
                 BatchInfo,
@@ -105,6 +105,7 @@ class RequestCompleter:
                     ready - join_start,
                     now - ended,
                     ended,
+                    step_ends,
                 ),
             )
             self._counters.ran(info, latencies, now, again=again)

@@ -48,6 +48,7 @@ class BatchExecutor:
         self.pipelined = pipelined
         self._model_fn: Any = model_fn
         self._run_batch = model_fn.run_batch if isinstance(model_fn, BatchAware) else None
+        self._step_ends = getattr(model_fn, "step_ends", None)
         self._staged = model_fn if isinstance(model_fn, StagedModel) else None
         self._batched = batched
         self._divisible = divisible
@@ -102,6 +103,7 @@ class BatchExecutor:
             self._batch_started(batch)
         error: BaseException | None = None
         answers: Sequence[Any] = ()
+        step_ends: Sequence[tuple[str, float]] = ()
         join_start = ready = started = ended = now()
         try:
             joined = join(batch) if staged is None else staged.load(join(batch, staged.place))
@@ -116,6 +118,8 @@ class BatchExecutor:
                         outputs = self._model_fn(joined)
                     else:
                         outputs = self._run_batch(joined, batch)
+                        if self._step_ends is not None:
+                            step_ends = self._step_ends()
                 except InstanceFailed as failure:
                     # With the lock held, so that no other batch runs after it.
                     self.recover = self.recover or failure.recover
@@ -151,6 +155,7 @@ class BatchExecutor:
                 started,
                 ended,
                 [],
+                step_ends,
             ),
         )
         try:

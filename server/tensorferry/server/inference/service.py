@@ -215,7 +215,9 @@ class InferenceService:
         def completed(pending: PendingInference) -> None:
             outcome, error = pending.outcome, pending.outcome.error
             status = None if error is None else self._mapped_status(error)
-            trace.completed(outcome.batch, outcome.queue_delay, error, status, rows=pending.rows)
+            trace.completed(
+                outcome.batch, outcome.queue_delay, error, status, rows=pending.rows, stages=outcome.stages
+            )
             complete(pending)
 
         return completed

@@ -71,6 +71,12 @@ class StageFunction:
         self._outputs = outputs
         self._calls = calls
         self._clock = clock
+        # Of the last run. Each run makes its own list.
+        self._ends: list[tuple[str, float]] = []
+
+    def step_ends(self) -> Sequence[tuple[str, float]]:
+        """Return the name and the end of each step of the last run."""
+        return self._ends
 
     def run_batch(self, inputs: Mapping[str, Any], requests: Sequence[Request], /) -> Mapping[str, Any]:
         """Run the steps on a batch. Raises what a step raises, or DeadlineExceeded."""
@@ -78,6 +84,8 @@ class StageFunction:
             tensors: dict[str, Any] = dict(inputs)
             rows = [request.rows for request in requests]
             now = self._clock()
+            ends: list[tuple[str, float]] = []
+            self._ends = ends
             for index, step in enumerate(self._steps):
                 if index and not any(request.is_wanted(now) for request in requests):
                     raise DeadlineExceeded(
@@ -89,6 +97,7 @@ class StageFunction:
                 outputs = step.run(given, rows) if step.python else step.run(given)
                 started, now = now, self._clock()
                 step.times.add(now - started)
+                ends.append((step.name, now))
                 if self._outputs is None:
                     # Its only step.
                     return outputs

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from tensorferry.batcher import StageOutcome
 from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.models.registry import Model
@@ -146,7 +147,17 @@ def access_log_fields(trace: RequestTrace) -> dict[str, Any]:
         fields["batch"] = trace.batch.number
         fields["batch_requests"] = trace.batch.requests
         fields["batch_rows"] = trace.batch.rows
+    if trace.stages:
+        fields["stages"] = ",".join([_stage_text(stage) for stage in trace.stages])
     return fields
+
+
+def _stage_text(stage: StageOutcome) -> str:
+    """Return a stage's name, and the seconds in its queue and in its batch; only the former if it gave no outputs."""
+    batch = stage.batch
+    if batch is None:
+        return f"{stage.stage}:{stage.queue_delay:.6f}"
+    return f"{stage.stage}:{stage.queue_delay:.6f}+{batch.input_time + batch.compute_time + batch.output_time:.6f}"
 
 
 def _line_text(fields: dict[str, Any]) -> str:

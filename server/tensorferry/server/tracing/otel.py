@@ -1,8 +1,10 @@
 """OpenTelemetry spans of requests and batches.
 
-A request has a span of kind server, with a child for each stage: decode, queue, batch and respond. A batch has a span
-in a trace of its own, because it has several parents. It links to the spans of its requests, as in OpenTelemetry's
-messaging conventions for batches, and the stage `batch` of each request links back.
+A request has a span of kind server, with a child for each stage: decode, queue, batch and respond. In a pipeline, each
+of its stages has a child with a queue and a batch of its own. The steps of a batch are children of `batch`.
+
+A batch has a span in a trace of its own, because it has several parents. It links to the spans of its requests, as in
+OpenTelemetry's messaging conventions for batches, and the span `batch` of each request links back.
 
 Spans are created when a request ends, from the times in its trace, so an unsampled request costs nothing.
 """
@@ -24,7 +26,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.span import TraceState
 
-from tensorferry.batcher import BatchInfo, ResponseBurstHook
+from tensorferry.batcher import BatchInfo, ResponseBurstHook, StageOutcome
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.models.registry import Model
@@ -48,10 +50,14 @@ _MAX_BATCHES = 256
 
 @dataclass(slots=True)
 class _BatchSpan:
-    """Span of a batch: its context, and links to its requests' spans (the latest, up to the SDK's limit)."""
+    """Span of a batch: its context, and links to its requests' spans (the latest, up to the SDK's limit).
+
+    `stage` is the stage of a pipeline that it ran in; empty for other models.
+    """
 
     info: BatchInfo
     model: tuple[str, str]
+    stage: str
     context: SpanContext
     links: BoundedList[Link] = field(repr=False)
 
@@ -106,7 +112,9 @@ class OpenTelemetrySource:
         """Return a random span id. 0 is invalid."""
         return self._new_id(64) or 1
 
-    def add_to_batch(self, info: BatchInfo, trace: RequestTrace, span: SpanContext) -> SpanContext:
+    def add_to_batch(
+        self, info: BatchInfo, trace: RequestTrace, span: SpanContext, stage: str = ""
+    ) -> SpanContext:
         """Link a request's span to its batch's span, and return the latter. Called by the thread that sends the response."""
         with self._lock:
             batch = self._batches.get(id(info))
@@ -114,7 +122,7 @@ class OpenTelemetrySource:
             if batch is None:
                 context = SpanContext(self._new_id(128) or 1, self.new_span_id(), False, _FLAGS)
                 # The entry keeps `info` alive, so that its id stays unique.
-                batch = _BatchSpan(info, trace.addressed, context, BoundedList(self._max_links))
+                batch = _BatchSpan(info, trace.addressed, stage, context, BoundedList(self._max_links))
                 self._batches[id(info)] = batch
                 if len(self._batches) > _MAX_BATCHES:
                     self._batches.popitem(last=False)
@@ -172,6 +180,8 @@ class OpenTelemetrySource:
             "tensorferry.batch.output_seconds": info.output_time,
             "tensorferry.batch.predicted_seconds": info.predicted,
         }
+        if batch.stage:
+            attributes["tensorferry.stage.name"] = batch.stage
         if info.reason is not None:
             attributes["tensorferry.batch.close_reason"] = info.reason.value
         if info.padded_length is not None:
@@ -188,7 +198,7 @@ _UNSET = Status(StatusCode.UNSET)
 class RequestSpans:
     """Spans of one request. Implements `TraceSink`."""
 
-    __slots__ = ("_batch", "_context", "_owner", "_parent", "context")
+    __slots__ = ("_batches", "_context", "_owner", "_parent", "context")
 
     def __init__(
         self, owner: OpenTelemetrySource, trace_id: int, span_id: int, parent: TraceContext | None
@@ -200,29 +210,41 @@ class RequestSpans:
             flags = _FLAGS if parent.sampled else TraceFlags()
             self._parent = SpanContext(trace_id, int(parent.span_id, 16), True, flags, state)
         self._context = SpanContext(trace_id, span_id, False, _FLAGS, state)
-        self._batch: SpanContext | None = None
+        # The span of the request's batch; of a pipeline's request, of its batch in each of the trace's stages.
+        self._batches: Sequence[SpanContext | None] = (None,)
         self.context: TraceContext | None = TraceContext(f"{trace_id:032x}", f"{span_id:016x}", True)
 
     def completed(self, trace: RequestTrace) -> None:
-        """Link the request to its batch's span."""
-        if trace.batch is not None:
-            self._batch = self._owner.add_to_batch(trace.batch, trace, self._context)
+        """Link the request to the spans of its batches."""
+        add = self._owner.add_to_batch
+        if trace.stages:
+            self._batches = [
+                None if stage.batch is None else add(stage.batch, trace, self._context, stage.stage)
+                for stage in trace.stages
+            ]
+        elif trace.batch is not None:
+            self._batches = (add(trace.batch, trace, self._context),)
 
     def ended(self, trace: RequestTrace) -> None:
         """Emit the spans of the request and its stages."""
         done = trace.completed_at
         admitted = trace.queued if trace.queued == trace.queued else done
-        self._emit_stage("decode", trace.started, admitted)
-        if trace.queued == trace.queued:
+        own = self._context
+        self._emit_child("decode", own, trace.started, admitted)
+        for stage, span in zip(trace.stages, self._batches, strict=False):
+            self._emit_stage(stage, span, done)
+        if not trace.stages and trace.queued == trace.queued:
             ran = trace.batch is not None or trace.queue_delay > 0
             dequeued = min(trace.queued + trace.queue_delay, done) if ran else done
-            self._emit_stage("queue", admitted, dequeued)
+            self._emit_child("queue", own, admitted, dequeued)
             if ran:
-                self._emit_stage("batch", dequeued, done, () if self._batch is None else (Link(self._batch),))
+                batch = self._emit_child("batch", own, dequeued, done, self._batches[0])
+                if trace.batch is not None:
+                    self._emit_steps(batch, trace.batch, trace.batch.step_ends)
         end = done
         if trace.sent_at == trace.sent_at:
             end = trace.sent_at
-            self._emit_stage("respond", done, end)
+            self._emit_child("respond", own, done, end)
         method = "ModelStreamInfer" if trace.streamed else "ModelInfer"
         status: Status | None = None
         if trace.status is not None and trace.status.code.name in _ERRORS:
@@ -238,10 +260,37 @@ class RequestSpans:
             status=status,
         )
 
-    def _emit_stage(self, name: str, start: float, end: float, links: tuple[Link, ...] = ()) -> None:
+    def _emit_stage(self, stage: StageOutcome, span: SpanContext | None, done: float) -> None:
+        """Emit the spans of a stage of a pipeline. The one that failed ends with the request."""
+        arrival, batch = stage.arrival, stage.batch
+        if arrival != arrival:
+            # The request never got into its queue.
+            return
+        end = done if batch is None else batch.ended + batch.output_time
+        ran = batch is not None or stage.queue_delay > 0
+        dequeued = min(arrival + stage.queue_delay, end) if ran else end
+        whole = self._emit_child(f"stage {stage.stage}", self._context, arrival, end)
+        self._emit_child("queue", whole, arrival, dequeued)
+        if ran:
+            of_batch = self._emit_child("batch", whole, dequeued, end, span)
+            if batch is not None:
+                self._emit_steps(of_batch, batch, batch.step_ends or ((stage.stage, batch.ended),))
+
+    def _emit_steps(
+        self, parent: SpanContext, batch: BatchInfo, step_ends: Sequence[tuple[str, float]]
+    ) -> None:
+        start = batch.ended - batch.compute_time
+        for name, end in step_ends:
+            self._emit_child(f"step {name}", parent, start, end)
+            start = end
+
+    def _emit_child(
+        self, name: str, parent: SpanContext, start: float, end: float, link: SpanContext | None = None
+    ) -> SpanContext:
         own = self._context
         context = SpanContext(own.trace_id, self._owner.new_span_id(), False, _FLAGS, own.trace_state)
-        self._owner.emit(name, context, own, start, end, links=links)
+        self._owner.emit(name, context, parent, start, end, links=() if link is None else (Link(link),))
+        return context
 
 
 def _attributes(trace: RequestTrace, method: str) -> dict[str, str | int | float]:

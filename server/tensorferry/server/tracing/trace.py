@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tensorferry.batcher import BatchInfo
+from tensorferry.batcher import BatchInfo, StageOutcome
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity
 from tensorferry.server.models.registry import Model
 from tensorferry.server.status import Status
@@ -48,7 +48,7 @@ class RequestTrace:
     """Trace of a request. Times are seconds of `time.monotonic`, or NaN for steps that did not happen.
 
     `started`: the message has arrived. `queued`: the batcher has received the request. `completed_at`: there is an
-    outcome. `sent_at`: the transport has accepted the response. `batch` and `queue_delay` belong to the outcome.
+    outcome. `sent_at`: the transport has accepted the response. `batch`, `queue_delay` and `stages` belong to the outcome.
     `accepted`: the batcher has accepted the request. `streamed`: it came in a stream. `addressed`: name and version of
     its model, as far as known. `status` is None for a successful response.
     """
@@ -71,6 +71,7 @@ class RequestTrace:
         "request_id",
         "rows",
         "sent_at",
+        "stages",
         "started",
         "status",
         "streamed",
@@ -99,6 +100,8 @@ class RequestTrace:
         self.queued = self.completed_at = self.sent_at = _NAN
         self.queue_delay = 0.0
         self.batch: BatchInfo | None = None
+        # Those that a pipeline's request has been in; empty for other models.
+        self.stages: Sequence[StageOutcome] = ()
         self.error: type[BaseException] | None = None
         self.status: Status | None = None
         # Guards _done, _abandoned and _ended. Nothing is called while it is held.
@@ -117,6 +120,7 @@ class RequestTrace:
         error: BaseException | None,
         status: Status | None,
         rows: int | None = None,
+        stages: Sequence[StageOutcome] = (),
     ) -> None:
         """Record the outcome. Call this once, before the completion; `rows` if the batcher accepted the request."""
         if rows is not None:
@@ -124,6 +128,7 @@ class RequestTrace:
         self.completed_at = time.monotonic()
         self.batch = batch
         self.queue_delay = queue_delay
+        self.stages = stages
         # Only the type, because the exception may reference the request.
         self.error = None if error is None else type(error)
         self.status = status

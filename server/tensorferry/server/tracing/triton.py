@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any
 
+from tensorferry.batcher import BatchInfo, StageOutcome
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.models.registry import Model
 from tensorferry.server.telemetry.trace_context import TraceContext
@@ -64,12 +68,15 @@ class _Setting:
 class TritonTraceRecord:
     """Trace of a request for a trace file. Implements `TraceSink`."""
 
-    __slots__ = ("_file", "_number", "_series")
+    __slots__ = ("_file", "_new_number", "_number", "_series")
 
     # A record in a file is not a span.
     context = None
 
-    def __init__(self, file: TraceFile, series: TraceFileSeries, number: int) -> None:
+    def __init__(
+        self, file: TraceFile, series: TraceFileSeries, number: int, new_number: Callable[[], int]
+    ) -> None:
+        self._new_number = new_number
         self._file = file
         self._series = series
         self._number = number
@@ -83,15 +90,8 @@ class TritonTraceRecord:
             ("REQUEST_START", trace.started),
             ("QUEUE_START", trace.queued),
         ]
-        batch = trace.batch
-        if batch is not None:
-            began = batch.ended - batch.compute_time
-            times += [
-                ("COMPUTE_START", began - batch.input_time),
-                ("COMPUTE_INPUT_END", began),
-                ("COMPUTE_OUTPUT_START", batch.ended),
-                ("COMPUTE_END", batch.ended + batch.output_time),
-            ]
+        if trace.batch is not None and not trace.stages:
+            times += _compute_times(trace.batch)
         times.append(("REQUEST_END", trace.completed_at))
         name, version = trace.addressed
         record = {
@@ -99,12 +99,43 @@ class TritonTraceRecord:
             "model_name": name,
             "model_version": int(version),
             "request_id": trace.request_id,
-            "timestamps": [{"name": name, "ns": round(seconds * 1e9)} for name, seconds in times],
+            "timestamps": _timestamps(times),
         }
-        self._file.write(self._series, record)
+        self._file.write(self._series, record, *map(partial(self._stage_record, trace), trace.stages))
+
+    def _stage_record(self, trace: RequestTrace, stage: StageOutcome) -> Mapping[str, Any]:
+        """Return the record of a stage of a pipeline, as Triton writes those of the models of an ensemble."""
+        batch = stage.batch
+        end = trace.completed_at if batch is None else batch.ended + batch.output_time
+        arrival = stage.arrival if stage.arrival == stage.arrival else end
+        times = [("REQUEST_START", arrival), ("QUEUE_START", arrival)]
+        if batch is not None:
+            times += _compute_times(batch)
+        return {
+            "id": self._new_number(),
+            "parent_id": self._number,
+            "model_name": stage.stage,
+            "model_version": int(trace.addressed[1]),
+            "request_id": trace.request_id,
+            "timestamps": _timestamps([*times, ("REQUEST_END", end)]),
+        }
 
     def ended(self, trace: RequestTrace) -> None:
         """Do nothing: Triton's traces have no such time."""
+
+
+def _compute_times(batch: BatchInfo) -> list[tuple[str, float]]:
+    began = batch.ended - batch.compute_time
+    return [
+        ("COMPUTE_START", began - batch.input_time),
+        ("COMPUTE_INPUT_END", began),
+        ("COMPUTE_OUTPUT_START", batch.ended),
+        ("COMPUTE_END", batch.ended + batch.output_time),
+    ]
+
+
+def _timestamps(times: Sequence[tuple[str, float]]) -> Sequence[Mapping[str, Any]]:
+    return [{"name": name, "ns": round(seconds * 1e9)} for name, seconds in times]
 
 
 class TritonTracing:
@@ -117,12 +148,13 @@ class TritonTracing:
     def __init__(self, file: TraceFile | None = None, tracing: Tracer | None = None) -> None:
         self._file = file
         self._tracing = tracing or Tracer()
-        # Guards _server, _models, their sampling state, _last, and writes of active. `Tracer.switch` is called while it
+        # Guards _server, _models, their sampling state, and writes of active. `Tracer.switch` is called while it
         # is held.
         self._lock = threading.Lock()
         self._server = _Setting(TraceOptions(), frozenset())
         self._models: dict[str, _Setting] = {}
-        self._last = 0
+        # Returns the next number of a trace, in one call that no other thread can interrupt.
+        self._new_number = count(1).__next__
         # Whether any request can be traced.
         self.active = False
 
@@ -164,11 +196,10 @@ class TritonTracing:
             setting = self._models.get(model.name, self._server)
             if self._file is None or not setting.samples():
                 return None
-            self._last += 1
-            number = self._last
+            number = self._new_number()
             if not setting.active:
                 self._update_active_locked()
-        return TritonTraceRecord(self._file, setting.series, number)
+        return TritonTraceRecord(self._file, setting.series, number, self._new_number)
 
     def _changed(
         self, setting: _Setting | None, defaults: TraceOptions, changes: Mapping[str, bool | int | None]

@@ -36,7 +36,7 @@ class TraceFileSeries:
         self.written = 0
 
 
-_Item: TypeAlias = "tuple[TraceFileSeries, Mapping[str, Any]]"
+_Item: TypeAlias = "tuple[TraceFileSeries, Sequence[Mapping[str, Any]]]"
 
 
 class TraceFile:
@@ -68,8 +68,11 @@ class TraceFile:
             )
         self._writer.start()
 
-    def write(self, series: TraceFileSeries, trace: Mapping[str, Any]) -> None:
-        """Queue a trace. Never waits: if the queue is full, the trace is lost and a later line reports it."""
+    def write(self, series: TraceFileSeries, *trace: Mapping[str, Any]) -> None:
+        """Queue a request's trace: its record, and those of its stages, which count as one trace.
+
+        Never waits: if the queue is full, the trace is lost and a later line reports it.
+        """
         if not self._writer.put((series, trace)):
             with self._lock:
                 self._lost += 1
@@ -81,7 +84,7 @@ class TraceFile:
     def _write(self, items: Sequence[_Item]) -> None:
         texts: dict[Path, list[str]] = {}
         for series, trace in items:
-            texts.setdefault(self._path_for(series), []).append(json.dumps(trace))
+            texts.setdefault(self._path_for(series), []).extend(map(json.dumps, trace))
         with self._lock:
             lost, self._lost = self._lost, 0
         if lost:
