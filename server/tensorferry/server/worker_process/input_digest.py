@@ -19,6 +19,7 @@ def digest_of_inputs(model: str, inputs: Mapping[str, Array]) -> str:
         _add(digest, f"{name} {array.dtype.str} {array.shape}".encode())
         if array.dtype.hasobject:
             for element in array.ravel().tolist():
+                _add(digest, type(element).__name__.encode())
                 _add(digest, element if isinstance(element, bytes) else repr(element).encode())
         else:
             _add(digest, np.ascontiguousarray(array).tobytes())

@@ -83,8 +83,9 @@ class WorkerProcess:
     def run(self, inputs: Mapping[str, Array], rows: Sequence[int] = ()) -> Any:
         """Run the function on a batch, and return what it returned.
 
-        `rows` are the rows of each request of the batch, in their order; empty for one request. Arrays are copies. Calls of
-        other models by the function go through the `ModelCaller` of this thread's context (`calls_through`).
+        `rows` are the rows of each request of the batch, in their order; empty for one request. For a function of one row,
+        the result is a list with what it returned for each. Arrays are copies. Calls of other models by the function go
+        through the `ModelCaller` of this thread's context (`calls_through`).
 
         Raises FunctionRaised; ServerError, BatcherError or MemoryError if the function did; ProcessDied; ProcessNotStarted;
         or RequestRefused, if equal inputs of a request have ended a process lately. After ProcessDied the next run starts

@@ -1,0 +1,134 @@
+"""Values in the form that is sent, and the hash of inputs, without a process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from tensorferry.server.worker_process.array_memory import ArrayMemory, create_memory
+from tensorferry.server.worker_process.input_digest import digest_of_inputs
+from tensorferry.server.worker_process.values import decode, encode
+
+
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+
+
+class Pair:
+    """The memory as both processes map it."""
+
+    def __init__(self) -> None:
+        file = create_memory("test")
+        self.writer, self.reader = ArrayMemory(file), ArrayMemory(os.dup(file))
+
+    def close(self) -> None:
+        self.writer.close()
+        self.reader.close()
+
+    def sent(self, value: Any, *, copy: bool = True) -> Any:
+        return decode(pickled(encode(value, self.writer)), self.reader, copy=copy)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.close()
+
+
+DTYPES = st.one_of(
+    arrays.boolean_dtypes(),
+    arrays.integer_dtypes(),
+    arrays.floating_dtypes(),
+    arrays.byte_string_dtypes(),
+    arrays.unicode_string_dtypes(),
+)
+ARRAYS = arrays.arrays(DTYPES, arrays.array_shapes(min_dims=0, min_side=0))
+STRINGS = arrays.arrays(
+    object, arrays.array_shapes(min_dims=0, min_side=0), elements=st.one_of(st.text(), st.binary())
+)
+SCALARS = st.one_of(
+    st.text(), st.binary(), st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False)
+)
+VALUES = st.recursive(
+    st.one_of(ARRAYS, STRINGS, SCALARS),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.tuples(inner, inner), st.dictionaries(st.text(), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    assert type(got) is type(expected)
+    if isinstance(expected, np.ndarray):
+        assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+        assert (
+            got.tobytes() == expected.tobytes()
+            if not got.dtype.hasobject
+            else got.tolist() == expected.tolist()
+        )
+    elif isinstance(expected, dict):
+        assert list(got) == list(expected)
+        for name, value in expected.items():
+            assert_same(got[name], value)
+    elif isinstance(expected, (list, tuple)):
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert got == expected
+
+
+@given(VALUES)
+def test_any_value_arrives_unchanged(pair: Pair, value: Any) -> None:
+    pair.writer.begin(1)
+    assert_same(pair.sent(value), value)
+    assert_same(pair.sent(value, copy=False), value)
+    assert_same(decode(pickled(encode(value, None)), None, copy=False), value)
+
+
+def test_arrays_of_a_run_stay_while_the_memory_grows(pair: Pair) -> None:
+    pair.writer.begin(7)
+    assert pair.reader.begun == 7
+    values = [np.full(size, size) for size in (3, 200_000, 5, 900_000)]
+    views = [pair.sent(value, copy=False) for value in values]
+    for view, value in zip(views, values, strict=True):
+        assert np.array_equal(view, value)
+        assert view.ctypes.data % 64 == 0
+    pair.writer.begin(8)
+    assert pair.reader.begun == 8
+
+
+@given(STRINGS)
+def test_equal_inputs_have_equal_hashes(strings: Any) -> None:
+    copied = pickled(strings)
+    assert digest_of_inputs("m", {"x": strings, "y": np.arange(2)}) == digest_of_inputs(
+        "m", {"y": np.arange(4)[:2], "x": copied}
+    )
+
+
+def test_different_inputs_have_different_hashes() -> None:
+    inputs: list[dict[str, Any]] = [
+        {"x": np.array(["a", "b"], object)},
+        {"x": np.array(["ab"], object)},
+        {"x": np.array([b"a", b"b"], object)},
+        {"x": np.array(["b'a'", "b'b'"], object)},
+        {"x": np.array([b"'a'", b"'b'"], object)},
+        {"x": np.zeros((2, 3))},
+        {"x": np.zeros((3, 2))},
+        {"x": np.zeros((2, 3), "i8")},
+        {"y": np.zeros((2, 3))},
+        {"x": np.zeros((2, 3)), "y": np.zeros(0)},
+    ]
+    digests = {digest_of_inputs("m", each) for each in inputs}
+    assert len(digests) == len(inputs)
+    assert digest_of_inputs("n", inputs[0]) not in digests
