@@ -18,6 +18,7 @@ import pytest
 from polling import PATIENCE, until
 from server.worker_process.conftest import APP, Start
 from server.worker_process.test_runs import command
+from support.open_files import open_files
 
 from tensorferry.batcher import Batcher
 from tensorferry.server.recovery.watchdog import Overdue, WatchedRun
@@ -29,6 +30,7 @@ from tensorferry.server.worker_process.errors import (
     ProcessNotStarted,
     RequestRefused,
 )
+from tensorferry.server.worker_process.worker_process import WorkerProcess
 
 DEATHS = [
     ("os._exit 3", "exit status 3"),
@@ -260,6 +262,30 @@ def test_no_file_is_left_if_a_process_cannot_be_started(
     with pytest.raises(ProcessNotStarted) as caught:
         started().start()
     assert "No such file or directory: '/absent'" in caught.value.reason
+
+
+def test_a_process_that_is_not_closed_ends_with_the_last_reference() -> None:
+    before = open_files()
+    process = WorkerProcess(APP, "act", name="model act")
+    process.start()
+    del process
+    assert not open_files() - before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_deaths_are_counted(started: Start, tmp_path: Path) -> None:
+    deaths: list[None] = []
+    process = started()
+    process.on_death(lambda: deaths.append(None))
+    process.run(command(f"kill_once {tmp_path / 'killed'}"))
+    with pytest.raises(ProcessDied):
+        process.run(command("segfault"))
+    process.start()
+    process.end_runs()
+    process.allow_runs()
+    assert process.run(command("a")).tolist() == [process.pid]
+    assert len(deaths) == 3
 
 
 PARENT = """

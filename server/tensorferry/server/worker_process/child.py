@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -33,6 +34,8 @@ class ChildEnded(Exception):
 
 class Child:
     """A child process. One thread at a time uses it; `kill` is thread-safe. OSError if it cannot be started.
+
+    It is killed with the last reference to this object.
 
     It has a process group of its own: a Ctrl-C at a terminal does not reach it, and processes that the user's code has
     started are killed with it.
@@ -70,7 +73,9 @@ class Child:
                 self._process.wait()
                 raise
             stack.callback(os.close, self._pidfd)
-            self._files = stack.pop_all()
+            files = stack.pop_all()
+        # Also without `reap`, if the model that it is for cannot be loaded.
+        self._finalizer = weakref.finalize(self, _abandon, self._process, files)
         server.setblocking(False)
         self._server = server
         self._poll = select.poll()
@@ -156,13 +161,11 @@ class Child:
 
     def reap(self) -> Ending:
         """Kill the process if it lives, wait for it, release everything, and return how it ended."""
-        self.kill()
         with self._lock:
-            # Not killed again: after `wait`, another process can get the same id.
+            # Not killed by `kill` any more: after the wait, another process can get the same id.
             self._reaped = True
-        status = self._process.wait()
-        self._files.close()
-        return Ending.of(status)
+        self._finalizer()
+        return Ending.of(self._process.returncode)
 
     def _next(self, calls: ServedCalls | None) -> tuple[Any, ...]:
         """Return the next message. Send what is queued and answers to calls meanwhile."""
@@ -210,6 +213,15 @@ class Child:
             self._unsent += data[sent:]
         if waited != bool(self._unsent):
             self._poll.modify(self._server, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+
+
+def _abandon(process: subprocess.Popen[bytes], files: ExitStack) -> None:
+    """Kill the process and those of its group, wait for it, and release everything."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    files.close()
 
 
 def _start(files: tuple[int, ...], app: Path, model: str) -> subprocess.Popen[bytes]:

@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ class WorkerProcess:
         self._model = model
         self._name = name
         self._refused = RefusedRequests() if refused is None else refused
+        self._on_death: Callable[[], None] = lambda: None
         # Held during a start and a run. Guards the fields below it, up to the next lock.
         self._busy = threading.Lock()
         self._starts = 0
@@ -55,6 +56,10 @@ class WorkerProcess:
         self._child: Child | None = None
         self._ending = False
         self._closed = False
+
+    def on_death(self, count: Callable[[], None]) -> None:
+        """Set the function to call when a started process has ended and the server did not end it."""
+        self._on_death = count
 
     @property
     def pid(self) -> int | None:
@@ -110,6 +115,7 @@ class WorkerProcess:
                 how = f"{reason}, and was killed" if reason else ending.description
                 if self._ending or self._closed:
                     raise self._ended()
+                self._on_death()
                 if begun and (again or len(rows) > 1 or ending != _KILLED):
                     raise self._died(how, inputs, rows)
                 if again:
