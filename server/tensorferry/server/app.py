@@ -42,8 +42,7 @@ from tensorferry.server.monitoring.gpu_metrics import GpuReader, open_nvml
 from tensorferry.server.monitoring.metrics import ServerStatistics
 from tensorferry.server.monitoring.processes import ProcessStatus
 from tensorferry.server.recovery.instance_health import InstanceHealth
-from tensorferry.server.recovery.recovering_instance import REBUILD_SECONDS
-from tensorferry.server.recovery.watchdog import Watchdog
+from tensorferry.server.recovery.watchdog import REBUILD_SECONDS, Watchdog
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.runtime.op_libraries import server_libraries
 from tensorferry.server.scratch_directory import remove_abandoned

@@ -16,7 +16,7 @@ from support.server.rig import PATIENCE, Array
 
 from tensorferry.batcher import InstanceFailed, OutOfMemory, RunTimedOut
 from tensorferry.server.errors import ModelFailedError, StartError
-from tensorferry.server.recovery import recovering_instance
+from tensorferry.server.recovery import watchdog as watchdog_module
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
 from tensorferry.server.recovery.recovering_instance import RecoveringInstance
 from tensorferry.server.recovery.watchdog import Overdue, RunLimits, Watchdog, WatchedRun
@@ -206,7 +206,7 @@ def test_a_run_that_does_not_end_is_given_up_until_it_returns(monkeypatch: pytes
 
 
 def test_a_rebuild_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovering_instance, "REBUILD_SECONDS", 0.02)
+    monkeypatch.setattr(watchdog_module, "REBUILD_SECONDS", 0.02)
     may_return, gave_up = threading.Event(), threading.Event()
     health = InstanceHealth("m", "1")
 

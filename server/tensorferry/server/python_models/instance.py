@@ -75,6 +75,9 @@ class FunctionInstance(WatchedRun):
         self._health = health
         self._index = index
         self._limit = limits.run_seconds or math.inf
+        self._start_limit = limits.rebuild_seconds
+        if process is not None:
+            process.on_death(lambda: health.record(InstanceEvent.PROCESS_DIED))
         self._began = 0.0
         self._give_up: Callable[[RunTimedOut], None] = lambda error: None
         if limits.watchdog is not None:
@@ -90,6 +93,8 @@ class FunctionInstance(WatchedRun):
         `rows` has the rows of each request. Raises as `request_error` says; InstanceFailed if the process cannot be started,
         RunTimedOut if it was killed because the run took too long.
         """
+        if self._process is not None and self._process.pid is None:
+            self._start_process()
         self._began = time.monotonic()
         # In the order that `WatchedRun` asks for.
         self._running, self._overdue = self._process, None
@@ -114,9 +119,7 @@ class FunctionInstance(WatchedRun):
         if isinstance(error, WrongOutputs):
             return wrong_return(str(error), self._model, self._step)
         if isinstance(error, ProcessNotStarted):
-            _log.error("model %s: %s", self._model, error.reason)
-            self._health.mark_down(self._index, str(error))
-            return InstanceFailed(str(error), error.retry_after, self._start_process)
+            return self._not_started(error)
         if overdue is Overdue.ENDED and isinstance(error, ProcessDied):
             self._health.record(InstanceEvent.RUN_ENDED)
             return RunTimedOut(
@@ -126,13 +129,28 @@ class FunctionInstance(WatchedRun):
         return request_error(error, self._model, self._step)
 
     def _start_process(self) -> None:
-        """Start the process again. InstanceFailed says when to try again if that fails."""
+        """Start the process again. InstanceFailed says when to try again if that fails.
+
+        It may take longer than a run, because it imports the user's code again.
+        """
         assert self._process is not None
+        self._running, self._overdue = self._process, None
+        self._due = time.monotonic() + self._start_limit
         try:
             self._process.start()
         except (ProcessNotStarted, ProcessDied) as error:
-            raise InstanceFailed(str(error), getattr(error, "retry_after", 1.0)) from None
+            raise self._not_started(error) from None
+        finally:
+            self.finish()
+            self._running = None
+        self._health.record(InstanceEvent.REBUILT)
         self._health.mark_up(self._index)
+
+    def _not_started(self, error: ProcessNotStarted | ProcessDied) -> InstanceFailed:
+        """Return the batcher's error. The process has logged the reason."""
+        self._health.record(InstanceEvent.REBUILD_FAILED)
+        self._health.mark_down(self._index, str(error))
+        return InstanceFailed(str(error), getattr(error, "retry_after", 1.0), self._start_process)
 
     def _give_up_run(self) -> None:
         reason = f"the function {self._step!r} runs for longer than {self._limit:g} s (--run-timeout-seconds)"

@@ -15,12 +15,15 @@ class InstanceEvent(enum.Enum):
 
     # A worker thread ended unexpectedly and was replaced.
     WORKER_DIED = "worker_died"
+    # The child process of a function ended by itself and is replaced.
+    PROCESS_DIED = "process_died"
     # The device or the session failed. The session will be rebuilt.
     DEVICE_FAILED = "device_failed"
     # The watchdog ended a run that took too long.
     RUN_ENDED = "run_ended"
     # A run or a rebuild did not end when asked to, and was given up.
     HUNG = "hung"
+    # Of a session, or the start of another process.
     REBUILD_FAILED = "rebuild_failed"
     REBUILT = "rebuilt"
 

@@ -33,9 +33,6 @@ _FIRST_SECONDS = 0.5
 _LAST_SECONDS = 60.0
 # After this number of tries the instance counts as unrecoverable. Tries go on.
 _MAX_TRIES = 5
-# A rebuild takes about as long as the first load. A longer one counts as hung.
-REBUILD_SECONDS = 60.0
-_REBUILD_FACTOR = 10.0
 
 
 class RecoveringInstance(WatchedRun):
@@ -63,7 +60,7 @@ class RecoveringInstance(WatchedRun):
         self._health = health
         self._index = index
         self._limit = limits.run_seconds or math.inf
-        self._rebuild_limit = max(REBUILD_SECONDS, _REBUILD_FACTOR * limits.load_seconds)
+        self._rebuild_limit = limits.rebuild_seconds
         self._where = f"model {health.name} version {health.version}, instance {index} on {session.device}"
         self._tries = 0
         self._began = 0.0

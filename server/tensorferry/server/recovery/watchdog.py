@@ -16,6 +16,9 @@ _log = logging.getLogger("tensorferry.server")
 
 # A run counts as hung if it has not ended this long after it was asked to.
 GRACE_SECONDS = 1.0
+# The least limit of a rebuild, and its limit in times of the first load.
+REBUILD_SECONDS = 60.0
+_REBUILD_FACTOR = 10.0
 
 
 class Overdue(enum.Enum):
@@ -171,3 +174,8 @@ class RunLimits:
     watchdog: Watchdog | None = None
     run_seconds: float = 0.0
     load_seconds: float = 0.0
+
+    @property
+    def rebuild_seconds(self) -> float:
+        """How long another load may take: about as long as the first one, so a much longer one counts as hung."""
+        return max(REBUILD_SECONDS, _REBUILD_FACTOR * self.load_seconds)
