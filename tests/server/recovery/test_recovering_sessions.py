@@ -18,7 +18,7 @@ from support.server.rig import PATIENCE, Load, fp32
 from tensorferry.batcher import Batcher, InstanceFailed, RunTimedOut
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
-from tensorferry.server.models import loader
+from tensorferry.server.models import stages
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
@@ -76,7 +76,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 def load(tmp_path: Path, on_device: CountingDeviceMemory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     """Function that loads a model with the CPU as a pipelined device, under a watchdog."""
     monkeypatch.setattr(
-        loader,
+        stages,
         "Batcher",
         lambda *given, **options: Batcher(*given, **{**options, "pipelined": True, "steady": False}),
     )
