@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -135,3 +136,16 @@ def test_a_file_that_cannot_be_served_is_an_error(
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_changed_file_is_served_again(serve: Serve, app: Path) -> None:
+    server = serve(app, "--reload")
+    with InferenceClient(server.address) as client:
+        assert client.infer("lengths", {"text": ["abc"]})["length"].tolist() == [3]
+    app.write_text(_APP.replace("len(one) for", "100 + len(one) for"))
+    assert server.process.stdout is not None
+    ready = json.loads(server.process.stdout.readline())
+    with InferenceClient(ready["address"]) as client:
+        assert client.infer("lengths", {"text": ["abc"]})["length"].tolist() == [103]
+    assert server.stop() == 0
+    assert f"{app} changed: the server is started again" in "".join(server.log)

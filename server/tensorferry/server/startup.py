@@ -68,8 +68,17 @@ def command_parser() -> argparse.ArgumentParser:
 def read_config(arguments: Sequence[str]) -> ServerConfig:
     """Return the configuration of a command line and this process's environment. ConfigError for bad options."""
     parsed, flags = read_flags(command_parser(), arguments, OPTIONS)
+    return load_config(parsed["models"], flags, os.environ, _file(parsed))
+
+
+def config_file(arguments: Sequence[str]) -> Path | None:
+    """Return the file of --config, or of its environment variable."""
+    return _file(read_flags(command_parser(), arguments, OPTIONS)[0])
+
+
+def _file(parsed: Mapping[str, Any]) -> Path | None:
     file = parsed["config"] or os.environ.get("TENSORFERRY_CONFIG")
-    return load_config(parsed["models"], flags, os.environ, Path(file) if file else None)
+    return Path(file) if file else None
 
 
 def use_log_levels(output: LogOutput, levels: Mapping[str, Any] | None) -> None:

@@ -1,40 +1,129 @@
-"""The times of the steps of a stage."""
+"""A stage runs its steps on one batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tensorferry.batcher.execution.collate import request_of
-from tensorferry.server.steps.stage_function import StageFunction, StageStep
-
-REQUEST = request_of(np.ones(2), lambda outcome: None, one_row=False)
+from tensorferry.batcher import DeadlineExceeded, Request
+from tensorferry.server.steps.stage_function import StageFunction, StageStep, StepTimes
 
 
-def times() -> Iterator[float]:
-    yield from (1.0, 1.5, 3.0, 10.0, 11.0)
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_the_ends_of_the_last_run_s_steps_and_their_sums() -> None:
-    first = StageStep("first", lambda inputs: {"y": inputs["x"] + 1})
+def _request(rows: int = 1, until: float = math.inf) -> Request:
+    return Request((), lambda outcome: None, names=("x",), rows=rows, nbytes=0, deadline=until)
 
-    def fails_for_negative(inputs: Any) -> Any:
-        if inputs["y"].min() < 0:
-            raise ValueError("negative")
-        return {"z": inputs["y"] * 2}
 
-    second = StageStep("second", fails_for_negative)
-    stage = StageFunction("m", [first, second], ("z",), clock=times().__next__)
-    assert stage.run_batch({"x": np.ones(2)}, [REQUEST])["z"].tolist() == [4, 4]
-    ends = stage.step_ends()
-    assert ends == [("first", 1.5), ("second", 3.0)]
-    assert (first.times.batches, first.times.seconds) == (1, 0.5)
-    assert (second.times.batches, second.times.seconds) == (1, 1.5)
-    # A run that raises is not counted in the step that raised. Earlier records do not change.
-    with pytest.raises(ValueError, match="negative"):
-        stage.run_batch({"x": -2 * np.ones(2)}, [REQUEST])
-    assert (first.times.batches, second.times.batches) == (2, 1)
-    assert ends == [("first", 1.5), ("second", 3.0)]
+def _stage(steps: Sequence[StageStep], outputs: Sequence[str] | None, **options: Any) -> StageFunction:
+    return StageFunction("m", steps, outputs, **options)
+
+
+def test_steps_read_and_give_tensors_by_name() -> None:
+    seen: list[Mapping[str, Any]] = []
+
+    def double(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        seen.append(inputs)
+        return {"out": inputs["in"] * 2}
+
+    steps = [
+        StageStep("one", double, inputs={"in": "x"}, outputs={"out": "y"}, drops=("x",)),
+        StageStep("two", double, inputs={"in": "y"}, outputs={"out": "z"}),
+    ]
+    assert _stage(steps, ["z", "y"]).run_batch({"x": 1}, [_request()]) == {"z": 4, "y": 2}
+    assert seen == [{"in": 1}, {"in": 2}]
+
+
+def test_a_python_step_gets_the_rows_of_each_request() -> None:
+    seen: list[Any] = []
+
+    def run(inputs: Mapping[str, Any], rows: Sequence[int]) -> Mapping[str, Any]:
+        seen.append(rows)
+        return {"y": inputs["x"]}
+
+    stage = _stage([StageStep("one", run, python=True)], None)
+    assert stage.run_batch({"x": 1}, [_request(2), _request(3)]) == {"y": 1}
+    assert seen == [[2, 3]]
+
+
+def test_nothing_runs_after_the_last_deadline() -> None:
+    clock, ran = _Clock(), list[str]()
+
+    def slow(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        ran.append("slow")
+        clock.now = 5.0
+        return {"y": 1}
+
+    def last(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        ran.append("last")
+        return {"z": 1}
+
+    stage = _stage([StageStep("slow", slow), StageStep("last", last)], ["z"], clock=clock)
+    with pytest.raises(DeadlineExceeded, match="before step 'last' of model 'm'"):
+        stage.run_batch({"x": 1}, [_request(until=4.0), _request(until=5.0)])
+    assert ran == ["slow"]
+    clock.now = 0.0
+    assert stage.run_batch({"x": 1}, [_request(until=4.0), _request(until=6.0)]) == {"z": 1}
+
+
+def test_times_are_those_of_each_step() -> None:
+    clock = _Clock()
+
+    def took(seconds: float, name: str) -> Any:
+        def run(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+            clock.now += seconds
+            return {name: 1}
+
+        return run
+
+    times = [StepTimes(), StepTimes()]
+    stage = _stage(
+        [StageStep("a", took(1.0, "y"), times=times[0]), StageStep("b", took(2.5, "z"), times=times[1])],
+        ["z"],
+        clock=clock,
+    )
+    stage.run_batch({}, [_request()])
+    stage.run_batch({}, [_request()])
+    assert [(each.batches, each.seconds) for each in times] == [(2, 2.0), (2, 5.0)]
+
+
+def test_calls_of_other_models_are_possible_during_the_batch() -> None:
+    inside: list[Any] = []
+
+    @contextmanager
+    def calls(model: str, requests: Sequence[Request]) -> Iterator[None]:
+        inside.append((model, len(requests)))
+        yield
+        inside.append("left")
+
+    def run(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        inside.append("ran")
+        return {"y": 1}
+
+    _stage([StageStep("a", run)], None, calls=calls).run_batch({}, [_request(), _request()])
+    assert inside == [("m", 2), "ran", "left"]
+
+
+def test_a_released_tensor_is_not_kept() -> None:
+    def read(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"y": 1}
+
+    def fails(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise KeyError("x")
+
+    steps = [
+        StageStep("a", read, inputs={"x": "x"}, drops=("x",)),
+        StageStep("b", fails, inputs={"again": "x"}),
+    ]
+    with pytest.raises(KeyError):
+        _stage(steps, ["y"]).run_batch({"x": 1}, [_request()])

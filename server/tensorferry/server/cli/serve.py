@@ -18,7 +18,7 @@ from tensorferry.server.cores import Division, models_use_gpu, usable_cores
 from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.installed_versions import imported
 from tensorferry.server.link import ALIGNMENT, create_link
-from tensorferry.server.startup import print_ready_line, read_config
+from tensorferry.server.startup import config_file, print_ready_line, read_config
 from tensorferry.server.supervisor import SupervisorSettings, log_output, run_supervisor
 
 _log = logging.getLogger("tensorferry.server")
@@ -39,6 +39,8 @@ def main(argv: Sequence[str]) -> int:
     if config.front_ends != 0 and sys.platform != "linux":
         print("tensorferry serve: --front-ends needs Linux; leave it out", file=sys.stderr)
         return 2
+    if config.reload:
+        return _serve_reloading(config, argv)
     division = None if config.front_ends == 0 else division_for(config)
     if division is not None and division.front_ends:
         return _supervise(config, division, argv)
@@ -53,6 +55,14 @@ def main(argv: Sequence[str]) -> int:
     if division is not None:
         _log.info("%s", division)
     return int(run_one_process(replace(config, front_ends=0), output))
+
+
+def _serve_reloading(config: ServerConfig, argv: Sequence[str]) -> int:
+    # Imported here, because few servers need it.
+    from tensorferry.server.cli.reloading import serve_reloading
+
+    log_output.configure(config.log_format, config.log_level)
+    return serve_reloading(config, argv, config_file(argv))
 
 
 def division_for(config: ServerConfig) -> Division:

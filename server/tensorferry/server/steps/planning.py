@@ -176,15 +176,10 @@ def _signature(name: str, steps: Sequence[PlacedStep], outputs: Sequence[str]) -
                 inputs[tensor] = replace(spec, name=tensor, optional=False)
         for spec in step.signature.outputs:
             tensor = step.outputs[spec.name]
-            if tensor in given or tensor in inputs:
-                giver_name = (
-                    f"step {given[tensor][0].name!r} gives"
-                    if tensor in given
-                    else "is an input that a step reads"
-                )
+            if tensor in given:
                 raise StartError(
-                    f"pipeline {name!r}: step {step.name!r} gives the tensor {tensor!r}, which {giver_name} already; give it "
-                    "another name by step(..., outputs={...})"
+                    f"pipeline {name!r}: step {step.name!r} gives the tensor {tensor!r}, which step {given[tensor][0].name!r} "
+                    "gives already; give it another name by step(..., outputs={...})"
                 )
             given[tensor] = step, replace(spec, name=tensor)
     for tensor in outputs:

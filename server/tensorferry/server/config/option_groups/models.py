@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorferry.server.config.option import option
+from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import Parser, one_of, positive_seconds, switch
 from tensorferry.server.names import NAME
 
@@ -71,4 +71,10 @@ class ModelOptions:
         "several times",
         separator=os.pathsep,
         per_model=True,
+    )
+    reload: bool = option(
+        False,
+        switch,
+        "for development: start the server again when a Python file, a model or the file of --config changes",
+        scope=OptionScope.STANDALONE,
     )

@@ -1,0 +1,90 @@
+"""`tensorferry serve --reload` starts the server again when a file changes, and ends with it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensorferry.server.cli.reloading import run_reloading, snapshot, without_reload
+
+
+class _Child:
+    """A process that ends by itself, or when it is asked to."""
+
+    def __init__(self, code: int | None = None) -> None:
+        self.returncode = code
+        self.asked = 0
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def terminate(self) -> None:
+        self.asked += 1
+        self.returncode = 0
+
+    def wait(self) -> int | None:
+        return self.returncode
+
+
+class _Signals(queue.SimpleQueue[int]):
+    """Signals that arrive at given looks at the queue."""
+
+    def __init__(self, *arrivals: int | None) -> None:
+        self.arrivals = list(arrivals)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> int:
+        arrival = self.arrivals.pop(0)
+        if arrival is None:
+            raise queue.Empty
+        return arrival
+
+
+def _run(children: list[_Child], states: list[Any], signals: _Signals) -> int:
+    started = iter(children)
+    seen = iter(states)
+    start: Any = lambda: next(started)  # noqa: E731
+    return run_reloading(start, lambda: {Path("app.py"): (next(seen), 0)}, signals, 0.0)
+
+
+def test_a_change_starts_the_server_again() -> None:
+    children = [_Child(), _Child()]
+    # Before the first start, unchanged, changed, what changed; before the second start.
+    assert _run(children, [1, 1, 2, 2, 2], _Signals(None, None, signal.SIGTERM)) == 0
+    assert [child.asked for child in children] == [1, 1]
+
+
+def test_a_server_that_failed_is_started_after_the_next_change() -> None:
+    children = [_Child(1), _Child()]
+    assert _run(children, [1, 1, 2, 2, 2], _Signals(None, None, signal.SIGINT)) == 0
+    assert [child.asked for child in children] == [0, 1]
+
+
+def test_the_code_of_a_server_that_failed_is_returned() -> None:
+    assert _run([_Child(1)], [1], _Signals(signal.SIGTERM)) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["app.py", "--reload"], ["app.py", "--reload", "--no-reload"]),
+        (["--reload", "--", "app.py"], ["--reload", "--no-reload", "--", "app.py"]),
+    ],
+)
+def test_the_child_does_not_reload(argv: list[str], expected: list[str]) -> None:
+    assert without_reload(argv) == expected
+
+
+def test_python_files_beside_and_below_an_app_are_watched(tmp_path: Path) -> None:
+    app, other, model = tmp_path / "app.py", tmp_path / "steps" / "text.py", tmp_path / "elsewhere" / "m.onnx"
+    for file in (app, other, model, tmp_path / ".venv" / "x.py", tmp_path / "__pycache__" / "y.py"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("1")
+    before = snapshot([app, model, tmp_path / "gone.onnx"])
+    assert set(before) == {app, other, model}
+    os.utime(other, ns=(1, 1))
+    assert snapshot([app, model]) != before
