@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 from support.server.rig import PATIENCE
 
-from tensorferry.server.cli import one_process, serve
+from tensorferry.server.cli import one_process, reloading, serve
 from tensorferry.server.config.option import Option
 from tensorferry.server.config.server_config import GROUPS, OPTIONS, ServerConfig
 from tensorferry.server.link import create_link
@@ -29,6 +29,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
         return 0
 
     monkeypatch.setattr(one_process, "run_one_process", served)
+    monkeypatch.setattr(reloading, "serve_reloading", lambda config, argv, file: served(config, None))
     monkeypatch.setattr("tensorferry.server.telemetry.logs.configure", lambda *args: None)
     return configs
 
