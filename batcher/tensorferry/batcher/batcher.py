@@ -425,6 +425,16 @@ class Batcher:
                 self._completer.fail(part, Cancelled("the caller cancelled before the request was answered"))
         return bool(ended)
 
+    def flush(self) -> None:
+        """Let no batch wait for more requests from now on, in its window or for returning clients."""
+        self._queue.flush()
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Wait until all accepted requests are done, as `drain` does, but accept new ones."""
+        if self._workers.owns_current_thread:
+            return False
+        return self._queue.wait_drained(math.inf if timeout is None else self._clock.now() + timeout)
+
     def drain(self, timeout: float | None = None) -> bool:
         """Accept nothing new and wait until all accepted requests are done and their completions have returned.
 
@@ -432,9 +442,7 @@ class Batcher:
         false at once, because it would wait for itself. May be called again.
         """
         self._queue.close()
-        if self._workers.owns_current_thread:
-            return False
-        return self._queue.wait_drained(math.inf if timeout is None else self._clock.now() + timeout)
+        return self.wait_idle(timeout)
 
     def close(self, *, drain: bool = True, timeout: float | None = None) -> bool:
         """Accept nothing new, finish, and join the workers; return whether every worker has ended.

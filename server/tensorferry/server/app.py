@@ -23,6 +23,7 @@ from tensorferry.server.config.model_tables import table_name, unserved_tables
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.grpc_server import GrpcServer, Listener
+from tensorferry.server.inference.calls.model_calls import ModelCalls
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.link_messages import Gauge
 from tensorferry.server.methods.core import CoreMethods
@@ -33,6 +34,7 @@ from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
 from tensorferry.server.models.declared_sources import declared_sources
+from tensorferry.server.models.draining import wait_until_idle
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
@@ -125,6 +127,7 @@ class App:
             triton_status_codes=config.triton_status_codes,
             limits=request_limits(config),
         )
+        self._calls = ModelCalls(self.registry, tracing, triton_status_codes=config.triton_status_codes)
         # Read now, because reading opens a file, which can fail later if too many files are open.
         self._release = version("tensorferry")
         # The device of each --device, of the server and of single models.
@@ -305,6 +308,8 @@ class App:
         self._begin_drain()
         self._grpc.report_not_serving()
         drained = self._control.drain(deadline)
+        # Together, because a request of one model may need another: only then are they closed one by one.
+        drained = wait_until_idle(self.registry.models(), deadline) and drained
         for model in self.registry.models():
             self.registry.mark_unloading(model)
             drained = model.batcher.drain(max(0.0, deadline - time.monotonic())) and drained
@@ -323,6 +328,9 @@ class App:
         self._begin_drain()
         deadline = time.monotonic() + grace
         self._grpc.wait_until_sent(deadline)
+        # All at once, because a function ends only when what it waits for in another model has ended.
+        for model in self.registry.models():
+            model.batcher.close(drain=False, timeout=0.0)
         ended = [self._control.close(grace)]
         for model in self.registry.models():
             ended.append(model.batcher.close(drain=False, timeout=grace))
@@ -349,6 +357,7 @@ class App:
             changed=self._health_changed,
             lost=self._on_device_loss,
             batch_started=None if self._engine is None else self._engine.batch_started,
+            calls=self._calls.of_batch,
             served=self.registry.get,
         )
         return load_model(source, context)
@@ -358,6 +367,7 @@ class App:
         self._model_changed(health.name)
 
     def _model_changed(self, name: str) -> None:
+        self._calls.graph.forget(name)
         self._service.models_changed()
         self._publish_health(name)
 

@@ -112,6 +112,7 @@ def test_a_request_whose_model_is_unloaded_meanwhile_is_answered_and_traced(
 def test_an_exception_of_a_sink_does_not_affect_the_response(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         context = None
+        traces_calls = False
 
         def sample(self, model: Any, parent: Any) -> Any:
             return self

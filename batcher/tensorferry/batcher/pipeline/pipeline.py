@@ -406,10 +406,14 @@ class Pipeline:
 
     # The end.
 
-    def drain(self, timeout: float | None = None) -> bool:
-        """Accept nothing new and wait until all accepted requests are done; see `Batcher.drain`."""
+    def flush(self) -> None:
+        """Let no batch of the pipeline's own stages wait for more requests from now on; see `Batcher.flush`."""
+        for batcher in self._own.values():
+            batcher.flush()
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Wait until all accepted requests are done, but accept new ones; see `Batcher.wait_idle`."""
         until = self._until(timeout)
-        self._close()
         if threading.get_ident() in self._completing:
             return False
         with self._lock:
@@ -417,6 +421,15 @@ class Pipeline:
                 if self._clock.now() >= until:
                     return False
                 self._clock.wait(self._idle, until)
+        idle = [batcher.wait_idle(self._left(until)) for batcher in self._own.values()]
+        return all(idle)
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Accept nothing new and wait until all accepted requests are done; see `Batcher.drain`."""
+        until = self._until(timeout)
+        self._close()
+        if not self.wait_idle(timeout):
+            return False
         ended = [batcher.drain(self._left(until)) for batcher in self._own.values()]
         return all(ended)
 

@@ -90,6 +90,8 @@ class RequestQueue:
         self._drainers = 0
         # Nothing is accepted any more.
         self._closing = False
+        # No batch waits for more requests.
+        self._flushing = False
         # Nothing is queued again after a failure: no worker may be left to run it.
         self._abandoned = False
         # Requests that a thread has expired and not handed out yet. If the thread crashes, another hands them out.
@@ -266,14 +268,14 @@ class RequestQueue:
         credits: Sequence[float] = ()
         if len(backlog.buckets) > 1 or len(backlog.class_rows) > 1:
             credits = self._selector.credits(now)
-        decision = decide(backlog.buckets, now, self._limits, self._closing, credits)
+        decision = decide(backlog.buckets, now, self._limits, self._flushing, credits)
         if isinstance(decision, Wait):
             if self._unreported:
                 if backlog.rows:
                     self.wake_for_backlog_locked(now)
                 return BatchAssignment((), None, tuple(self.unreported_locked(())))
             return None if self._closing and not backlog.rows else decision
-        if decision.reason is CloseReason.IDLE and len(backlog.buckets) == 1 and not self._closing:
+        if decision.reason is CloseReason.IDLE and len(backlog.buckets) == 1 and not self._flushing:
             # There is room for clients that were just answered.
             limits, max_rows = self._selector.row_limits, self._limits.max_batch_size
             if limits.needed:
@@ -543,10 +545,16 @@ class RequestQueue:
 
     # The end of the queue.
 
+    def flush(self) -> None:
+        """Let no batch wait for more requests from now on. Idempotent."""
+        with self._lock:
+            self._flushing = True
+            self._devices.notify_all()
+
     def close(self) -> None:
         """Accept nothing from now on; queued requests still run. Idempotent."""
         with self._lock:
-            self._closing = True
+            self._closing = self._flushing = True
             self._admission.close()
             self._devices.notify_all()
             self._expiry.notify()

@@ -10,6 +10,7 @@ from tensorferry.batcher import Request
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.interface import InlineRunner
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply, error_reply
+from tensorferry.server.inference.request_origin import RequestOrigin
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.link import EngineLink
 from tensorferry.server.link_messages import ANSWERED, FAILED, Gauge, decode_origin, encode_failure
@@ -52,13 +53,13 @@ class ResponseBursts:
 def mark_begun(batch: Sequence[Request]) -> None:
     """Tell the front-ends that these requests run. If the engine dies, one of them may be the cause.
 
-    The batchers call this. The owner of a request is its port and its ticket.
+    The batchers call this. A request that a model's function made has no port: the request for which it runs was marked.
     """
     tickets: dict[FrontEndPort, list[int]] = {}
     for request in batch:
-        if request.owner is not None:
-            port, ticket = request.owner
-            tickets.setdefault(port, []).append(ticket)
+        origin: RequestOrigin | None = request.owner
+        if origin is not None and origin.port is not None:
+            tickets.setdefault(origin.port, []).append(origin.ticket)
     for port, begun in tickets.items():
         port.mark_begun(begun)
 
@@ -119,7 +120,7 @@ class FrontEndPort:
                 origin.caller,
                 streamed=origin.streamed,
                 run_soon=self._run_soon,
-                owner=(self, ticket),
+                origin=RequestOrigin(self, ticket),
             )
         for ticket in taken.cancelled:
             waiting = self._served.get(ticket)

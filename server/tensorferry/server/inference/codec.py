@@ -5,7 +5,7 @@ Error messages keep Triton's wording, because clients recognise errors by it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -93,11 +93,6 @@ def decode_request(
     for spec in signature.inputs:
         message = inputs[spec.name]
         check_description(message, spec, model, batched)
-        if spec.optional and 0 in message.shape and 0 not in spec.dims:
-            raise InvalidRequestError(
-                f"optional input {spec.name!r} of model {model!r} has shape {list(message.shape)}: give it at least one "
-                "element along each axis, or leave it out"
-            )
         try:
             tensors.append(decode_input(message, spec, model, contents, limits))
         except TensorError as error:
@@ -105,7 +100,7 @@ def decode_request(
     return DecodedRequest(
         signature,
         tensors=tuple(tensors),
-        rows=_row_count(tensors, model, signature, limits) if batched else 1,
+        rows=row_count(tensors, model, signature, limits) if batched else 1,
         key=tuple(tensor.shape[1:] for tensor in tensors),
         shared=signature.shared_inputs(batched=batched),
         nbytes=request.ByteSize() + sum([span.nbytes for span in contents.spans.values()]),
@@ -122,7 +117,7 @@ def decode_request(
     )
 
 
-def _row_count(tensors: Sequence[Tensor], model: str, signature: Signature, limits: RequestLimits) -> int:
+def row_count(tensors: Sequence[Tensor], model: str, signature: Signature, limits: RequestLimits) -> int:
     """Return the rows of a request to a batched model, which must be equal for all inputs with rows."""
     with_rows = [
         (spec.name, tensor.shape[0])
@@ -154,6 +149,12 @@ def _inputs_by_name(
                 f"input {truncate(tensor.name)!r} already exists in request for model {model!r}"
             )
         inputs[tensor.name] = tensor
+    check_input_names(inputs, model, signature)
+    return inputs
+
+
+def check_input_names(inputs: Collection[str], model: str, signature: Signature) -> None:
+    """Raise InvalidRequestError if a request's inputs are not the model's."""
     expected = [spec.name for spec in signature.inputs]
     allowed = {*expected, *(spec.name for spec in signature.optional)}
     for name in inputs:
@@ -167,7 +168,6 @@ def _inputs_by_name(
             f"expected {len(expected)} inputs but got {len(inputs)} inputs for model {model!r}. "
             f"Got input(s) {list(inputs)}, but missing required input(s) {missing}"
         )
-    return inputs
 
 
 def _requested_outputs(

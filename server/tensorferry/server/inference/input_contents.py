@@ -118,17 +118,26 @@ def check_description(tensor: InputMessage, spec: TensorSpec, model: str, batche
             f"inference input {spec.name!r} data-type is {tensor.datatype!r}, but model {model!r} expects "
             f"{spec.datatype.name!r}"
         )
-    shape = tensor.shape
+    check_shape(tuple(tensor.shape), spec, model, batched)
+
+
+def check_shape(shape: tuple[int, ...], spec: TensorSpec, model: str, batched: bool) -> None:
+    """Raise InvalidRequestError if an input's shape is not the model's."""
     if batched and spec.has_row_axis and not shape:
         raise InvalidRequestError(
             f"input {spec.name!r} has no shape but model {model!r} requires a batch dimension"
         )
     if (len(shape) != len(spec.dims) and not spec.any_rank) or any(
-        size != dim if isinstance(dim, int) else size < 0 for _, dim, size in spec.axes(tuple(shape))
+        size != dim if isinstance(dim, int) else size < 0 for _, dim, size in spec.axes(shape)
     ):
         raise InvalidRequestError(
             f"unexpected shape for input {spec.name!r} for model {model!r}. Expected {list(spec.shape)}, "
             f"got {list(shape)}" + (" (axis 0 counts rows)" if batched and spec.has_row_axis else "")
+        )
+    if spec.optional and 0 in shape and 0 not in spec.dims:
+        raise InvalidRequestError(
+            f"optional input {spec.name!r} of model {model!r} has shape {list(shape)}: give it at least one "
+            "element along each axis, or leave it out"
         )
 
 

@@ -21,19 +21,14 @@ from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner, 
 from tensorferry.server.inference.pending_inference import PendingInference
 from tensorferry.server.inference.reply import FinishedCall, InferenceCall, InferenceReply, error_reply
 from tensorferry.server.inference.request_limits import DEFAULT_LIMITS
+from tensorferry.server.inference.request_origin import NO_ORIGIN, RequestOrigin
 from tensorferry.server.inference.request_templates import Match, RequestTemplateCache
+from tensorferry.server.inference.traced_completion import metadata_of, traced_completion, traced_status
 from tensorferry.server.inference.unmatched_request import UnmatchedRequest
 from tensorferry.server.inference.unpacking import Unpacker
-from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.shared_memory.regions import Regions
-from tensorferry.server.status import (
-    INTERNAL_ERROR,
-    Status,
-    StatusCode,
-    code_of,
-    mapped_status,
-)
-from tensorferry.server.telemetry.trace_context import TRACEPARENT
+from tensorferry.server.status import Status, StatusCode, code_of
 from tensorferry.server.tracing.trace import RequestTrace, Tracer
 from tensorferry.server.wire.compression import decompress, is_compressed
 
@@ -121,13 +116,13 @@ class InferenceService:
         streamed: bool = False,
         run_soon: Callable[[InlineRunner], None] | None = None,
         unpacker: Unpacker | None = None,
-        owner: object = None,
+        origin: RequestOrigin | None = None,
     ) -> InferenceCall:
         """Serve one serialised ModelInferRequest. Call `complete` exactly once, perhaps before this returns.
 
         `data` must not change until the request is complete. `deadline` is on the clock of `time.monotonic`, inf for none.
-        `metadata` and `caller` are those of the call. `streamed` says that the message came in a stream. `owner` is that
-        of the batcher's request.
+        `metadata` and `caller` are those of the call. `streamed` says that the message came in a stream. `origin` says
+        who has received it, if this is not its own process.
         A caller that runs short batches itself gives `run_soon`, which gets the batcher if its `run_inline` must be
         called soon; no worker is woken then. A caller that must not wait gives an `unpacker`, which submits compressed
         messages on other threads. Never blocks else; every error arrives in the reply.
@@ -166,13 +161,17 @@ class InferenceService:
                         template.model, match[1], now, metadata, caller, streamed=streamed
                     )
                     if trace is not None:
-                        finish = self._traced(trace, complete, template.model)
-                        metadata = _metadata_of(trace)
+                        finish = traced_completion(
+                            trace, complete, template.model, triton=self._triton_status_codes
+                        )
+                        metadata = metadata_of(trace)
+                        if trace.context is not None:
+                            origin = (origin or NO_ORIGIN)._replace(trace=trace.context)
                 latest = min(deadline, now + template.timeout)
                 if unmatched is None:
-                    pending = PendingInference(match, latest, caller.name, metadata, finish, trace, owner)
+                    pending = PendingInference(match, latest, caller.name, metadata, finish, trace, origin)
                 else:
-                    pending = unmatched.pending(match, latest, caller.name, metadata, finish, trace, owner)
+                    pending = unmatched.pending(match, latest, caller.name, metadata, finish, trace, origin)
                 if unmatched is None or unmatched.empty_outputs is None:
                     batcher = template.model.batcher
                     if batcher.enqueue(pending, notify=run_soon is None) and run_soon is not None:
@@ -203,27 +202,9 @@ class InferenceService:
             self.count_refused(code_of(error, triton=self._triton_status_codes))
         if reply.trace is not None:
             reply.trace.set_model(reply.addressed)
-            reply.trace.completed(None, 0.0, error, self._mapped_status(error))
+            status = traced_status(error, triton=self._triton_status_codes)
+            reply.trace.completed(None, 0.0, error, status)
         return reply
-
-    def _traced(
-        self, trace: RequestTrace, complete: Callable[[InferenceReply], None], model: Model
-    ) -> Callable[[PendingInference], None]:
-        """Return a completion that records the outcome in the trace, then calls `complete`."""
-        trace.enqueued(model)
-
-        def completed(pending: PendingInference) -> None:
-            outcome, error = pending.outcome, pending.outcome.error
-            status = None if error is None else self._mapped_status(error)
-            trace.completed(
-                outcome.batch, outcome.queue_delay, error, status, rows=pending.rows, stages=outcome.stages
-            )
-            complete(pending)
-
-        return completed
-
-    def _mapped_status(self, error: BaseException) -> Status:
-        return mapped_status(error, triton=self._triton_status_codes) or INTERNAL_ERROR
 
 
 def _identity_of(match: Match | None, unmatched: UnmatchedRequest | None) -> tuple[str, tuple[str, str]]:
@@ -234,8 +215,3 @@ def _identity_of(match: Match | None, unmatched: UnmatchedRequest | None) -> tup
         template, request_id, _, _ = match
         return request_id, (template.model.name, template.model.version)
     return "", ("", "")
-
-
-def _metadata_of(trace: RequestTrace) -> Metadata:
-    """Return what a traced request needs of its metadata: the span that log lines name."""
-    return () if trace.context is None else ((TRACEPARENT, trace.context.traceparent),)

@@ -6,7 +6,7 @@ import logging
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from tensorferry.server.batching_check.row_comparison import (
     compare_rows,
 )
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
-from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.errors import ModelFailedError, NotReadyError, StartError
 from tensorferry.server.function_call import Call, bound_call
 from tensorferry.server.function_failure import traceback_text
 from tensorferry.server.model_config.instance_groups import InstanceGroup
@@ -43,7 +43,7 @@ from tensorferry.server.steps.loaded_step import LoadedStep, StepInstance, Warmu
 from tensorferry.server.telemetry.load_progress import set_load_stage
 from tensorferry.server.worker_process.errors import ProcessNotStarted
 from tensorferry.server.worker_process.worker_process import WorkerProcess
-from tensorferry.serving import DeclarationError, FunctionModel
+from tensorferry.serving import DeclarationError, FunctionModel, calls_through
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -157,6 +157,20 @@ def _bound(declared: FunctionModel) -> Call:
         raise StartError(f"model {declared.name!r} cannot be loaded:\n{traceback_text(error)}") from None
 
 
+class _NoCalls:
+    """`ModelCaller` of trial runs. Other models can be called only once they are loaded, too."""
+
+    def __init__(self) -> None:
+        # The model that the function called last, if any.
+        self.called = ""
+
+    def submit(
+        self, model: str, version: str, inputs: Mapping[str, Any], timeout: float | None
+    ) -> Future[dict[str, Any]]:
+        self.called = model
+        raise NotReadyError(f"model {model!r} cannot be called in a trial run")
+
+
 class _Trial:
     """Runs of a function with its example, or with random inputs."""
 
@@ -165,6 +179,7 @@ class _Trial:
         self._signature = signature
         self._call = call
         self._size = 1
+        self._calls = _NoCalls()
         # What is wrong with the outputs of the last run, if it returned any.
         self._wrong = ""
         self._example = None if declared.example is None else _example(declared, signature)
@@ -177,7 +192,8 @@ class _Trial:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the function; ModelFailedError if it raises."""
         try:
-            outputs: dict[str, Any] = self._call(inputs, ())
+            with calls_through(self._calls):
+                outputs: dict[str, Any] = self._call(inputs, ())
         except WrongOutputs as wrong:
             self._wrong = str(wrong)
             raise
@@ -194,7 +210,7 @@ class _Trial:
         return {name: np.resize(array, (rows, *array.shape[1:])) for name, array in self._example.items()}
 
     def runs(self) -> bool:
-        """Make the trial run; return whether the function accepts the input.
+        """Make the trial run; return whether the function accepts the input. It is not tried if it calls other models.
 
         StartError if it returns something else than it declares, or raises on its own example.
         """
@@ -204,13 +220,14 @@ class _Trial:
                 size, reason = working_size(self._signature, self.run)
                 if self._wrong:
                     raise WrongOutputs(self._wrong)
-                if size is None:
+                if size is None and not self._calls.called:
                     _log.info(
                         "model %s: its trial run on random input raised %s; its outputs are checked when it answers requests. "
                         "Give @model(example=...) to check it at load",
                         name,
                         reason,
                     )
+                if size is None:
                     return False
                 self._size = size
             rows = 1 if self._declared.max_batch_size in (0, 1) or not self._declared.batched else _TRIAL_ROWS
@@ -218,12 +235,21 @@ class _Trial:
         except WrongOutputs as wrong:
             raise StartError(f"model {name!r}, trial run: {wrong}") from None
         except ModelFailedError as error:
+            if self._calls.called:
+                return False
             if self._example is None:
                 # It accepts one row of random input, but not two.
                 _log.info("model %s: its trial run on %d rows of random input raised %s", name, rows, error)
                 return False
             text = "".join(traceback.format_exception(error.__cause__))
             raise StartError(f"model {name!r} raised on its own example:\n{text}") from None
+        finally:
+            if self._calls.called:
+                _log.info(
+                    "model %s calls model %s, so it is not tried at load; its outputs are checked when it answers requests",
+                    name,
+                    self._calls.called,
+                )
         return True
 
 

@@ -72,6 +72,8 @@ class AccessLog:
 
     # A log line is not a span.
     context = None
+    # It has a line for each request of a client.
+    traces_calls = False
 
     def __init__(self, max_lines: int, backoff: RestartBackoff | None = None) -> None:
         # Guards both limits. Only the queue's `put` is called while it is held, which never waits.

@@ -1,7 +1,8 @@
 """OpenTelemetry spans of requests and batches.
 
 A request has a span of kind server, with a child for each stage: decode, queue, batch and respond. In a pipeline, each
-of its stages has a child with a queue and a batch of its own. The steps of a batch are children of `batch`.
+of its stages has a child with a queue and a batch of its own. The steps of a batch are children of `batch`. A request
+that a model's function makes has a span of kind internal, below that of the request for which the function runs.
 
 A batch has a span in a trace of its own, because it has several parents. It links to the spans of its requests, as in
 OpenTelemetry's messaging conventions for batches, and the span `batch` of each request links back.
@@ -67,6 +68,8 @@ class OpenTelemetrySource:
 
     It wraps the transport's `ResponseBurstHook`: a batch's span is complete once all its responses have been sent.
     """
+
+    traces_calls = True
 
     def __init__(
         self,
@@ -212,7 +215,7 @@ class RequestSpans:
         self._context = SpanContext(trace_id, span_id, False, _FLAGS, state)
         # The span of the request's batch; of a pipeline's request, of its batch in each of the trace's stages.
         self._batches: Sequence[SpanContext | None] = (None,)
-        self.context: TraceContext | None = TraceContext(f"{trace_id:032x}", f"{span_id:016x}", True)
+        self.context: TraceContext | None = TraceContext(f"{trace_id:032x}", f"{span_id:016x}", True, parent.state if parent else "")
 
     def completed(self, trace: RequestTrace) -> None:
         """Link the request to the spans of its batches."""
@@ -246,17 +249,20 @@ class RequestSpans:
             end = trace.sent_at
             self._emit_child("respond", own, done, end)
         method = "ModelStreamInfer" if trace.streamed else "ModelInfer"
+        name, kind = f"{SERVICE_NAME}/{method}", SpanKind.SERVER
+        if trace.called_by:
+            name, kind = f"call {trace.addressed[0][:_MAX_QUOTED]}", SpanKind.INTERNAL
         status: Status | None = None
         if trace.status is not None and trace.status.code.name in _ERRORS:
             status = Status(StatusCode.ERROR, trace.status.message)
         self._owner.emit(
-            f"{SERVICE_NAME}/{method}",
+            name,
             self._context,
             self._parent,
             trace.started,
             end,
             _attributes(trace, method),
-            kind=SpanKind.SERVER,
+            kind=kind,
             status=status,
         )
 
@@ -297,13 +303,16 @@ def _attributes(trace: RequestTrace, method: str) -> dict[str, str | int | float
     """Return the attributes, named by the conventions for RPC or with the prefix `tensorferry`."""
     name, version = trace.addressed
     attributes: dict[str, str | int | float] = {
-        "rpc.system": "grpc",
-        "rpc.service": SERVICE_NAME,
-        "rpc.method": method,
-        "rpc.grpc.status_code": 0 if trace.status is None else trace.status.code.value[0],
         "tensorferry.model.name": name[:_MAX_QUOTED],
         "tensorferry.model.version": version[:_MAX_QUOTED],
     }
+    if trace.called_by:
+        attributes["tensorferry.call.model"] = trace.called_by[:_MAX_QUOTED]
+    else:
+        attributes["rpc.system"] = "grpc"
+        attributes["rpc.service"] = SERVICE_NAME
+        attributes["rpc.method"] = method
+        attributes["rpc.grpc.status_code"] = 0 if trace.status is None else trace.status.code.value[0]
     if trace.request_id:
         attributes["tensorferry.request.id"] = trace.request_id[:_MAX_QUOTED]
     if trace.rows:

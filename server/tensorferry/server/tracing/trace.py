@@ -38,7 +38,12 @@ class TraceSink(Protocol):
 
 
 class TraceSource(Protocol):
-    """Source of sinks, which decides the requests to trace. Thread-safe."""
+    """Source of sinks, which decides the requests to trace. Thread-safe.
+
+    `traces_calls` says whether it also traces requests that models' functions make, not only those of clients.
+    """
+
+    traces_calls: bool
 
     def sample(self, model: Model | None, parent: TraceContext | None) -> TraceSink | None:
         """Return a sink for a request, or None if it is not traced. `model` is None if it is unknown."""
@@ -50,7 +55,8 @@ class RequestTrace:
     `started`: the message has arrived. `queued`: the batcher has received the request. `completed_at`: there is an
     outcome. `sent_at`: the transport has accepted the response. `batch`, `queue_delay` and `stages` belong to the outcome.
     `accepted`: the batcher has accepted the request. `streamed`: it came in a stream. `addressed`: name and version of
-    its model, as far as known. `status` is None for a successful response.
+    its model, as far as known. `called_by` is the model whose function made the request, "" if a client did. `status` is None
+    for a successful response.
     """
 
     __slots__ = (
@@ -62,6 +68,7 @@ class RequestTrace:
         "accepted",
         "addressed",
         "batch",
+        "called_by",
         "caller",
         "completed_at",
         "context",
@@ -86,6 +93,7 @@ class RequestTrace:
         caller: ClientIdentity = ANONYMOUS,
         *,
         streamed: bool = False,
+        called_by: str = "",
     ) -> None:
         self._sinks = sinks
         self.request_id = request_id
@@ -93,6 +101,7 @@ class RequestTrace:
         # The request's span, or else the caller's.
         self.context = context
         self.caller = caller
+        self.called_by = called_by
         self.addressed = ("", "")
         self.accepted = False
         self.streamed = streamed
@@ -214,3 +223,26 @@ class Tracer:
             return None
         own = next((sink.context for sink in sinks if sink.context is not None), parent)
         return RequestTrace(sinks, request_id, started, own, caller, streamed=streamed)
+
+    def begin_call(
+        self,
+        model: Model,
+        request_id: str,
+        started: float,
+        parent: TraceContext,
+        caller: ClientIdentity,
+        called_by: str,
+    ) -> RequestTrace | None:
+        """Return the trace of a request that a function of the model `called_by` makes; None if no source traces it.
+
+        `parent` is the span of the request for which the function runs, and `caller` its client.
+        """
+        sinks = [
+            sink
+            for source in self.sources
+            if source.traces_calls and (sink := source.sample(model, parent)) is not None
+        ]
+        if not sinks:
+            return None
+        own = next((sink.context for sink in sinks if sink.context is not None), parent)
+        return RequestTrace(sinks, request_id, started, own, caller, called_by=called_by)

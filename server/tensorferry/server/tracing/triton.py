@@ -145,6 +145,8 @@ class TritonTracing:
     of the server restores its default. Without a file, tracing cannot be enabled.
     """
 
+    traces_calls = False
+
     def __init__(self, file: TraceFile | None = None, tracing: Tracer | None = None) -> None:
         self._file = file
         self._tracing = tracing or Tracer()

@@ -1,0 +1,1 @@
+"""Calls of other models by a model's function, within the server."""

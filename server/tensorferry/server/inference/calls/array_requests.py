@@ -1,0 +1,110 @@
+"""Requests made of arrays, with the checks that a client's message gets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensorferry.batcher import Tensor
+from tensorferry.server.config.limits import RequestLimits
+from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.inference.codec import DecodedRequest, ResponseSpec, check_input_names, row_count
+from tensorferry.server.inference.input_contents import check_shape
+from tensorferry.server.models.registry import Model
+from tensorferry.server.signature import TensorSpec
+
+Array = npt.NDArray[Any]
+
+# The queue bounds the rows of a call.
+_LIMITS = RequestLimits(rows=0)
+
+
+def request_of_arrays(inputs: Mapping[str, npt.ArrayLike], model: Model, priority: int) -> DecodedRequest:
+    """Return a request of these inputs, which asks for all outputs. InvalidRequestError if they do not fit the model.
+
+    Tensors refer to the arrays' memory. An array must have the input's datatype. Lists and numbers are converted.
+    """
+    check_input_names(inputs, model.name, model.signature)
+    signature = model.signature.with_given_inputs(inputs)
+    tensors = tuple([_tensor(inputs[spec.name], spec, model) for spec in signature.inputs])
+    return DecodedRequest(
+        signature,
+        tensors,
+        rows=row_count(tensors, model.name, signature, _LIMITS) if model.batched else 1,
+        key=tuple([tensor.shape[1:] for tensor in tensors]),
+        shared=signature.shared_inputs(batched=model.batched),
+        nbytes=sum([_nbytes(tensor) for tensor in tensors]),
+        timeout=math.inf,
+        priority=priority,
+        response_spec=ResponseSpec(signature.outputs, typed=False, explain=False),
+    )
+
+
+def _tensor(value: npt.ArrayLike, spec: TensorSpec, model: Model) -> Tensor:
+    what = f"inference input {spec.name!r} for model {model.name!r}"
+    array = _strings(value, spec, what) if spec.datatype.name == "BYTES" else _numbers(value, spec, what)
+    check_shape(array.shape, spec, model.name, model.batched)
+    if array.dtype.hasobject:
+        return Tensor(array.dtype, array.shape, array)
+    return Tensor(array.dtype, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def _numbers(value: npt.ArrayLike, spec: TensorSpec, what: str) -> Array:
+    storage = spec.datatype.storage
+    try:
+        array = np.asarray(value)
+        if isinstance(value, (list, tuple, bool, int, float)) and (
+            not array.size or np.can_cast(array.dtype, storage, "same_kind")
+        ):
+            # Not `astype`, which lets integers overflow.
+            array = np.asarray(value, storage)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequestError(
+            f"{what} is of type {type(value).__name__}, which is no array of {spec.datatype.name}: {error}"
+        ) from None
+    if array.dtype == storage:
+        return array
+    if spec.datatype.name == "BF16" and array.dtype.name == "bfloat16":
+        return array.view(storage)
+    raise InvalidRequestError(
+        f"{what} has dtype {array.dtype}, but the model expects {spec.datatype.name}: convert it with "
+        f".astype({storage.name!r})"
+    )
+
+
+def _strings(value: npt.ArrayLike, spec: TensorSpec, what: str) -> Array:
+    # Not an array of dtype S or U, which loses NULs at the end of a string.
+    array = value if isinstance(value, np.ndarray) else np.asarray(value, object)
+    if array.dtype.kind in "SU":
+        array = array.astype(object)
+    kind = bytes if spec.binary else str
+    if array.dtype != object:
+        raise InvalidRequestError(
+            f"{what} has dtype {array.dtype}, but the model expects {kind.__name__} elements: give an array of them"
+        )
+    if all(type(element) is kind for element in array.flat):
+        return array
+    converted = np.empty(array.size, object)
+    try:
+        converted[:] = [_string(element, kind, what) for element in array.flat]
+    except UnicodeError as error:
+        raise InvalidRequestError(f"{what} has an element that is not UTF-8 ({error})") from None
+    return converted.reshape(array.shape)
+
+
+def _string(element: object, kind: type[str] | type[bytes], what: str) -> str | bytes:
+    if isinstance(element, str):
+        return str(element) if kind is str else element.encode()
+    if isinstance(element, bytes):
+        return element.decode() if kind is str else bytes(element)
+    raise InvalidRequestError(f"{what} has an element of type {type(element).__name__}; elements are str or bytes")
+
+
+def _nbytes(tensor: Tensor) -> int:
+    if tensor.dtype.hasobject:
+        return sum(map(len, tensor.data.flat))
+    return math.prod(tensor.shape) * tensor.dtype.itemsize

@@ -1,0 +1,153 @@
+"""Calls with arrays: what fits a model, what is converted, and what an error says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from support.server.calling_models import World
+from support.server.rig import signature, spec
+
+from tensorferry.server.shapes.empty_axes import EmptyAxes
+from tensorferry.serving import InvalidInput
+
+MATRIX = signature(spec("x", "FP32", "batch", 2), outputs=(spec("y", "FP32", "batch", 2),))
+
+
+def echo(inputs: Mapping[str, Any]) -> Any:
+    return {"y": inputs["x"]}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"z": np.zeros((1, 2), "f4")}, "unexpected inference input 'z' for model 'm'; it takes ['x']"),
+        ({}, "expected 1 inputs but got 0 inputs for model 'm'"),
+        (
+            {"x": np.zeros((1, 2))},
+            "inference input 'x' for model 'm' has dtype float64, but the model expects FP32: convert it with "
+            ".astype('float32')",
+        ),
+        ({"x": np.zeros((1, 2), ">f4")}, "dtype >f4"),
+        ({"x": np.zeros((1, 3), "f4")}, "unexpected shape for input 'x' for model 'm'. Expected [-1, 2], got [1, 3]"),
+        ({"x": np.float32(1)}, "has no shape but model 'm' requires a batch dimension"),
+        ({"x": ["a"]}, "has dtype <U1, but the model expects FP32"),
+        ({"x": [[1.0], [1.0, 2.0]]}, "is of type list, which is no array of FP32"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(world: World, inputs: Any, message: str) -> None:
+    world.add("m", echo, MATRIX)
+    with pytest.raises(InvalidInput) as refused:
+        world.call("m", inputs)
+    assert message in str(refused.value)
+
+
+def test_rows_of_inputs_must_agree(world: World) -> None:
+    two = signature(spec("a", "FP32", "batch"), spec("b", "FP32", "batch"))
+    world.add("m", lambda inputs: inputs, two)
+    with pytest.raises(InvalidInput, match="3 rows, 'a' has 2"):
+        world.call("m", {"a": np.zeros(2, "f4"), "b": np.zeros(3, "f4")})
+
+
+@pytest.mark.parametrize("value", [[[1, 2]], [[1.0, 2.0]], [(True, 2)]])
+def test_lists_are_converted(world: World, value: Any) -> None:
+    world.add("m", echo, MATRIX)
+    found = world.call("m", {"x": value})["y"]
+    assert found.dtype == np.float32
+    assert found.tolist() == np.array(value, float).tolist()
+
+
+@pytest.mark.parametrize("value", [[0.5], [2**40]])
+def test_lists_lose_nothing(world: World, value: Any) -> None:
+    world.add("m", echo, signature(spec("x", "INT32", "batch"), outputs=(spec("y", "INT32", "batch"),)))
+    with pytest.raises(InvalidInput):
+        world.call("m", {"x": value})
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["ä", "b\0"],
+        [b"\xc3\xa4", b"b\0"],
+        np.array(["ä", "b\0"], object),
+        np.array(["ä", b"b\0"], object)[::1],
+    ],
+)
+def test_strings_are_text_or_bytes_as_the_model_takes_them(world: World, value: Any, binary: bool) -> None:
+    world.add(
+        "m",
+        echo,
+        signature(
+            spec("x", "BYTES", "batch", binary=binary), outputs=(spec("y", "BYTES", "batch", binary=binary),)
+        ),
+    )
+    expected = ["ä".encode(), b"b\0"] if binary else ["ä", "b\0"]
+    assert world.call("m", {"x": value})["y"].tolist() == expected
+
+
+@pytest.mark.parametrize("value", [np.array(["a", "bc"]), np.array([b"a", b"bc"])])
+def test_strings_in_arrays_of_fixed_width(world: World, value: Any) -> None:
+    world.add("m", echo, signature(spec("x", "BYTES", "batch"), outputs=(spec("y", "BYTES", "batch"),)))
+    assert world.call("m", {"x": value})["y"].tolist() == ["a", "bc"]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1], "an element of type int; elements are str or bytes"),
+        ([b"\xff"], "not UTF-8"),
+        (np.zeros(1), "has dtype float64, but the model expects str elements"),
+    ],
+)
+def test_elements_that_are_no_strings_are_refused(world: World, value: Any, message: str) -> None:
+    world.add("m", echo, signature(spec("x", "BYTES", "batch"), outputs=(spec("y", "BYTES", "batch"),)))
+    with pytest.raises(InvalidInput, match=message):
+        world.call("m", {"x": value})
+
+
+def test_arrays_need_not_be_contiguous(world: World) -> None:
+    world.add("m", echo, MATRIX)
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)[:, ::2]
+    assert world.call("m", {"x": x})["y"].tolist() == [[0, 2], [4, 6]]
+
+
+def test_bf16_is_its_bits(world: World) -> None:
+    world.add("m", echo, signature(spec("x", "BF16", "batch"), outputs=(spec("y", "BF16", "batch"),)))
+    assert world.call("m", {"x": np.array([16256], np.uint16)})["y"].tolist() == [16256]
+    dtypes = pytest.importorskip("ml_dtypes")
+    assert world.call("m", {"x": np.array([1], dtypes.bfloat16)})["y"].tolist() == [16256]
+
+
+def test_no_rows_are_answered_without_a_run(world: World) -> None:
+    def never(inputs: Any) -> Any:
+        raise AssertionError
+
+    world.add("m", never, MATRIX)
+    found = world.call("m", {"x": np.zeros((0, 2), "f4")})["y"]
+    assert (found.shape, found.dtype) == ((0, 2), np.float32)
+
+
+def test_axes_of_length_zero_are_checked(world: World) -> None:
+    world.add(
+        "m",
+        echo,
+        signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),)),
+        empty_axes=EmptyAxes({frozenset({("x", 1)}): "it fails"}),
+    )
+    with pytest.raises(InvalidInput, match="has length zero, which model 'm' is not known to support"):
+        world.call("m", {"x": np.zeros((1, 0), "f4")})
+
+
+def test_more_rows_than_a_batch_are_split(world: World) -> None:
+    world.add("m", echo, MATRIX, max_batch_size=2)
+    x = np.arange(10, dtype=np.float32).reshape(5, 2)
+    assert world.call("m", {"x": x})["y"].tolist() == x.tolist()
+
+
+def test_a_model_without_rows(world: World) -> None:
+    plain = signature(spec("x", "FP32", 3), outputs=(spec("y", "FP32", 3),))
+    world.add("m", echo, plain, max_batch_size=0)
+    assert world.call("m", {"x": [1, 2, 3]})["y"].tolist() == [1, 2, 3]
