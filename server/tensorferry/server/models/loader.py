@@ -42,6 +42,8 @@ def load_model(source: ModelSource, context: LoadContext) -> Model:
             return _load_pipeline(source, declared, context)
         step = _load_step(source, context)
     plan = plan_pipeline(source.name, [place(source.name, step.signature, {}, {}, step)], None)
+    # A pipeline has no optional inputs.
+    plan = replace(plan, signature=step.signature)
     _warn_about_unreachable_batches(source.name, step, context.config.for_model(source.name))
     return _model(source, plan, context, step.config, step.decision.verdict, step.batching)
 
