@@ -44,13 +44,20 @@ def submit(
 ) -> Future[dict[str, Any]]:
     """Send a request to another model of this server; the future gets its outputs by name.
 
-    `inputs`, or keywords, have an array for each input, with the rows on axis 0. The request goes through the other
-    model's batcher, where requests of others join it. It has the latest deadline of the batch that the calling function
-    runs, or `timeout` seconds if that is earlier, and the batch's trace. `version` is "" for the latest.
+    `inputs`, or keywords, have an array for each input, with the rows on axis 0. Arrays must have the input's datatype, and
+    must not change until the future is done; lists are converted. The request goes through the other model's batcher, where
+    requests of others join it. `version` is "" for the latest.
 
-    The future raises InvalidInput if the inputs do not fit the model, RecursionError if the other model is already waiting
-    for this one, and else the error of the request. RuntimeError if no function of a model is running on this thread: in a
-    thread of your own, run this in a copy of the function's context (`contextvars.copy_context`).
+    The request is made for the whole batch that the calling function runs. Its deadline is the latest of the batch, or
+    `timeout` seconds from now if that is earlier. Its client, priority and id are those of the batch's first request. It is
+    traced below the first request that is traced. It is cancelled if it has no answer when the function returns.
+
+    The future raises InvalidInput if the inputs do not fit the model, or if the model refuses them; RecursionError if the
+    models would call each other in a circle, and might wait forever; and else the error of the request. If the function does
+    not catch it, its own requests get the same status.
+
+    RuntimeError if no function of a model is running on this thread: in a thread of your own, run this in a copy of the
+    function's context (`contextvars.copy_context`).
     """
     try:
         caller = _caller.get()

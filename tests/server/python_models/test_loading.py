@@ -16,7 +16,7 @@ from tensorferry.server.errors import InvalidRequestError, StartError, StepFaile
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model
-from tensorferry.serving import BYTES, FP32, INT64, STRING, FunctionModel, InvalidInput, RowPadding, model
+from tensorferry.serving import BYTES, FP32, INT64, STRING, FunctionModel, InvalidInput, RowPadding, infer, model
 
 LoadFunction = Callable[..., Model]
 
@@ -307,3 +307,29 @@ def test_exit_in_a_function_fails_its_request_only(load: LoadFunction) -> None:
     with pytest.raises(StepFailedError):
         served.batcher.submit_rows({"x": np.array([5])}).result()
     assert served.batcher.submit_rows({"x": np.array([6])}).result()["y"].tolist() == [6]
+
+
+@pytest.mark.parametrize("example", [None, {"x": [1.0]}])
+def test_a_function_that_calls_other_models_is_not_tried(
+    load: LoadFunction, caplog: pytest.LogCaptureFixture, example: Any
+) -> None:
+    @model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, example=example)
+    def calling(x: Any) -> Any:
+        return infer("other", x=x)["y"]
+
+    with caplog.at_level(logging.INFO):
+        load(calling)
+    assert caplog.text.count("model calling calls model other, so it is not tried at load") == 1
+    assert "random input" not in caplog.text
+
+
+def test_a_trial_run_may_do_without_the_answer_of_another_model(load: LoadFunction) -> None:
+    @model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]})
+    def careful(x: Any) -> Any:
+        try:
+            return infer("other", x=x)["y"]
+        except Exception:
+            return x.astype(np.float64)
+
+    with pytest.raises(StartError, match="dtype float64"):
+        load(careful)

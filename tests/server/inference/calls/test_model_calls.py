@@ -1,0 +1,405 @@
+"""Functions that call other models: through their batchers, with the deadline, client and trace of the batch."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
+from contextvars import copy_context
+from typing import Any
+
+import numpy as np
+import pytest
+from support.server.calling_models import Observed, World, request
+from support.server.rig import Replies, fp32, infer, response_of, signature, spec
+from support.server.rig import request as message
+
+from tensorferry.batcher import (
+    DeadlineExceeded,
+    InstanceFailed,
+    OutOfMemory,
+    QueueFull,
+    RunTimedOut,
+    Shed,
+)
+from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.server.errors import (
+    InvalidRequestError,
+    LimitError,
+    ModelFailedError,
+    NotFoundError,
+    NotReadyError,
+    StepFailedError,
+)
+from tensorferry.server.inference.request_origin import RequestOrigin
+from tensorferry.server.models.registry import Model
+from tensorferry.server.status import StatusCode, status_of
+from tensorferry.server.telemetry.trace_context import TraceContext
+from tensorferry.serving import FP32, InvalidInput, model, submit
+from tensorferry.serving import infer as call
+
+VECTOR = signature(spec("x", "FP32", "batch"), outputs=(spec("y", "FP32", "batch"),))
+X = np.arange(3, dtype=np.float32)
+
+
+def double(inputs: Mapping[str, Any]) -> Any:
+    return {"y": inputs["x"] * 2}
+
+
+def caller(function: Any, name: str = "caller", **options: Any) -> Any:
+    """Declare a function from x to y as a model."""
+    return model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, name=name, **options)(function)
+
+
+def test_a_function_chooses_the_model_it_calls(world: World) -> None:
+    world.add("double", double, VECTOR)
+    world.add("negate", lambda inputs: {"y": -inputs["x"]}, VECTOR)
+    world.load(caller(lambda x: call("double" if x[0] > 0 else "negate", x=x)["y"]))
+    for value, expected in ((3, 6), (-3, 3)):
+        response = infer(world.service, message({"x": np.array([value], "f4")}, model="caller"))
+        assert np.frombuffer(response.raw_output_contents[0], "<f4").tolist() == [expected]
+
+
+def test_calls_share_batches_with_each_other_and_with_clients(world: World) -> None:
+    runner = ScriptedRunner(double, gated=True)
+    world.add("m", runner, VECTOR)
+    with world.caller("caller"):
+        first = submit("m", x=X)
+        runner.await_batches(1)
+        replies = Replies()
+        world.service.submit(message({"x": X}).SerializeToString(), math.inf, replies)
+        others = [submit("m", {"x": X[:1]}) for _ in range(2)]
+        runner.open()
+        assert first.result()["y"].tolist() == [0, 2, 4]
+        assert [other.result()["y"].tolist() for other in others] == [[0], [0]]
+    assert len(response_of(replies.first()).outputs) == 1
+    assert [len(batch["x"]) for batch in runner.batches] == [3, 5]
+
+
+def test_a_version_can_be_asked_for(world: World) -> None:
+    world.add("m", double, VECTOR)
+    world.add("m", lambda inputs: {"y": -inputs["x"]}, VECTOR, version="2")
+    assert world.call("m", {"x": X}, version="1")["y"].tolist() == [0, 2, 4]
+    assert world.call("m", {"x": X})["y"].tolist() == [0, -1, -2]
+
+
+def test_a_call_has_the_latest_deadline_of_its_batch(world: World) -> None:
+    seen = Observed(double)
+    world.add("m", seen, VECTOR)
+    now = time.monotonic()
+    early, late, ended = request(now + 1e3), request(now + 2e3), request(now - 1)
+    world.call("m", {"x": X}, ended, early, late)
+    world.call("m", {"x": X}, early, late, timeout=5e3)
+    world.call("m", {"x": X}, early, late, timeout=500)
+    world.call("m", {"x": X}, early, request())
+    deadlines = [batch[0].deadline for batch in seen.batches]
+    assert deadlines[:2] == [late.deadline] * 2
+    assert now + 500 <= deadlines[2] < late.deadline
+    assert deadlines[3] == math.inf
+
+
+def test_nothing_is_called_for_requests_that_have_ended(world: World) -> None:
+    seen = Observed(double)
+    world.add("m", seen, VECTOR)
+    with pytest.raises(DeadlineExceeded, match="before model 'caller' called model 'm'"):
+        world.call("m", {"x": X}, request(time.monotonic() - 1))
+    assert seen.batches == []
+
+
+def test_a_call_has_the_client_priority_and_id_of_the_first_request(world: World) -> None:
+    seen = Observed(double)
+    world.add("m", seen, VECTOR, priority_weights=(2, 1))
+    first, other = request(client="anna", priority=1, tag="id-1"), request(client="ben", priority=2)
+    world.call("m", {"x": X}, first, other)
+    world.call("m", {"x": X}, request(priority=7))
+    called, unknown = (batch[0] for batch in seen.batches)
+    assert (called.client, called.priority, called.tag) == ("anna", 1, "id-1")
+    # A class that the model does not have means its default.
+    assert unknown.priority == world.registry.get("m").batcher.priorities
+
+
+def raising(error: BaseException) -> Any:
+    def run(inputs: Any) -> Any:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        (InvalidRequestError("no"), InvalidInput, StatusCode.INVALID_ARGUMENT),
+        (NotReadyError("no"), NotReadyError, StatusCode.UNAVAILABLE),
+        (QueueFull("no", 0.5), QueueFull, StatusCode.RESOURCE_EXHAUSTED),
+        (Shed("no", 0.5), Shed, StatusCode.RESOURCE_EXHAUSTED),
+        (DeadlineExceeded("no"), DeadlineExceeded, StatusCode.DEADLINE_EXCEEDED),
+        (RunTimedOut("no"), RunTimedOut, StatusCode.DEADLINE_EXCEEDED),
+        (OutOfMemory("no"), LimitError, StatusCode.RESOURCE_EXHAUSTED),
+        (InstanceFailed("no"), InstanceFailed, StatusCode.UNAVAILABLE),
+        (ModelFailedError("no"), StepFailedError, StatusCode.INTERNAL),
+        (StepFailedError("no", "secret"), StepFailedError, StatusCode.INTERNAL),
+        (ZeroDivisionError("secret"), StepFailedError, StatusCode.INTERNAL),
+    ],
+)
+def test_an_error_has_a_type_for_the_function_and_the_same_status_for_its_client(
+    world: World, caplog: pytest.LogCaptureFixture, error: BaseException, kind: Any, code: StatusCode
+) -> None:
+    world.add("m", raising(error), VECTOR)
+    caught: list[BaseException] = []
+
+    def function(x: Any) -> Any:
+        try:
+            return call("m", x=x)["y"]
+        except Exception as found:
+            caught.append(found)
+            raise
+
+    world.load(caller(function))
+    caught.clear()
+    with pytest.raises(Exception) as failed:  # noqa: PT011
+        infer(world.service, message({"x": X}, model="caller"))
+    assert type(caught[0]) is kind
+    status = status_of(failed.value)
+    assert status.code is code
+    assert "secret" not in status.message
+    if kind is StepFailedError:
+        assert status.message.startswith("model 'caller' called model 'm', which failed: ")
+
+
+def test_unknown_models(world: World) -> None:
+    world.add("m", double, VECTOR)
+    with pytest.raises(NotFoundError, match="unknown model: 'n'"):
+        world.call("n", {"x": X})
+    with pytest.raises(NotFoundError, match="version 2"):
+        world.call("m", {"x": X}, version="2")
+    world.registry.mark_unloading(world.registry.get("m"))
+    with pytest.raises(NotReadyError):
+        world.call("m", {"x": X})
+
+
+def test_a_function_can_go_on_after_an_error(world: World) -> None:
+    world.add("m", raising(ValueError()), VECTOR)
+
+    def function(x: Any) -> Any:
+        try:
+            return call("m", x=x)["y"]
+        except ModelFailedError:
+            return -x
+
+    world.load(caller(function))
+    response = infer(world.service, message({"x": X}, model="caller"))
+    assert np.frombuffer(response.raw_output_contents[0], "<f4").tolist() == [0, -1, -2]
+
+
+def test_one_bad_request_fails_alone(world: World) -> None:
+    def positive(inputs: Mapping[str, Any]) -> Any:
+        if (inputs["x"] < 0).any():
+            raise InvalidRequestError("negative")
+        return inputs
+
+    world.add("m", positive, signature(spec("x", "FP32", "batch")))
+    gate, started = threading.Event(), threading.Event()
+
+    def function(x: Any) -> Any:
+        started.set()
+        assert gate.wait(30)
+        return call("m", x=x)["x"]
+
+    gate.set()
+    world.load(caller(function))
+    gate.clear()
+    replies = [Replies() for _ in range(6)]
+    started.clear()
+    for number, reply in enumerate(replies):
+        x = np.array([-1 if number == 4 else number], "f4")
+        world.service.submit(message({"x": x}, model="caller").SerializeToString(), math.inf, reply)
+        assert started.wait(30)
+    gate.set()
+    for number, reply in enumerate(replies):
+        if number == 4:
+            with pytest.raises(InvalidRequestError, match="negative"):
+                response_of(reply.first())
+        else:
+            assert response_of(reply.first()).raw_output_contents
+
+
+def test_a_model_that_is_replaced_after_the_look_up_is_looked_up_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = world.add("m", double, VECTOR)
+    batcher = old.batcher
+    enqueue = batcher.enqueue
+
+    def replace(given: Any, **options: Any) -> bool:
+        world.add("m", lambda inputs: {"y": -inputs["x"]}, VECTOR)
+        batcher.close()
+        return enqueue(given, **options)
+
+    monkeypatch.setattr(batcher, "enqueue", replace)
+    assert world.call("m", {"x": X})["y"].tolist() == [0, -1, -2]
+
+
+def test_a_model_that_is_unloaded_after_the_look_up_is_not_ready(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = world.add("m", double, VECTOR)
+    enqueue = old.batcher.enqueue
+
+    def unload(given: Any, **options: Any) -> bool:
+        world.registry.mark_unloading(old)
+        old.batcher.close()
+        return enqueue(given, **options)
+
+    monkeypatch.setattr(old.batcher, "enqueue", unload)
+    with pytest.raises(NotReadyError):
+        world.call("m", {"x": X})
+
+
+def test_calls_are_cancelled_when_the_function_has_returned(world: World) -> None:
+    runner = ScriptedRunner(double, gated=True)
+    world.add("m", runner, VECTOR)
+    with world.caller("caller"):
+        running = submit("m", x=X)
+        runner.await_batches(1)
+        queued = submit("m", x=X)
+        context = copy_context()
+    for future in (running, queued):
+        with pytest.raises(CancelledError):
+            future.result()
+    with pytest.raises(RuntimeError, match="after the function had returned"):
+        context.run(submit, "m", x=X)
+    runner.open()
+    assert world.registry.get("m").batcher.drain()
+    assert len(runner.batches) == 1
+
+
+def test_a_cancelled_call_is_withdrawn(world: World) -> None:
+    runner = ScriptedRunner(double, gated=True)
+    batcher = world.add("m", runner, VECTOR).batcher
+    with world.caller("caller"):
+        submit("m", x=X)
+        runner.await_batches(1)
+        assert submit("m", x=X).cancel()
+        assert batcher.statistics().sizes.queued == 0
+    runner.open()
+
+
+def test_a_thread_of_the_function_calls_in_a_copy_of_its_context(world: World) -> None:
+    world.add("m", double, VECTOR)
+    found: list[Any] = []
+    with world.caller("caller"):
+        context = copy_context()
+        thread = threading.Thread(target=lambda: found.append(context.run(call, "m", x=X)["y"].tolist()))
+        thread.start()
+        thread.join()
+    assert found == [[0, 2, 4]]
+    with pytest.raises(RuntimeError, match="outside of a model's function"):
+        call("m", x=X)
+
+
+def test_outputs_are_the_functions_own(world: World) -> None:
+    kept: list[Any] = []
+
+    def run(inputs: Mapping[str, Any]) -> Any:
+        kept.append(np.zeros((8, 1000), "f4"))
+        return {"y": kept[0][: len(inputs["x"])]}
+
+    world.add("m", run, signature(spec("x", "FP32", "batch"), outputs=(spec("y", "FP32", "batch", 1000),)))
+    found = world.call("m", {"x": X})["y"]
+    found[:] = 1
+    assert not kept[0].any()
+
+
+def test_a_rejected_call_keeps_nothing_alive(world: World) -> None:
+    world.add("m", double, VECTOR, max_queue_size=2)
+    x = np.zeros(4, np.float32)
+    alive = weakref.ref(x)
+    gc.disable()
+    try:
+        with world.caller("caller"):
+            error = submit("m", x=x).exception()
+            assert isinstance(error, InvalidInput)
+            error.__traceback__ = None
+        del x
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+class Sink:
+    def __init__(self, name: str, events: list[Any], parent: TraceContext | None) -> None:
+        self.context = TraceContext("a" * 32, name * 16, True)
+        self.parent = parent
+        self._events = events
+
+    def completed(self, trace: Any) -> None:
+        self._events.append(("completed", trace.addressed[0], trace.called_by, self.parent, trace.error))
+
+    def ended(self, trace: Any) -> None:
+        self._events.append(("ended", trace.addressed[0], trace.called_by, self.parent, trace.error))
+
+
+class Source:
+    def __init__(self, *, traces_calls: bool) -> None:
+        self.traces_calls = traces_calls
+        self.events: list[Any] = []
+        self._names = iter("123456789")
+
+    def sample(self, served: Model | None, parent: TraceContext | None) -> Any:
+        return Sink(next(self._names), self.events, parent)
+
+
+SPAN = TraceContext("a" * 32, "f" * 16, True)
+
+
+def test_a_call_has_a_span_below_that_of_the_first_traced_request(world: World) -> None:
+    seen, calls, clients = Observed(double), Source(traces_calls=True), Source(traces_calls=False)
+    world.add("m", seen, VECTOR)
+    for source in (calls, clients):
+        world.tracer.switch(source, on=True)
+    traced = request(owner=RequestOrigin(trace=SPAN))
+    world.call("m", {"x": X}, request(), traced)
+    world.call("m", {"x": X}, request())
+    assert calls.events == [
+        ("completed", "m", "caller", SPAN, None),
+        ("ended", "m", "caller", SPAN, None),
+    ]
+    assert clients.events == []
+    # What the called model calls is below the call's span.
+    called, untraced = (batch[0] for batch in seen.batches)
+    assert called.owner == RequestOrigin(trace=TraceContext("a" * 32, "1" * 16, True))
+    assert untraced.owner is None
+
+
+def test_the_trace_of_a_rejected_call_ends(world: World) -> None:
+    source = Source(traces_calls=True)
+    batcher = world.add("m", double, VECTOR).batcher
+    world.tracer.switch(source, on=True)
+    assert batcher.close()
+    with pytest.raises(Exception, match="closed"):
+        world.call("m", {"x": X}, request(owner=RequestOrigin(trace=SPAN)))
+    assert [event[0] for event in source.events] == ["completed", "ended"]
+    assert source.events[0][4].__name__ == "BatcherClosed"
+
+
+def test_requests_of_clients_have_their_span_as_origin(world: World) -> None:
+    seen, source = Observed(double), Source(traces_calls=True)
+    world.add("m", seen, VECTOR)
+    infer(world.service, message({"x": fp32(2)}))
+    world.tracer.switch(source, on=True)
+    infer(world.service, message({"x": fp32(2)}))
+    port = object()
+    replies = Replies()
+    data = message({"x": fp32(2)}).SerializeToString()
+    world.service.submit(data, math.inf, replies, origin=RequestOrigin(port, 7))
+    replies.first()
+    origins = [batch[0].owner for batch in seen.batches]
+    assert origins[0] is None
+    assert origins[1] == RequestOrigin(trace=TraceContext("a" * 32, "1" * 16, True))
+    assert origins[2] == RequestOrigin(port, 7, TraceContext("a" * 32, "2" * 16, True))
+
+
