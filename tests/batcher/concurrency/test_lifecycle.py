@@ -83,6 +83,26 @@ def test_drain_does_not_wait_out_a_window(make: Make) -> None:
     assert result(future) == 1
 
 
+def test_waiting_until_idle_accepts_requests(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner)
+    assert batcher.wait_idle(0.0)
+    futures = [occupy(batcher, runner)]
+    assert not batcher.wait_idle(0.0)
+    futures.append(batcher.submit(1.0))
+    runner.open()
+    assert batcher.wait_idle()
+    assert all(future.done() for future in futures)
+    assert result(batcher.submit(2.0)) == 4
+
+
+def test_after_a_flush_no_batch_waits_for_its_window(make: Make) -> None:
+    batcher = make(lambda x: x, 32, 3600.0)
+    future = batcher.submit(1.0)
+    batcher.flush()
+    assert result(future) == 1
+    assert result(batcher.submit(2.0)) == 2
+
+
 def test_close_without_drain_fails_queued_requests_at_once(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner)
     running, queued = occupy(batcher, runner), batcher.submit(1.0)

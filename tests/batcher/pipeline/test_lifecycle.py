@@ -38,6 +38,28 @@ def test_draining_gives_up_after_its_timeout_and_can_be_repeated(puppets: Puppet
     assert pipeline.drain(0.0)
 
 
+def test_waiting_until_idle_accepts_requests(puppets: Puppets) -> None:
+    pipeline = puppets.two()
+    assert pipeline.wait_idle(0.0)
+    first = send(pipeline, [1])[1]
+    puppets.runners["a"].await_batches(1)
+    assert not pipeline.wait_idle(0.0)
+    second = send(pipeline, [2])[1]
+    for runner in puppets.runners.values():
+        runner.open()
+    assert pipeline.wait_idle()
+    assert (answer(first), answer(second)) == ([4], [6])
+
+
+def test_after_a_flush_no_batch_waits_for_its_window(puppets: Puppets) -> None:
+    # The clock stands still, so no window ends.
+    pipeline = puppets.two(gated=False, max_queue_delay=1.0)
+    pipeline.flush()
+    recorder = send(pipeline, [1])[1]
+    assert pipeline.wait_idle()
+    assert answer(recorder) == [4]
+
+
 def test_closing_without_draining_answers_only_what_runs_in_the_last_stage(puppets: Puppets) -> None:
     pipeline = puppets.two(max_batch_size=1)
     puppets.runners["a"].release(2)

@@ -16,7 +16,17 @@ from tensorferry.server.errors import InvalidRequestError, StartError, StepFaile
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model
-from tensorferry.serving import BYTES, FP32, INT64, STRING, FunctionModel, InvalidInput, RowPadding, infer, model
+from tensorferry.serving import (
+    BYTES,
+    FP32,
+    INT64,
+    STRING,
+    FunctionModel,
+    InvalidInput,
+    RowPadding,
+    infer,
+    model,
+)
 
 LoadFunction = Callable[..., Model]
 

@@ -215,7 +215,9 @@ class RequestSpans:
         self._context = SpanContext(trace_id, span_id, False, _FLAGS, state)
         # The span of the request's batch; of a pipeline's request, of its batch in each of the trace's stages.
         self._batches: Sequence[SpanContext | None] = (None,)
-        self.context: TraceContext | None = TraceContext(f"{trace_id:032x}", f"{span_id:016x}", True, parent.state if parent else "")
+        self.context: TraceContext | None = TraceContext(
+            f"{trace_id:032x}", f"{span_id:016x}", True, parent.state if parent else ""
+        )
 
     def completed(self, trace: RequestTrace) -> None:
         """Link the request to the spans of its batches."""

@@ -31,7 +31,10 @@ def echo(inputs: Mapping[str, Any]) -> Any:
             ".astype('float32')",
         ),
         ({"x": np.zeros((1, 2), ">f4")}, "dtype >f4"),
-        ({"x": np.zeros((1, 3), "f4")}, "unexpected shape for input 'x' for model 'm'. Expected [-1, 2], got [1, 3]"),
+        (
+            {"x": np.zeros((1, 3), "f4")},
+            "unexpected shape for input 'x' for model 'm'. Expected [-1, 2], got [1, 3]",
+        ),
         ({"x": np.float32(1)}, "has no shape but model 'm' requires a batch dimension"),
         ({"x": ["a"]}, "has dtype <U1, but the model expects FP32"),
         ({"x": [[1.0], [1.0, 2.0]]}, "is of type list, which is no array of FP32"),

@@ -401,5 +401,3 @@ def test_requests_of_clients_have_their_span_as_origin(world: World) -> None:
     assert origins[0] is None
     assert origins[1] == RequestOrigin(trace=TraceContext("a" * 32, "1" * 16, True))
     assert origins[2] == RequestOrigin(port, 7, TraceContext("a" * 32, "2" * 16, True))
-
-

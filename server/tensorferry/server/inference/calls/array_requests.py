@@ -101,7 +101,9 @@ def _string(element: object, kind: type[str] | type[bytes], what: str) -> str | 
         return str(element) if kind is str else element.encode()
     if isinstance(element, bytes):
         return element.decode() if kind is str else bytes(element)
-    raise InvalidRequestError(f"{what} has an element of type {type(element).__name__}; elements are str or bytes")
+    raise InvalidRequestError(
+        f"{what} has an element of type {type(element).__name__}; elements are str or bytes"
+    )
 
 
 def _nbytes(tensor: Tensor) -> int:

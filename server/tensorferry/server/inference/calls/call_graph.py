@@ -54,9 +54,7 @@ class CallGraph:
             for called in [called for called, count in self._calls[caller].items() if not count]:
                 del self._calls[caller][called]
 
-    def _path_locked(
-        self, start: str, goal: str, steps: Mapping[str, Sequence[str]]
-    ) -> Sequence[str] | None:
+    def _path_locked(self, start: str, goal: str, steps: Mapping[str, Sequence[str]]) -> Sequence[str] | None:
         """Return the models from `start` to `goal`, each of which waits for the next; None if there is no such way."""
         paths: dict[str, tuple[str, ...]] = {start: (start,)}
         left = [start]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from tensorferry.batcher import BatcherClosed, DeadlineExceeded, OutOfMemory, Request
 from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
-from tensorferry.server.errors import LimitError, ServerError, StepFailedError
+from tensorferry.server.errors import LimitError, StepFailedError
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity
 from tensorferry.server.inference.calls.array_requests import request_of_arrays
 from tensorferry.server.inference.calls.call_graph import CallGraph
@@ -42,9 +41,7 @@ class ModelCalls:
     Its span is below that of the first one that is traced.
     """
 
-    def __init__(
-        self, registry: ModelRegistry, tracer: Tracer, *, triton_status_codes: bool = False
-    ) -> None:
+    def __init__(self, registry: ModelRegistry, tracer: Tracer, *, triton_status_codes: bool = False) -> None:
         self.registry = registry
         self.tracer = tracer
         self.triton_status_codes = triton_status_codes
