@@ -127,8 +127,8 @@ bench-report: $(VENV)/.dev $(VENV)/.plots ## write docs/results/performance.md a
 	@$(SERVING).reporting.report
 
 # The plots' lock file has Pillow.
-bench-python: $(LOAD) $(VENV)/.dev $(VENV)/.plots $(VENV)/.embeddings $(SENTENCE_ENCODER) ## measure Python functions, steps and pipelines beside other servers; writes docs/results/python_models.md (20 minutes; QUICK=1: two minutes, no page; ONLY=functions,steps,images,text)
-	@$(PYTHON_MODELS).run --load $(LOAD) $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
+bench-python: $(LOAD) $(VENV)/.dev $(VENV)/.plots $(VENV)/.embeddings $(SENTENCE_ENCODER) ## measure Python functions, steps and pipelines beside other servers; writes docs/results/python_models.md (30 minutes; QUICK=1: three minutes, no page; ROUNDS=3; ONLY=functions,steps,images,text)
+	@$(PYTHON_MODELS).run --load $(LOAD) $(if $(QUICK),--quick) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only $(ONLY))
 	@$(if $(QUICK)$(ONLY),,$(PYTHON_MODELS).report)
 
 bench-python-report: $(VENV)/.dev ## write docs/results/python_models.md from the last `make bench-python`

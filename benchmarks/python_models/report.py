@@ -16,7 +16,7 @@ from sections import Section
 
 from python_models import images, plan, steps, text
 from python_models.plan import FUNCTIONS
-from python_models.steps import BLS, OURS, STEP, WITHOUT, differences
+from python_models.steps import BLS, OURS, STEP, TWO, WITHOUT, differences
 from serving.plan import UNARY
 from serving.reporting import tables
 from serving.reporting.ratios import Figures, Ratio, divided, figures
@@ -49,12 +49,12 @@ METHOD = f"""## Method
 - Functions: every server runs the same numpy function in batches of at most {MAX_BATCH_SIZE}. LitServe, mosec and PyTriton have a
   window of 2 ms, BentoML its adaptive dispatcher, tensorferry its default options. LitServe and BentoML get base64 in
   JSON, mosec msgpack, over HTTP/1.1; the others gRPC.
-- Steps: two ONNX models of 64 × 64 weights, alone and with a Python step between them that returns its input. The
-  cost of the step is the difference within one server, of loads that alternate: of the median latency of one
+- Steps: two ONNX models of 64 × 64 weights, alone and with Python steps between them that return their input. The
+  cost of a step is the difference within one server, of loads that alternate: of the median latency of one
   call of {MAX_BATCH_SIZE} rows, and of the processor time per call with {MAX_BATCH_SIZE} calls of one row in flight. Triton is the server in
-  PyTriton's wheel. It has no ONNX Runtime backend, so its Python backend runs the two models, with and without the step.
-  Its BLS is a Python model that calls the two models once for a batch. It is compared with the ensemble without
-  a step. It forms batches once, and the ensemble once for each model, so a single row can cost less with BLS.
+  PyTriton's wheel. It has no ONNX Runtime backend, so its Python backend runs the two models, with and without steps.
+  Its BLS is a Python model that calls the two models once for a batch; its cost is the difference to the ensemble without
+  a step. BLS forms batches once, and an ensemble once for each model, so a single row can cost less with BLS.
 - Images: {images.IN_FLIGHT} calls in flight, each with a JPEG file of 640 × 480 pixels, which Pillow decodes and resizes to
   224 × 224 before a small ResNet. "Busy" is the share of time in which the model runs, by its statistics.
 - Text: all-MiniLM-L6-v2 and its tokenizer, {text.IN_FLIGHT} calls in flight. The encoder alone gets the tokens of the same texts.
@@ -135,6 +135,7 @@ def generated(results: Mapping[str, Any]) -> str:
 _MODELS = {
     WITHOUT: "two models",
     STEP: "with a step between",
+    TWO: "with two steps between",
     BLS: "two models called by Python (BLS)",
 }
 

@@ -1,6 +1,6 @@
 """What an empty Python step between two tiny models costs, here and in Triton.
 
-Every server has the two models alone and with the step between them. The load alternates between them, so the differences
+Every server has the two models alone, and with one or two steps between them. The load alternates between them, so the differences
 are those of one server within a second or two.
 """
 
@@ -28,7 +28,7 @@ from serving.workloads import build_dense
 Row = Mapping[str, Any]
 
 PART, OURS = "steps", "tensorferry"
-WITHOUT, STEP, BLS = "without", "step", "bls"
+WITHOUT, STEP, TWO, BLS = "without", "step", "two", "bls"
 _WIDTH = 64
 _SECONDS, _WARM_UP = 0.5, 0.15
 # The difference is smallest for tensorferry, so it needs more pairs against the noise.
@@ -75,7 +75,7 @@ def measure(bench: Bench, number: int, shortened: float, server: str) -> Iterato
 
 def models_of(server: str) -> list[str]:
     """Return the models that a server has."""
-    return [WITHOUT, STEP] if server == OURS else [WITHOUT, STEP, BLS]
+    return [WITHOUT, STEP, TWO] if server == OURS else [WITHOUT, STEP, TWO, BLS]
 
 
 def differences(rows: Sequence[Row], server: str, model: str, field: str) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Two tiny models, alone and with an empty step of Python between them."""
+"""Two tiny models, alone and with one or two empty steps of Python between them."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,13 @@ def empty(hidden: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return hidden
 
 
-without = pipeline("without", step(_first, outputs={"y": "hidden"}), step(_second, inputs={"x": "hidden"}))
-with_step = pipeline(
-    "step", step(_first, outputs={"y": "hidden"}), empty, step(_second, inputs={"x": "same"})
-)
+@model(inputs={"same": FP32[-1, 64]}, outputs={"still_same": FP32[-1, 64]})
+def another(same: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the batch as it is."""
+    return same
+
+
+_before = step(_first, outputs={"y": "hidden"})
+without = pipeline("without", _before, step(_second, inputs={"x": "hidden"}))
+one = pipeline("step", _before, empty, step(_second, inputs={"x": "same"}))
+two = pipeline("two", _before, empty, another, step(_second, inputs={"x": "still_same"}))

@@ -1,6 +1,6 @@
-"""Triton with two tiny models, alone and with an empty Python step between them, and executes it.
+"""Triton with two tiny models, alone and with one or two empty Python steps between them.
 
-`without` and `step` are ensembles; `bls` is a Python model that calls the two models, with the step in between.
+`without`, `step` and `two` are ensembles; `bls` is a Python model that calls the two models, with the step in between.
 """
 
 from __future__ import annotations
@@ -35,5 +35,6 @@ if __name__ == "__main__":
     add_model(Path(__file__).parents[1] / "functions" / "empty.py", "empty")
     add("without", ensemble(["first", "second"]))
     add("step", ensemble(["first", "empty", "second"]))
+    add("two", ensemble(["first", "empty", "empty", "second"]))
     add("bls", f'backend: "python"\n{_TENSORS}{BATCHING}', Path(__file__).with_name("triton_bls.py"))
     serve()
