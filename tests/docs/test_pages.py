@@ -211,6 +211,7 @@ def test_the_page_of_python_models(place: Place) -> None:
         labels = digits.infer("digits", {"image": images})["label"]
         words = client.infer("read", {"picture": 16 - images})["word"]
         assert [DIGITS.index(word.decode()) for word in words] == labels.tolist()
+        assert set(client.infer("careful", {"picture": 16 - images})["sure"]) <= {*words, b"unsure"}
         with pytest.raises(InferenceError, match="the greatest pixel is 17; pixels are 0 to 16"):
             client.infer("read", {"picture": np.full_like(images, 17)})
         assert client.infer("Distance", {"image": images})["distance"].shape == (len(images),)
