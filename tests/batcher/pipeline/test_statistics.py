@@ -107,12 +107,12 @@ def test_settings_are_those_of_the_first_stage_or_as_given(puppets: Puppets) -> 
     )
 
 
-def test_a_pipeline_of_others_models_counts_requests_but_no_batches(puppets: Puppets) -> None:
+def test_each_request_of_a_pipeline_of_other_models_is_a_batch(puppets: Puppets) -> None:
     other = puppets.batcher("other", add_one, gated=False)
     pipeline = puppets.pipeline(Stage("s", lambda: StageModel(other), {"in": "x"}, {"out": "y"}))
     assert answer(send(pipeline, [1])[1]) == [2]
     counts = pipeline.statistics()
-    assert (counts.answered, counts.batches, counts.last_run) == (1, 0, 0.0)
+    assert (counts.answered, counts.batches, counts.last_run) == (1, 1, 0.0)
     assert (pipeline.stage_statistics(), pipeline.last_batches()) == ({}, ())
     assert pipeline.queue_full() is None
     assert pipeline.fast_reject(1.0) is None

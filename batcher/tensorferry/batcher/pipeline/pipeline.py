@@ -301,7 +301,8 @@ class Pipeline:
             if error is None:
                 batch = outcome.batch or _NO_BATCH
                 self._last_run = now
-                self._counters.answered_in_parts(total, batch)
+                # As in Triton, a request of a pipeline that only calls other models is a batch by itself.
+                self._counters.answered_in_parts(total, batch, 0 if self._own else request.rows_counted)
                 spent = batch.input_time + batch.compute_time + batch.output_time
                 delay = max(0.0, total - spent)
             else:
@@ -484,6 +485,7 @@ class Pipeline:
 
         Each request is counted once, and its time is that from its arrival to its answer. Sizes, failed batches, retries and
         padding are sums over the stages with batchers of their own. All else about batches is that of the last of these.
+        Without any, each request counts as a batch.
         """
         stages = list(self.stage_statistics().values())
         with self._lock:

@@ -17,7 +17,7 @@ def statistics_of(
     """Return the statistics of a pipeline, of its own counters and the stages that have batchers of its own.
 
     Requests and their times are the pipeline's. Sizes, retries, failed batches and padding are sums over the stages. All
-    else about batches is that of the last stage, and `returners` that of the first.
+    else about batches is that of the last stage, and `returners` that of the first. Without such stages, a request is a batch.
     """
     whole = counters.statistics(
         accepted, _sizes([stage.sizes for stage in stages]), {}, ReturnStatistics(0.0, 0.0, 0), ()

@@ -268,10 +268,19 @@ class Counters:
             self._output_sum += answered * output_time
             self._last_run = now
 
-    def answered_in_parts(self, total: float, last: BatchInfo) -> None:
-        """Count a split request, answered after `total` seconds, its last part by this batch."""
+    def answered_in_parts(self, total: float, last: BatchInfo, rows: int = 0) -> None:
+        """Count a split request, answered after `total` seconds, its last part by this batch.
+
+        With `rows`, it also counts as a batch of so many, because its parts' batches are counted elsewhere.
+        """
         queue_delay = max(0.0, total - (last.input_time + last.compute_time + last.output_time))
         with self._lock:
+            if rows:
+                size = self._sizes.setdefault(rows, [0, 0.0, 0.0, 0.0])
+                size[0] += 1
+                size[1] += last.input_time
+                size[2] += last.compute_time
+                size[3] += last.output_time
             self._answered += 1
             self._latencies[interval_of(total)] += 1
             self._queue_delays[interval_of(queue_delay)] += 1
