@@ -55,6 +55,7 @@ OTHERS: tuple[tuple[str, str], ...] = (
     ("docs/guides/gpu.md", "model minilm in FP16"),
     ("docs/guides/gpu.md", "no GPU metrics: "),
     ("docs/reference/model_config.md", "config.pbtxt: line 2"),
+    ("docs/reference/model_config.md", 'platform: "ensemble"'),
     ("docs/reference/model_config.md", "model_operations {"),
     ("docs/reference/repository.md", "models/"),
     ("docs/guides/security.md", "INFO "),

@@ -359,6 +359,7 @@ class App:
             batch_started=None if self._engine is None else self._engine.batch_started,
             calls=self._calls.of_batch,
             served=self.registry.get,
+            step_model=self.registry.step_model,
         )
         return load_model(source, context)
 
@@ -369,7 +370,7 @@ class App:
     def _model_changed(self, name: str) -> None:
         self._calls.graph.forget(name)
         self._service.models_changed()
-        self._publish_health(name)
+        self._publish_health(name, *{user.name for user in self.registry.users(name)})
 
     def _publish_health(self, *names: str) -> None:
         with self._health_lock:

@@ -184,3 +184,24 @@ def test_a_process_prints_only_the_configuration_on_stdout(tmp_path: Path) -> No
     assert parse_config(done.stdout, "stdout").name == "m"
     (line,) = done.stderr.splitlines()
     assert line.endswith("has response_cache.enable: it has no effect: this server has no response cache")
+
+
+def test_an_ensemble_is_printed_with_its_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+        platform: "ensemble" max_batch_size: 8
+        input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 3 }
+        ensemble_scheduling {
+          step { model_name: "a" model_version: -1 input_map { key: "u" value: "x" } output_map { key: "v" value: "y" } }
+        }"""
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text(text)
+    assert show_config.main([str(tmp_path / "m")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("# an ensemble of a, with whose configurations a server compares it\n")
+    expected = parse_config(text + 'name: "m" version_policy { latest { num_versions: 1 } }', "")
+    assert parse_config(printed, "") == expected
+    (tmp_path / "m" / "config.pbtxt").write_text(text.replace('value: "y"', 'value: "z"'))
+    assert show_config.main([str(tmp_path / "m")]) == 1
+    assert "ensemble output 'y' for ensemble 'm' is not used" in capsys.readouterr().err

@@ -69,7 +69,6 @@ REFUSED = {
     "batch_input": 'batch_input { kind: BATCH_ITEM_SHAPE target_name: "b" data_type: TYPE_FP32 source_input: "x" }',
     "batch_output": 'batch_output { target_name: "b" source_input: "x" }',
     "sequence_batching": "sequence_batching { max_sequence_idle_microseconds: 5 direct { } }",
-    "ensemble_scheduling": 'ensemble_scheduling { step { model_name: "a" model_version: -1 } }',
     "instance_group.profile": 'instance_group { profile: "0" }',
     "model_transaction_policy.decoupled": "model_transaction_policy { decoupled: true }",
     "model_repository_agents": 'model_repository_agents { agents { name: "checksum" } }',
@@ -121,7 +120,10 @@ def test_a_warning_for_several_groups_is_given_once() -> None:
             'platform: "tensorrt_plan"',
             "unexpected platform type 'tensorrt_plan' for m: .* is 'onnxruntime_onnx'",
         ),
-        ('backend: "python"', "unexpected backend type 'python' for m: .* whose backend is 'onnxruntime'"),
+        (
+            'backend: "python"',
+            "unexpected backend type 'python' for m: the backend of ONNX models is 'onnxruntime'",
+        ),
         ('platform: "ensemble"', "unexpected platform type 'ensemble'"),
     ],
 )

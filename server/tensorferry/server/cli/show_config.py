@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.load import load_config, model_source, models_in
 from tensorferry.server.config.server_config import OPTIONS, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError, StartError
+from tensorferry.server.model_config.ensembles import complete_ensemble, is_ensemble, named_models
 from tensorferry.server.model_config.pbtxt import config_text
+from tensorferry.server.model_config.supported_fields import ModelKind, check_fields
 from tensorferry.server.models.preparation import prepare_model
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.telemetry import logs
+
+_log = logging.getLogger("tensorferry.server")
 
 # The options that a model's configuration depends on, and those of the log.
 _FIELDS = frozenset(
@@ -79,8 +85,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         source, server_config = _find(arguments["model"], flags, file)
         logs.configure(server_config.log_format, server_config.log_level)
-        with ExitStack() as scratch:
-            prepared = prepare_model(source, server_config, choose_device(server_config.device), scratch)
+        description, config = _completed(source, server_config)
     except ConfigError as error:
         print(f"tensorferry config: {error}", file=sys.stderr)
         return 2
@@ -88,9 +93,22 @@ def main(argv: Sequence[str]) -> int:
         print(f"tensorferry config: {error}", file=sys.stderr)
         return 1
     # A comment, so that the output is a valid config.pbtxt.
-    print(f"# {prepared.batching.description}")
-    print(config_text(prepared.config), end="")
+    print(f"# {description}")
+    print(config_text(config), end="")
     return 0
+
+
+def _completed(source: ModelSource, server_config: ServerConfig) -> tuple[str, ModelConfig]:
+    """Return a description of how a model is batched, and its completed configuration."""
+    if source.config is not None and is_ensemble(source.config):
+        for warning in check_fields(source.config, source.name, ModelKind.ENSEMBLE):
+            _log.warning("%s", warning)
+        config = complete_ensemble(source.config, source.name)
+        names = ", ".join(dict.fromkeys(named.name for named in named_models(config)))
+        return f"an ensemble of {names}, with whose configurations a server compares it", config
+    with ExitStack() as scratch:
+        prepared = prepare_model(source, server_config, choose_device(server_config.device), scratch)
+    return prepared.batching.description, prepared.config
 
 
 def _find(model: str, flags: Mapping[str, str | None], file: Path | None) -> tuple[ModelSource, ServerConfig]:

@@ -83,7 +83,7 @@ class CoreMethods:
                 for entry in self._registry.entries()
                 if entry.name == model.name and entry.state is ModelState.READY
             ],
-            platform=PLATFORM,
+            platform=model.config.platform or PLATFORM,
             inputs=[
                 tensor(name=s.name, datatype=s.datatype.name, shape=s.shape)
                 for s in model.signature.inputs + model.signature.optional

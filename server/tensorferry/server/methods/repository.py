@@ -120,13 +120,13 @@ class RepositoryMethods:
         _check_repository(request.repository_name)
         _check_name(request.model_name)
         for name, parameter in request.parameters.items():
-            # `unload_dependents` has no effect, because no model depends on another.
             if name != _UNLOAD_DEPENDENTS or parameter.WhichOneof("parameter_choice") != "bool_param":
                 raise InvalidRequestError(
                     f"unrecognized unload parameter {truncate(name)!r}, or not of its type; known is {_UNLOAD_DEPENDENTS!r}, a "
                     "bool_param"
                 )
-        self._control.unload(request.model_name)
+        dependents = request.parameters[_UNLOAD_DEPENDENTS].bool_param if request.parameters else False
+        self._control.unload(request.model_name, dependents=dependents)
         return pb.RepositoryModelUnloadResponse()
 
 

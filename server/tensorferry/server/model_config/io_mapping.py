@@ -122,7 +122,7 @@ def _tensors(
         batched = model_is_batched and not (
             isinstance(tensor, pb.ModelInput) and (tensor.is_shape_tensor or tensor.optional)
         )
-        _check_shape(tensor, spec, kind, model, batched)
+        check_tensor(tensor, spec, kind, model, batched)
         if spec is None:
             raise ModelConfigError(
                 f"unexpected inference {kind} {tensor.name!r} in the configuration of model {model!r}, allowed "
@@ -208,8 +208,8 @@ def _check_dims(spec: TensorSpec, dims: Sequence[int], model: str, batched: bool
         )
 
 
-def _check_shape(tensor: _Tensor, spec: TensorSpec | None, kind: str, model: str, batched: bool) -> None:
-    """Check an entry by itself. The file's own shape is allowed even if a dimension is 0."""
+def check_tensor(tensor: _Tensor, spec: TensorSpec | None, kind: str, model: str, batched: bool) -> None:
+    """Check an entry by itself; ModelConfigError. The shape in the ONNX file is allowed even if a dimension is 0."""
     file_shape = spec.shape[int(batched) :] if spec is not None else None
     if not tensor.name:
         raise ModelConfigError(f"model {kind} must specify 'name' for {model}")

@@ -21,6 +21,8 @@ from tensorferry.server.signature import Signature, TensorSpec
 
 PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"
+# Platform and backend of a model whose code is Python.
+PYTHON = "python"
 
 # Options of TensorRT with the paths of libraries.
 _TENSORRT_LIBRARIES = ("trt_extra_plugin_lib_paths", "trt_engine_decryption_lib_path")

@@ -15,7 +15,16 @@ from google.protobuf.message import Message
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import ModelConfigError
-from tensorferry.server.model_config.pbtxt import BACKEND, PLATFORM
+from tensorferry.server.model_config import ensembles
+from tensorferry.server.model_config.pbtxt import BACKEND, PLATFORM, PYTHON
+
+
+class ModelKind(enum.Enum):
+    """What a model is: an ONNX file, a Python file, or steps that other models run."""
+
+    ONNX = "ONNX"
+    PYTHON = "Python"
+    ENSEMBLE = "ensemble"
 
 
 class Treatment(enum.Enum):
@@ -128,9 +137,7 @@ RULES: Mapping[str, FieldRule] = {
         "this server has no sequences, and the model would see the states of other requests; leave it out if the model "
         "has no state"
     ),
-    "ensemble_scheduling": _refused(
-        "this server has no ensembles; join the ONNX files into one, or let the client call the models in turn"
-    ),
+    "ensemble_scheduling": _USED,
     "instance_group.name": _USED,
     "instance_group.kind": _USED,
     "instance_group.count": _USED,
@@ -165,16 +172,34 @@ RULES: Mapping[str, FieldRule] = {
 }
 
 
-def check_fields(config: ModelConfig, model: str) -> list[str]:
+# Fields that have an effect on ONNX models only, and why they have none on others.
+_IN_PYTHON = _warned("it has no effect on a Python model; its code decides that")
+_IN_ENSEMBLE = _warned("it has no effect on an ensemble; give it to the models of its steps")
+_OF_KIND: Mapping[ModelKind, Mapping[str, FieldRule]] = {
+    ModelKind.ONNX: {},
+    ModelKind.PYTHON: {
+        path: _IN_PYTHON for path in RULES if path.startswith(("optimization.", "parameters", "model_"))
+    },
+    ModelKind.ENSEMBLE: {
+        path: _IN_ENSEMBLE
+        for path in RULES
+        if path.startswith(("parameters", "model_op", "default_model_filename"))
+    },
+}
+
+
+def check_fields(config: ModelConfig, model: str, kind: ModelKind = ModelKind.ONNX) -> list[str]:
     """Return warnings about fields that have no effect; raise ModelConfigError for a refused field.
 
     `config` is the configuration before completion.
     """
-    _check_backend(config, model)
+    _check_backend(config, model, kind)
     _check_enums(config, model)
     warnings = []
     for path, value in fields_that_are_set(config):
         rule = RULES[path]
+        if rule.treatment is not Treatment.REFUSED:
+            rule = _OF_KIND[kind].get(path, rule)
         if rule.when is not None and not rule.when(value):
             continue
         if rule.treatment is Treatment.REFUSED:
@@ -184,16 +209,23 @@ def check_fields(config: ModelConfig, model: str) -> list[str]:
     return list(dict.fromkeys(warnings))
 
 
-def _check_backend(config: ModelConfig, model: str) -> None:
-    for field, value, expected in (
-        ("platform", config.platform, PLATFORM),
-        ("backend", config.backend, BACKEND),
+def _check_backend(config: ModelConfig, model: str, kind: ModelKind) -> None:
+    allowed = {
+        ModelKind.ONNX: (PLATFORM, BACKEND),
+        ModelKind.PYTHON: (PYTHON, PYTHON),
+        ModelKind.ENSEMBLE: (ensembles.PLATFORM, ""),
+    }[kind]
+    for field, value, expected in zip(
+        ("platform", "backend"), (config.platform, config.backend), allowed, strict=True
     ):
-        if value not in ("", expected):
-            raise ModelConfigError(
-                f"unexpected {field} type {value!r} for {model}: this server runs only ONNX models, whose {field} is "
-                f"{expected!r}"
-            )
+        if value in ("", expected):
+            continue
+        advice = "leave it out"
+        if kind is ModelKind.ONNX:
+            advice = "this server runs ONNX models, Python models (model.py) and ensembles"
+        raise ModelConfigError(
+            f"unexpected {field} type {value!r} for {model}: the {field} of {kind.value} models is {expected!r}; {advice}"
+        )
 
 
 def _check_enums(message: Message, model: str, prefix: str = "") -> None:

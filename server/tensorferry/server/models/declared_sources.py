@@ -8,6 +8,7 @@ from dataclasses import replace
 from tensorferry.server.app_file import import_app
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource
 from tensorferry.server.errors import StartError
+from tensorferry.server.model_config.ensembles import is_ensemble, named_models
 from tensorferry.serving import PipelineModel
 
 
@@ -26,6 +27,25 @@ def declared_sources(sources: Sequence[ModelSource]) -> Sequence[ModelSource]:
                     f"two models are named {one.name!r}, in {other.path} and {one.path}; rename one of them"
                 )
     return _in_order(found)
+
+
+def declared_source(source: ModelSource) -> ModelSource:
+    """Return a source in a repository with what its file declares, if that is a Python file: the model of the source's name.
+
+    StartError if the file cannot be imported, or declares other models only.
+    """
+    if source.path.suffix != PYTHON_SUFFIX or source.declaration is not None:
+        return source
+    declared = import_app(source.path)
+    declaration = declared.get(source.name)
+    if declaration is None and len(declared) == 1:
+        (declaration,) = declared.values()
+    if declaration is None:
+        raise StartError(
+            f"{source.path} declares the models {', '.join(map(repr, declared))}; a file in a model repository must declare one "
+            f"named {source.name!r}, as its directory is, or a single model"
+        )
+    return replace(source, declaration=declaration)
 
 
 def _models_of(source: ModelSource) -> Sequence[ModelSource]:
@@ -51,7 +71,7 @@ def _in_order(found: dict[str, ModelSource]) -> Sequence[ModelSource]:
     def add(source: ModelSource, users: tuple[str, ...]) -> None:
         if source.name in users:
             raise StartError(f"pipelines name each other as steps: {' -> '.join((*users, source.name))}")
-        for name in _named_steps(source):
+        for name in named_steps(source):
             if name in found:
                 add(found[name], (*users, source.name))
         ordered.setdefault(source.name, source)
@@ -61,7 +81,10 @@ def _in_order(found: dict[str, ModelSource]) -> Sequence[ModelSource]:
     return list(ordered.values())
 
 
-def _named_steps(source: ModelSource) -> Sequence[str]:
+def named_steps(source: ModelSource) -> Sequence[str]:
+    """Return the names of the other models that the steps of a pipeline or an ensemble name, each once."""
+    if source.config is not None and is_ensemble(source.config):
+        return list(dict.fromkeys(named.name for named in named_models(source.config)))
     if not isinstance(source.declaration, PipelineModel):
         return ()
-    return [step.model for step in source.declaration.steps if isinstance(step.model, str)]
+    return list(dict.fromkeys(step.model for step in source.declaration.steps if isinstance(step.model, str)))

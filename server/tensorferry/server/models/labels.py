@@ -2,10 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.errors import StartError
+from tensorferry.server.errors import ServerError, StartError
+from tensorferry.server.models.load_context import FindModel
+from tensorferry.server.steps.planning import Plan
+
+_Labels = Mapping[str, Sequence[str]]
+
+
+class StepLabels(_Labels):
+    """The labels of a pipeline's outputs: its own, or those that the models named by its steps have now."""
+
+    def __init__(self, own: _Labels, plan: Plan, find: FindModel) -> None:
+        self._own = own
+        self._find = find
+        self._givers = {
+            tensor: (step.used, output)
+            for stage in plan.stages
+            for step in stage.steps
+            if step.used is not None
+            for output, tensor in step.outputs.items()
+        }
+
+    def __getitem__(self, output: str) -> Sequence[str]:
+        if output in self._own:
+            return self._own[output]
+        used, name = self._givers[output]
+        try:
+            return self._find(used.name, used.version).labels[name]
+        except ServerError:
+            raise KeyError(output) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([output for output in {**self._own, **self._givers} if output in self])
+
+    def __len__(self) -> int:
+        return len(list(self))
+
+    def __contains__(self, output: object) -> bool:
+        try:
+            self[str(output)]
+        except KeyError:
+            return False
+        return True
 
 
 def read_labels(config: ModelConfig | None, directory: Path | None) -> dict[str, tuple[str, ...]]:

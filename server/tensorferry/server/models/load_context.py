@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tensorferry.batcher import BatchStartCallback, ResponseBurstHook
 from tensorferry.server.config.server_config import ServerConfig
@@ -14,7 +15,14 @@ from tensorferry.server.recovery.watchdog import Watchdog
 from tensorferry.server.steps.stage_function import CallsOfBatch, no_calls
 
 
-def _no_model(name: str) -> Model:
+class FindModel(Protocol):
+    """Returns a model by name and version, "" for the latest. NotFoundError or NotReadyError."""
+
+    def __call__(self, name: str, version: str = "", /) -> Model:
+        """Return the model."""
+
+
+def _no_model(name: str, version: str = "", /) -> Model:
     raise NotFoundError(f"there is no other model {name!r}")
 
 
@@ -24,8 +32,8 @@ class LoadContext:
 
     `devices` has the device that was chosen for each value of --device; the CPU for others. Without a `watchdog`, hanging
     runs are not detected. `changed` and `lost` are as in `InstanceHealth`, `response_hook` and `batch_started` as in
-    `Batcher`. `calls` makes what functions call other models through. `served` returns the model that serves a name, or
-    raises as `ModelRegistry.get`.
+    `Batcher`. `calls` makes what functions call other models through. `served` and
+    `step_model` are as `get` and `step_model` of `ModelRegistry`.
     """
 
     config: ServerConfig
@@ -36,4 +44,5 @@ class LoadContext:
     lost: Callable[[str], None] = lambda reason: None
     batch_started: BatchStartCallback | None = None
     calls: CallsOfBatch = no_calls
-    served: Callable[[str], Model] = _no_model
+    served: FindModel = _no_model
+    step_model: FindModel = _no_model

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tensorferry.batcher import BatcherSettings
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ServerError, StartError
+from tensorferry.server.model_config.ensembles import PLATFORM as ENSEMBLE_PLATFORM
+from tensorferry.server.model_config.ensembles import NamedModel, complete_ensemble, is_ensemble, named_models
 from tensorferry.server.model_config.pbtxt import BatchingDecision, complete_config
-from tensorferry.server.models.labels import read_labels
+from tensorferry.server.model_config.supported_fields import ModelKind, check_fields
+from tensorferry.server.models.labels import StepLabels, read_labels
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.onnx_step import load_onnx_step
 from tensorferry.server.models.registry import Model
@@ -22,7 +26,9 @@ from tensorferry.server.python_models.loading import load_function_step
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.runtime.sampling import varies
 from tensorferry.server.shapes.empty_axes import EmptyAxes
+from tensorferry.server.steps.ensembles import ComposingModel, plan_ensemble
 from tensorferry.server.steps.loaded_step import LoadedStep
+from tensorferry.server.steps.named_model import UsedModel
 from tensorferry.server.steps.planning import PlacedStep, Plan, place, plan_pipeline
 from tensorferry.server.telemetry.exemplars import Exemplars
 from tensorferry.server.telemetry.load_progress import LoadProgress
@@ -30,14 +36,16 @@ from tensorferry.serving import FunctionModel, OnnxModel, PipelineModel, Step
 
 _log = logging.getLogger("tensorferry.server")
 
-# What clients see as the platform of a pipeline. Its ModelConfig has the steps as Triton's ensembles do.
-_PIPELINE_PLATFORM = "ensemble"
+# Verdicts of batching, the weakest first.
+_VERDICTS = ("off", "refused", "trusted", "tested", "proved")
 
 
 def load_model(source: ModelSource, context: LoadContext) -> Model:
     """Load a model, checked, warmed up and ready for requests. StartError names the file and the reason."""
     declared = source.declaration
     with LoadProgress(f"model {source.name} version {source.version}"):
+        if source.config is not None and is_ensemble(source.config):
+            return _load_ensemble(source, source.config, context)
         if isinstance(declared, PipelineModel):
             return _load_pipeline(source, declared, context)
         step = _load_step(source, context)
@@ -67,9 +75,74 @@ def _load_pipeline(source: ModelSource, declared: PipelineModel, context: LoadCo
         f"{stage.name}: {stage.steps[0].step.batching if stage.steps[0].step is not None else 'its own batches'}"
         for stage in plan.stages
     )
-    verdicts = [step.decision.verdict for step in loaded]
-    verdict = next((one for one in ("off", "refused", "trusted", "tested") if one in verdicts), "proved")
-    return _model(source, plan, context, _pipeline_config(source, plan, loaded, context), verdict, batching)
+    named = [context.served(step.used.name) for step in steps if step.used is not None]
+    verdict = _weakest(
+        [step.decision.verdict for step in loaded] + [model.batching_verdict for model in named]
+    )
+    settings = None
+    if not loaded:
+        most = min((model.max_batch_size for model in named if model.batched), default=0)
+        settings = _settings_over(named, most, context.config.for_model(source.name))
+    else:
+        most = loaded[0].settings.max_batch_size
+    config = _pipeline_config(source, plan, most, context)
+    return _model(source, plan, context, config, verdict, batching, settings)
+
+
+def _load_ensemble(source: ModelSource, given: ModelConfig, context: LoadContext) -> Model:
+    """Load an ensemble. Its steps' models must be loaded."""
+    for warning in check_fields(given, source.name, ModelKind.ENSEMBLE):
+        _log.warning("%s", warning)
+    config = complete_ensemble(given, source.name)
+    models = [_composing_model(source.name, named, context) for named in named_models(config)]
+    plan = plan_ensemble(
+        config, [ComposingModel(model.config, model.signature, model.batched) for model in models]
+    )
+    options = context.config.for_model(source.name)
+    settings = _settings_over(models, config.max_batch_size, options)
+    _log.info("ensemble %s version %s loaded: %s", source.name, source.version, _listed(plan))
+    return _model(
+        source,
+        plan,
+        context,
+        config,
+        _weakest([model.batching_verdict for model in models]),
+        f"the batches of its steps' models: {_listed(plan)}",
+        settings,
+    )
+
+
+def _composing_model(ensemble: str, named: NamedModel, context: LoadContext) -> Model:
+    try:
+        return context.served(*named)
+    except ServerError as error:
+        raise StartError(
+            f"ensemble {ensemble!r} depends on {named.name!r}, which does not serve: {error}"
+        ) from None
+
+
+def _settings_over(models: Sequence[Model], max_batch_size: int, config: ServerConfig) -> BatcherSettings:
+    """Return the settings that callers of a pipeline see that has no batcher of its own."""
+    # A step whose model has fewer classes takes those that it does not have as its default.
+    finest = max(
+        (model.batcher.settings for model in models), key=lambda settings: len(settings.priority_weights)
+    )
+    return BatcherSettings(
+        max_batch_size,
+        priority_weights=finest.priority_weights,
+        strict_priorities=finest.strict_priorities,
+        default_priority=finest.default_priority,
+        max_queue_size=config.max_queue_size,
+        max_queue_bytes=config.max_queue_bytes,
+    )
+
+
+def _listed(plan: Plan) -> str:
+    return ", ".join(stage.name for stage in plan.stages)
+
+
+def _weakest(verdicts: Sequence[str]) -> str:
+    return next((one for one in _VERDICTS if one in verdicts), "proved")
 
 
 def _place_step(
@@ -82,10 +155,11 @@ def _place_step(
     """Load a step of a pipeline. `ragged` has the tensors whose rows differ in length, as functions before it give them."""
     if isinstance(step.model, str):
         try:
-            signature = context.served(step.model).signature
+            model = context.served(step.model)
         except ServerError as error:
             raise StartError(f"pipeline {declared.name!r}, step {step.model!r}: {error}") from None
-        return place(step.model, signature, step.inputs, step.outputs)
+        used = UsedModel(step.model, "", replace(model.signature, optional=()), model.batched)
+        return place(step.model, model.signature, step.inputs, step.outputs, used=used)
     tensors = {tensor: tensor for tensor in ragged if tensor not in step.inputs} | dict(step.inputs)
     of_step = {own: ragged[tensor] for own, tensor in tensors.items() if tensor in ragged}
     loaded = _load_step(replace(source, name=step.model.name, declaration=step.model), context, of_step)
@@ -131,11 +205,8 @@ def _declared_onnx(
     return replace(source, path=path, declaration=None, config=given), config
 
 
-def _pipeline_config(
-    source: ModelSource, plan: Plan, loaded: list[LoadedStep], context: LoadContext
-) -> ModelConfig:
+def _pipeline_config(source: ModelSource, plan: Plan, most: int, context: LoadContext) -> ModelConfig:
     """Return the configuration of a pipeline, which describes its steps as an ensemble's."""
-    most = loaded[0].settings.max_batch_size if loaded else 0
     decision = BatchingDecision(most, False, "")
     config = complete_config(
         ModelConfig(name=source.name),
@@ -145,7 +216,7 @@ def _pipeline_config(
         (),
         context.config.for_model(source.name),
     )
-    config.platform, config.backend = _PIPELINE_PLATFORM, ""
+    config.platform, config.backend = ENSEMBLE_PLATFORM, ""
     for placed in (step for stage in plan.stages for step in stage.steps):
         step = config.ensemble_scheduling.step.add(model_name=placed.name, model_version=-1)
         step.input_map.update(placed.inputs)
@@ -154,13 +225,22 @@ def _pipeline_config(
 
 
 def _model(
-    source: ModelSource, plan: Plan, context: LoadContext, config: ModelConfig, verdict: str, batching: str
+    source: ModelSource,
+    plan: Plan,
+    context: LoadContext,
+    config: ModelConfig,
+    verdict: str,
+    batching: str,
+    settings: BatcherSettings | None = None,
 ) -> Model:
+    """Build a planned model. `settings` are those of a pipeline that has no batcher of its own."""
     options = context.config.for_model(source.name)
     health = InstanceHealth(source.name, source.version, instance_counts(plan), context.changed, context.lost)
-    built = build(source.name, plan, context, health)
+    built = build(source.name, plan, context, health, settings)
     own = [step.step for stage in plan.stages for step in stage.steps[:1] if step.step is not None]
     single = own[0] if len(plan.stages) == 1 and own else None
+    used = tuple(step.used for stage in plan.stages for step in stage.steps if step.used is not None)
+    labels: Mapping[str, Sequence[str]] = read_labels(source.config, source.directory)
     return Model(
         name=source.name,
         version=source.version,
@@ -171,14 +251,17 @@ def _model(
         slo=options.slo or math.inf,
         padding=single.padding if single is not None else None,
         config=config,
-        labels=read_labels(source.config, source.directory),
+        labels=StepLabels(labels, plan, context.step_model) if used else labels,
         devices=tuple(device for step in own for device in step.settings.devices),
         health=health,
         exemplars=Exemplars() if options.metrics_port is not None else None,
         # Of several stages, it is unknown what each does with empty axes.
         empty_axes=single.empty_axes if single is not None else EmptyAxes(),
         batching_verdict=verdict,
-        steps=built.steps if len(built.steps) > 1 or isinstance(source.declaration, FunctionModel) else (),
+        steps=built.steps
+        if len(built.steps) > 1 or used or isinstance(source.declaration, FunctionModel)
+        else (),
+        uses=used,
         release=built.release,
     )
 

@@ -8,12 +8,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tensorferry.batcher import Batcher, Padding, Pipeline
+from tensorferry.batcher import Batcher, Padding, Pipeline, StageModel
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
+from tensorferry.server.steps.named_model import UsedModel, stage_model
 from tensorferry.server.steps.stage_function import StepTimes
 from tensorferry.server.telemetry.exemplars import Exemplars
 
@@ -23,7 +24,8 @@ _UNLOADED = "unloaded"
 class ModelState(enum.Enum):
     """LOADING → READY → UNLOADING → UNAVAILABLE. Only READY accepts requests.
 
-    If the devices of a version fail, it is UNAVAILABLE, with its model, until they work again.
+    If the devices of a version fail, or a model that its steps name is not READY, it is UNAVAILABLE, with its model, until
+    they work again.
     """
 
     LOADING = "LOADING"
@@ -56,7 +58,9 @@ class Model:
     every request, in seconds; inf is no limit. `padding` lets requests of different lengths share a batch. `config` is
     the completed configuration. `labels` are class names by output. `devices` has the device of each instance, `health`
     their state. `exemplars` collects traced requests for the metrics; None without metrics. `empty_axes` says which axes
-    of a request may have length zero. `steps` describes what a batch runs through. `release` ends what its instances started, after the batcher is closed.
+    of a request may have length zero. `steps` describes what a batch runs through, and `uses` has the other models that its
+    steps name. `release` ends what its instances started, after the batcher is closed. `stage` is how steps of other models
+    run this one.
     """
 
     name: str
@@ -75,7 +79,15 @@ class Model:
     empty_axes: EmptyAxes = field(default_factory=EmptyAxes)
     batching_verdict: str = "off"
     steps: tuple[ModelStep, ...] = ()
+    uses: tuple[UsedModel, ...] = ()
     release: Callable[[], None] = field(default=lambda: None, compare=False)
+    stage: StageModel = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        stage = stage_model(
+            self.name, self.batcher, self.padding, self.signature, self.empty_axes, batched=self.batched
+        )
+        object.__setattr__(self, "stage", stage)
 
     @property
     def batched(self) -> bool:
@@ -170,10 +182,57 @@ class ModelRegistry:
                 self._put_loaded_locked(entry.model)
 
     def _put_loaded_locked(self, model: Model) -> None:
-        """Put a loaded model, READY if one of its instances works."""
-        reason = model.health.reason
-        state = ModelState.READY if reason is None else ModelState.UNAVAILABLE
-        self._put_locked(RegistryEntry(model.name, model.version, state, model, reason or "", reason or ""))
+        """Put a loaded model, READY if one of its instances works, and so do the models that its steps name."""
+        reason, public_reason = model.health.reason or "", model.health.reason or ""
+        for used in model.uses:
+            if reason:
+                break
+            reason, public_reason = self._missing_locked(used)
+        state = ModelState.UNAVAILABLE if reason else ModelState.READY
+        self._put_locked(RegistryEntry(model.name, model.version, state, model, reason, public_reason))
+
+    def _missing_locked(self, used: UsedModel) -> tuple[str, str]:
+        """Return why a model that a step names cannot run it, and the same without paths; "" if it can."""
+        entry = self._used_locked(used)
+        which = f"model {used.name!r}" + (f" version {used.version}" if used.version else "")
+        if entry is None:
+            missing = f"its steps need {which}, which is not loaded"
+            return missing, missing
+        if entry.state is not ModelState.READY or entry.model is None:
+            begin = f"its steps need {which}, which is {entry.state.value}"
+            return (
+                f"{begin} ({entry.reason})" if entry.reason else begin,
+                f"{begin} ({entry.public_reason})" if entry.public_reason else begin,
+            )
+        misfit = used.misfit(entry.model.signature, batched=entry.model.batched)
+        reason = (
+            f"its steps need {which}, which was replaced by one that does not fit them: {misfit}"
+            if misfit
+            else ""
+        )
+        return reason, reason
+
+    def _used_locked(self, used: UsedModel) -> RegistryEntry | None:
+        versions = self._entries.get(used.name, {})
+        if used.version:
+            return versions.get(used.version)
+        return _latest_for_steps(versions) if versions else None
+
+    def _refresh_users_locked(self, name: str) -> None:
+        """Update whether models whose steps name this one accept requests."""
+        for user in self._users_locked(name):
+            entry = self._entries[user.name][user.version]
+            if entry.state is ModelState.READY or entry.state is ModelState.UNAVAILABLE:
+                self._put_loaded_locked(user)
+
+    def _users_locked(self, name: str) -> Sequence[Model]:
+        """Return the loaded models whose steps name this one."""
+        return [
+            entry.model
+            for versions in self._entries.values()
+            for entry in versions.values()
+            if entry.model is not None and any(used.name == name for used in entry.model.uses)
+        ]
 
     def _failed_model_locked(self, name: str, version: str) -> Model | None:
         """Return the model of a version whose devices failed. It may recover until it is replaced."""
@@ -220,6 +279,8 @@ class ModelRegistry:
         models = [each.model for each in entries if each.model is not None]
         self.only_model = models[0] if len(models) == 1 else None
         self.generation += 1
+        # Ends, because a model is loaded only if its steps' models are: so none names itself.
+        self._refresh_users_locked(entry.name)
 
     def get(self, name: str, version: str = "") -> Model:
         """Return the model that serves this name and version ("" for the latest).
@@ -227,6 +288,34 @@ class ModelRegistry:
         InvalidRequestError for a version that is not a number, NotFoundError for an unknown one, NotReadyError for one
         that does not accept requests now.
         """
+        entry = self._entry(name, version, _latest)
+        if entry.state is not ModelState.READY or entry.model is None:
+            raise _not_ready(entry)
+        return entry.model
+
+    def step_model(self, name: str, version: str = "") -> Model:
+        """Return the model that runs the steps that name it. Raises as `get`.
+
+        A model that is being unloaded still runs the steps of requests that were accepted before.
+        """
+        entry = self._entry(name, version, _latest_for_steps)
+        if entry.model is None or entry.state not in (ModelState.READY, ModelState.UNLOADING):
+            raise _not_ready(entry)
+        return entry.model
+
+    def needs(self, user: Model, model: Model) -> bool:
+        """Whether steps of a model are run by the other one, or by models that need it."""
+        with self._lock:
+            return self._needs_locked(user, model)
+
+    def _needs_locked(self, user: Model, model: Model) -> bool:
+        entries = [self._used_locked(used) for used in user.uses]
+        found = [entry.model for entry in entries if entry is not None and entry.model is not None]
+        return any(one is model or self._needs_locked(one, model) for one in found)
+
+    def _entry(
+        self, name: str, version: str, latest: Callable[[Mapping[str, RegistryEntry]], RegistryEntry]
+    ) -> RegistryEntry:
         if version and not version.isdecimal():
             raise InvalidRequestError(
                 f"failed to get model version from specified version string {version!r}: it must be a number of at "
@@ -240,20 +329,38 @@ class ModelRegistry:
                     f"Request for unknown model: {name!r} is not found; the server has: {known}"
                 )
             if not version:
-                entry = _latest(versions)
-            elif version in versions:
-                entry = versions[version]
-            else:
-                raise NotFoundError(
-                    f"Request for unknown model: {name!r} version {version} is not found; "
-                    f"the server has version {', '.join(versions)}"
-                )
-        if entry.state is not ModelState.READY or entry.model is None:
-            why = f" ({entry.public_reason})" if entry.public_reason else ""
-            raise NotReadyError(
-                f"model {name!r} version {entry.version} is not at ready state: it is {entry.state.value}{why}"
+                return latest(versions)
+            if version in versions:
+                return versions[version]
+            raise NotFoundError(
+                f"Request for unknown model: {name!r} version {version} is not found; "
+                f"the server has version {', '.join(versions)}"
             )
-        return entry.model
+
+    def users(self, name: str) -> Sequence[Model]:
+        """Return the loaded models whose steps name this one, or name such a model."""
+        with self._lock:
+            found: dict[tuple[str, str], Model] = {}
+            names = [name]
+            for each in names:
+                for user in self._users_locked(each):
+                    if found.setdefault((user.name, user.version), user) is user and user.name not in names:
+                        names.append(user.name)
+            return list(found.values())
+
+    def is_outdated(self, name: str, version: str) -> bool:
+        """Whether a loaded version must be loaded again, because a model that its steps name has changed."""
+        with self._lock:
+            entry = self._entries.get(name, {}).get(version)
+            if entry is None or entry.model is None:
+                return False
+            for used in entry.model.uses:
+                now = self._used_locked(used)
+                if now is None or now.state is not ModelState.READY or now.model is None:
+                    continue
+                if used.misfit(now.model.signature, batched=now.model.batched):
+                    return True
+            return False
 
     def serves(self, name: str) -> bool:
         """Whether a version of the model accepts requests."""
@@ -274,6 +381,20 @@ class ModelRegistry:
         return [entry.model for entry in self.entries() if entry.model is not None]
 
 
+def _not_ready(entry: RegistryEntry) -> NotReadyError:
+    why = f" ({entry.public_reason})" if entry.public_reason else ""
+    return NotReadyError(
+        f"model {entry.name!r} version {entry.version} is not at ready state: it is {entry.state.value}{why}"
+    )
+
+
 def _latest(versions: Mapping[str, RegistryEntry]) -> RegistryEntry:
     """Return the default version: the highest ready version, or else the highest."""
     return max(versions.values(), key=lambda entry: (entry.state is ModelState.READY, int(entry.version)))
+
+
+def _latest_for_steps(versions: Mapping[str, RegistryEntry]) -> RegistryEntry:
+    """Return the default version for steps: if none is ready, the highest that is being unloaded, or else the highest."""
+    latest = _latest(versions)
+    unloading = {key: entry for key, entry in versions.items() if entry.state is ModelState.UNLOADING}
+    return latest if latest.state is ModelState.READY or not unloading else _latest(unloading)

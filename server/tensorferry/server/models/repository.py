@@ -1,7 +1,8 @@
 """Model repositories on disk, in Triton's layout: their models, and which versions are to be served.
 
     ROOT/NAME/config.pbtxt          optional
-    ROOT/NAME/VERSION/model.onnx    or the file or directory that default_model_filename names
+    ROOT/NAME/VERSION/model.onnx    or the file or directory that default_model_filename names; or model.py, a Python file
+                                    that declares the model; of an ensemble nothing
 
 This module loads no models. Each call reads the directories again.
 """
@@ -15,11 +16,13 @@ from pathlib import Path
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import StartError
+from tensorferry.server.model_config.ensembles import is_ensemble
 from tensorferry.server.model_config.pbtxt import named_libraries, read_config
 from tensorferry.server.names import NAME
 
 CONFIG_FILE = "config.pbtxt"
 _MODEL_FILE = "model.onnx"
+_PYTHON_FILE = "model.py"
 
 
 class RepositoryError(StartError):
@@ -138,21 +141,27 @@ def _versions(directory: Path, given: ModelConfig | None) -> Sequence[ServedVers
         given.SerializeToString(deterministic=True) if given is not None else b"",
         _files(directory, skip=present),
     )
-    file_name = (config.default_model_filename if config is not None else "") or _MODEL_FILE
-    if "\0" in file_name or Path(file_name).is_absolute() or ".." in Path(file_name).parts:
-        # Checked because a client may send the configuration.
-        raise RepositoryError(
-            f"{directory}: default_model_filename is {file_name!r}; it must be a file or directory in the version's "
-            "directory"
-        )
     versions = []
     for number in selected:
-        path = present[number] / file_name
-        if path.is_dir():
-            path /= _MODEL_FILE
+        path = file if is_ensemble(config) else _model_file(present[number], config)
         source = ModelSource(directory.name, path, str(number), config, directory)
         versions.append(ServedVersion(source, (common, _files(present[number]))))
     return versions
+
+
+def _model_file(version: Path, config: ModelConfig | None) -> Path:
+    """Return the path of a version's file, whether it exists or not."""
+    named = config.default_model_filename if config is not None else ""
+    if "\0" in named or Path(named).is_absolute() or ".." in Path(named).parts:
+        # Checked because a client may send the configuration.
+        raise RepositoryError(
+            f"{version.parent}: default_model_filename is {named!r}; it must be a file or directory in the version's "
+            "directory"
+        )
+    path = version / (named or _MODEL_FILE)
+    if not named and not path.exists() and (version / _PYTHON_FILE).is_file():
+        return version / _PYTHON_FILE
+    return path / _MODEL_FILE if path.is_dir() else path
 
 
 def _check_libraries(given: ModelConfig, file: Path) -> None:

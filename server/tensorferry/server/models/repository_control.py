@@ -1,6 +1,6 @@
 """Control of the models in the repositories: loading at startup, on request, and when files change.
 
-One thread loads and unloads, one model at a time. A new version is loaded and warmed up while the old one serves. Then
+One thread loads and unloads, one model at a time; models that steps of another name come before it. A new version is loaded and warmed up while the old one serves. Then
 requests go to the new one, and the old one answers those that it has accepted. A version that cannot be loaded does not
 affect the versions that serve.
 """
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tensorferry.batcher.supervision import RestartBackoff, supervise
 from tensorferry.protos.model_config_pb2 import ModelConfig
@@ -26,6 +26,8 @@ from tensorferry.server.errors import (
     NotReadyError,
     StartError,
 )
+from tensorferry.server.model_config.ensembles import is_ensemble
+from tensorferry.server.models.declared_sources import declared_source, named_steps
 from tensorferry.server.models.public_reasons import without_paths
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
 from tensorferry.server.models.repository import Repository, ServedVersion
@@ -39,6 +41,32 @@ _Command: TypeAlias = Callable[[], None]
 
 def _shutting_down() -> NotReadyError:
     return NotReadyError("the server is shutting down and loads no more models")
+
+
+class _Sent(NamedTuple):
+    """What a client sent with a load request, in place of the repository's."""
+
+    config: ModelConfig | None = None
+    files: UploadedFiles | None = None
+
+
+_NOTHING_SENT = _Sent()
+
+
+class _Update(NamedTuple):
+    """How a model is updated. A version that failed to load before, and has not changed, is tried only if `again`.
+
+    `users` are the models for whose steps it is loaded. `with_steps` says whether the models that its own steps name are
+    loaded before it.
+    """
+
+    sent: _Sent = _NOTHING_SENT
+    again: bool = False
+    users: tuple[str, ...] = ()
+    with_steps: bool = True
+
+
+_SCAN = _Update()
 
 
 class RepositoryController:
@@ -70,6 +98,11 @@ class RepositoryController:
         # thread, or by the starting thread before it exists.
         self._loaded: dict[str, dict[str, Hashable]] = {}
         self._failed: dict[str, dict[str, Hashable]] = {}
+        # The models that steps of each model name, since its last load; those that were loaded only for such steps; and what
+        # a client sent in place of the repository's files. For the same threads.
+        self._steps: dict[str, Sequence[str]] = {}
+        self._loaded_for_steps: set[str] = set()
+        self._sent: dict[str, _Sent] = {}
         # Reasons why the versions of a model are unknown. The loading thread replaces the mapping; all threads read it.
         self._unreadable: Mapping[str, str] = {}
         self._unloader = ModelUnloader(registry, changed)
@@ -100,11 +133,14 @@ class RepositoryController:
                     f"model {name!r} is named on the command line and is in the model repository too; rename one"
                 )
         for source in named:
+            if problem := self._update_steps(source, _SCAN):
+                raise problem
             self._registry.mark_ready(self._load(source))
             self._changed(source.name)
         for name in names:
             try:
                 self._update_model(name)
+                self._loaded_for_steps.discard(name)
             except NotFoundError as error:
                 raise StartError(f"--load-model: {error}") from None
             except LoadFailedError as error:
@@ -124,14 +160,15 @@ class RepositoryController:
         the model's directory. NotFoundError if there is no such model, LoadFailedError if it cannot be loaded,
         NotReadyError if models cannot be controlled.
         """
-        self._await(lambda: self._update_model(name, config, files or {}, again=True))
+        self._await(lambda: self._load_on_request(name, config, files or {}))
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str, *, dependents: bool = False) -> None:
         """Stop accepting requests for a model, and unload it after it has answered those that it has accepted.
 
-        NotFoundError if there is no such model, NotReadyError if models cannot be controlled.
+        With `dependents`, the models that were loaded for its steps are unloaded too, unless others need them. NotFoundError
+        if there is no such model, NotReadyError if models cannot be controlled.
         """
-        self._await(lambda: self._unload_all_versions(name))
+        self._await(lambda: self._unload_all_versions(name, dependents=dependents))
 
     def models_without_versions(self) -> Mapping[str, str]:
         """Return the repository models without a known version, with the reason; "" if a model was never used.
@@ -249,20 +286,8 @@ class RepositoryController:
                     name,
                 )
 
-    def _update_model(
-        self,
-        name: str,
-        config: ModelConfig | None = None,
-        files: Mapping[str, bytes] | None = None,
-        *,
-        again: bool = False,
-    ) -> None:
-        """Load the new and changed versions of a model, then unload the versions that are no longer served.
-
-        A version that failed to load is tried again if its files changed, or if `again`.
-        """
-        self._check_not_named(name)
-        repository, uploaded = self._repository, None
+    def _load_on_request(self, name: str, config: ModelConfig | None, files: Mapping[str, bytes]) -> None:
+        uploaded = None
         if files:
             try:
                 uploaded = UploadedFiles(name, files)
@@ -271,11 +296,21 @@ class RepositoryController:
                     f"load failed for model {name!r}: the uploaded files cannot be stored ({error.strerror}): give "
                     "them consistent names, or make room in the server's TMPDIR"
                 ) from None
-            repository = Repository([uploaded.directory])
+        self._update_model(name, _Update(_Sent(config, uploaded), again=True))
+        self._loaded_for_steps.discard(name)
+
+    def _update_model(self, name: str, update: _Update = _SCAN) -> None:
+        """Load the new and changed versions of a model, then unload the versions that are no longer served.
+
+        NotFoundError if there is no such model, LoadFailedError if a version cannot be loaded.
+        """
+        sent = update.sent
+        self._check_not_named(name)
+        repository = self._repository if sent.files is None else Repository([sent.files.directory])
         try:
-            versions = repository.versions(name, config)
+            versions = repository.versions(name, sent.config)
         except StartError as error:
-            if again or self._unreadable.get(name) != str(error):
+            if update.again or self._unreadable.get(name) != str(error):
                 # Polling reports the same error only once.
                 self._report_failure(name, "", error)
             self._unreadable = {**self._unreadable, name: str(error)}
@@ -288,41 +323,99 @@ class RepositoryController:
             )
         selected = {version.source.version for version in versions}
         outgoing = [version for version in self._loaded.get(name, ()) if version not in selected]
+        before = dict(self._loaded.get(name, {}))
         failures = [
-            failure
-            for version in versions
-            if (failure := self._load_version(version, uploaded, again, outgoing))
+            failure for version in versions if (failure := self._load_version(version, update, outgoing))
         ]
         if failures:
+            if sent != _NOTHING_SENT and not self._loaded.get(name):
+                # It is not tried again, because what was sent is not kept.
+                self._steps.pop(name, None)
             # The outgoing versions continue to serve, because their replacement is missing.
             raise LoadFailedError(f"load failed for model {name!r}: {'; '.join(failures)}")
+        self._sent[name] = sent
         self._unload(name, outgoing)
+        if self._loaded.get(name) != before:
+            self._update_users(name, update.users)
+
+    def _update_steps(self, source: ModelSource, update: _Update) -> StartError | None:
+        """Load the models that steps of a model name; return the error if one of them does not serve."""
+        name, steps = source.name, named_steps(source)
+        self._steps[name] = steps
+        users = (*update.users, name)
+        for step in steps:
+            if step in users or any(user.name == step for user in self._registry.users(name)):
+                return StartError(f"circular dependency between ensembles: {' -> '.join((*users, step))}")
+            reason = None
+            if update.with_steps and step not in self._named:
+                known = bool(self._loaded.get(step))
+                try:
+                    self._update_model(
+                        step, _Update(self._sent.get(step, _NOTHING_SENT), update.again, users)
+                    )
+                except (LoadFailedError, NotFoundError) as error:
+                    reason = error
+                if not known and self._loaded.get(step):
+                    self._loaded_for_steps.add(step)
+            if self._registry.serves(step):
+                continue
+            if reason is None or isinstance(reason, NotFoundError):
+                return StartError(
+                    f"ensemble {name} contains models that are not available or ambiguous: {step}; put it into the model "
+                    "repository, or name a model that the server has"
+                )
+            return StartError(
+                f"ensemble {name!r} depends on {step!r} which has no loaded version. Model {step!r} loading failed with error: "
+                f"{reason}"
+            )
+        return None
+
+    def _update_users(self, name: str, users: tuple[str, ...]) -> None:
+        """Load models again whose steps name this one, if it has changed for them, or if they failed to load before."""
+        for user in [user for user, steps in self._steps.items() if name in steps and user not in users]:
+            update = _Update(self._sent.get(user, _NOTHING_SENT), with_steps=False)
+            try:
+                self._update_model(user, update)
+            except (LoadFailedError, NotFoundError) as error:
+                _log.debug("model %s is still not loaded after a change of model %s: %s", user, name, error)
+
+    def _versions_of_steps(self, name: str) -> Hashable:
+        """Return what is loaded of the models that steps of a model name."""
+        return tuple((step, tuple(self._loaded.get(step, {}).items())) for step in self._steps.get(name, ()))
 
     def _forget_unreadable(self, name: str) -> None:
         if name in self._unreadable:
             self._unreadable = {other: why for other, why in self._unreadable.items() if other != name}
 
-    def _load_version(
-        self, version: ServedVersion, uploaded: UploadedFiles | None, again: bool, outgoing: Sequence[str]
-    ) -> str | None:
+    def _load_version(self, version: ServedVersion, update: _Update, outgoing: Sequence[str]) -> str | None:
         """Load a version if it has changed or was uploaded; return the failure, if any.
 
         The log names the versions that it replaces, including those `outgoing`.
         """
+        uploaded = update.sent.files
         source = replace(version.source, keep_alive=uploaded)
-        # Uploaded files never equal those that were loaded before.
-        fingerprint = object() if uploaded else version.fingerprint
+        # Files of another upload are never equal to these.
+        fingerprint: Hashable = version.fingerprint if uploaded is None else (uploaded, version.fingerprint)
         name, number = source.name, source.version
         loaded, failed = self._loaded.setdefault(name, {}), self._failed.setdefault(name, {})
-        if loaded.get(number) == fingerprint:
-            return None
-        if failed.get(number) == fingerprint and not again:
+        ensemble = is_ensemble(source.config)
+        # Even if an ensemble has not changed, its models may have.
+        problem = self._update_steps(source, update) if ensemble else None
+        if loaded.get(number) == fingerprint and not self._registry.is_outdated(name, number):
+            return f"version {number} is at UNAVAILABLE state: {problem}" if problem else None
+        if failed.get(number) == (fingerprint, self._versions_of_steps(name)) and not update.again:
             return f"version {number} could not be loaded, and has not changed since"
         self._registry.mark_loading(name, number)
         try:
+            if not ensemble:
+                source = declared_source(source)
+                problem = self._update_steps(source, update)
+            if problem is not None:
+                raise problem
             model = self._load(source)
         except StartError as error:
-            failed[number] = fingerprint
+            # An upload that failed is not kept.
+            failed[number] = (fingerprint if uploaded is None else object(), self._versions_of_steps(name))
             self._report_failure(name, number, error)
             return f"version {number} is at UNAVAILABLE state: {error}"
         except BaseException:
@@ -354,14 +447,19 @@ class RepositoryController:
                 f"model {name!r} was named on the command line by its file, and is not in a model repository"
             )
 
-    def _unload_all_versions(self, name: str) -> None:
+    def _unload_all_versions(self, name: str, *, dependents: bool) -> None:
         self._check_not_named(name)
         if name not in self._loaded and name not in self._names():
             raise NotFoundError(
                 f"failed to unload {name!r}: no model of that name is loaded, or in the repository"
             )
         self._forget_unreadable(name)
+        steps = self._steps.get(name, ())
         self._unload(name, list(self._loaded.get(name, ())))
+        for step in steps if dependents else ():
+            needed = any(step in others for user, others in self._steps.items() if self._loaded.get(user))
+            if step in self._loaded_for_steps and not needed:
+                self._unload_all_versions(step, dependents=True)
 
     def _unload(self, name: str, versions: Sequence[str]) -> None:
         for entry in self._registry.entries():
@@ -373,4 +471,6 @@ class RepositoryController:
         for version in versions:
             self._loaded[name].pop(version, None)
         if not self._loaded.get(name):
-            self._loaded.pop(name, None)
+            for known in (self._loaded, self._steps, self._sent):
+                known.pop(name, None)
+            self._loaded_for_steps.discard(name)

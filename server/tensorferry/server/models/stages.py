@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tensorferry.batcher import (
     Batcher,
+    BatcherSettings,
     InstanceHealthCallback,
     ModelFunction,
     Pipeline,
@@ -17,11 +18,14 @@ from tensorferry.batcher import (
     Tensor,
 )
 from tensorferry.server.config.limits import client_policy
+from tensorferry.server.errors import NotReadyError
 from tensorferry.server.model_config.settings import ModelSettings
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.registry import ModelStep
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
+from tensorferry.server.signature import Signature
 from tensorferry.server.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
+from tensorferry.server.steps.named_model import UsedModel, stage_model
 from tensorferry.server.steps.planning import Plan, PlannedStage
 from tensorferry.server.steps.stage_function import StageFunction, StageStep, StepTimes
 
@@ -42,8 +46,17 @@ def instance_counts(plan: Plan) -> list[int]:
     ]
 
 
-def build(name: str, plan: Plan, context: LoadContext, health: InstanceHealth) -> BuiltModel:
-    """Make the instances and batchers of a planned model. `health` counts the instances of all stages."""
+def build(
+    name: str,
+    plan: Plan,
+    context: LoadContext,
+    health: InstanceHealth,
+    settings: BatcherSettings | None = None,
+) -> BuiltModel:
+    """Make the instances and batchers of a planned model. `health` counts the instances of all stages.
+
+    `settings` are those of a pipeline that has no batcher of its own.
+    """
     instances: list[StepInstance] = []
     stages: list[Stage] = []
     steps: list[ModelStep] = []
@@ -51,12 +64,12 @@ def build(name: str, plan: Plan, context: LoadContext, health: InstanceHealth) -
     first = 0
     whole = len(plan.stages) == 1 and plan.stages[0].steps[0].step is not None
     for planned in plan.stages:
-        if planned.steps[0].step is None:
-            stages.append(_stage_of_model(planned, context))
+        if (used := planned.steps[0].used) is not None:
+            stages.append(_stage_of_model(planned, used, context))
             steps.append(_described(planned, 0, ()))
             continue
         batcher, made, times = _build_stage(name, planned, first, context, health, whole=whole)
-        first += len(planned.steps[0].step.settings.devices)
+        first += len(made) // len(planned.steps)
         instances += made
         batchers.append(batcher)
         steps += [_described(planned, index, of_step) for index, of_step in enumerate(times)]
@@ -70,6 +83,7 @@ def build(name: str, plan: Plan, context: LoadContext, health: InstanceHealth) -
         stages,
         inputs=[spec.name for spec in plan.signature.inputs],
         outputs=[spec.name for spec in plan.signature.outputs],
+        settings=settings,
         clients=client_policy(context.config.for_model(name)),
     )
     return BuiltModel(pipeline, tuple(steps), release)
@@ -214,16 +228,35 @@ def _stage(planned: PlannedStage, batcher: Batcher) -> Stage:
     )
 
 
-def _stage_of_model(planned: PlannedStage, context: LoadContext) -> Stage:
+def _stage_of_model(planned: PlannedStage, used: UsedModel, context: LoadContext) -> Stage:
     """Return the stage that another model of the server runs, looked up for each request."""
-    placed = planned.steps[0]
+    placed, given = planned.steps[0], used.signature
+    optional = [spec for spec in given.inputs if spec.optional]
+    # The signature that was found to fit last.
+    fits: Signature | None = None
 
     def look_up() -> StageModel:
-        model = context.served(placed.name)
-        shared = frozenset(
-            spec.name for spec in model.signature.inputs if model.batched and not spec.has_row_axis
+        nonlocal fits
+        model = context.step_model(used.name, used.version)
+        if model.signature is not fits:
+            if reason := used.misfit(model.signature, batched=model.batched):
+                raise NotReadyError(
+                    f"model {used.name!r} was replaced by one that does not fit the steps that name it: {reason}"
+                )
+            fits = model.signature
+        if not optional:
+            return model.stage
+        # As for requests of clients that give such inputs.
+        varies = not all(isinstance(dim, int) for spec in optional for dim in spec.dims)
+        return stage_model(
+            model.name,
+            model.batcher,
+            model.padding,
+            given,
+            model.empty_axes,
+            batched=model.batched,
+            alone=varies or model.batching_verdict == "tested",
         )
-        return StageModel(model.batcher, model.padding, shared, None if shared else _shapes_key)
 
     outputs = {own: tensor for own, tensor in placed.outputs.items() if tensor in planned.outputs}
     return Stage(planned.name, look_up, placed.inputs, outputs)

@@ -9,6 +9,9 @@ from collections.abc import Callable
 
 from tensorferry.server.models.registry import Model, ModelRegistry
 
+# How long a thread waits for a pipeline before it looks whether the model still runs its steps.
+_IDLE_SECONDS = 0.1
+
 
 class ModelUnloader:
     """Unloads models that accept no more requests, each on its own thread. Thread-safe.
@@ -24,6 +27,8 @@ class ModelUnloader:
         # Each unloading thread with its model, and with None once the model has answered. The entry is removed after the
         # thread's last reference to the model, so that `close` returns after the model's files and memory are free.
         self._models: dict[threading.Thread, Model | None] = {}
+        # No thread waits for requests of other models any more.
+        self._closing = threading.Event()
 
     def unload(self, model: Model) -> None:
         """Start to unload a model that accepts no more requests; it answers those that it has accepted."""
@@ -34,6 +39,7 @@ class ModelUnloader:
 
         def end() -> None:
             model, thread = held.pop(), threading.current_thread()
+            self._await_users(model)
             model.batcher.close()
             model.release()
             self._registry.mark_unloaded(model)
@@ -50,6 +56,13 @@ class ModelUnloader:
             self._models[thread] = held[0]
         thread.start()
 
+    def _await_users(self, model: Model) -> None:
+        """Wait until no accepted request of another model needs this one for a step. New ones are not accepted."""
+        for user in reversed(self._registry.users(model.name)):
+            while self._registry.needs(user, model) and not self._closing.is_set():
+                if user.batcher.wait_idle(_IDLE_SECONDS):
+                    break
+
     def drain(self, until: float) -> bool:
         """Wait until all models have answered their requests, at most until a monotonic time; return whether they have."""
         with self._lock:
@@ -59,6 +72,7 @@ class ModelUnloader:
 
     def close(self, until: float) -> bool:
         """End all models, failing their requests; return whether they ended until a monotonic time."""
+        self._closing.set()
         with self._lock:
             unloading = dict(self._models)
         for model in unloading.values():

@@ -7,20 +7,22 @@ stage has one batcher; between stages batches are formed again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import count
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.server.steps.loaded_step import LoadedStep
+from tensorferry.server.steps.named_model import UsedModel
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedStep:
     """A step of a pipeline.
 
-    `inputs` and `outputs` map the step's names to the pipeline's tensors. `step` is None for another model of the server,
-    which has its own batcher; `signature` is then that model's.
+    `inputs` and `outputs` map the step's names to the pipeline's tensors. The step is loaded here as `step`, or `used` is
+    another model of the server, which has its own batcher.
     """
 
     name: str
@@ -28,20 +30,20 @@ class PlacedStep:
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     step: LoadedStep | None = None
+    used: UsedModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """Steps that run on the same batch. `inputs` are the tensors that it reads, `outputs` those that others read of it."""
+    """Steps that run on the same batch. `inputs` are the tensors that it reads, `outputs` those that others read of it.
 
+    Its name has those of its steps. No other stage has the same.
+    """
+
+    name: str
     steps: tuple[PlacedStep, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The names of its steps."""
-        return "+".join(step.name for step in self.steps)
 
     @property
     def shared(self) -> frozenset[str]:
@@ -68,6 +70,7 @@ def place(
     inputs: Mapping[str, str],
     outputs: Mapping[str, str],
     step: LoadedStep | None = None,
+    used: UsedModel | None = None,
 ) -> PlacedStep:
     """Return a step with complete mappings: names that are not given are the same in the pipeline.
 
@@ -86,6 +89,7 @@ def place(
         {tensor: inputs.get(tensor, tensor) for tensor in own["input"]},
         {tensor: outputs.get(tensor, tensor) for tensor in own["output"]},
         step,
+        used,
     )
 
 
@@ -103,7 +107,7 @@ def plan_pipeline(name: str, steps: Sequence[PlacedStep], outputs: Sequence[str]
             stages[-1].append(step)
         else:
             stages.append([step])
-    planned = []
+    planned: list[PlannedStage] = []
     for index, stage in enumerate(stages):
         given = [tensor for step in stage for tensor in step.outputs.values()]
         read_later = {
@@ -118,8 +122,15 @@ def plan_pipeline(name: str, steps: Sequence[PlacedStep], outputs: Sequence[str]
                 f"pipeline {name!r}: nothing reads the outputs of step {stage[-1].name!r}, {', '.join(given)}; leave the step "
                 "out, or name one of them in `outputs`"
             )
-        planned.append(PlannedStage(tuple(stage), tuple(read), needed))
+        stage_name = _unused_name(stage, {other.name for other in planned})
+        planned.append(PlannedStage(stage_name, tuple(stage), tuple(read), needed))
     return Plan(tuple(planned), signature)
+
+
+def _unused_name(stage: Sequence[PlacedStep], used: Set[str]) -> str:
+    """Return the name of a stage. A model that several stages run is numbered from the second on."""
+    name = "+".join(step.name for step in stage)
+    return next(one for number in count(1) if (one := f"{name}#{number}" if number > 1 else name) not in used)
 
 
 def _share_batches(before: PlacedStep, after: PlacedStep) -> bool:

@@ -1,0 +1,412 @@
+"""Ensembles of a repository: loaded after their models, ready with them, and reloaded without a lost request."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.models import small
+from support.models.controlled import run_in_thread
+from support.server.rig import PATIENCE, Array, fp32, infer, request, spec
+
+from tensorferry.batcher import Batcher, InvalidRequest
+from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.model_config_pb2 import TYPE_FP32, ModelConfig
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import LoadFailedError, NotReadyError, StartError
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.methods.statistics import StatisticsMethods
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
+from tensorferry.server.models.repository import Repository
+from tensorferry.server.models.repository_control import RepositoryController
+from tensorferry.server.signature import Signature
+
+READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
+
+
+def ensemble(
+    *steps: tuple[str, str, str],
+    inputs: str = "image",
+    outputs: str = "scores",
+    dims: str = "3",
+    most: int = 8,
+) -> str:
+    """An ensemble of steps (model, tensor read as x, tensor written as y); a model's name may have a version, `m:2`."""
+    text = f'platform: "ensemble" max_batch_size: {most}\n'
+    for kind, name in (("input", inputs), ("output", outputs)):
+        text += f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: [ {dims} ] }}\n'
+    text += "ensemble_scheduling {\n"
+    for model, read, written in steps:
+        name, _, version = model.partition(":")
+        text += (
+            f'step {{ model_name: "{name}" model_version: {version or -1} input_map {{ key: "x" value: "{read}" }} '
+            f'output_map {{ key: "y" value: "{written}" }} }}\n'
+        )
+    return text + "}\n"
+
+
+CHAIN = ensemble(("first", "image", "middle"), ("second", "middle", "scores"))
+
+
+class Served:
+    """A repository on disk, and a server of it without a transport."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.registry = ModelRegistry()
+        self.service = InferenceService(self.registry)
+        self.changed: list[str] = []
+        context = LoadContext(ServerConfig(()), served=self.registry.get, step_model=self.registry.step_model)
+        self._context = context
+        # Runs the model "gated", once it is loaded.
+        self.runner = ScriptedRunner(lambda x: {"y": x["x"] * 2}, gated=True)
+        self.control: RepositoryController
+
+    def _load(self, source: ModelSource) -> Model:
+        if source.name != "gated":
+            return load_model(source, self._context)
+        tensors = Signature((spec("x", "FP32", "", 3),), (spec("y", "FP32", "", 3),))
+        config = ModelConfig(name="gated", max_batch_size=8)
+        config.input.add(name="x", data_type=TYPE_FP32, dims=[3])
+        config.output.add(name="y", data_type=TYPE_FP32, dims=[3])
+        return Model("gated", "1", tensors, 8, "", Batcher(self.runner, 8, name="gated"), config=config)
+
+    def write(
+        self, name: str, build: Callable[[Path], Path] | None = None, config: str = "", version: int = 1
+    ) -> None:
+        directory = self.root / name / str(version)
+        directory.mkdir(parents=True, exist_ok=True)
+        if build is not None:
+            build(directory / "new").rename(directory / "model.onnx")
+        if config:
+            (self.root / name / "config.pbtxt").write_text(config)
+
+    def remove(self, name: str) -> None:
+        (self.root / name).rename(self.root.parent / f"{name} is gone")
+
+    def start(self, *names: str, mode: str = "explicit", strict: bool = True) -> RepositoryController:
+        self.control = RepositoryController(
+            self.registry,
+            Repository([self.root]),
+            self._load,
+            self.changed.append,
+            mode=mode,
+            poll_seconds=3600.0,
+        )
+        self.control.start((), names, strict=strict)
+        self.registry.mark_complete()
+        self.service.models_changed()
+        return self.control
+
+    def ask(self, model: str = "e", x: Array | None = None) -> Array:
+        given = fp32(2, 3) if x is None else x
+        response = infer(self.service, request({"image": given}, model=model))
+        output = response.outputs[0]
+        return np.frombuffer(response.raw_output_contents[0], np.float32).reshape(output.shape)
+
+    def states(self) -> dict[str, ModelState]:
+        return {entry.name: entry.state for entry in self.registry.entries()}
+
+    def reason(self, name: str = "e") -> str:
+        return next(entry.reason for entry in self.registry.entries() if entry.name == name)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    (tmp_path / "models").mkdir()
+    served = Served(tmp_path / "models")
+    served.write("first", small.twice)
+    served.write("second", small.twice)
+    yield served
+    served.runner.open()
+    assert served.control.close(PATIENCE)
+    for model in served.registry.models():
+        assert model.batcher.close()
+
+
+def test_an_ensemble_answers_with_its_models(served: Served) -> None:
+    served.write("e", config=CHAIN)
+    served.start("*")
+    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
+    model = served.registry.get("e")
+    assert (model.max_batch_size, model.batching_verdict) == (8, "proved")
+    assert str(model.signature) == "(image: FP32[-1, 3]) -> (scores: FP32[-1, 3])"
+
+
+def test_the_configuration_for_clients_is_the_file_with_its_defaults(served: Served) -> None:
+    served.write("e", config=CHAIN)
+    served.start("e")
+    config = served.registry.get("e").config
+    assert (config.name, config.platform, config.backend) == ("e", "ensemble", "")
+    assert config.version_policy.latest.num_versions == 1
+    steps = [(step.model_name, step.model_version) for step in config.ensemble_scheduling.step]
+    assert steps == [("first", -1), ("second", -1)]
+
+
+def test_the_models_count_their_part(served: Served) -> None:
+    served.write("e", config=CHAIN)
+    served.start("e")
+    served.ask()
+    served.ask(x=fp32(3, 3))
+    stats = StatisticsMethods(served.registry).model_statistics(pb.ModelStatisticsRequest())
+    counts = {each.name: (each.inference_count, each.execution_count) for each in stats.model_stats}
+    assert counts == {"e": (5, 2), "first": (5, 2), "second": (5, 2)}
+    assert {each.inference_stats.success.count for each in stats.model_stats} == {2}
+
+
+def test_models_are_loaded_with_their_ensemble(served: Served) -> None:
+    served.write("e", config=CHAIN)
+    control = served.start()
+    control.load("e")
+    assert served.states() == {"e": READY, "first": READY, "second": READY}
+    control.unload("e")
+    assert served.states()["first"] is READY
+    control.load("e")
+    control.load("second")
+    control.unload("e", dependents=True)
+    assert [name for name, state in served.states().items() if state is READY] == ["second"]
+
+
+def test_a_model_that_another_ensemble_needs_stays(served: Served) -> None:
+    served.write("e", config=CHAIN)
+    served.write("other", config=ensemble(("first", "image", "scores")))
+    control = served.start()
+    control.load("e")
+    control.load("other")
+    control.unload("e", dependents=True)
+    assert {name for name, state in served.states().items() if state is READY} == {"first", "other"}
+
+
+def test_ensembles_of_ensembles(served: Served) -> None:
+    served.write("e", config=CHAIN)
+    served.write(
+        "outer",
+        config=ensemble(("e", "image", "scores")).replace('"x"', '"image"').replace('"y"', '"scores"'),
+    )
+    control = served.start("outer")
+    assert served.ask("outer").tolist() == (4 * fp32(2, 3)).tolist()
+    control.unload("first")
+    assert served.states()["outer"] is UNAVAILABLE
+    assert "its steps need model 'first', which is" in served.reason("outer")
+    control.load("first")
+    assert served.ask("outer").tolist() == (4 * fp32(2, 3)).tolist()
+    control.unload("outer", dependents=True)
+    assert [name for name, state in served.states().items() if state is READY] == ["first"], (
+        "a client loaded it"
+    )
+
+
+def test_the_same_model_may_run_several_steps(served: Served) -> None:
+    served.write("e", config=ensemble(("first", "image", "middle"), ("first", "middle", "scores")))
+    served.start("e")
+    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
+
+
+def test_a_step_may_want_a_version(served: Served) -> None:
+    served.write("first", small.centred, version=2)
+    served.write("first", config="version_policy { all { } }")
+    served.write("e", config=ensemble(("first:1", "image", "scores")))
+    served.start("e")
+    assert served.ask().tolist() == (2 * fp32(2, 3)).tolist()
+
+
+def test_a_version_that_is_not_loaded_is_named(served: Served) -> None:
+    served.write("e", config=ensemble(("first:7", "image", "scores")))
+    with pytest.raises(
+        StartError, match=r"ensemble 'e' depends on 'first', which does not serve: .*version 7 is not found"
+    ):
+        served.start("e")
+
+
+def test_an_ensemble_is_ready_while_its_models_are(served: Served) -> None:
+    served.write("e", config=CHAIN)
+    control = served.start("e")
+    control.unload("second")
+    assert served.states() == {"e": UNAVAILABLE, "first": READY, "second": served.states()["second"]}
+    assert "its steps need model 'second', which is" in served.reason()
+    with pytest.raises(NotReadyError, match="model 'e' version 1 is not at ready state: it is UNAVAILABLE"):
+        served.ask()
+    control.load("second")
+    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
+
+
+def test_a_broken_model_is_the_reason_why_its_ensemble_is_not_loaded(served: Served) -> None:
+    served.write("second", config="batch: 1")
+    served.write("e", config=CHAIN)
+    served.start("*", strict=False)
+    assert served.states() == {"e": UNAVAILABLE, "first": READY}
+    assert (
+        "ensemble 'e' depends on 'second' which has no loaded version. Model 'second' loading failed"
+        in served.reason()
+    )
+    (served.root / "second" / "config.pbtxt").unlink()
+    served.control.load("second")
+    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
+
+
+def test_a_missing_model_is_named(served: Served) -> None:
+    served.write("e", config=CHAIN.replace("second", "third"))
+    with pytest.raises(
+        StartError, match="ensemble e contains models that are not available or ambiguous: third"
+    ):
+        served.start("e")
+
+
+def test_ensembles_in_a_circle_are_refused(served: Served) -> None:
+    def of(step: str) -> str:
+        return ensemble((step, "image", "scores"))
+
+    served.write("e", config=of("other"))
+    served.write("other", config=of("e"))
+    control = served.start("*", strict=False)
+    assert served.states()["e"] is UNAVAILABLE
+    assert "circular dependency between ensembles: e -> other -> e" in served.reason()
+    served.write("other", config=of("first").replace("x", "x"))
+    control.load("other")
+    served.write("e", config=of("other").replace('"x"', '"image"').replace('"y"', '"scores"'))
+    control.load("e")
+    assert served.states() == {"e": READY, "first": READY, "other": READY, "second": READY}
+    served.write("other", config=of("e"))
+    with pytest.raises(LoadFailedError, match="circular dependency between ensembles: other -> e"):
+        control.load("other")
+    assert served.ask().tolist() == (2 * fp32(2, 3)).tolist(), "the loaded version serves"
+
+
+def test_a_model_that_does_not_fit_any_more_stops_its_ensemble(served: Served) -> None:
+    served.write("e", config=CHAIN)
+    control = served.start("*")
+    served.write("second", lambda path: small.twice(path, dims=("batch", 4)))
+    control.load("second")
+    assert served.states()["e"] is UNAVAILABLE
+    assert "inconsistent shape" in served.reason()
+    with pytest.raises(NotReadyError):
+        served.ask()
+    served.write("second", small.twice)
+    control.load("second")
+    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
+
+
+def test_a_model_with_a_wider_shape_reloads_its_ensemble(served: Served) -> None:
+    served.write("e", config=CHAIN)
+    control = served.start("*")
+    before = served.registry.get("e")
+    served.write("second", lambda path: small.twice(path, dims=("batch", "n")))
+    control.load("second")
+    assert served.registry.get("e") is not before
+    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
+
+
+def test_a_variable_dimension_is_checked_by_the_step(served: Served) -> None:
+    served.write("e", config=ensemble(("first", "image", "scores"), dims="-1"))
+    served.start("e")
+    assert served.ask().tolist() == (2 * fp32(2, 3)).tolist()
+    with pytest.raises(
+        InvalidRequest,
+        match=r"unexpected shape for input 'x' for model 'first'. Expected \[-1, 3\], got \[2, 4\]",
+    ):
+        served.ask(x=fp32(2, 4))
+
+
+def test_models_without_rows(served: Served) -> None:
+    whole = 'max_batch_size: 0 input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1, 3 ] }'
+    served.write("first", config=whole)
+    served.write("second", config=whole)
+    served.write("e", config=CHAIN.replace("dims: [ 3 ]", "dims: [ -1, 3 ]").replace("max_batch_size: 8", ""))
+    served.write("mixed", config=CHAIN)
+    served.start("*")
+    assert not served.registry.get("e").batched
+    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
+    assert served.ask("mixed").tolist() == (4 * fp32(2, 3)).tolist()
+
+
+def test_labels_are_those_of_the_model_unless_the_ensemble_has_its_own(served: Served) -> None:
+    output = 'output { name: "y" data_type: TYPE_FP32 dims: 3 label_filename: "labels.txt" }'
+    served.write("second", config=output)
+    (served.root / "second" / "labels.txt").write_text("a\nb\nc\n")
+    served.write("e", config=CHAIN)
+    served.start("*")
+
+    def best() -> bytes:
+        message = request({"image": fp32(1, 3)}, model="e")
+        message.outputs.add(name="scores").parameters["classification"].int64_param = 1
+        return infer(served.service, message).raw_output_contents[0][4:]
+
+    assert best() == b"8.000000:2:c"
+    (served.root / "second" / "labels.txt").write_text("a\nb\nthird\n")
+    served.control.load("second")
+    assert best() == b"8.000000:2:third"
+    (served.root / "e" / "own.txt").write_text("x\ny\nz\n")
+    served.write("e", config=CHAIN.replace("output {", 'output { label_filename: "own.txt"', 1))
+    served.control.load("e")
+    assert best() == b"8.000000:2:z"
+
+
+def test_a_client_may_send_the_configuration_of_an_ensemble(served: Served) -> None:
+    served.write("e", config=CHAIN)
+    control = served.start("e")
+    config = ModelConfig()
+    config.CopyFrom(served.registry.get("e").config)
+    del config.ensemble_scheduling.step[1]
+    config.ensemble_scheduling.step[0].output_map["y"] = "scores"
+    control.load("e", config)
+    assert served.ask().tolist() == (2 * fp32(2, 3)).tolist()
+    served.write("first", lambda path: small.twice(path, dims=("batch", "n")))
+    control.load("first")
+    assert served.ask().tolist() == (2 * fp32(2, 3)).tolist(), "its configuration is still what was sent"
+
+
+@pytest.mark.parametrize("dependents", [True, False])
+def test_unloading_answers_the_requests_that_the_ensemble_has_accepted(
+    served: Served, dependents: bool
+) -> None:
+    """They still need the models of later steps, which are unloaded at the same time."""
+    served.write("gated", small.twice)
+    served.write("e", config=ensemble(("gated", "image", "middle"), ("second", "middle", "scores")))
+    control = served.start("e")
+    answer = run_in_thread(served.ask)
+    served.runner.await_batches(1)
+    if dependents:
+        control.unload("e", dependents=True)
+    else:
+        control.unload("second")
+    with pytest.raises(NotReadyError):
+        served.ask()
+    served.runner.open()
+    assert answer.result(PATIENCE).tolist() == (4 * fp32(2, 3)).tolist()
+    assert served.control.drain(time.monotonic() + PATIENCE)
+
+
+def test_a_rolling_reload_loses_no_request(served: Served) -> None:
+    served.write("e", config=CHAIN)
+    control = served.start("*")
+    ended, wrong = threading.Event(), list[object]()
+
+    def call() -> None:
+        while not ended.is_set():
+            try:
+                if served.ask().tolist() != (4 * fp32(2, 3)).tolist():
+                    wrong.append("another answer")
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):
+        for name in ("first", "second", "e"):
+            served.write(
+                name, None if name == "e" else small.twice, config=CHAIN + "\n" if name == "e" else ""
+            )
+            control.load(name)
+            served.service.models_changed()
+    ended.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert wrong == []
