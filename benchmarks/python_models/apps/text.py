@@ -13,7 +13,7 @@ from tensorferry.serving import INT64, STRING, model, onnx, pipeline, tokenizer
 _FOLDER = Path(os.environ["SERVING_BENCH_MODEL"])
 _ENCODER, _TOKENIZER = _FOLDER / "minilm.onnx", _FOLDER / "tokenizer.json"
 _TENSORS = ("input_ids", "attention_mask", "token_type_ids")
-# Those to which the tokenizer's rows are padded by default.
+# Those to which an encoder that declares none pads the rows of this tokenizer.
 _LENGTHS = (16, 32, 64, 128)
 
 encoder = onnx(
@@ -22,7 +22,8 @@ encoder = onnx(
     pad_lengths=("tokens", _LENGTHS),
     pad_values=dict.fromkeys(_TENSORS, 0),
 )
-embed = pipeline("embed", tokenizer(_TOKENIZER), onnx(_ENCODER))
+# By its name, so that the encoder alone and the one behind the tokenizer are the same.
+embed = pipeline("embed", tokenizer(_TOKENIZER), "encoder")
 
 _padding = Tokenizer.from_file(str(_TOKENIZER))
 _padding.enable_padding()
