@@ -148,6 +148,80 @@ def test_a_server_that_is_gone(serve: Serve, digits_model: Path, page: Chromium)
     page.errors.clear()
 
 
+APP = """
+import numpy as np
+
+from tensorferry.serving import FP64, model, pipeline
+
+
+@model(inputs={"x": FP64[-1]}, outputs={"y": FP64[-1]}, max_batch_size=8)
+def clean(x):
+    return x + 1
+
+
+@model(inputs={"y": FP64[-1]}, outputs={"words": FP64[-1]}, max_batch_size=8)
+def split(y):
+    return y * 2
+
+
+@model(inputs={"words": FP64[-1]}, outputs={"vector": FP64[-1]}, max_batch_size=4)
+def encode(words):
+    return words
+
+
+@model(inputs={"words": FP64[-1]}, outputs={"number": FP64[-1]}, max_batch_size=2)
+def count(words):
+    return words
+
+
+branched = pipeline("branched", clean, split, encode, count, outputs=["vector", "number", "y"])
+"""
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_pipeline_is_drawn_with_its_branches(
+    serve: Serve, page: Chromium, tmp_path: Path, width: int
+) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    server = serve(tmp_path / "app.py", "--metrics-port", 0)
+    page.window(width, 900)
+    page.open(server.ready["metrics"].removesuffix("metrics"))
+    page.until("document.getElementById('flow-note').textContent", lambda text: "No request was" in text)
+    with InferenceClient(server.address) as client:
+        for _ in range(4):
+            client.infer("branched", {"x": np.zeros(2)}, request_id="seen", timeout=30)
+        boxes = page.until(
+            "[...document.querySelectorAll('.stage .called')].map((one) => one.textContent)",
+            lambda names: len(names) == 3,
+        )
+        assert boxes == ["clean+split", "encode", "count"]
+        shares = page.until(
+            "[...document.querySelectorAll('.stage')].map((one) => one.firstChild.lastChild.textContent)",
+            lambda texts: all(text.endswith("%") for text in texts),
+        )
+        assert all(0 < int(share.removesuffix(" %")) <= 100 for share in shares)
+        steps = "[...document.querySelectorAll('.stage .step')].map((one) => one.textContent)"
+        assert [text.split()[0] for text in page.evaluate(steps)] == ["clean", "split", "encode", "count"]
+        assert all(text.endswith("s") for text in page.evaluate(steps)), "each has a time"
+        # Three edges end at the answer: one of the first stage, which passes the others, and one of each branch.
+        assert page.evaluate("document.querySelectorAll('#flow .tip').length") == 6
+        assert page.evaluate("document.querySelectorAll('#flow .via').length") == 1
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate("document.getElementById('flow').classList.contains('down')") is (width == 360)
+        # A click on a stage shows its batches.
+        assert (
+            page.evaluate("document.querySelector('#last-batches-title .of-stage').textContent")
+            == "stage count"
+        )
+        page.evaluate("document.querySelector('.stage').click()")
+        title = "document.querySelector('#last-batches-title .of-stage').textContent"
+        assert page.evaluate(title) == "stage clean+split"
+        assert page.evaluate("document.querySelector('.stage').getAttribute('aria-pressed')") == "true"
+        client.infer("branched", {"x": np.zeros(2)}, request_id="seen", timeout=30)
+        assert "seen" in page.until(MEMBERS, bool)
+        page.until("document.querySelector('#manifest dl').textContent", lambda text: "stepsclean" in text)
+
+
 @pytest.mark.parametrize("width", [360, 768, 1280])
 def test_it_fits_windows_of_any_width(serve: Serve, digits_model: Path, page: Chromium, width: int) -> None:
     server = serve(digits_model, "--metrics-port", 0)

@@ -120,6 +120,60 @@ def test_the_display() -> None:
     ]
 
 
+def in_stages(now: float, answered: int) -> dict[str, Any]:
+    """Status of a server with a pipeline: a stage of two steps, one of one step, and one that another model runs."""
+    made = status(now, answered)
+    (model,) = made["models"]
+
+    def seconds(total: float) -> dict[str, Any]:
+        parts = {"queue": total / 4, "input": 0.0, "compute": total / 2, "output": total / 4}
+        return {"answer_seconds": {part: answered * value for part, value in parts.items()}}
+
+    def step(name: str, stage: str, mean: float | None) -> dict[str, Any]:
+        ran = None if mean is None else answered // 2
+        total = None if mean is None else answered // 2 * mean
+        return {"name": name, "stage": stage, "ran": ran, "compute_seconds": total}
+
+    counts = {name: model[name] for name in ("requests", "batches", "queue")}
+    model |= seconds(0.008)
+    model["steps"] = [
+        step("clean", "clean+split", 0.001),
+        step("split", "clean+split", 0.002),
+        step("encode", "encode", 0.0015),
+        step("rank", "rank", None),
+    ]
+    model["stages"] = [
+        {"name": "clean+split", "model": None, **counts, **seconds(0.004)},
+        {"name": "encode", "model": None, **counts, **seconds(0.002)},
+        {"name": "rank", "model": "rank"},
+    ]
+    return made
+
+
+def test_the_stages_of_a_pipeline() -> None:
+    lines = [line.rstrip() for line in shown(in_stages(0.0, 0), in_stages(2.0, 400))]
+    start = lines.index("digits v1: batches of up to 8 rows (proved), on cpu")
+    assert lines[start + 1 : start + 5] == [
+        "  STAGE          QUEUE    BATCH SHARE ROWS/BATCH  QUEUED  STEPS",
+        "  clean+split      1ms      3ms   50%        4.0       5  clean 1ms, split 2ms",
+        "  encode         500us    1.5ms   25%        4.0       5  encode 1.5ms",
+        "  rank        (a model of its own)                        rank -",
+    ]
+    idle = shown(in_stages(0.0, 400), in_stages(2.0, 400))
+    assert any(
+        "clean+split        -        -     -          -       5  clean -, split -" in line for line in idle
+    )
+
+
+def test_the_steps_of_one_stage_are_those_of_the_model() -> None:
+    first, last = in_stages(0.0, 0), in_stages(2.0, 400)
+    for one in (first, last):
+        (model,) = one["models"]
+        model["stages"], model["steps"] = [], model["steps"][:2]
+    lines = shown(first, last)
+    assert "  clean+split      2ms      6ms  100%        4.0       5  clean 1ms, split 2ms" in lines
+
+
 def test_rates_are_of_the_last_seconds_alone() -> None:
     """Samples older than the period do not count."""
     samples = [status(float(second), 1000 if second < 3 else 1000 + 10 * (second - 2)) for second in range(9)]

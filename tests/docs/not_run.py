@@ -68,6 +68,7 @@ OTHERS: tuple[tuple[str, str], ...] = (
     ("docs/reference/status.md", "tensorferry 0.1.0 on"),
     ("docs/reference/status.md", "MODEL "),
     ("docs/reference/status.md", "digits v1: batches"),
+    ("docs/reference/status.md", "search v1:"),
     ("docs/reference/tracing.md", "method=ModelInfer"),
     ("docs/reference/tracing.md", "inference.GRPCInferenceService/ModelInfer"),
     ("docs/reference/tracing.md", '{"id": 1'),

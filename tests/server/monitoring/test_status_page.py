@@ -13,14 +13,15 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from support.server.pipelines import BranchedModel
 from support.server.rig import PATIENCE, ask, signature, spec
 
-from tensorferry.batcher import Batcher, QueueFull, QueuePolicy
+from tensorferry.batcher import Batcher, Pipeline, QueueFull, QueuePolicy, Stage, StageModel
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.models.registry import Model, ModelRegistry, ModelStep
 from tensorferry.server.monitoring.http_server import HttpResponse, MetricsServer
 from tensorferry.server.monitoring.processes import ProcessStatus
 from tensorferry.server.monitoring.status_page import content_security_policy, routes_of
@@ -258,6 +259,9 @@ def test_every_field_is_documented_and_nothing_else_is(
     runner.open()
     model.batcher.last_batches()
     model.batcher.submit(np.zeros(1)).result(PATIENCE)
+    branched = BranchedModel(gated=False)
+    served.registry.mark_ready(branched.model)
+    branched.submit().result(PATIENCE)
 
     def fields(reported: Any) -> Iterator[str]:
         if isinstance(reported, dict):
@@ -274,6 +278,62 @@ def test_every_field_is_documented_and_nothing_else_is(
     rows = re.findall(r"^\| `([^|]*)` \|", schema, re.MULTILINE)
     documented = {name for row in rows for name in re.findall(r"\w+", row)}
     assert documented == set(fields(served.status()))
+    branched.close()
+
+
+def test_the_steps_and_stages_of_a_pipeline(served: ServedRoutes) -> None:
+    branched = BranchedModel(gated=False)
+    served.registry.mark_ready(branched.model)
+    served.registry.mark_complete()
+    served.status()
+    for rows in (1, 3):
+        branched.submit(rows, tag=f"of {rows}").result(PATIENCE)
+    (reported,) = served.status()["models"]
+    branched.close()
+    steps = reported["steps"]
+    assert [(step["name"], step["kind"], step["stage"], step["ran"]) for step in steps] == [
+        ("clean", "python", "clean+split", 2),
+        ("split", "python", "clean+split", 2),
+        ("encode", "onnx", "encode", 2),
+        ("count", "python", "count", 2),
+    ]
+    assert steps[1]["reads"] == [{"name": "y", "tensor": "y"}]
+    assert steps[1]["gives"] == [{"name": "words", "tensor": "words"}]
+    assert all(step["compute_seconds"] > 0 for step in steps)
+    stages = {stage["name"]: stage for stage in reported["stages"]}
+    assert list(stages) == ["clean+split", "encode", "count"]
+    encode = stages["encode"]
+    assert (encode["model"], encode["max_batch_size"], encode["devices"]) == (None, 4, ["cuda:1"])
+    assert (encode["requests"]["answered"], encode["batches"]["rows"]) == (2, 4)
+    assert [member["id"] for batch in encode["last_batches"] for member in batch["members"]] == [
+        "of 1",
+        "of 3",
+    ]
+    first = stages["clean+split"]["last_batches"][0]
+    assert [step["name"] for step in first["step_ends"]] == ["clean", "split"]
+    assert (
+        first["started"] <= first["step_ends"][0]["ended"] <= first["step_ends"][1]["ended"] <= first["ended"]
+    )
+    # The whole counts each request once, from its arrival to its answer.
+    assert reported["requests"]["answered"] == 2
+    for stage in stages.values():
+        assert sum(stage["answer_seconds"].values()) < sum(reported["answer_seconds"].values())
+    assert reported["batches"]["compute_seconds"] == pytest.approx(
+        sum(stage["batches"]["compute_seconds"] for stage in stages.values())
+    )
+
+
+def test_a_stage_that_another_model_runs_names_it(served: ServedRoutes, model: Model) -> None:
+    stage = Stage("m", lambda: StageModel(model.batcher), {"x": "x"}, {"y": "y"})
+    with Pipeline("p", [stage], inputs=["x"], outputs=["y"]) as pipeline:
+        step = ModelStep("m", "model", "m", {"x": "x"}, {"y": "y"})
+        served.registry.mark_ready(
+            Model("p", "1", model.signature, 6, "its own batches", pipeline, steps=(step,))
+        )
+        reported = next(one for one in served.status()["models"] if one["name"] == "p")
+    assert reported["stages"] == [{"name": "m", "model": "m"}]
+    assert (reported["steps"][0]["ran"], reported["steps"][0]["compute_seconds"]) == (None, None)
+    assert reported["batches"]["compute_seconds"] == 0
 
 
 def test_hostile_text_is_escaped(served: ServedRoutes, registry: ModelRegistry) -> None:

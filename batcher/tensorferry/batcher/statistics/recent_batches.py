@@ -51,6 +51,8 @@ class BatchRecord:
     had failed. `predicted` is the expected time from `closed_at` to `done`; 0 if unknown, and for a part. `instance` is
     the index of the model function.
 
+    `step_ends` has the name and the end of each step that the model function ran, if it says so.
+
     `members` are at most the first 64 of its `requests`; None if no snapshot was taken shortly before.
     """
 
@@ -71,6 +73,7 @@ class BatchRecord:
     done: float | None
     error: str
     members: Sequence[BatchMember] | None
+    step_ends: Sequence[tuple[str, float]] = ()
 
 
 # The fields of a `BatchMember`; the record is made by a snapshot.
@@ -152,4 +155,5 @@ def _record_of(kept: _Kept) -> BatchRecord:
         done=run.done[0] if run.done else None,
         error=error,
         members=None if members is None else [BatchMember(*member) for member in members],
+        step_ends=run.step_ends,
     )

@@ -129,8 +129,8 @@ def _less(now: Sequence[int], then: Sequence[int]) -> list[int]:
 
 
 def _detail(samples: StatusSamples, model: Status, blocks: str) -> list[str]:
-    settings, now = model["settings"], model["batches"]
-    then = samples.before(model)["batches"]
+    settings, now, earlier = model["settings"], model["batches"], samples.before(model)
+    then = earlier["batches"]
     sizes = _grown(now["by_rows"], then["by_rows"]) or now["by_rows"]
     reasons = _grown(now["by_reason"], then["by_reason"]) or now["by_reason"]
     left = ["batch sizes", *_bars(_grouped(sizes), blocks)]
@@ -141,8 +141,70 @@ def _detail(samples: StatusSamples, model: Status, blocks: str) -> list[str]:
     between = max(map(len, left)) + 4
     lines = [f"{model['name']} v{model['version']}: {model['batching']}, on {', '.join(settings['devices'])}"]
     lines += [f"! {warning}" for warning in model["warnings"]]
+    lines += _steps(model, earlier)
     lines += [f"  {one:{between}}{other}" for one, other in zip(left, right, strict=True)]
     return lines + _batches(model["last_batches"])
+
+
+def _steps(model: Status, earlier: Status) -> list[str]:
+    """Return a line for each stage of a model that is made of steps. Servers of older releases have none."""
+    steps = model.get("steps", ())
+    names = list(dict.fromkeys(step["stage"] for step in steps))
+    if not steps:
+        return []
+    now, then = _by_stage(model), _by_stage(earlier)
+    whole = sum(_mean_times(model, earlier) or ())
+    wide = max([5, *map(len, names)])
+    lines = [
+        f"  {'STAGE':{wide}} {'QUEUE':>8} {'BATCH':>8} {'SHARE':>5} {'ROWS/BATCH':>10} {'QUEUED':>7}  STEPS"
+    ]
+    for name in names:
+        of_steps = ", ".join(
+            f"{step['name']} {_time(_step_mean(step, before))}"
+            for step, before in zip(steps, earlier["steps"], strict=False)
+            if step["stage"] == name
+        )
+        stage = now.get(name)
+        if stage is None:
+            lines.append(f"  {name:{wide}} {'(a model of its own)':42}  {of_steps}")
+            continue
+        before = then.get(name, stage)
+        means = _mean_times(stage, before)
+        queue, batch = means or (None, None)
+        share = f"{sum(means) / whole:.0%}" if means and whole else "-"
+        ran = stage["batches"]["ran"] - before["batches"]["ran"]
+        rows = f"{(stage['batches']['rows'] - before['batches']['rows']) / ran:.1f}" if ran else "-"
+        lines.append(
+            f"  {name:{wide}} {_time(queue):>8} {_time(batch):>8} {share:>5} {rows:>10} "
+            f"{stage['queue']['rows']:>7}  {of_steps}"
+        )
+    return lines
+
+
+def _by_stage(model: Status) -> Mapping[str, Status]:
+    """Return the counts of each stage; a model of one stage has its own."""
+    stages = {stage["name"]: stage for stage in model["stages"] if stage["model"] is None}
+    return stages if model["stages"] else {model["steps"][0]["stage"]: model}
+
+
+def _mean_times(now: Status, then: Status) -> tuple[float, float] | None:
+    """Return the mean seconds of the requests answered since `then` in the queue and in a batch; None without any."""
+    answered = now["requests"]["answered"] - then["requests"]["answered"]
+    if not answered:
+        return None
+    queue, *batch = [
+        (now["answer_seconds"][part] - then["answer_seconds"][part]) / answered
+        for part in ("queue", "input", "compute", "output")
+    ]
+    return queue, sum(batch)
+
+
+def _step_mean(now: Status, then: Status) -> float | None:
+    if now["ran"] is None or now["ran"] == then["ran"]:
+        return None
+    seconds: float = now["compute_seconds"] - then["compute_seconds"]
+    ran: int = now["ran"] - then["ran"]
+    return seconds / ran
 
 
 def _grown(now: Mapping[str, int], then: Mapping[str, int]) -> dict[str, int]:

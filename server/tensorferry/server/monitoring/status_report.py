@@ -12,11 +12,12 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from tensorferry.batcher import BOUNDS, BatcherStatistics, BatchMember, BatchRecord
+from tensorferry.batcher import BOUNDS, BatcherStatistics, BatchMember, BatchRecord, Pipeline
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState, RegistryEntry
 from tensorferry.server.monitoring.processes import ProcessStatus
+from tensorferry.server.monitoring.step_statistics import ModelCounts, StageCounts, counts_of
 from tensorferry.server.signature import TensorSpec
 
 # Incremented when a field changes its meaning or is removed. New fields may be added at any time.
@@ -95,16 +96,17 @@ class StatusReport:
         }
         model = entry.model
         if model is not None:
+            counted = counts_of(model)
             status |= {
                 "inputs": [_tensor(spec) for spec in model.signature.inputs],
                 "outputs": [_tensor(spec) for spec in model.signature.outputs],
                 "batching": model.batching,
                 "batching_verdict": model.batching_verdict,
                 "settings": self._settings(model),
-                **_counts(model.batcher.statistics()),
-                "last_batches": [
-                    _batch_status(record) for record in model.batcher.last_batches()[-_MAX_BATCHES:]
-                ],
+                **_counts(counted.counts, counted.of_batchers),
+                "last_batches": _batches(model.batcher.last_batches()),
+                "steps": _steps(counted),
+                "stages": _stages(counted),
             }
         return status
 
@@ -147,8 +149,52 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype.name, "shape": spec.shape, "axes": spec.dims}
 
 
-def _counts(counts: BatcherStatistics) -> dict[str, Any]:
-    sizes = counts.sizes
+def _steps(counted: ModelCounts) -> Sequence[dict[str, Any]]:
+    by_step = {id(counts.step): counts for counts in counted.steps()}
+    return [
+        {
+            "name": step.name,
+            "kind": step.kind,
+            "stage": step.stage,
+            "reads": [{"name": name, "tensor": tensor} for name, tensor in step.inputs.items()],
+            "gives": [{"name": name, "tensor": tensor} for name, tensor in step.outputs.items()],
+            # None if another model runs it.
+            "ran": None if counts is None else counts.batches,
+            "compute_seconds": None if counts is None else counts.seconds,
+        }
+        for step in counted.model.steps
+        for counts in [by_step.get(id(step))]
+    ]
+
+
+def _stages(counted: ModelCounts) -> Sequence[dict[str, Any]]:
+    """Return the stages of a pipeline of several."""
+    pipeline = counted.model.batcher
+    if not isinstance(pipeline, Pipeline):
+        return ()
+    own = {stage.name: stage for stage in counted.stages}
+    batches = pipeline.stage_batches()
+    return [
+        _stage(own[stage.name], batches[stage.name])
+        if stage.name in own
+        else {"name": stage.name, "model": stage.name}
+        for stage in pipeline.stages
+    ]
+
+
+def _stage(stage: StageCounts, batches: Sequence[BatchRecord]) -> dict[str, Any]:
+    return {
+        "name": stage.name,
+        "model": None,
+        "max_batch_size": stage.settings.max_batch_size,
+        "devices": stage.devices,
+        **_counts(stage.counts, [stage.counts]),
+        "last_batches": _batches(batches),
+    }
+
+
+def _counts(counts: BatcherStatistics, of_batchers: Sequence[BatcherStatistics]) -> dict[str, Any]:
+    sizes, times = counts.sizes, counts.answer_times
     return {
         "requests": {
             "accepted": counts.accepted,
@@ -167,11 +213,17 @@ def _counts(counts: BatcherStatistics) -> dict[str, Any]:
             "compute": counts.compute_times.counts,
             "total": counts.latencies.counts,
         },
+        "answer_seconds": {
+            "queue": times.queue_delay_sum,
+            "input": times.input_time_sum,
+            "compute": times.compute_time_sum,
+            "output": times.output_time_sum,
+        },
         "batches": {
             "ran": counts.batches,
             "failed": counts.failed_batches,
             "rows": counts.rows,
-            "compute_seconds": counts.compute_time_sum,
+            "compute_seconds": sum(one.compute_time_sum for one in of_batchers),
             "by_rows": {str(rows): batches for rows, batches in sorted(counts.batch_rows.items())},
             "by_reason": {reason.value: batches for reason, batches in counts.close_reasons.items()},
         },
@@ -193,6 +245,10 @@ def _counts(counts: BatcherStatistics) -> dict[str, Any]:
     }
 
 
+def _batches(records: Sequence[BatchRecord]) -> Sequence[dict[str, Any]]:
+    return [_batch_status(record) for record in records[-_MAX_BATCHES:]]
+
+
 def _batch_status(record: BatchRecord) -> dict[str, Any]:
     return {
         "number": record.number,
@@ -211,6 +267,7 @@ def _batch_status(record: BatchRecord) -> dict[str, Any]:
         "ended": record.ended,
         "answered": record.answered,
         "done": record.done,
+        "step_ends": [{"name": name, "ended": ended} for name, ended in record.step_ends],
         "members": None if record.members is None else [_member_status(member) for member in record.members],
     }
 
