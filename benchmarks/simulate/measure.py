@@ -13,8 +13,9 @@ from clairvoyant import fewest_misses
 from engine import Scheduler, run
 from policies import PEERS, FourEager, NexusByDeadline, Peer, StrictPriority, TwoEager
 from raterule import StudysRule
-from scenarios import Scenario
+from scenarios import Scenario, TwoStages
 from shipping import Shipping
+from stages import run_stages
 from summary import Summary, summarize
 from traces import Trace
 
@@ -76,6 +77,8 @@ def measure(job: Job, load: float) -> Summary:
         assert misses is not None
         in_time = 1 - misses / job.count
         return Summary(in_time, in_time * job.count / trace.duration)
+    if isinstance(scenario, TwoStages):
+        return summarize(trace, run_stages(trace, scenario, job.policy, noise_of(job)))
     scheduler = SCHEDULERS[job.policy](scenario, trace)
     return summarize(trace, run(trace, scenario, scheduler, noise_of(job)))
 

@@ -21,6 +21,7 @@ from scenarios import STUDY
 from tables import LOADS, Beyond, Goodput, Loads, Overload, Rough, Size, Table
 from tables_classes import Classes, Shares
 from tables_devices import Pipelines
+from tables_stages import Stages
 
 FULL = Size(seeds=(1, 2, 3, 4), poisson=12_000, mmpp=24_000, searches=9)
 QUICK = Size(seeds=(1,), poisson=4_000, mmpp=8_000, searches=7, loads=(0.5, 0.95))
@@ -46,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="also replace the tables that are marked in this page"
     )
+    parser.add_argument(
+        "--only", metavar="TABLE", help="simulate this table only, by its class, such as Stages"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="default: one for each core")
     options = parser.parse_args(arguments)
     size = QUICK if options.quick else FULL
@@ -60,15 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"Seeds {', '.join(map(str, size.seeds))}; {size.poisson} Poisson and {size.mmpp} MMPP arrivals a trace."
     )
     pipelines = Pipelines(size)
-    about: list[Table] = [pipelines, Classes(size), Shares(size)]
+    about: list[Table] = [pipelines, Stages(size), Classes(size), Shares(size)]
     tables: list[Table] = [Goodput(size), overload, Rough(size), Beyond(size), *about, *loads]
+    if options.only:
+        tables = [table for table in tables if type(table).__name__ == options.only]
     for table in tables:
         results.run(table.jobs())
         print(f"\n## {table.title}\n\n{table.text(results)}", flush=True)
         if options.page:
             replace_table(options.page, type(table).__name__, table.text(results))
         print(f"{time.monotonic() - start:.0f} s: {table.title}", file=sys.stderr)
-    if options.plots:
+    if options.plots and not options.only:
         for path in plots.write(options.plots, loads, overload, pipelines, results):
             print(f"wrote {path}", file=sys.stderr)
 

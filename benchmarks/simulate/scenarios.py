@@ -117,6 +117,38 @@ COMPLETING = replace(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class TwoStages(Scenario):
+    """A pipeline: its first stage is as in `Scenario`, the second takes `then` seconds for a batch."""
+
+    then: Cost = NOTHING
+    then_max_batch_size: int = 1
+
+    @property
+    def capacity(self) -> float:
+        """The offline rate of the slower stage."""
+        sizes = ((self.cost, self.max_batch_size), (self.then, self.then_max_batch_size))
+        return min(rows / cost(rows) for cost, rows in sizes)
+
+
+# The stages of an encoder's text: a tokenizer that is ten times as fast as the device, or hardly faster.
+FAST_FIRST = TwoStages(
+    "first 1 + 0.02b ms",
+    Cost(0.001, 0.00002),
+    256,
+    (0.02,),
+    0.2,
+    0.005,
+    (),
+    then=Cost(0.004, 0.0001),
+    then_max_batch_size=32,
+)
+SLOW_FIRST = replace(FAST_FIRST, name="first 1 + 0.2b ms", cost=Cost(0.001, 0.0002), timeouts=(0.05,))
+TWO_STAGES: tuple[Scenario, ...] = tuple(
+    each.under(kind) for each in (FAST_FIRST, SLOW_FIRST) for kind in ("Poisson", "MMPP")
+)
+
+
 def two_classes(device: Scenario, high: float, *, deadlines: bool, own_buckets: bool = False) -> Scenario:
     """Return the device with two classes, with a share of `high` in the higher one."""
     shares = (high, 1 - high)

@@ -376,6 +376,11 @@ class Batcher:
         """Return why no request is accepted now: as many rows or bytes wait as may; None if there is room."""
         return self._queue.queue_full()
 
+    @property
+    def idle(self) -> bool:
+        """Return whether nothing is queued or running. May be late."""
+        return self._queue.idle
+
     def drain_time(self) -> float:
         """Estimate how long the queued requests take to run, in seconds; at least a millisecond."""
         return self._queue.drain_time()

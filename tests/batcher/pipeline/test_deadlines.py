@@ -9,7 +9,8 @@ import pytest
 from support.batcher.pipelines import Puppets, add_one, answer, double, kind, send, send_here
 from support.batcher.rig import result
 
-from tensorferry.batcher import DeadlineExceeded, Stage, StageModel
+from tensorferry.batcher import BatchInfo, DeadlineExceeded, Stage, StageModel
+from tensorferry.batcher.pipeline.later_times import LeastWait
 from tensorferry.batcher.testing import VirtualClock
 
 
@@ -151,6 +152,50 @@ class TestWithLearnedTimes:
 
         pipeline = puppets.pipeline(*stages[:2], Stage("c", gone, {"in": "n"}, {"out": "y"}))
         assert kind(send_here(pipeline, [1], deadline=50.0)[1]) == "LookupError"
+
+
+class TestWaits:
+    """The shortest wait of each batch of a busy later stage is kept, too."""
+
+    def test_the_least_wait_of_each_batch_counts_in_the_mean(self) -> None:
+        wait = LeastWait()
+        for number, delays in enumerate([(4.0, 2.0, 3.0), (2.0, 5.0), (6.0,), (0.0,)], start=1):
+            for delay in delays:
+                wait.observe(BatchInfo(number, len(delays), len(delays), 1.0, ended=float(number)), delay)
+        # The last batch may not be complete.
+        expected = 0.0
+        for least in (0.0, 2.0, 2.0, 6.0):
+            expected += 0.2 * (least - expected)
+        assert wait.seconds(9.0, idle=False) == pytest.approx(expected)
+        assert wait.seconds(4.01, idle=True) == pytest.approx(expected)
+        assert wait.seconds(9.0, idle=True) == 0.0
+
+    def test_a_busy_later_stage_lets_the_first_drop_earlier(self, puppets: Puppets) -> None:
+        clock = puppets.clock
+        pipeline = puppets.two(max_batch_size=1)
+        wait = pipeline.later_times.waits[1]
+        for number in range(1, 99):
+            wait.observe(BatchInfo(number, 1, 1, 1.0, ended=clock.now()), 3.0)
+        puppets.runners["a"].open()
+        running = send(pipeline, [0])[1]
+        puppets.runners["b"].await_batches(1)
+        with pytest.raises(DeadlineExceeded):
+            send(pipeline, [1], deadline=clock.now() + 2.9)
+        accepted = send(pipeline, [1], deadline=clock.now() + 3.1)[1]
+        puppets.runners["b"].open()
+        assert (answer(running), answer(accepted)) == ([2], [4])
+
+    def test_requests_without_deadlines_say_nothing_of_waits(self, puppets: Puppets) -> None:
+        pipeline = puppets.two(max_batch_size=1)
+        puppets.runners["a"].open()
+        send(pipeline, [0])
+        puppets.runners["b"].await_batches(1)
+        waits = send_here(pipeline, [1])[1]
+        puppets.clock.advance(4.0)
+        puppets.runners["b"].open()
+        answer(waits)
+        answer(send(pipeline, [2])[1])
+        assert pipeline.later_times.waits[1].seconds(0.0, idle=False) == 0.0
 
 
 def test_without_a_deadline_nothing_is_dropped(puppets: Puppets) -> None:

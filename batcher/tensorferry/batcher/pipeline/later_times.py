@@ -2,27 +2,63 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.pipeline.graph import Graph
+from tensorferry.batcher.request import BatchInfo
 
 # Learned times are read again after this many seconds. Reading them takes each batcher's lock.
 _VALID_SECONDS = 0.05
+# The weight of a batch in the mean of the least waits.
+_WEIGHT = 0.2
+
+
+class LeastWait:
+    """The shortest time in the queue of a stage that a request of each batch had: its mean over the last batches.
+
+    Where earlier deadlines go first, a request with an early one waits about that long, however long others wait.
+    Two threads may lose an observation to each other, which is harmless.
+    """
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+        self._batch = 0
+        self._ended = -math.inf
+        self._least = 0.0
+
+    def observe(self, batch: BatchInfo, queue_delay: float) -> None:
+        """Note a request with a deadline that a batch answered."""
+        self._ended = batch.ended
+        if batch.number == self._batch:
+            self._least = min(self._least, queue_delay)
+            return
+        self._mean += _WEIGHT * (self._least - self._mean)
+        self._batch, self._least = batch.number, queue_delay
+
+    def seconds(self, now: float, *, idle: bool) -> float:
+        """Return the mean over the last batches; 0 if the stage is idle, and was for a while.
+
+        Otherwise a mean that lets no request in would never change again.
+        """
+        return 0.0 if idle and now - self._ended > _VALID_SECONDS else self._mean
 
 
 class LaterTimes:
-    """The least seconds from the end of each stage to the answer: those of batches of the one request alone. Thread-safe.
+    """The least seconds from the end of each stage to the answer. Thread-safe.
 
-    A stage whose times are not known takes 0, so that nothing is dropped for a guess.
+    In each stage that is the time of a batch of the one request alone, and the least wait while the stage is busy. A stage
+    whose times are not known takes 0, so that nothing is dropped for a guess.
     """
 
     def __init__(self, graph: Graph, clock: Clock) -> None:
         self._graph = graph
         self._clock = clock
+        self.waits = [LeastWait() for _ in graph.stages]
         # By rows. Replaced as a whole, so that two threads at most compute the same.
         self._by_rows: dict[int, Sequence[float]] = {}
-        self._valid_until = -float("inf")
+        self._valid_until = -math.inf
 
     def after(self, rows: int) -> Sequence[float]:
         """Return the seconds after each stage, for a request of these rows."""
@@ -45,10 +81,15 @@ class LaterTimes:
         after = [0.0] * len(graph.stages)
         for place in reversed(range(len(graph.stages))):
             after[place] = max([with_own[later] for later in graph.followers[place]], default=0.0)
-            try:
-                own = graph.stages[place].model().batcher.least_time(rows)
-            except Exception:
-                # The model is not served now. The request finds out when it gets there.
-                own = 0.0
-            with_own[place] = own + after[place]
+            with_own[place] = self._own(place, rows) + after[place]
         return after, max([with_own[first] for first in graph.first])
+
+    def _own(self, place: int, rows: int) -> float:
+        """Return the least seconds of one stage."""
+        try:
+            batcher = self._graph.stages[place].model().batcher
+            wait = self.waits[place].seconds(self._clock.now(), idle=batcher.idle)
+            return batcher.least_time(rows) + wait
+        except Exception:
+            # The model is not served now. The request finds out when it gets there.
+            return 0.0

@@ -68,8 +68,9 @@ class Pipeline:
         only.
 
     Deadlines
-        In each stage a request has its deadline less the least time that the later stages need. So each batcher drops what
-        cannot arrive in time any more, before it runs. Only times learned in the last second count.
+        In each stage a request has its deadline less the least time that the later stages need: that of a batch of it alone,
+        and the shortest wait in the stage's last batches. So each batcher drops what can hardly arrive in time any more,
+        before it runs. What is not known, or was learned long ago, counts as nothing.
 
     Errors and cancellation
         The first error of a stage is the request's, and its other parts are cancelled. `cancel` withdraws the request from
@@ -391,6 +392,11 @@ class Pipeline:
     def least_time(self, rows: int) -> float:
         """Return the least seconds that a request of `rows` rows takes in all stages; see `Batcher.least_time`."""
         return self.later_times.total(rows)
+
+    @property
+    def idle(self) -> bool:
+        """Return whether no stage that has a batcher of its own has requests. May be late."""
+        return all(batcher.idle for batcher in self._own.values())
 
     def drain_time(self) -> float:
         """Estimate how long the queued requests of the slowest stage take to run; see `Batcher.drain_time`."""

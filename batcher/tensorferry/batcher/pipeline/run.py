@@ -170,6 +170,8 @@ class PipelineRun:
             # `StageOutcome(...)` takes twice as long.
             self._outcomes[number] = _new(StageOutcome, (name, arrival, outcome.queue_delay, batch))
             if error is None:
+                if batch is not None and part.deadline < math.inf:
+                    pipeline.later_times.waits[number].observe(batch, outcome.queue_delay)
                 self._left -= 1
                 self._tensors.update(new)
                 if self._left:

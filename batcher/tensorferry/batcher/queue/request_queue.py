@@ -596,6 +596,11 @@ class RequestQueue:
         with self._lock:
             return self._accepted
 
+    @property
+    def idle(self) -> bool:
+        """Return whether nothing is queued or running. Takes no lock, so it may be late."""
+        return not self._backlog.rows and not self._running
+
     def sizes(self) -> QueueSizes:
         """Return the current sizes."""
         with self._lock:
