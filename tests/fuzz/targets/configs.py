@@ -29,7 +29,6 @@ from tensorferry.server.methods.repository import RepositoryMethods
 from tensorferry.server.model_config.pbtxt import config_text, parse_config, read_config
 from tensorferry.server.models import preparation
 from tensorferry.server.models.labels import read_labels
-from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.preparation import PreparedModel
 from tensorferry.server.models.registry import Model, ModelState
 from tensorferry.server.models.repository import Repository
@@ -130,13 +129,7 @@ class _WithoutRuntime:
         labels = read_labels(prepared.config, source.directory)
         run = prepared.io_mapping.runner(prepared.session.run)
         functions = [run] * min(_MOST_INSTANCES, len(settings.devices))
-        batcher = make_batcher(
-            source.name,
-            settings,
-            functions,
-            LoadContext(options),
-            lambda instance, reason, hopeless: None,
-        )
+        batcher = make_batcher(source.name, settings, functions, options)
         return Model(
             source.name, source.version, signature, settings.max_batch_size, "", batcher,
             config=prepared.config, labels=labels,

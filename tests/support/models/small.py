@@ -304,6 +304,25 @@ def masked_mean(path: Path, tokens: str = "sequence") -> Path:
     )
 
 
+def mean_of_numbers(path: Path) -> Path:
+    """ids, mask INT64 [batch, sequence] → mean FP32 [batch], that of the ids over the mask."""
+    dims = ["batch", "sequence"]
+    return save(
+        path,
+        [
+            node("Cast", "ids", "numbers", to=TensorProto.FLOAT),
+            node("Cast", "mask", "weights", to=TensorProto.FLOAT),
+            node("Mul", "numbers weights", "weighted"),
+            node("ReduceSum", "weighted axis", "summed", keepdims=0),
+            node("ReduceSum", "weights axis", "count", keepdims=0),
+            node("Div", "summed count", "mean"),
+        ],
+        [value("ids", "INT64", dims), value("mask", "INT64", dims)],
+        [value("mean", dims=["batch"])],
+        {"axis": np.array([1])},
+    )
+
+
 def plain_mean(path: Path) -> Path:
     """x FP32 [batch, sequence, 2] → y [batch, 2], the mean over the sequence, including padding."""
     return save(

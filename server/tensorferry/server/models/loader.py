@@ -237,9 +237,10 @@ def _model(
     options = context.config.for_model(source.name)
     health = InstanceHealth(source.name, source.version, instance_counts(plan), context.changed, context.lost)
     built = build(source.name, plan, context, health, settings)
+    placed = [step for stage in plan.stages for step in stage.steps]
+    only = placed[0].step if len(placed) == 1 and placed[0].has_own_names else None
     own = [step.step for stage in plan.stages for step in stage.steps[:1] if step.step is not None]
-    single = own[0] if len(plan.stages) == 1 and own else None
-    used = tuple(step.used for stage in plan.stages for step in stage.steps if step.used is not None)
+    used = tuple(step.used for step in placed if step.used is not None)
     labels: Mapping[str, Sequence[str]] = read_labels(source.config, source.directory)
     return Model(
         name=source.name,
@@ -249,14 +250,14 @@ def _model(
         batching=batching,
         batcher=built.batcher,
         slo=options.slo or math.inf,
-        padding=single.padding if single is not None else None,
+        padding=built.padding,
         config=config,
         labels=StepLabels(labels, plan, context.step_model) if used else labels,
         devices=tuple(device for step in own for device in step.settings.devices),
         health=health,
         exemplars=Exemplars() if options.metrics_port is not None else None,
-        # Of several stages, it is unknown what each does with empty axes.
-        empty_axes=single.empty_axes if single is not None else EmptyAxes(),
+        # Of several steps, it is unknown what each does with empty axes.
+        empty_axes=only.empty_axes if only is not None else EmptyAxes(),
         batching_verdict=verdict,
         steps=built.steps
         if len(built.steps) > 1 or used or isinstance(source.declaration, FunctionModel)

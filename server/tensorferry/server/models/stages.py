@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tensorferry.batcher import (
     Batcher,
     BatcherSettings,
+    ClientPolicy,
     InstanceHealthCallback,
     ModelFunction,
+    Padding,
     Pipeline,
+    ResponseBurstHook,
     RunTimedOut,
     Stage,
     StageModel,
     Tensor,
 )
 from tensorferry.server.config.limits import client_policy
+from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import NotReadyError
 from tensorferry.server.model_config.settings import ModelSettings
 from tensorferry.server.models.load_context import LoadContext
@@ -26,24 +31,32 @@ from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceH
 from tensorferry.server.signature import Signature
 from tensorferry.server.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
 from tensorferry.server.steps.named_model import UsedModel, stage_model
-from tensorferry.server.steps.planning import Plan, PlannedStage
+from tensorferry.server.steps.planning import PlacedStep, Plan, PlannedStage
 from tensorferry.server.steps.stage_function import StageFunction, StageStep, StepTimes
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """What runs a model's requests. `release` ends what its instances started, after the batcher is closed."""
+    """What runs a model's requests.
+
+    `padding` is that of clients' requests; each stage of a pipeline has its own. `release` ends what the instances started,
+    after the batcher is closed.
+    """
 
     batcher: Batcher | Pipeline
+    padding: Padding | None
     steps: tuple[ModelStep, ...]
     release: Callable[[], None]
 
 
 def instance_counts(plan: Plan) -> list[int]:
     """Return the number of instances of each stage that has a batcher of its own."""
-    return [
-        len(stage.steps[0].step.settings.devices) for stage in plan.stages if stage.steps[0].step is not None
-    ]
+    return [_instances(planned) for planned in plan.stages if planned.steps[0].step is not None]
+
+
+def _instances(planned: PlannedStage) -> int:
+    step = planned.steps[0].step
+    return 0 if step is None else len(step.settings.devices)
 
 
 def build(
@@ -57,50 +70,58 @@ def build(
 
     `settings` are those of a pipeline that has no batcher of its own.
     """
-    instances: list[StepInstance] = []
+    config = context.config.for_model(name)
+    if len(plan.stages) == 1 and plan.stages[0].steps[0].step is not None:
+        (planned,) = plan.stages
+        stage = _StageBuilder(name, planned, context, health, 0, whole=True)
+        batcher: Batcher | Pipeline = stage.batcher(name, context.response_hook, client_policy(config))
+        return BuiltModel(batcher, stage.padding, stage.described(), stage.close)
+    policy = client_policy(config)
+    # The pipeline bounds its clients. Its stages let them share.
+    share = replace(ClientPolicy(), fair=True, weights=policy.weights) if policy and policy.fair else None
     stages: list[Stage] = []
     steps: list[ModelStep] = []
-    batchers: list[Batcher] = []
+    close: list[Callable[[], None]] = []
     first = 0
-    whole = len(plan.stages) == 1 and plan.stages[0].steps[0].step is not None
     for planned in plan.stages:
         if (used := planned.steps[0].used) is not None:
             stages.append(_stage_of_model(planned, used, context))
-            steps.append(_described(planned, 0, ()))
+            steps.append(_described(planned.steps[0], planned, ()))
             continue
-        batcher, made, times = _build_stage(name, planned, first, context, health, whole=whole)
-        first += len(made) // len(planned.steps)
-        instances += made
-        batchers.append(batcher)
-        steps += [_described(planned, index, of_step) for index, of_step in enumerate(times)]
-        if not whole:
-            stages.append(_stage(planned, batcher))
-    release = _release(instances)
-    if whole:
-        return BuiltModel(batchers[0], tuple(steps), release)
+        stage = _StageBuilder(name, planned, context, health, first, whole=False)
+        first += _instances(planned)
+        # Only the last stage's completions are responses.
+        hook = context.response_hook if planned is plan.stages[-1] else None
+        stages.append(stage.stage(stage.batcher(f"{name}/{planned.name}", hook, share)))
+        steps += stage.described()
+        close.append(stage.close)
+
+    def release() -> None:
+        for each in close:
+            each()
+
     pipeline = Pipeline(
         name,
         stages,
         inputs=[spec.name for spec in plan.signature.inputs],
         outputs=[spec.name for spec in plan.signature.outputs],
         settings=settings,
-        clients=client_policy(context.config.for_model(name)),
+        clients=policy,
     )
-    return BuiltModel(pipeline, tuple(steps), release)
+    return BuiltModel(pipeline, None, tuple(steps), release)
 
 
 def make_batcher(
     name: str,
     settings: ModelSettings,
     functions: Sequence[ModelFunction],
-    context: LoadContext,
-    health: InstanceHealthCallback,
-    *,
-    steady: bool = False,
-    whole: bool = True,
+    config: ServerConfig,
+    **callbacks: Any,
 ) -> Batcher:
-    """Return the batcher of a model, or of a stage if not `whole`. `steady` is as in `Batcher`."""
-    config = context.config.for_model(name)
+    """Return the batcher of a model, or of a stage of one.
+
+    `config` has the options of the model. `callbacks` are further arguments of `Batcher`.
+    """
     return Batcher(
         functions,
         settings.max_batch_size,
@@ -115,117 +136,132 @@ def make_batcher(
         max_queue_bytes=config.max_queue_bytes,
         # The host is free while a GPU computes. On the CPU, preparing the next batch would slow the current one.
         pipelined="cpu" not in settings.devices,
-        steady=steady,
-        response_hook=context.response_hook,
-        # A pipeline bounds its clients itself.
-        clients=client_policy(config) if whole else None,
         name=name,
-        health=health,
-        batch_started=context.batch_started,
+        **callbacks,
     )
 
 
-def _build_stage(
-    model: str,
-    planned: PlannedStage,
-    first: int,
-    context: LoadContext,
-    health: InstanceHealth,
-    *,
-    whole: bool,
-) -> tuple[Batcher, list[StepInstance], list[list[StepTimes]]]:
-    """Return the batcher of a stage, its instances, and the times of each step by instance."""
-    loaded = [placed.step for placed in planned.steps if placed.step is not None]
-    settings = loaded[0].settings
-    count = len(settings.devices)
-    times = [[StepTimes() for _ in range(count)] for _ in loaded]
-    by_number = [
-        [step.make_instance(number, health, first + number) for step in loaded] for number in range(count)
-    ]
-    functions = [
-        _function(model, planned, made, [of_step[number] for of_step in times], context, whole=whole)
-        for number, made in enumerate(by_number)
-    ]
-    batcher = make_batcher(
-        model if whole else f"{model}/{planned.name}",
-        settings,
-        functions,
-        context,
-        _health_callback(health, first),
-        steady=all(step.steady for step in loaded),
-        whole=whole,
-    )
-    for number, made in enumerate(by_number):
-        for instance in made:
-            instance.on_hang(_hung_run_callback(weakref.ref(batcher), number))
-    for rows, seconds, key in _warmup(loaded):
-        batcher.add_warmup_sample(rows, seconds, key)
-    return batcher, [instance for made in by_number for instance in made], times
+class _StageBuilder:
+    """Makes the instances of a stage's steps, what its batcher runs, and its batcher.
 
+    `first` is the number of its first instance in the model's health.
+    The tensors of a stage have the pipeline's names. Only those of a stage of one step that is not the `whole` model have
+    the step's own names, because the pipeline renames them.
+    """
 
-def _function(
-    model: str,
-    planned: PlannedStage,
-    instances: Sequence[StepInstance],
-    times: Sequence[StepTimes],
-    context: LoadContext,
-    *,
-    whole: bool,
-) -> ModelFunction:
-    """Return what the batcher runs."""
-    python = any(placed.step is not None and placed.step.python for placed in planned.steps)
-    if len(instances) == 1 and not python:
-        # A session by itself needs nothing between it and the batcher.
-        (only,) = instances
-        return only.run if only.staged is None else only.staged
-    if len(instances) == 1:
+    def __init__(
+        self,
+        model: str,
+        planned: PlannedStage,
+        context: LoadContext,
+        health: InstanceHealth,
+        first: int,
+        *,
+        whole: bool,
+    ) -> None:
+        self._model = model
+        self._planned = planned
+        self._context = context
+        self._health = health
+        self._loaded = [placed.step for placed in planned.steps if placed.step is not None]
+        self._own_names = len(planned.steps) == 1 and (not whole or planned.steps[0].has_own_names)
+        self._settings = self._loaded[0].settings
+        count = _instances(planned)
+        self._first = first
+        self._times = [[StepTimes() for _ in range(count)] for _ in self._loaded]
+        # By instance, then by step.
+        self._instances = [
+            [step.make_instance(number, health, first + number) for step in self._loaded]
+            for number in range(count)
+        ]
+
+    @property
+    def padding(self) -> Padding | None:
+        """How requests are padded, by the stage's names."""
+        padding, placed = self._loaded[0].padding, self._planned.steps[0]
+        if padding is None or self._own_names or not isinstance(padding.inputs, Mapping):
+            return padding
+        outputs = padding.outputs if isinstance(padding.outputs, Mapping) else {}
+        return replace(
+            padding,
+            inputs={placed.inputs[name]: pad for name, pad in padding.inputs.items()},
+            outputs={placed.outputs[name]: axis for name, axis in outputs.items()},
+        )
+
+    def batcher(self, name: str, hook: ResponseBurstHook | None, clients: ClientPolicy | None) -> Batcher:
+        """Return a new batcher of the stage, which knows the times of the warm-up."""
+        batcher = make_batcher(
+            name,
+            self._settings,
+            [self._function(number) for number in range(len(self._instances))],
+            self._context.config.for_model(self._model),
+            steady=all(step.steady for step in self._loaded),
+            response_hook=hook,
+            clients=clients,
+            health=_health_callback(self._health, self._first),
+            batch_started=self._context.batch_started,
+        )
+        for number, made in enumerate(self._instances):
+            for instance in made:
+                instance.on_hang(_hung_run_callback(weakref.ref(batcher), number))
+        for rows, seconds, key in _warmup(self._loaded):
+            batcher.add_warmup_sample(rows, seconds, key)
+        return batcher
+
+    def stage(self, batcher: Batcher) -> Stage:
+        """Return the stage of a pipeline."""
+        planned = self._planned
         placed = planned.steps[0]
-        return StageFunction(
-            model, [StageStep(placed.name, instances[0].run, True, times=times[0])], None, context.calls
-        )
-    steps = []
-    kept = set(planned.outputs)
-    for index, (placed, instance) in enumerate(zip(planned.steps, instances, strict=True)):
-        read_later = {tensor for later in planned.steps[index + 1 :] for tensor in later.inputs.values()}
-        here = [*placed.inputs.values(), *placed.outputs.values()]
-        drops = tuple(
-            dict.fromkeys(tensor for tensor in here if tensor not in read_later and tensor not in kept)
-        )
-        same = all(own == tensor for own, tensor in placed.outputs.items())
-        steps.append(
-            StageStep(
-                placed.name,
-                instance.run,
-                python=placed.step is not None and placed.step.python,
-                inputs=placed.inputs,
-                outputs=None if same else placed.outputs,
-                drops=drops,
-                times=times[index],
-            )
-        )
-    return StageFunction(model, steps, planned.outputs, context.calls)
+        inputs: Mapping[str, str] = {tensor: tensor for tensor in planned.inputs}
+        outputs: Mapping[str, str] = {tensor: tensor for tensor in planned.outputs}
+        shared = planned.shared
+        if self._own_names:
+            inputs = placed.inputs
+            outputs = {own: tensor for own, tensor in placed.outputs.items() if tensor in planned.outputs}
+            shared = frozenset(own for own, tensor in inputs.items() if tensor in shared)
+        key = None if shared else _shapes_key
+        return Stage(planned.name, batcher, inputs, outputs, padding=self.padding, shared=shared, key=key)
 
+    def described(self) -> tuple[ModelStep, ...]:
+        """Return the steps, for metrics and the status page."""
+        return tuple(
+            _described(placed, self._planned, tuple(times))
+            for placed, times in zip(self._planned.steps, self._times, strict=True)
+        )
 
-def _stage(planned: PlannedStage, batcher: Batcher) -> Stage:
-    """Return the stage of a pipeline. A stage of one step has the step's own names."""
-    placed = planned.steps[0]
-    inputs: Mapping[str, str] = {tensor: tensor for tensor in planned.inputs}
-    outputs: Mapping[str, str] = {tensor: tensor for tensor in planned.outputs}
-    shared = planned.shared
-    if len(planned.steps) == 1:
-        inputs = placed.inputs
-        outputs = {own: tensor for own, tensor in placed.outputs.items() if tensor in planned.outputs}
-        shared = frozenset(own for own, tensor in inputs.items() if tensor in shared)
-    padding = placed.step.padding if placed.step is not None else None
-    return Stage(
-        planned.name,
-        batcher,
-        inputs,
-        outputs,
-        padding=padding,
-        shared=shared,
-        key=None if shared else _shapes_key,
-    )
+    def close(self) -> None:
+        """End what the instances started."""
+        for made in self._instances:
+            for instance in made:
+                instance.close()
+
+    def _function(self, number: int) -> ModelFunction:
+        """Return what the batcher runs on an instance."""
+        instances, model, calls = self._instances[number], self._model, self._context.calls
+        if self._own_names:
+            (placed,), (instance,), (step,) = self._planned.steps, instances, self._loaded
+            if not step.python:
+                # A session by itself needs nothing between it and the batcher.
+                return instance.run if instance.staged is None else instance.staged
+            alone = StageStep(placed.name, instance.run, python=True, times=self._times[0][number])
+            return StageFunction(model, [alone], None, calls)
+        steps = [self._stage_step(index, instance, number) for index, instance in enumerate(instances)]
+        return StageFunction(model, steps, self._planned.outputs, calls)
+
+    def _stage_step(self, index: int, instance: StepInstance, number: int) -> StageStep:
+        planned, placed = self._planned, self._planned.steps[index]
+        needed = {tensor for later in planned.steps[index + 1 :] for tensor in later.inputs.values()}
+        needed.update(planned.outputs)
+        here = dict.fromkeys([*placed.inputs.values(), *placed.outputs.values()])
+        return StageStep(
+            placed.name,
+            instance.run,
+            python=self._loaded[index].python,
+            inputs=placed.inputs,
+            outputs=None if all(own == tensor for own, tensor in placed.outputs.items()) else placed.outputs,
+            drops=tuple(tensor for tensor in here if tensor not in needed),
+            times=self._times[index][number],
+        )
 
 
 def _stage_of_model(planned: PlannedStage, used: UsedModel, context: LoadContext) -> Stage:
@@ -267,10 +303,9 @@ def _shapes_key(tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) ->
     return tuple(shapes)
 
 
-def _described(planned: PlannedStage, index: int, times: Sequence[StepTimes]) -> ModelStep:
-    placed = planned.steps[index]
+def _described(placed: PlacedStep, planned: PlannedStage, times: tuple[StepTimes, ...]) -> ModelStep:
     kind = "model" if placed.step is None else "python" if placed.step.python else "onnx"
-    return ModelStep(placed.name, kind, planned.name, placed.inputs, placed.outputs, tuple(times))
+    return ModelStep(placed.name, kind, planned.name, placed.inputs, placed.outputs, times)
 
 
 def _warmup(steps: Sequence[LoadedStep]) -> Sequence[WarmupTime]:
@@ -283,14 +318,6 @@ def _warmup(steps: Sequence[LoadedStep]) -> Sequence[WarmupTime]:
         for rows in by_rows[0]
         if all(rows in times for times in by_rows)
     ]
-
-
-def _release(instances: Sequence[StepInstance]) -> Callable[[], None]:
-    def release() -> None:
-        for instance in instances:
-            instance.close()
-
-    return release
 
 
 def _health_callback(health: InstanceHealth, first: int) -> InstanceHealthCallback:

@@ -32,6 +32,12 @@ class PlacedStep:
     step: LoadedStep | None = None
     used: UsedModel | None = None
 
+    @property
+    def has_own_names(self) -> bool:
+        """Whether the pipeline has its tensors by the step's own names."""
+        names = [*self.inputs.items(), *self.outputs.items()]
+        return all(own == tensor for own, tensor in names)
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:

@@ -1,0 +1,242 @@
+"""Pipelines of functions and ONNX models are loaded and answer, stage by stage."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.models import small
+
+from tensorferry.batcher import Batcher, DeadlineExceeded, Pipeline
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import InvalidRequestError, StartError, StepFailedError
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.serving import (
+    FP32,
+    INT64,
+    STRING,
+    FunctionModel,
+    InvalidInput,
+    PipelineModel,
+    model,
+    onnx,
+    pipeline,
+    step,
+)
+
+Load = Callable[..., Model]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Load]:
+    registry = ModelRegistry()
+    loaded: list[Model] = []
+
+    def load(declared: Any, **options: Any) -> Model:
+        source = ModelSource(declared.name, tmp_path / "app.py", declaration=declared)
+        context = LoadContext(ServerConfig((source,), **options), served=registry.get)
+        loaded.append(load_model(source, context))
+        registry.mark_ready(loaded[-1])
+        return loaded[-1]
+
+    yield load
+    for each in reversed(loaded):
+        each.batcher.close()
+        each.release()
+
+
+@model(inputs={"a": FP32[-1, 3]}, outputs={"b": FP32[-1, 3]})
+def add_one(a: Any) -> Any:
+    return a + np.float32(1)
+
+
+@model(inputs={"text": STRING[-1]}, outputs={"ids": INT64[-1, -1], "mask": INT64[-1, -1]}, max_batch_size=64)
+def tokens(text: Any) -> Any:
+    if "" in text:
+        raise InvalidInput("the text is empty")
+    return [np.arange(1, len(one) + 1) for one in text], [np.ones(len(one), np.int64) for one in text]
+
+
+def rows(*values: float) -> np.ndarray[Any, Any]:
+    return np.array([[value] * 3 for value in values], np.float32)
+
+
+def test_steps_of_equal_batches_share_one_batcher(load: Load, tmp_path: Path) -> None:
+    small.twice(tmp_path / "twice.onnx")
+    twice = onnx("twice.onnx")
+    served = load(pipeline("p", step(twice, outputs={"y": "a"}), add_one, outputs=["b", "a"]))
+    assert isinstance(served.batcher, Batcher)
+    assert str(served.signature) == "(x: FP32[-1, 3]) -> (b: FP32[-1, 3], a: FP32[-1, 3])"
+    answer = served.batcher.submit_rows({"x": rows(1, 2)}).result()
+    assert answer["b"].tolist() == rows(3, 5).tolist()
+    assert answer["a"].tolist() == rows(2, 4).tolist()
+    assert [(each.name, each.kind, each.stage) for each in served.steps] == [
+        ("twice", "onnx", "twice+add_one"),
+        ("add_one", "python", "twice+add_one"),
+    ]
+    # Without the warm-up.
+    assert [sum(times.batches for times in each.times) for each in served.steps] == [1, 1]
+
+
+def test_one_model_with_other_names(load: Load, tmp_path: Path) -> None:
+    small.twice(tmp_path / "twice.onnx")
+    served = load(pipeline("p", step(onnx("twice.onnx"), inputs={"x": "image"}, outputs={"y": "score"})))
+    assert str(served.signature) == "(image: FP32[-1, 3]) -> (score: FP32[-1, 3])"
+    assert served.batcher.submit_rows({"image": rows(4)}).result()["score"].tolist() == rows(8).tolist()
+
+
+def test_rows_of_different_lengths_are_padded_and_batched_by_length(load: Load, tmp_path: Path) -> None:
+    small.mean_of_numbers(tmp_path / "mean.onnx")
+    mean = onnx("mean.onnx", pad_lengths=("sequence", [4, 8]), pad_values={"ids": 0, "mask": 0})
+    served = load(pipeline("p", tokens, mean))
+    assert isinstance(served.batcher, Pipeline)
+    assert [stage.name for stage in served.batcher.stages] == ["tokens", "mean"]
+    texts = ["a", "abc", "abcdefg", "ab"]
+    (output,) = [spec.name for spec in served.signature.outputs]
+    together = served.batcher.submit_rows({"text": np.array(texts, object)}).result()[output]
+    alone = [
+        served.batcher.submit_rows({"text": np.array([text], object)}).result()[output] for text in texts
+    ]
+    assert np.allclose(together, np.concatenate(alone), atol=1e-6)
+    assert np.allclose(np.ravel(together), [np.arange(1, len(text) + 1).mean() for text in texts], atol=1e-6)
+
+
+def test_the_padding_of_a_stage_of_several_steps_has_the_pipelines_names(load: Load, tmp_path: Path) -> None:
+    small.mean_of_numbers(tmp_path / "mean.onnx")
+    mean = onnx("mean.onnx", pad_lengths=("sequence", [4, 8]), pad_values={"ids": 0, "mask": 0})
+    inputs = {"ids": "numbers", "mask": "which"}
+
+    @model(inputs={"mean": FP32[-1]}, outputs={"negative": FP32[-1]})
+    def negate(mean: Any) -> Any:
+        return -mean
+
+    served = load(pipeline("p", step(mean, inputs=inputs), negate))
+    assert isinstance(served.batcher, Batcher)
+    assert served.padding is not None
+    assert set(served.padding.inputs) == {"numbers", "which"}
+    ones = np.ones((1, 3), np.int64)
+    answer = served.batcher.submit_rows({"numbers": ones * 2, "which": ones}).result()
+    assert np.allclose(answer["negative"], -2)
+
+
+def test_a_served_model_is_a_step_by_its_name(load: Load, tmp_path: Path) -> None:
+    small.twice(tmp_path / "twice.onnx")
+    shared = load(onnx("twice.onnx"))
+    served = load(pipeline("p", add_one, step("twice", inputs={"x": "b"})))
+    assert served.batcher.submit_rows({"a": rows(1)}).result()["y"].tolist() == rows(4).tolist()
+    assert shared.batcher.statistics().answered == 1
+    with pytest.raises(
+        StartError, match="pipeline 'q', step 'gone': Request for unknown model: 'gone' is not found"
+    ):
+        load(pipeline("q", "gone"))
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_one_bad_row_of_32_in_each_step(load: Load, bad: int) -> None:
+    """31 answers, and one error that names the step."""
+    started, go_on = threading.Event(), threading.Event()
+
+    def make(number: int, batch: int) -> FunctionModel:
+        def run(x: Any) -> Any:
+            if number == 0 and x[0] == -1:
+                started.set()
+                go_on.wait(60)
+            if number == bad and (x == 13).any():
+                raise ValueError("secret")
+            return x
+
+        names = ["x", "y", "z", "w"]
+        return model(
+            inputs={names[number]: INT64[-1]},
+            outputs={names[number + 1]: INT64[-1]},
+            name=f"step{number}",
+            max_batch_size=batch,
+        )(run)
+
+    # The first two form a stage, the last one has its own.
+    served = load(pipeline("p", make(0, 32), make(1, 32), make(2, 16)))
+    held = served.batcher.submit_rows({"x": np.array([-1])})
+    assert started.wait(60)
+    futures = [served.batcher.submit_rows({"x": np.array([n])}) for n in range(32)]
+    go_on.set()
+    assert held.result(60)["w"].tolist() == [-1]
+    outcomes = [future.exception(60) or future.result()["w"].tolist() for future in futures]
+    error = outcomes.pop(13)
+    assert isinstance(error, StepFailedError)
+    assert f"step 'step{bad}' of model 'p' failed" in str(error)
+    assert "secret" not in str(error)
+    assert outcomes == [[n] for n in range(32) if n != 13]
+
+
+def test_nothing_later_runs_after_the_deadline(load: Load) -> None:
+    ran: list[str] = []
+    until: list[float] = []
+
+    def make(name: str, takes: str, gives: str, batch: int) -> FunctionModel:
+        def run(x: Any) -> Any:
+            if until:
+                ran.append(name)
+                threading.Event().wait(max(0.0, until[0] - time.monotonic()))
+            return x
+
+        return model(inputs={takes: FP32[-1]}, outputs={gives: FP32[-1]}, name=name, max_batch_size=batch)(
+            run
+        )
+
+    served = load(
+        pipeline("p", make("first", "x", "y", 4), make("second", "y", "z", 4), make("third", "z", "w", 2))
+    )
+    # The first step runs until after the deadline.
+    until.append(time.monotonic() + 0.2)
+    future = served.batcher.submit_rows({"x": np.ones(1, np.float32)}, timeout=0.1)
+    with pytest.raises(DeadlineExceeded):
+        future.result(60)
+    served.batcher.close()
+    # On a very slow machine not even the first one has begun in time.
+    assert ran in (["first"], [])
+
+
+def test_an_invalid_input_is_for_the_client(load: Load, tmp_path: Path) -> None:
+    small.mean_of_numbers(tmp_path / "mean.onnx")
+    served = load(pipeline("p", tokens, onnx("mean.onnx")))
+    with pytest.raises(InvalidRequestError, match=r"^the text is empty$"):
+        served.batcher.submit({"text": ""}).result(60)
+
+
+def test_branches_run_on_the_same_tensors(load: Load) -> None:
+    def branch(name: str, factor: float, batch: int) -> FunctionModel:
+        def run(x: Any) -> Any:
+            return x * np.float32(factor)
+
+        return model(inputs={"x": FP32[-1]}, outputs={name: FP32[-1]}, name=name, max_batch_size=batch)(run)
+
+    @model(inputs={"a": FP32[-1], "b": FP32[-1]}, outputs={"sum": FP32[-1]})
+    def join(a: Any, b: Any) -> Any:
+        return a + b
+
+    served = load(pipeline("p", branch("a", 2, 4), branch("b", 3, 8), join, outputs=["sum", "b"]))
+    answer = served.batcher.submit_rows({"x": np.array([1, 2], np.float32)}).result(60)
+    assert (answer["sum"].tolist(), answer["b"].tolist()) == ([5, 10], [3, 6])
+
+
+def test_batched_and_unbatched_steps_do_not_mix(load: Load) -> None:
+    whole = model(inputs={"b": FP32[3, 3]}, outputs={"c": FP32[()]}, name="whole", max_batch_size=0)(np.trace)
+    declared: PipelineModel = pipeline("p", add_one, whole)
+    with pytest.raises(StartError):
+        load(declared)
+
+
+def test_a_pipeline_is_described_as_an_ensemble(load: Load, tmp_path: Path) -> None:
+    small.twice(tmp_path / "twice.onnx")
+    served = load(pipeline("p", step(onnx("twice.onnx"), outputs={"y": "a"}), add_one))
+    assert served.config.platform == "ensemble"
+    steps = served.config.ensemble_scheduling.step
+    assert [each.model_name for each in steps] == ["twice", "add_one"]
+    assert dict(steps[0].output_map) == {"y": "a"}
