@@ -41,7 +41,9 @@ def load(tmp_path: Path) -> Iterator[Load]:
 
     def load(declared: Any, **options: Any) -> Model:
         source = ModelSource(declared.name, tmp_path / "app.py", declaration=declared)
-        context = LoadContext(ServerConfig((source,), **options), served=registry.get)
+        context = LoadContext(
+            ServerConfig((source,), **options), served=registry.get, step_model=registry.step_model
+        )
         loaded.append(load_model(source, context))
         registry.mark_ready(loaded[-1])
         return loaded[-1]
