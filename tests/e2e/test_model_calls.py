@@ -1,0 +1,175 @@
+"""Functions of an app file that call other models, in a real server: answers, errors, deadlines, and the end."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from e2e.fixtures import Serve
+from polling import until
+from support.models import small
+
+from tensorferry.client import InferenceClient, InferenceError
+
+_APP = """
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tensorferry.serving import FP32, INT64, STRING, InvalidInput, infer, model, onnx, pipeline, submit
+
+HERE = Path(__file__).parent
+
+twice = onnx("twice.onnx")
+
+
+@model(inputs={"x": FP32[-1, 3]}, outputs={"y": FP32[-1, 3], "process": INT64[-1]}, max_batch_size=64)
+def a_chooser(x):
+    y = np.where(x > 0, infer("twice", x=x)["y"], 0)
+    if (x > 100).any():
+        y = infer("a_chooser", x=x)["y"]
+    return y.astype(np.float32), [os.getpid()] * len(x)
+
+
+@model(inputs={"x": FP32[-1, 3]}, outputs={"y": FP32[-1, 3], "process": INT64[-1]}, processes=2, max_batch_size=64)
+def in_processes(x):
+    return infer("a_chooser", {"x": x})["y"], [os.getpid()] * len(x)
+
+
+@model(inputs={"x": FP32[-1, 3]}, outputs={"sum": FP32[-1, 3]})
+def several(x):
+    futures = [submit("twice", x=x * factor) for factor in (1, 10, 100)]
+    return sum(future.result()["y"] for future in futures)
+
+
+@model(inputs={"how": STRING[-1]}, outputs={"y": FP32[-1]})
+def picky(how):
+    if "refuse" in how:
+        raise InvalidInput("it is refused")
+    if "fail" in how:
+        raise KeyError("/etc/secret")
+    if "wait" in how:
+        (HERE / "waits").touch()
+        while not (HERE / "go").exists():
+            time.sleep(0.01)
+    return np.ones(len(how), np.float32)
+
+
+def _asks(how):
+    if how[0] == "unknown":
+        return infer("nothing", how=how)["y"]
+    if how[0] == "wrong":
+        return infer("picky", how=np.zeros(1))["y"]
+    if "wait" in how:
+        (HERE / f"asked-{os.getpid()}").touch()
+    return infer("picky", how=how)["y"]
+
+
+_TYPES = {"inputs": {"how": STRING[-1]}, "outputs": {"y": FP32[-1]}}
+zz_asks = model(**_TYPES, name="zz_asks")(_asks)
+zz_asks_in_process = model(**_TYPES, name="zz_asks_in_process", processes=1)(_asks)
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    small.twice(tmp_path / "twice.onnx")
+    path = tmp_path / "app.py"
+    path.write_text(_APP)
+    return path
+
+
+def error(client: InferenceClient, model: str, **inputs: object) -> tuple[str, str]:
+    with pytest.raises(InferenceError) as failed:
+        client.infer(model, inputs)
+    return failed.value.code.name, str(failed.value)
+
+
+def asked(app: Path) -> int:
+    """How many processes have called `picky`."""
+    return len(list(app.parent.glob("asked-*")))
+
+
+@pytest.mark.parametrize("front_ends", [0, 2])
+def test_functions_call_other_models(serve: Serve, app: Path, front_ends: int) -> None:
+    server = serve(app, "--front-ends", front_ends)
+    x = np.array([[1, -1, 2], [3, 4, -5]], np.float32)
+    chosen = np.where(x > 0, 2 * x, 0)
+    with InferenceClient(server.address) as client:
+        np.testing.assert_array_equal(client.infer("a_chooser", {"x": x})["y"], chosen)
+        np.testing.assert_array_equal(client.infer("several", {"x": x})["sum"], 222 * x)
+        futures = [client.submit("in_processes", {"x": x + n}) for n in range(32)]
+        for n, future in enumerate(futures):
+            np.testing.assert_array_equal(future.result(60)["y"], np.where(x + n > 0, 2 * (x + n), 0))
+        # More rows than a batch of the called model.
+        many = np.tile(x, (60, 1))
+        np.testing.assert_array_equal(client.infer("several", {"x": many})["sum"], 222 * many)
+
+
+def test_errors_of_calls_reach_the_client(serve: Serve, app: Path) -> None:
+    server = serve(app)
+    with InferenceClient(server.address) as client:
+        for model in ("zz_asks", "zz_asks_in_process"):
+            assert client.infer(model, {"how": ["well"]})["y"].tolist() == [1]
+            code, text = error(client, model, how=["refuse"])
+            assert (code, "it is refused" in text) == ("INVALID_ARGUMENT", True)
+            code, text = error(client, model, how=["wrong"])
+            assert (code, "dtype float64" in text) == ("INVALID_ARGUMENT", True)
+            code, text = error(client, model, how=["unknown"])
+            assert (code, "'nothing'" in text) == ("NOT_FOUND", True)
+            code, text = error(client, model, how=["fail"])
+            assert (code, f"model {model!r} called model 'picky', which failed" in text) == ("INTERNAL", True)
+            assert "/etc" not in text
+        # A circle.
+        code, text = error(client, "a_chooser", x=np.full((1, 3), 200, np.float32))
+        assert code == "INTERNAL"
+        assert client.infer("zz_asks", {"how": ["well"]})["y"].tolist() == [1]
+    assert server.stop() == 0
+    assert sum("KeyError: '/etc/secret'" in line for line in server.log) == 2
+    assert any("RecursionError" in line and "'a_chooser' -> 'a_chooser'" in line for line in server.log)
+    server.log.clear()
+
+
+def test_a_call_has_the_deadline_of_its_client(serve: Serve, app: Path) -> None:
+    server = serve(app)
+    with InferenceClient(server.address) as client:
+        # It occupies the only worker of `picky`.
+        first = client.submit("picky", {"how": ["wait"]})
+        assert until((app.parent / "waits").exists)
+        # The functions wait for their calls no longer than their clients do, so they are free again.
+        for model in ("zz_asks", "zz_asks_in_process"):
+            with pytest.raises(InferenceError) as failed:
+                client.infer(model, {"how": ["well"]}, timeout=0.2)
+            assert failed.value.code.name == "DEADLINE_EXCEEDED"
+            code, _ = error(client, model, how=["unknown"])
+            assert code == "NOT_FOUND"
+        (app.parent / "go").touch()
+        assert first.result(60)["y"].tolist() == [1]
+
+
+@pytest.mark.parametrize("front_ends", [0, 1])
+def test_a_call_is_answered_while_the_server_drains(serve: Serve, app: Path, front_ends: int) -> None:
+    server = serve(app, "--front-ends", front_ends)
+    with InferenceClient(server.address) as client:
+        running = [client.submit(name, {"how": ["wait"]}) for name in ("zz_asks", "zz_asks_in_process")]
+        assert until(lambda: asked(app) == 2)
+        stopper = threading.Thread(target=server.stop)
+        stopper.start()
+        # The server refuses clients, but not the calls of functions.
+        with InferenceClient(server.address) as other:
+            assert until(lambda: not _answers(other))
+        (app.parent / "go").touch()
+        assert [future.result(60)["y"].tolist() for future in running] == [[1], [1]]
+        stopper.join()
+
+
+def _answers(client: InferenceClient) -> bool:
+    try:
+        client.infer("several", {"x": np.zeros((1, 3), np.float32)}, timeout=10)
+    except InferenceError:
+        return False
+    return True
