@@ -24,12 +24,40 @@ COUNT = 8
 KILLER = 5
 
 
-@pytest.fixture
-def server(transport: str, tmp_path: Path) -> Iterator[ServerProcess]:
+FUNCTION = f"""
+import os
+
+from tensorferry.serving import FP32, model
+
+
+@model(inputs={{"x": FP32[-1, 4]}}, outputs={{"y": FP32[-1, 4]}})
+def m(x):
+    if (x[:, 3] == {ABORTS}).any():
+        os.abort()
+    return 3 * x + 1
+"""
+CALL = """
+from tensorferry.serving import FP32, infer, model, onnx
+
+aborting = onnx("aborting.onnx")
+
+
+@model(inputs={"x": FP32[-1, 4]}, outputs={"y": FP32[-1, 4]})
+def m(x):
+    return infer("aborting", x=x)["y"]
+"""
+
+
+@pytest.fixture(params=["onnx"])
+def server(request: pytest.FixtureRequest, transport: str, tmp_path: Path) -> Iterator[ServerProcess]:
     """Its log may have errors, because its engine is ended. Requests share batches."""
-    model = aborting(tmp_path / "aborting.onnx")
+    model = f"m={aborting(tmp_path / 'aborting.onnx')}"
+    if request.param != "onnx":
+        app = tmp_path / "app.py"
+        app.write_text({"function": FUNCTION, "call": CALL}[request.param])
+        model = str(app)
     server = ServerProcess.start(
-        f"m={model}",
+        model,
         "--front-ends",
         "2",
         "--batching",
@@ -59,6 +87,7 @@ def outcome(server: ServerProcess, number: int, killer: int) -> str:
     return "OK"
 
 
+@pytest.mark.parametrize("server", ["onnx", "function", "call"], indirect=True)
 def test_the_request_that_aborts_the_engine_gets_the_blame_and_the_others_get_answers(
     server: ServerProcess,
 ) -> None:
