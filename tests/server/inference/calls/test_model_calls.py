@@ -401,3 +401,40 @@ def test_requests_of_clients_have_their_span_as_origin(world: World) -> None:
     assert origins[0] is None
     assert origins[1] == RequestOrigin(trace=TraceContext("a" * 32, "1" * 16, True))
     assert origins[2] == RequestOrigin(port, 7, TraceContext("a" * 32, "2" * 16, True))
+
+
+def test_a_model_is_replaced_while_functions_use_it(world: World) -> None:
+    world.add("m", double, VECTOR)
+    answers: list[Any] = []
+
+    def calls() -> None:
+        for _ in range(300):
+            answers.append(world.call("m", {"x": X})["y"].tolist())
+
+    threads = [threading.Thread(target=calls) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        old = world.registry.get("m")
+        world.add("m", double, VECTOR)
+        assert old.batcher.close()
+    for thread in threads:
+        thread.join()
+    assert answers == [[0, 2, 4]] * 600
+
+
+def test_a_model_that_is_unloaded_answers_the_calls_that_it_has_accepted(world: World) -> None:
+    runner = ScriptedRunner(double, gated=True)
+    served = world.add("m", runner, VECTOR)
+    with world.caller("caller"):
+        futures = [submit("m", x=X)]
+        runner.await_batches(1)
+        futures.append(submit("m", x=X))
+        world.registry.mark_unloading(served)
+        closing = threading.Thread(target=served.batcher.close)
+        closing.start()
+        with pytest.raises(NotReadyError):
+            call("m", x=X)
+        runner.open()
+        assert [future.result()["y"].tolist() for future in futures] == [[0, 2, 4]] * 2
+        closing.join()

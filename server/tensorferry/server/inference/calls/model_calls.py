@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -47,22 +47,16 @@ class ModelCalls:
         self.triton_status_codes = triton_status_codes
         self.graph = CallGraph(registry)
 
-    @contextmanager
-    def of_batch(self, model: str, requests: Sequence[Request]) -> Iterator[None]:
+    def of_batch(self, model: str, requests: Sequence[Request]) -> AbstractContextManager[None]:
         """Let functions of this model call others in this thread, for these requests, within the block.
 
         Calls that have no answer at the end of the block are cancelled.
         """
-        calls = _CallsOfBatch(self, model, requests)
-        with calls_through(calls):
-            try:
-                yield
-            finally:
-                calls.end()
+        return _CallsOfBatch(self, model, requests)
 
 
-class _CallsOfBatch:
-    """`ModelCaller` for one run of a batch. Thread-safe."""
+class _CallsOfBatch(AbstractContextManager[None]):
+    """`ModelCaller` for one run of a batch, which is the block of this context. Thread-safe."""
 
     def __init__(self, calls: ModelCalls, caller: str, requests: Sequence[Request]) -> None:
         self._calls = calls
@@ -72,6 +66,19 @@ class _CallsOfBatch:
         self._lock = threading.Lock()
         self._over = False
         self._open: set[Future[dict[str, Any]]] = set()
+        self._through = calls_through(self)
+
+    def __enter__(self) -> None:
+        self._through.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._through.__exit__(*error)
+        with self._lock:
+            self._over = True
+        for future in tuple(self._open):
+            future.cancel()
+        # A thread of the function may keep this object.
+        self._requests = ()
 
     def submit(
         self, model: str, version: str, inputs: Mapping[str, npt.ArrayLike], timeout: float | None
@@ -95,15 +102,6 @@ class _CallsOfBatch:
             # Only now, because a rejected request and its future would keep each other, and the arrays, alive.
             propagate_cancel(future, called.cancel)
         return future
-
-    def end(self) -> None:
-        """Cancel the calls that have no answer."""
-        with self._lock:
-            self._over = True
-        for future in tuple(self._open):
-            future.cancel()
-        # A caller in another thread may keep this object.
-        self._requests = ()
 
     def _enqueue(
         self,
