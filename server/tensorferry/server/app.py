@@ -307,9 +307,10 @@ class App:
         # Health last, so that a client that sees NOT_SERVING is already rejected.
         self._begin_drain()
         self._grpc.report_not_serving()
-        drained = self._control.drain(deadline)
         # Together, because a request of one model may need another: only then are they closed one by one.
-        drained = wait_until_idle(self.registry.models(), deadline) and drained
+        models = [*self.registry.models(), *self._control.outgoing_models()]
+        drained = wait_until_idle(models, deadline)
+        drained = self._control.drain(deadline) and drained
         for model in self.registry.models():
             self.registry.mark_unloading(model)
             drained = model.batcher.drain(max(0.0, deadline - time.monotonic())) and drained

@@ -16,9 +16,10 @@ from tensorferry.server.inference.calls.model_calls import ModelCalls
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
-from tensorferry.server.models.registry import Model, ModelRegistry, ModelStep
+from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
+from tensorferry.server.steps.named_model import UsedModel
 from tensorferry.server.tracing.trace import Tracer
 from tensorferry.serving import submit
 
@@ -71,7 +72,7 @@ class World:
             "",
             Batcher(run, max_batch_size, **options),
             empty_axes=empty_axes or EmptyAxes(),
-            steps=tuple(ModelStep(step, "model", step, {}, {}) for step in steps),
+            uses=tuple(UsedModel(step, "", signature, batched=max_batch_size > 0) for step in steps),
         )
         self._serve(model)
         return model

@@ -196,6 +196,10 @@ class RepositoryController:
         """Return the reason without paths of the server, for callers that may not control models."""
         return without_paths(reason, self._repository.roots)
 
+    def outgoing_models(self) -> Sequence[Model]:
+        """Return the unloaded and replaced models that may still have requests."""
+        return self._unloader.models()
+
     def drain(self, until: float) -> bool:
         """Wait for unloaded and replaced models to answer their requests, until a monotonic time; return if all have."""
         return self._unloader.drain(until)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tensorferry.server.models.registry import Model, ModelRegistry
 
@@ -63,11 +63,14 @@ class ModelUnloader:
                 if user.batcher.wait_idle(_IDLE_SECONDS):
                     break
 
+    def models(self) -> Sequence[Model]:
+        """Return the models that may still have requests."""
+        with self._lock:
+            return [model for model in self._models.values() if model is not None]
+
     def drain(self, until: float) -> bool:
         """Wait until all models have answered their requests, at most until a monotonic time; return whether they have."""
-        with self._lock:
-            models = [model for model in self._models.values() if model is not None]
-        ended = [model.batcher.drain(max(0.0, until - time.monotonic())) for model in models]
+        ended = [model.batcher.drain(max(0.0, until - time.monotonic())) for model in self.models()]
         return all(ended)
 
     def close(self, until: float) -> bool:

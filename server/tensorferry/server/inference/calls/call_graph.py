@@ -74,7 +74,7 @@ class CallGraph:
         if known != generation:
             found: defaultdict[str, list[str]] = defaultdict(list)
             for model in self._registry.models():
-                found[model.name] += [step.name for step in model.steps if step.kind == "model"]
+                found[model.name] += [used.name for used in model.uses]
             steps = found
             self._steps = generation, steps
         return steps
