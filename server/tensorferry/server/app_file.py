@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import count
@@ -13,6 +14,33 @@ from types import ModuleType
 from tensorferry.server.errors import StartError
 from tensorferry.server.function_failure import traceback_text
 from tensorferry.serving import Declaration, FunctionModel, OnnxModel, PipelineModel
+
+
+def import_alone(path: Path) -> dict[str, Declaration]:
+    """Import a file as `import_app` does, but so that it shares no neighbours with other files.
+
+    The Python files beside it are imported anew, for this file only, and nothing is written beside it. Only while it is
+    imported is its directory in `sys.path`.
+    """
+    directory = path.absolute().parent
+    own = {entry.stem for entry in directory.glob("*.py")}
+    own |= {entry.parent.name for entry in directory.glob("*/__init__.py")}
+    others = _take_modules(own)
+    paths, writes_no_bytecode = list(sys.path), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    importlib.invalidate_caches()
+    try:
+        return import_app(path)
+    finally:
+        sys.dont_write_bytecode = writes_no_bytecode
+        sys.path[:] = paths
+        _take_modules(own)
+        sys.modules.update(others)
+
+
+def _take_modules(names: Set[str]) -> dict[str, ModuleType]:
+    """Remove these modules and what is in them from those that are imported, and return them."""
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in names}
 
 
 def import_app(path: Path) -> dict[str, Declaration]:

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import numpy as np
 import pytest
 from support.models import small
 from support.models.controlled import run_in_thread
-from support.server.rig import PATIENCE, Array, fp32, infer, request, spec
+from support.models.served_repository import ServedRepository
+from support.server.rig import PATIENCE, fp32, infer, request
 
-from tensorferry.batcher import Batcher, InvalidRequest
-from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.batcher import InvalidRequest
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.protos.model_config_pb2 import TYPE_FP32, ModelConfig
-from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import LoadFailedError, NotReadyError, StartError
-from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.methods.statistics import StatisticsMethods
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.loader import load_model
-from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
-from tensorferry.server.models.repository import Repository
-from tensorferry.server.models.repository_control import RepositoryController
-from tensorferry.server.signature import Signature
+from tensorferry.server.models.registry import ModelState
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 
@@ -55,83 +45,15 @@ def ensemble(
 CHAIN = ensemble(("first", "image", "middle"), ("second", "middle", "scores"))
 
 
-class Served:
-    """A repository on disk, and a server of it without a transport."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.registry = ModelRegistry()
-        self.service = InferenceService(self.registry)
-        self.changed: list[str] = []
-        context = LoadContext(ServerConfig(()), served=self.registry.get, step_model=self.registry.step_model)
-        self._context = context
-        # Runs the model "gated", once it is loaded.
-        self.runner = ScriptedRunner(lambda x: {"y": x["x"] * 2}, gated=True)
-        self.control: RepositoryController
-
-    def _load(self, source: ModelSource) -> Model:
-        if source.name != "gated":
-            return load_model(source, self._context)
-        tensors = Signature((spec("x", "FP32", "", 3),), (spec("y", "FP32", "", 3),))
-        config = ModelConfig(name="gated", max_batch_size=8)
-        config.input.add(name="x", data_type=TYPE_FP32, dims=[3])
-        config.output.add(name="y", data_type=TYPE_FP32, dims=[3])
-        return Model("gated", "1", tensors, 8, "", Batcher(self.runner, 8, name="gated"), config=config)
-
-    def write(
-        self, name: str, build: Callable[[Path], Path] | None = None, config: str = "", version: int = 1
-    ) -> None:
-        directory = self.root / name / str(version)
-        directory.mkdir(parents=True, exist_ok=True)
-        if build is not None:
-            build(directory / "new").rename(directory / "model.onnx")
-        if config:
-            (self.root / name / "config.pbtxt").write_text(config)
-
-    def remove(self, name: str) -> None:
-        (self.root / name).rename(self.root.parent / f"{name} is gone")
-
-    def start(self, *names: str, mode: str = "explicit", strict: bool = True) -> RepositoryController:
-        self.control = RepositoryController(
-            self.registry,
-            Repository([self.root]),
-            self._load,
-            self.changed.append,
-            mode=mode,
-            poll_seconds=3600.0,
-        )
-        self.control.start((), names, strict=strict)
-        self.registry.mark_complete()
-        self.service.models_changed()
-        return self.control
-
-    def ask(self, model: str = "e", x: Array | None = None) -> Array:
-        given = fp32(2, 3) if x is None else x
-        response = infer(self.service, request({"image": given}, model=model))
-        output = response.outputs[0]
-        return np.frombuffer(response.raw_output_contents[0], np.float32).reshape(output.shape)
-
-    def states(self) -> dict[str, ModelState]:
-        return {entry.name: entry.state for entry in self.registry.entries()}
-
-    def reason(self, name: str = "e") -> str:
-        return next(entry.reason for entry in self.registry.entries() if entry.name == name)
-
-
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    (tmp_path / "models").mkdir()
-    served = Served(tmp_path / "models")
-    served.write("first", small.twice)
-    served.write("second", small.twice)
-    yield served
-    served.runner.open()
-    assert served.control.close(PATIENCE)
-    for model in served.registry.models():
-        assert model.batcher.close()
+def served(served_repository: ServedRepository) -> ServedRepository:
+    """Two models that double their input, for ensembles."""
+    served_repository.write("first", small.twice)
+    served_repository.write("second", small.twice)
+    return served_repository
 
 
-def test_an_ensemble_answers_with_its_models(served: Served) -> None:
+def test_an_ensemble_answers_with_its_models(served: ServedRepository) -> None:
     served.write("e", config=CHAIN)
     served.start("*")
     assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
@@ -140,7 +62,7 @@ def test_an_ensemble_answers_with_its_models(served: Served) -> None:
     assert str(model.signature) == "(image: FP32[-1, 3]) -> (scores: FP32[-1, 3])"
 
 
-def test_the_configuration_for_clients_is_the_file_with_its_defaults(served: Served) -> None:
+def test_the_configuration_for_clients_is_the_file_with_its_defaults(served: ServedRepository) -> None:
     served.write("e", config=CHAIN)
     served.start("e")
     config = served.registry.get("e").config
@@ -150,7 +72,7 @@ def test_the_configuration_for_clients_is_the_file_with_its_defaults(served: Ser
     assert steps == [("first", -1), ("second", -1)]
 
 
-def test_the_models_count_their_part(served: Served) -> None:
+def test_the_models_count_their_part(served: ServedRepository) -> None:
     served.write("e", config=CHAIN)
     served.start("e")
     served.ask()
@@ -161,7 +83,7 @@ def test_the_models_count_their_part(served: Served) -> None:
     assert {each.inference_stats.success.count for each in stats.model_stats} == {2}
 
 
-def test_models_are_loaded_with_their_ensemble(served: Served) -> None:
+def test_models_are_loaded_with_their_ensemble(served: ServedRepository) -> None:
     served.write("e", config=CHAIN)
     control = served.start()
     control.load("e")
@@ -174,7 +96,7 @@ def test_models_are_loaded_with_their_ensemble(served: Served) -> None:
     assert [name for name, state in served.states().items() if state is READY] == ["second"]
 
 
-def test_a_model_that_another_ensemble_needs_stays(served: Served) -> None:
+def test_a_model_that_another_ensemble_needs_stays(served: ServedRepository) -> None:
     served.write("e", config=CHAIN)
     served.write("other", config=ensemble(("first", "image", "scores")))
     control = served.start()
@@ -184,7 +106,7 @@ def test_a_model_that_another_ensemble_needs_stays(served: Served) -> None:
     assert {name for name, state in served.states().items() if state is READY} == {"first", "other"}
 
 
-def test_ensembles_of_ensembles(served: Served) -> None:
+def test_ensembles_of_ensembles(served: ServedRepository) -> None:
     served.write("e", config=CHAIN)
     served.write(
         "outer",
@@ -203,13 +125,13 @@ def test_ensembles_of_ensembles(served: Served) -> None:
     )
 
 
-def test_the_same_model_may_run_several_steps(served: Served) -> None:
+def test_the_same_model_may_run_several_steps(served: ServedRepository) -> None:
     served.write("e", config=ensemble(("first", "image", "middle"), ("first", "middle", "scores")))
     served.start("e")
     assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
 
 
-def test_a_step_may_want_a_version(served: Served) -> None:
+def test_a_step_may_want_a_version(served: ServedRepository) -> None:
     served.write("first", small.centred, version=2)
     served.write("first", config="version_policy { all { } }")
     served.write("e", config=ensemble(("first:1", "image", "scores")))
@@ -217,7 +139,7 @@ def test_a_step_may_want_a_version(served: Served) -> None:
     assert served.ask().tolist() == (2 * fp32(2, 3)).tolist()
 
 
-def test_a_version_that_is_not_loaded_is_named(served: Served) -> None:
+def test_a_version_that_is_not_loaded_is_named(served: ServedRepository) -> None:
     served.write("e", config=ensemble(("first:7", "image", "scores")))
     with pytest.raises(
         StartError, match=r"ensemble 'e' depends on 'first', which does not serve: .*version 7 is not found"
@@ -225,7 +147,7 @@ def test_a_version_that_is_not_loaded_is_named(served: Served) -> None:
         served.start("e")
 
 
-def test_an_ensemble_is_ready_while_its_models_are(served: Served) -> None:
+def test_an_ensemble_is_ready_while_its_models_are(served: ServedRepository) -> None:
     served.write("e", config=CHAIN)
     control = served.start("e")
     control.unload("second")
@@ -237,7 +159,7 @@ def test_an_ensemble_is_ready_while_its_models_are(served: Served) -> None:
     assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
 
 
-def test_a_broken_model_is_the_reason_why_its_ensemble_is_not_loaded(served: Served) -> None:
+def test_a_broken_model_is_the_reason_why_its_ensemble_is_not_loaded(served: ServedRepository) -> None:
     served.write("second", config="batch: 1")
     served.write("e", config=CHAIN)
     served.start("*", strict=False)
@@ -251,7 +173,7 @@ def test_a_broken_model_is_the_reason_why_its_ensemble_is_not_loaded(served: Ser
     assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
 
 
-def test_a_missing_model_is_named(served: Served) -> None:
+def test_a_missing_model_is_named(served: ServedRepository) -> None:
     served.write("e", config=CHAIN.replace("second", "third"))
     with pytest.raises(
         StartError, match="ensemble e contains models that are not available or ambiguous: third"
@@ -259,7 +181,7 @@ def test_a_missing_model_is_named(served: Served) -> None:
         served.start("e")
 
 
-def test_ensembles_in_a_circle_are_refused(served: Served) -> None:
+def test_ensembles_in_a_circle_are_refused(served: ServedRepository) -> None:
     def of(step: str) -> str:
         return ensemble((step, "image", "scores"))
 
@@ -279,7 +201,7 @@ def test_ensembles_in_a_circle_are_refused(served: Served) -> None:
     assert served.ask().tolist() == (2 * fp32(2, 3)).tolist(), "the loaded version serves"
 
 
-def test_a_model_that_does_not_fit_any_more_stops_its_ensemble(served: Served) -> None:
+def test_a_model_that_does_not_fit_any_more_stops_its_ensemble(served: ServedRepository) -> None:
     served.write("e", config=CHAIN)
     control = served.start("*")
     served.write("second", lambda path: small.twice(path, dims=("batch", 4)))
@@ -293,7 +215,7 @@ def test_a_model_that_does_not_fit_any_more_stops_its_ensemble(served: Served) -
     assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
 
 
-def test_a_model_with_a_wider_shape_reloads_its_ensemble(served: Served) -> None:
+def test_a_model_with_a_wider_shape_reloads_its_ensemble(served: ServedRepository) -> None:
     served.write("e", config=CHAIN)
     control = served.start("*")
     before = served.registry.get("e")
@@ -303,7 +225,7 @@ def test_a_model_with_a_wider_shape_reloads_its_ensemble(served: Served) -> None
     assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
 
 
-def test_a_variable_dimension_is_checked_by_the_step(served: Served) -> None:
+def test_a_variable_dimension_is_checked_by_the_step(served: ServedRepository) -> None:
     served.write("e", config=ensemble(("first", "image", "scores"), dims="-1"))
     served.start("e")
     assert served.ask().tolist() == (2 * fp32(2, 3)).tolist()
@@ -314,7 +236,7 @@ def test_a_variable_dimension_is_checked_by_the_step(served: Served) -> None:
         served.ask(x=fp32(2, 4))
 
 
-def test_models_without_rows(served: Served) -> None:
+def test_models_without_rows(served: ServedRepository) -> None:
     whole = 'max_batch_size: 0 input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1, 3 ] }'
     served.write("first", config=whole)
     served.write("second", config=whole)
@@ -326,7 +248,7 @@ def test_models_without_rows(served: Served) -> None:
     assert served.ask("mixed").tolist() == (4 * fp32(2, 3)).tolist()
 
 
-def test_labels_are_those_of_the_model_unless_the_ensemble_has_its_own(served: Served) -> None:
+def test_labels_are_those_of_the_model_unless_the_ensemble_has_its_own(served: ServedRepository) -> None:
     output = 'output { name: "y" data_type: TYPE_FP32 dims: 3 label_filename: "labels.txt" }'
     served.write("second", config=output)
     (served.root / "second" / "labels.txt").write_text("a\nb\nc\n")
@@ -348,7 +270,7 @@ def test_labels_are_those_of_the_model_unless_the_ensemble_has_its_own(served: S
     assert best() == b"8.000000:2:z"
 
 
-def test_a_client_may_send_the_configuration_of_an_ensemble(served: Served) -> None:
+def test_a_client_may_send_the_configuration_of_an_ensemble(served: ServedRepository) -> None:
     served.write("e", config=CHAIN)
     control = served.start("e")
     config = ModelConfig()
@@ -364,7 +286,7 @@ def test_a_client_may_send_the_configuration_of_an_ensemble(served: Served) -> N
 
 @pytest.mark.parametrize("dependents", [True, False])
 def test_unloading_answers_the_requests_that_the_ensemble_has_accepted(
-    served: Served, dependents: bool
+    served: ServedRepository, dependents: bool
 ) -> None:
     """They still need the models of later steps, which are unloaded at the same time."""
     served.write("gated", small.twice)
@@ -383,7 +305,7 @@ def test_unloading_answers_the_requests_that_the_ensemble_has_accepted(
     assert served.control.drain(time.monotonic() + PATIENCE)
 
 
-def test_a_rolling_reload_loses_no_request(served: Served) -> None:
+def test_a_rolling_reload_loses_no_request(served: ServedRepository) -> None:
     served.write("e", config=CHAIN)
     control = served.start("*")
     ended, wrong = threading.Event(), list[object]()

@@ -13,11 +13,14 @@ from pathlib import Path
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.load import load_config, model_source, models_in
-from tensorferry.server.config.server_config import OPTIONS, ModelSource, ServerConfig
+from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.model_config.ensembles import complete_ensemble, is_ensemble, named_models
 from tensorferry.server.model_config.pbtxt import config_text
 from tensorferry.server.model_config.supported_fields import ModelKind, check_fields
+from tensorferry.server.models.declared_sources import declared_source
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.preparation import prepare_model
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.runtime.devices import choose_device
@@ -106,6 +109,11 @@ def _completed(source: ModelSource, server_config: ServerConfig) -> tuple[str, M
         config = complete_ensemble(source.config, source.name)
         names = ", ".join(dict.fromkeys(named.name for named in named_models(config)))
         return f"an ensemble of {names}, with whose configurations a server compares it", config
+    if source.path.suffix == PYTHON_SUFFIX:
+        model = load_model(declared_source(source), LoadContext(server_config))
+        model.batcher.close()
+        model.release()
+        return model.batching, model.config
     with ExitStack() as scratch:
         prepared = prepare_model(source, server_config, choose_device(server_config.device), scratch)
     return prepared.batching.description, prepared.config
@@ -119,7 +127,9 @@ def _find(model: str, flags: Mapping[str, str | None], file: Path | None) -> tup
         source = in_file
     else:
         source = model_source(model)
-    config = load_config([f"{source.name}={source.path}"], flags, os.environ, file)
+    # A Python file names its models itself.
+    named = str(source.path) if source.path.suffix == PYTHON_SUFFIX else f"{source.name}={source.path}"
+    config = load_config([named], flags, os.environ, file)
     return source, config.for_model(source.name)
 
 

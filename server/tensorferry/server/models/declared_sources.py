@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from tensorferry.server.app_file import import_app
+from tensorferry.server.app_file import import_alone, import_app
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.ensembles import is_ensemble, named_models
 from tensorferry.serving import PipelineModel
+
+# The class that a model of Triton's Python backend has.
+_TRITON_CLASS = "TritonPythonModel"
 
 
 def declared_sources(sources: Sequence[ModelSource]) -> Sequence[ModelSource]:
@@ -36,7 +41,8 @@ def declared_source(source: ModelSource) -> ModelSource:
     """
     if source.path.suffix != PYTHON_SUFFIX or source.declaration is not None:
         return source
-    declared = import_app(source.path)
+    _check_backend(source.path)
+    declared = import_alone(source.path)
     declaration = declared.get(source.name)
     if declaration is None and len(declared) == 1:
         (declaration,) = declared.values()
@@ -46,6 +52,21 @@ def declared_source(source: ModelSource) -> ModelSource:
             f"named {source.name!r}, as its directory is, or a single model"
         )
     return replace(source, declaration=declaration)
+
+
+def _check_backend(path: Path) -> None:
+    """Raise StartError for a model of Triton's Python backend. It cannot be imported, because Triton's module is missing."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        # The import says more.
+        return
+    if any(isinstance(node, ast.ClassDef) and node.name == _TRITON_CLASS for node in tree.body):
+        raise StartError(
+            f"{path} has the class {_TRITON_CLASS} of Triton's Python backend, which this server does not run. Declare a function "
+            "instead: @model(inputs={...}, outputs={...}) of tensorferry.serving, with what `execute` does to the arrays of a "
+            "batch; what `initialize` does belongs to `load` of a class"
+        )
 
 
 def _models_of(source: ModelSource) -> Sequence[ModelSource]:

@@ -22,6 +22,7 @@ from tensorferry.server.models.onnx_step import load_onnx_step
 from tensorferry.server.models.registry import Model
 from tensorferry.server.models.row_padding import RaggedInput
 from tensorferry.server.models.stages import build, instance_counts
+from tensorferry.server.python_models.configured import check_settings_are_declared
 from tensorferry.server.python_models.loading import load_function_step
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.runtime.sampling import varies
@@ -47,7 +48,10 @@ def load_model(source: ModelSource, context: LoadContext) -> Model:
         if source.config is not None and is_ensemble(source.config):
             return _load_ensemble(source, source.config, context)
         if isinstance(declared, PipelineModel):
+            check_settings_are_declared(source.config, source.name, "a pipeline")
             return _load_pipeline(source, declared, context)
+        if isinstance(declared, OnnxModel):
+            check_settings_are_declared(source.config, source.name, "an ONNX model")
         step = _load_step(source, context)
     plan = plan_pipeline(source.name, [place(source.name, step.signature, {}, {}, step)], None)
     # A pipeline has no optional inputs.
@@ -162,7 +166,9 @@ def _place_step(
         return place(step.model, model.signature, step.inputs, step.outputs, used=used)
     tensors = {tensor: tensor for tensor in ragged if tensor not in step.inputs} | dict(step.inputs)
     of_step = {own: ragged[tensor] for own, tensor in tensors.items() if tensor in ragged}
-    loaded = _load_step(replace(source, name=step.model.name, declaration=step.model), context, of_step)
+    loaded = _load_step(
+        replace(source, name=step.model.name, declaration=step.model, config=None), context, of_step
+    )
     return place(step.model.name, loaded.signature, step.inputs, step.outputs, loaded)
 
 

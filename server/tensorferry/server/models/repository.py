@@ -9,15 +9,15 @@ This module loads no models. Each call reads the directories again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.config.server_config import ModelSource
+from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.ensembles import is_ensemble
-from tensorferry.server.model_config.pbtxt import named_libraries, read_config
+from tensorferry.server.model_config.pbtxt import PYTHON, named_libraries, read_config
 from tensorferry.server.names import NAME
 
 CONFIG_FILE = "config.pbtxt"
@@ -141,9 +141,13 @@ def _versions(directory: Path, given: ModelConfig | None) -> Sequence[ServedVers
         given.SerializeToString(deterministic=True) if given is not None else b"",
         _files(directory, skip=present),
     )
+    paths = {
+        number: file if is_ensemble(config) else _model_file(present[number], config) for number in selected
+    }
+    if given is not None:
+        _check_code(file, present, paths)
     versions = []
-    for number in selected:
-        path = file if is_ensemble(config) else _model_file(present[number], config)
+    for number, path in paths.items():
         source = ModelSource(directory.name, path, str(number), config, directory)
         versions.append(ServedVersion(source, (common, _files(present[number]))))
     return versions
@@ -159,9 +163,30 @@ def _model_file(version: Path, config: ModelConfig | None) -> Path:
             "directory"
         )
     path = version / (named or _MODEL_FILE)
-    if not named and not path.exists() and (version / _PYTHON_FILE).is_file():
+    python = config is not None and config.backend == PYTHON
+    if not named and (python or (not path.exists() and (version / _PYTHON_FILE).is_file())):
         return version / _PYTHON_FILE
     return path / _MODEL_FILE if path.is_dir() else path
+
+
+def _check_code(file: Path, present: dict[int, Path], chosen: Mapping[int, Path]) -> None:
+    """Raise RepositoryError if a client's configuration chooses a Python file that the model's own file does not choose.
+
+    `chosen` has the file of each version. Python code runs in the server, so no client may choose it, not even among the
+    repository's files.
+    """
+    code = {number: path for number, path in chosen.items() if path.suffix == PYTHON_SUFFIX}
+    if not code:
+        return
+    own = read_config(file) if file.is_file() else None
+    served = {} if is_ensemble(own) else {n: _model_file(present[n], own) for n in _by_policy(present, own)}
+    for number, path in code.items():
+        if served.get(number) != path:
+            raise RepositoryError(
+                f"the configuration in the request chooses the Python file {path}, which {file} does not choose; a client cannot "
+                "choose code: leave out default_model_filename, backend and version_policy, or let the operator change the "
+                "model's own configuration"
+            )
 
 
 def _check_libraries(given: ModelConfig, file: Path) -> None:
@@ -210,7 +235,8 @@ def _files(directory: Path, skip: dict[int, Path] | None = None) -> Hashable:
     found = []
     skipped = set((skip or {}).values())
     for entry in sorted(directory.iterdir()):
-        if entry in skipped:
+        # Python writes bytecode beside code that it imports.
+        if entry in skipped or entry.name == "__pycache__":
             continue
         # A link to a directory is not followed, because it may lead to a parent directory.
         if entry.is_dir() and not entry.is_symlink():

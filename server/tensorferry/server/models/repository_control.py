@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from tensorferry.batcher.supervision import RestartBackoff, supervise
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.config.server_config import ModelSource
+from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource
 from tensorferry.server.errors import (
     InvalidRequestError,
     LoadFailedError,
@@ -35,6 +36,9 @@ from tensorferry.server.models.unloading import ModelUnloader
 from tensorferry.server.models.uploaded_files import UploadedFiles
 
 _log = logging.getLogger("tensorferry.server")
+
+# Of files that the interpreter imports.
+_CODE_SUFFIXES = frozenset((".py", ".pyc", ".pyw"))
 
 _Command: TypeAlias = Callable[[], None]
 
@@ -292,6 +296,12 @@ class RepositoryController:
 
     def _load_on_request(self, name: str, config: ModelConfig | None, files: Mapping[str, bytes]) -> None:
         uploaded = None
+        for file in files:
+            if Path(file).suffix.lower() in _CODE_SUFFIXES:
+                raise InvalidRequestError(
+                    f"the file {file!r} of the request is Python code, which clients cannot send, because it would run in the "
+                    "server; let the operator put it into the model repository"
+                )
         if files:
             try:
                 uploaded = UploadedFiles(name, files)
@@ -412,6 +422,8 @@ class RepositoryController:
         self._registry.mark_loading(name, number)
         try:
             if not ensemble:
+                if uploaded is not None and source.path.suffix == PYTHON_SUFFIX:
+                    raise StartError(f"{source.path.name} is Python code, which a client cannot send")
                 source = declared_source(source)
                 problem = self._update_steps(source, update)
             if problem is not None:

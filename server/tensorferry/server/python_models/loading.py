@@ -22,8 +22,9 @@ from tensorferry.server.errors import ModelFailedError, NotReadyError, StartErro
 from tensorferry.server.function_call import Call, bound_call
 from tensorferry.server.function_failure import traceback_text
 from tensorferry.server.model_config.instance_groups import InstanceGroup
-from tensorferry.server.model_config.pbtxt import BatchingDecision, complete_config
+from tensorferry.server.model_config.pbtxt import PYTHON, BatchingDecision, complete_config
 from tensorferry.server.model_config.settings import settings_of
+from tensorferry.server.python_models.configured import check_tensors, configured, configured_decision
 from tensorferry.server.python_models.instance import (
     BatchCall,
     FunctionInstance,
@@ -47,9 +48,6 @@ from tensorferry.serving import DeclarationError, FunctionModel, calls_through
 
 _log = logging.getLogger("tensorferry.server")
 
-# What clients see as platform and backend of a function.
-PLATFORM = "python"
-
 # The rows of the trial run: two, so that an output whose axis 0 does not count rows is found.
 _TRIAL_ROWS = 2
 
@@ -60,23 +58,29 @@ def load_function_step(
     """Load a function, tried and warmed up. StartError has the traceback of what the user's code raised."""
     started = time.monotonic()
     set_load_stage("loading its Python code")
+    given = source.config or ModelConfig()
+    given_groups: Sequence[InstanceGroup] = ()
+    if source.config is not None:
+        declared, given_groups = configured(declared, given, source.name)
     signature = signature_of_function(declared)
     workers = _workers(declared, source)
     calls = [checked_call(declared, signature, worker.call) for worker in workers]
     set_load_stage("making a trial run")
     trial = _Trial(declared, signature, calls[0])
     runs = trial.runs()
-    decision = _decision(declared, config, trial if runs else None)
-    base = ModelConfig(name=source.name)
-    groups = [
+    decision = configured_decision(_decision(declared, config, trial if runs else None), given)
+    groups = given_groups or [
         InstanceGroup(
             ("cpu",) * len(calls),
             ModelInstanceGroup(name=source.name, kind=ModelInstanceGroup.KIND_CPU, count=len(calls)),
         )
     ]
-    completed = complete_config(base, source, signature, decision, groups, config)
-    completed.platform = completed.backend = PLATFORM
-    settings = settings_of(completed, decision, groups, config, OrtOptions(), generated=True)
+    completed = complete_config(given, source, signature, decision, groups, config)
+    completed.platform = completed.backend = PYTHON
+    if given.input or given.output:
+        check_tensors(completed, given, signature)
+    generated = not given.HasField("dynamic_batching")
+    settings = settings_of(completed, decision, groups, config, OrtOptions(), generated=generated)
     seconds: dict[int, float] = {}
     if runs:
         most = min(max(1, settings.max_batch_size), config.max_queue_size)

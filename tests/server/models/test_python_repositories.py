@@ -1,0 +1,221 @@
+"""Python models of a repository: loaded and reloaded like others, and never chosen by a client."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from support.models import small
+from support.models.served_repository import ServedRepository
+from support.server.rig import fp32
+
+from tensorferry.server.errors import InvalidRequestError, LoadFailedError, StartError
+from tensorferry.server.model_config.pbtxt import parse_config
+from tensorferry.server.models.registry import ModelState
+
+READY = ModelState.READY
+
+TIMES = """
+from tensorferry.serving import FP32, model
+
+@model(inputs={"x": FP32[-1, 3]}, outputs={"y": FP32[-1, 3]})
+def times(x):
+    return x * FACTOR
+"""
+
+
+def times(factor: int) -> str:
+    return TIMES.replace("FACTOR", str(factor))
+
+
+def ask(served: ServedRepository, model: str = "p") -> float:
+    """Return the factor of a model."""
+    answer = served.ask(model, np.ones((2, 3), np.float32), name="x")
+    return float(answer[0, 0])
+
+
+def test_a_python_file_is_a_model_that_can_be_reloaded(served_repository: ServedRepository) -> None:
+    served = served_repository
+    served.write_code("p", times(2))
+    control = served.start("*")
+    assert ask(served) == 2
+    assert served.registry.get("p").config.platform == "python"
+    served.write_code("p", times(3))
+    control.load("p")
+    assert ask(served) == 3
+    served.write_code("p", "1 / 0")
+    with pytest.raises(LoadFailedError, match="ZeroDivisionError"):
+        control.load("p")
+    assert ask(served) == 3
+    served.write_code("p", times(4), version=2)
+    control.load("p")
+    assert (ask(served), served.registry.get("p").version) == (4, "2")
+    control.unload("p")
+
+
+def test_polling_reloads_only_what_has_changed(served_repository: ServedRepository) -> None:
+    served = served_repository
+    served.write_code("p", "from factors import FACTOR\n" + TIMES)
+    served.write_code("p", "FACTOR = 5", file="factors.py")
+    control = served.start("*", mode="poll")
+    before = served.registry.get("p")
+    assert ask(served) == 5
+    control._poll()
+    assert served.registry.get("p") is before
+    served.write_code("p", "FACTOR = 6", file="factors.py")
+    control._poll()
+    assert ask(served) == 6
+
+
+def test_models_do_not_share_their_neighbours(served_repository: ServedRepository) -> None:
+    served, paths, modules = served_repository, list(sys.path), set(sys.modules)
+    for name, factor in (("p", 2), ("q", 3)):
+        served.write_code(name, "from factors import FACTOR\n" + TIMES)
+        served.write_code(name, f"FACTOR = {factor}", file="factors.py")
+    served.start("*")
+    assert (ask(served, "p"), ask(served, "q")) == (2, 3)
+    assert sys.path == paths
+    assert not {"factors", "model"} & (set(sys.modules) - modules)
+    assert not list(served.root.rglob("__pycache__"))
+
+
+def test_one_of_several_models_has_the_name_of_the_directory(served_repository: ServedRepository) -> None:
+    served = served_repository
+    served.write_code("p", times(2) + times(3).replace("def times", "def p"))
+    served.start("*")
+    assert ask(served) == 3
+    served.write_code("p", times(2) + times(3).replace("def times", "def other"))
+    with pytest.raises(
+        LoadFailedError, match=r"declares the models 'times', 'other'; .* must declare one named 'p'"
+    ):
+        served.control.load("p")
+
+
+def test_a_pipeline_of_a_repository(served_repository: ServedRepository) -> None:
+    """It names another model of the repository, which is loaded before it."""
+    served = served_repository
+    served.write("twice", small.twice)
+    served.write_code(
+        "p",
+        times(3)
+        + """
+from tensorferry.serving import pipeline, step
+p = pipeline("p", step(times, outputs={"y": "middle"}), step("twice", inputs={"x": "middle"}))
+""",
+    )
+    control = served.start("p")
+    assert served.states() == {"p": READY, "twice": READY}
+    assert ask(served) == 6
+    control.unload("twice")
+    assert served.states()["p"] is ModelState.UNAVAILABLE
+    control.load("twice")
+    assert ask(served) == 6
+    served.write("p", config="max_batch_size: 4")
+    with pytest.raises(LoadFailedError, match="has max_batch_size, but its Python file declares a pipeline"):
+        control.load("p")
+
+
+def test_an_ensemble_may_have_python_steps(served_repository: ServedRepository) -> None:
+    served = served_repository
+    served.write_code("p", times(3))
+    served.write(
+        "e",
+        config="""platform: "ensemble" max_batch_size: 4 input { name: "image" data_type: TYPE_FP32 dims: 3 }
+        output { name: "scores" data_type: TYPE_FP32 dims: 3 } ensemble_scheduling { step { model_name: "p" model_version: -1
+        input_map { key: "x" value: "image" } output_map { key: "y" value: "scores" } } }""",
+    )
+    served.start("*")
+    assert served.ask().tolist() == (3 * fp32(2, 3)).tolist()
+
+
+def test_models_of_tritons_python_backend_are_refused(served_repository: ServedRepository) -> None:
+    served = served_repository
+    served.write_code(
+        "p",
+        "import triton_python_backend_utils as pb\nclass TritonPythonModel:\n    pass",
+        'backend: "python"',
+    )
+    with pytest.raises(
+        StartError, match=r"class TritonPythonModel of Triton's Python backend, .*Declare a function instead"
+    ):
+        served.start("*")
+
+
+CONFIG = """
+backend: "python" max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 3 }
+dynamic_batching { preferred_batch_size: 2 priority_levels: 2 default_priority_level: 2 }
+instance_group { count: 3 kind: KIND_CPU }
+"""
+
+
+def test_the_configuration_decides_batching_and_workers(served_repository: ServedRepository) -> None:
+    served = served_repository
+    served.write_code("p", times(2), CONFIG)
+    control = served.start("*")
+    model = served.registry.get("p")
+    settings = model.batcher.settings
+    assert (settings.max_batch_size, settings.devices, len(settings.priority_weights)) == (4, 3, 2)
+    assert (settings.preferred_batch_sizes, model.config.backend) == ((2,), "python")
+    served.write("p", config=CONFIG[: CONFIG.index("dynamic_batching")])
+    control.load("p")
+    settings = served.registry.get("p").batcher.settings
+    assert (settings.merge, settings.devices) == (False, 1)
+    assert ask(served) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "declared", "message"),
+    [
+        ("max_batch_size: 9", "max_batch_size=8", "max_batch_size: 9, but the function declares at most 8"),
+        (
+            "max_batch_size: 9",
+            "max_batch_size=0",
+            "the function declares max_batch_size=0: it has no axis of rows",
+        ),
+        (
+            CONFIG.replace("max_batch_size: 4", ""),
+            "",
+            "so its requests have no axis of rows, but the function declares one",
+        ),
+        (CONFIG.replace("dims: 3", "dims: 4"), "", "the model expects"),
+        (CONFIG.replace('"y"', '"z"'), "", "unexpected inference output 'z'"),
+        ("instance_group { kind: KIND_GPU }", "", "this server runs functions on the CPU"),
+        ('platform: "onnxruntime_onnx"', "", "the platform of Python models is 'python'"),
+    ],
+)
+def test_a_configuration_that_contradicts_the_declaration_is_refused(
+    served_repository: ServedRepository, config: str, declared: str, message: str
+) -> None:
+    served = served_repository
+    code = times(2).replace("@model(", f"@model({declared + ', ' if declared else ''}")
+    served.write_code("p", code, config)
+    with pytest.raises(StartError, match=message):
+        served.start("*")
+
+
+def test_clients_cannot_send_code(served_repository: ServedRepository) -> None:
+    control = served_repository.start()
+    for file in ("1/model.py", "1/deep/helper.PY", "1/model.pyc"):
+        with pytest.raises(InvalidRequestError, match="is Python code, which clients cannot send"):
+            control.load("p", parse_config("", ""), {file: b""})
+
+
+def test_a_clients_configuration_cannot_choose_code(served_repository: ServedRepository) -> None:
+    served = served_repository
+    served.write("m", small.twice)
+    served.write_code("m", times(9), file="train.py")
+    served.write_code("p", times(2), version=1)
+    served.write_code("p", times(3), version=2)
+    control = served.start("*")
+    for name, config in (
+        ("m", 'default_model_filename: "train.py"'),
+        ("m", 'backend: "python"'),
+        ("p", "version_policy { specific { versions: 1 } }"),
+    ):
+        with pytest.raises(LoadFailedError, match=r"chooses the Python file .* a client cannot choose code"):
+            control.load(name, parse_config(config, ""))
+    assert (ask(served, "m"), ask(served)) == (2, 3)
+    control.load("p", parse_config("max_batch_size: 2", ""))
+    assert served.registry.get("p").max_batch_size == 2
