@@ -175,6 +175,7 @@ def count(words):
 
 
 branched = pipeline("branched", clean, split, encode, count, outputs=["vector", "number", "y"])
+outer = pipeline("outer", "branched")
 """
 
 
@@ -220,6 +221,14 @@ def test_a_pipeline_is_drawn_with_its_branches(
         client.infer("branched", {"x": np.zeros(2)}, request_id="seen", timeout=30)
         assert "seen" in page.until(MEMBERS, bool)
         page.until("document.querySelector('#manifest dl').textContent", lambda text: "stepsclean" in text)
+        # A pipeline of another model: its stage has the figures of that model, and a click selects it.
+        client.infer("outer", {"x": np.zeros(2)}, timeout=30)
+        page.evaluate("location.hash = 'outer/1'")
+        page.until("document.getElementById('name').textContent", lambda text: text == "outer · version 1")
+        assert page.evaluate("document.querySelector('.stage .called').textContent") == "branched · model"
+        assert page.evaluate("document.getElementById('no-batches').hidden") is False
+        page.evaluate("document.querySelector('.stage').click()")
+        page.until("document.getElementById('name').textContent", lambda text: text == "branched · version 1")
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])

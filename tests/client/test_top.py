@@ -165,6 +165,17 @@ def test_the_stages_of_a_pipeline() -> None:
     )
 
 
+def test_a_pipeline_of_other_models_has_no_devices() -> None:
+    first, last = in_stages(0.0, 0), in_stages(2.0, 400)
+    for one in (first, last):
+        (model,) = one["models"]
+        model["settings"]["devices"] = []
+        model["stages"], model["steps"] = model["stages"][2:], model["steps"][3:]
+    lines = shown(first, last)
+    assert any(line.endswith(" 2     -") for line in lines)
+    assert "digits v1: batches of up to 8 rows (proved), on its models" in lines
+
+
 def test_the_steps_of_one_stage_are_those_of_the_model() -> None:
     first, last = in_stages(0.0, 0), in_stages(2.0, 400)
     for one in (first, last):

@@ -71,13 +71,14 @@ class StageOutcome(NamedTuple):
     """What became of a request in one stage of a pipeline.
 
     `arrival` is its arrival in the stage's batcher (NaN if it got there never), `queue_delay` and `batch` are as in
-    `Outcome`. `batch` is None in the stage that failed.
+    `Outcome`. `batch` is None in the stage that failed. `stages` are those of the pipeline that runs the stage, if one does.
     """
 
     stage: str
     arrival: float
     queue_delay: float
     batch: BatchInfo | None
+    stages: tuple[StageOutcome, ...] = ()
 
 
 class Outcome(NamedTuple):

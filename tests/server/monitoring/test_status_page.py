@@ -324,14 +324,14 @@ def test_the_steps_and_stages_of_a_pipeline(served: ServedRoutes) -> None:
 
 
 def test_a_stage_that_another_model_runs_names_it(served: ServedRoutes, model: Model) -> None:
-    stage = Stage("m", lambda: StageModel(model.batcher), {"x": "x"}, {"y": "y"})
+    stage = Stage("m#2", lambda: StageModel(model.batcher), {"x": "x"}, {"y": "y"})
     with Pipeline("p", [stage], inputs=["x"], outputs=["y"]) as pipeline:
-        step = ModelStep("m", "model", "m", {"x": "x"}, {"y": "y"})
+        step = ModelStep("m", "model", "m#2", {"x": "x"}, {"y": "y"})
         served.registry.mark_ready(
             Model("p", "1", model.signature, 6, "its own batches", pipeline, steps=(step,))
         )
         reported = next(one for one in served.status()["models"] if one["name"] == "p")
-    assert reported["stages"] == [{"name": "m", "model": "m"}]
+    assert reported["stages"] == [{"name": "m#2", "model": "m"}]
     assert (reported["steps"][0]["ran"], reported["steps"][0]["compute_seconds"]) == (None, None)
     assert reported["batches"]["compute_seconds"] == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from support.server.rig import PATIENCE, fp32, request
 from support.server.scripted_service import ServedTransport
 from support.server.spans import ROUNDING_NS, SAMPLED, SPAN, TRACE, UNSAMPLED, TracedService, ids_of, of
 
-from tensorferry.batcher import DeadlineExceeded, StageOutcome
+from tensorferry.batcher import DeadlineExceeded, Pipeline, Stage, StageModel, StageOutcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.status import mapped_status
@@ -208,6 +209,27 @@ def test_stages_that_gave_no_outputs_have_no_batch(traced: Callable[..., TracedS
         stage = parts[f"stage {name}"]
         assert [one.name for one in spans.all if one.parent == stage.context] == expected
         assert stage.end_time == parts["respond"].start_time
+
+
+def test_a_stage_that_is_a_pipeline_itself_has_its_stages(
+    traced: Callable[..., TracedService], branched: BranchedModel
+) -> None:
+    at = traced()
+    branched.encode.open()
+    outputs = {"vector": "vector", "number": "number"}
+    stage = Stage("inner", lambda: StageModel(branched.pipeline), {"x": "x"}, outputs)
+    with Pipeline("p", [stage], inputs=["x"], outputs=["vector", "number"]) as outer:
+        at.served.registry.mark_ready(replace(branched.model, batcher=outer, steps=()))
+        message = request({"x": np.zeros(2)}, id="one", model="p")
+        at.served.stub.ModelInfer(message, metadata=[("traceparent", SAMPLED)], timeout=PATIENCE)
+        spans = at.spans(1, 1)
+        parts = {one.name: one for one in spans.all if one.parent == spans.requests["one"].context}
+        assert set(parts) == {"decode", "stage inner", "respond"}
+        inner = {one.name: one for one in spans.all if one.parent == parts["stage inner"].context}
+        assert set(inner) == {"stage clean+split", "stage encode", "stage count"}
+        # Each batch has one span, and none stands for the whole pipeline.
+        batches = [of(one).get("tensorferry.stage.name") for one in spans.all if one.parent is None]
+        assert sorted(filter(None, batches)) == ["clean+split", "count", "encode"]
 
 
 def test_the_steps_of_a_function_are_in_its_batch(traced: Callable[..., TracedService]) -> None:

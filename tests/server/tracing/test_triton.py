@@ -178,9 +178,16 @@ def test_the_stages_of_a_pipeline_are_traces_with_a_parent() -> None:
         StageOutcome("tokenize", 1.5, 0.75, batch),
         StageOutcome("encode", 3.125, 0.5, None),
         StageOutcome("refused", float("nan"), 0.0, None),
+        StageOutcome("other", 2.0, 0.25, batch, (StageOutcome("inner", 2.0, 0.25, batch),)),
     )
     trace.completed(batch, 0.5, None, None, stages=stages)
-    whole, first, failed, refused = [written for _, written in file.kept]
+    whole, first, failed, refused, *nested = [written for _, written in file.kept]
+    assert [(one["id"], one["parent_id"], one["model_name"]) for one in nested] == [
+        (6, 1, "other"),
+        (7, 6, "inner"),
+    ]
+    computes = [any(time["name"] == "COMPUTE_START" for time in one["timestamps"]) for one in nested]
+    assert computes == [False, True]
     assert [
         (one["id"], one.get("parent_id"), one["model_name"]) for one in (whole, first, failed, refused)
     ] == [

@@ -168,7 +168,9 @@ class PipelineRun:
             arrival = (part.split_parts[0] if part.split_parts else part).arrival
             name = graph.stages[number].name
             # `StageOutcome(...)` takes twice as long.
-            self._outcomes[number] = _new(StageOutcome, (name, arrival, outcome.queue_delay, batch))
+            self._outcomes[number] = _new(
+                StageOutcome, (name, arrival, outcome.queue_delay, batch, outcome.stages)
+            )
             if error is None:
                 if batch is not None and part.deadline < math.inf:
                     pipeline.later_times.waits[number].observe(batch, outcome.queue_delay)

@@ -104,11 +104,14 @@ def _figures(samples: StatusSamples, model: Status) -> str:
     now, before = model["batches"], then["batches"]
     ran = now["ran"] - before["ran"]
     rows = f"{(now['rows'] - before['rows']) / ran:.1f}" if ran else "-"
-    busy = (now["compute_seconds"] - before["compute_seconds"]) / seconds / len(model["settings"]["devices"])
+    devices = len(model["settings"]["devices"])
+    ran_seconds = now["compute_seconds"] - before["compute_seconds"]
+    # All steps of a pipeline may be other models, which have the devices.
+    busy = f"{ran_seconds / seconds / devices:.0%}" if devices else "-"
     sizes = model["queue"]
     return (
         f" {rate(['answered']):>10,.0f} {rate(_LOST):>7,.1f} {p50:>8} {p95:>8} {p99:>8} "
-        f"{_time(percentile(queue, bounds, 0.5)):>9} {rows:>10} {sizes['rows']:>7} {sizes['running']:>7} {busy:>5.0%}"
+        f"{_time(percentile(queue, bounds, 0.5)):>9} {rows:>10} {sizes['rows']:>7} {sizes['running']:>7} {busy:>5}"
     )
 
 
@@ -139,7 +142,9 @@ def _detail(samples: StatusSamples, model: Status, blocks: str) -> list[str]:
     left += [""] * (most - len(left))
     right += [""] * (most - len(right))
     between = max(map(len, left)) + 4
-    lines = [f"{model['name']} v{model['version']}: {model['batching']}, on {', '.join(settings['devices'])}"]
+    lines = [
+        f"{model['name']} v{model['version']}: {model['batching']}, on {', '.join(settings['devices']) or 'its models'}"
+    ]
     lines += [f"! {warning}" for warning in model["warnings"]]
     lines += _steps(model, earlier)
     lines += [f"  {one:{between}}{other}" for one, other in zip(left, right, strict=True)]

@@ -173,11 +173,12 @@ def _stages(counted: ModelCounts) -> Sequence[dict[str, Any]]:
     if not isinstance(pipeline, Pipeline):
         return ()
     own = {stage.name: stage for stage in counted.stages}
+    named = {step.stage: step.name for step in counted.model.steps}
     batches = pipeline.stage_batches()
     return [
         _stage(own[stage.name], batches[stage.name])
         if stage.name in own
-        else {"name": stage.name, "model": stage.name}
+        else {"name": stage.name, "model": named[stage.name]}
         for stage in pipeline.stages
     ]
 

@@ -17,7 +17,7 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opentelemetry.sdk.resources import Resource
@@ -213,22 +213,19 @@ class RequestSpans:
             flags = _FLAGS if parent.sampled else TraceFlags()
             self._parent = SpanContext(trace_id, int(parent.span_id, 16), True, flags, state)
         self._context = SpanContext(trace_id, span_id, False, _FLAGS, state)
-        # The span of the request's batch; of a pipeline's request, of its batch in each of the trace's stages.
-        self._batches: Sequence[SpanContext | None] = (None,)
+        # The span of each batch that the request was in, by the id of its record, which the trace keeps.
+        self._batches: dict[int, SpanContext] = {}
         self.context: TraceContext | None = TraceContext(
             f"{trace_id:032x}", f"{span_id:016x}", True, parent.state if parent else ""
         )
 
     def completed(self, trace: RequestTrace) -> None:
         """Link the request to the spans of its batches."""
-        add = self._owner.add_to_batch
         if trace.stages:
-            self._batches = [
-                None if stage.batch is None else add(stage.batch, trace, self._context, stage.stage)
-                for stage in trace.stages
-            ]
-        elif trace.batch is not None:
-            self._batches = (add(trace.batch, trace, self._context),)
+            for stage in _of_batchers(trace.stages):
+                self._add_batch(stage.batch, trace, stage.stage)
+        else:
+            self._add_batch(trace.batch, trace)
 
     def ended(self, trace: RequestTrace) -> None:
         """Emit the spans of the request and its stages."""
@@ -236,16 +233,14 @@ class RequestSpans:
         admitted = trace.queued if trace.queued == trace.queued else done
         own = self._context
         self._emit_child("decode", own, trace.started, admitted)
-        for stage, span in zip(trace.stages, self._batches, strict=False):
-            self._emit_stage(stage, span, done)
+        for stage in trace.stages:
+            self._emit_stage(own, stage, done)
         if not trace.stages and trace.queued == trace.queued:
             ran = trace.batch is not None or trace.queue_delay > 0
             dequeued = min(trace.queued + trace.queue_delay, done) if ran else done
             self._emit_child("queue", own, admitted, dequeued)
             if ran:
-                batch = self._emit_child("batch", own, dequeued, done, self._batches[0])
-                if trace.batch is not None:
-                    self._emit_steps(batch, trace.batch, trace.batch.step_ends)
+                self._emit_batch(own, trace.batch, dequeued, done)
         end = done
         if trace.sent_at == trace.sent_at:
             end = trace.sent_at
@@ -268,29 +263,39 @@ class RequestSpans:
             status=status,
         )
 
-    def _emit_stage(self, stage: StageOutcome, span: SpanContext | None, done: float) -> None:
+    def _add_batch(self, batch: BatchInfo | None, trace: RequestTrace, stage: str = "") -> None:
+        if batch is not None:
+            self._batches[id(batch)] = self._owner.add_to_batch(batch, trace, self._context, stage)
+
+    def _emit_stage(self, parent: SpanContext, stage: StageOutcome, done: float) -> None:
         """Emit the spans of a stage of a pipeline. The one that failed ends with the request."""
         arrival, batch = stage.arrival, stage.batch
         if arrival != arrival:
             # The request never got into its queue.
             return
         end = done if batch is None else batch.ended + batch.output_time
+        whole = self._emit_child(f"stage {stage.stage}", parent, arrival, end)
+        if stage.stages:
+            for part in stage.stages:
+                self._emit_stage(whole, part, end)
+            return
         ran = batch is not None or stage.queue_delay > 0
         dequeued = min(arrival + stage.queue_delay, end) if ran else end
-        whole = self._emit_child(f"stage {stage.stage}", self._context, arrival, end)
         self._emit_child("queue", whole, arrival, dequeued)
         if ran:
-            of_batch = self._emit_child("batch", whole, dequeued, end, span)
-            if batch is not None:
-                self._emit_steps(of_batch, batch, batch.step_ends or ((stage.stage, batch.ended),))
+            self._emit_batch(whole, batch, dequeued, end, stage.stage)
 
-    def _emit_steps(
-        self, parent: SpanContext, batch: BatchInfo, step_ends: Sequence[tuple[str, float]]
+    def _emit_batch(
+        self, parent: SpanContext, batch: BatchInfo | None, start: float, end: float, step: str = ""
     ) -> None:
+        """Emit the spans of a batch and of its steps. `step` is its only step if the function does not name them."""
+        span = self._emit_child("batch", parent, start, end, self._batches.get(id(batch)))
+        if batch is None:
+            return
         start = batch.ended - batch.compute_time
-        for name, end in step_ends:
-            self._emit_child(f"step {name}", parent, start, end)
-            start = end
+        for name, ended in batch.step_ends or ([(step, batch.ended)] if step else ()):
+            self._emit_child(f"step {name}", span, start, ended)
+            start = ended
 
     def _emit_child(
         self, name: str, parent: SpanContext, start: float, end: float, link: SpanContext | None = None
@@ -299,6 +304,15 @@ class RequestSpans:
         context = SpanContext(own.trace_id, self._owner.new_span_id(), False, _FLAGS, own.trace_state)
         self._owner.emit(name, context, parent, start, end, links=() if link is None else (Link(link),))
         return context
+
+
+def _of_batchers(stages: Sequence[StageOutcome]) -> Iterator[StageOutcome]:
+    """Yield the stages that batchers have run, also those of pipelines that are stages."""
+    for stage in stages:
+        if stage.stages:
+            yield from _of_batchers(stage.stages)
+        else:
+            yield stage
 
 
 def _attributes(trace: RequestTrace, method: str) -> dict[str, str | int | float]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -101,24 +100,28 @@ class TritonTraceRecord:
             "request_id": trace.request_id,
             "timestamps": _timestamps(times),
         }
-        self._file.write(self._series, record, *map(partial(self._stage_record, trace), trace.stages))
+        self._file.write(self._series, record, *self._stage_records(trace, trace.stages, self._number))
 
-    def _stage_record(self, trace: RequestTrace, stage: StageOutcome) -> Mapping[str, Any]:
-        """Return the record of a stage of a pipeline, as Triton writes those of the models of an ensemble."""
-        batch = stage.batch
-        end = trace.completed_at if batch is None else batch.ended + batch.output_time
-        arrival = stage.arrival if stage.arrival == stage.arrival else end
-        times = [("REQUEST_START", arrival), ("QUEUE_START", arrival)]
-        if batch is not None:
-            times += _compute_times(batch)
-        return {
-            "id": self._new_number(),
-            "parent_id": self._number,
-            "model_name": stage.stage,
-            "model_version": int(trace.addressed[1]),
-            "request_id": trace.request_id,
-            "timestamps": _timestamps([*times, ("REQUEST_END", end)]),
-        }
+    def _stage_records(
+        self, trace: RequestTrace, stages: Sequence[StageOutcome], parent: int
+    ) -> Iterator[Mapping[str, Any]]:
+        """Yield the records of a pipeline's stages, as Triton writes those of the models of an ensemble."""
+        for stage in stages:
+            number, batch = self._new_number(), stage.batch
+            end = trace.completed_at if batch is None else batch.ended + batch.output_time
+            arrival = stage.arrival if stage.arrival == stage.arrival else end
+            times = [("REQUEST_START", arrival), ("QUEUE_START", arrival)]
+            if batch is not None and not stage.stages:
+                times += _compute_times(batch)
+            yield {
+                "id": number,
+                "parent_id": parent,
+                "model_name": stage.stage,
+                "model_version": int(trace.addressed[1]),
+                "request_id": trace.request_id,
+                "timestamps": _timestamps([*times, ("REQUEST_END", end)]),
+            }
+            yield from self._stage_records(trace, stage.stages, number)
 
     def ended(self, trace: RequestTrace) -> None:
         """Do nothing: Triton's traces have no such time."""
