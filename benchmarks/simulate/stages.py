@@ -129,7 +129,7 @@ class GreedyStage:
         """There is always room."""
 
     def least_time(self, rows: int) -> float:
-        """Pass every deadline on as it is."""
+        """Return 0, so that deadlines are passed on as they are."""
         return 0.0
 
     @property

@@ -25,13 +25,13 @@ from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.completion import already_completed
 from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
 from tensorferry.batcher.execution.handover import handover
+from tensorferry.batcher.pipeline.admitted_runs import AdmittedRuns
 from tensorferry.batcher.pipeline.graph import graph_of
 from tensorferry.batcher.pipeline.later_times import LaterTimes
 from tensorferry.batcher.pipeline.run import PipelineRun
 from tensorferry.batcher.pipeline.stage import Stage
 from tensorferry.batcher.pipeline.statistics import statistics_of
 from tensorferry.batcher.pipeline.tensors import RequestMaker
-from tensorferry.batcher.queue.client_quotas import ClientQuotas
 from tensorferry.batcher.request import DONE, NEW, RUNNING, BatchInfo, Outcome, Request
 from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePolicy
 from tensorferry.batcher.statistics.counters import BatcherStatistics, Counters
@@ -55,7 +55,8 @@ class Pipeline:
     Tensors
         The pipeline's tensors have names: its inputs, and the outputs of all stages. A stage starts when all tensors that it
         reads are there, so stages that do not need each other run at the same time. Tensors are passed by reference, and
-        released once no later stage reads them. A stage's request has as many rows as the tensors it reads.
+        released once no later stage reads them. So a stage's function must not change an array that it has returned. A
+        stage's request has as many rows as the tensors it reads.
 
         An output that is a list with one array a row may be ragged: the rows may differ in length along one axis. Within the
         request they are padded to its longest row, with the pad value of the stage that reads them, else 0. With the
@@ -123,17 +124,9 @@ class Pipeline:
         self._last_run: float | None = None
         # The names of inputs that were checked last: most requests have the same object.
         self._checked_names: tuple[str, ...] | None = None
-        # Guards the fields below, `_quotas`, and whether a run is accepted. Nothing is called while it is held.
-        self._lock = threading.Lock()
-        self._quotas = ClientQuotas(clients) if clients is not None and clients.bounds else None
-        self._accepted = 0
-        # Requests that entered and whose completions have not returned; and the threads that call completions now.
-        self._runs: set[PipelineRun] = set()
+        self._runs = AdmittedRuns(self._clock, clients)
+        # Threads that call completions now. Each set operation is atomic.
         self._completing: set[int] = set()
-        # `_runs` became empty.
-        self._idle = threading.Condition(self._lock)
-        # Nothing is accepted any more.
-        self._closing = False
 
     # What it is.
 
@@ -208,20 +201,20 @@ class Pipeline:
         try:
             self._check(request, admitted=admitted)
             run = PipelineRun(self, self.graph, request)
-            now = self._enter(run, admitted=admitted)
+            drain_time = self.drain_time() if self._runs.bounds_clients and not admitted else 0.0
+            now = self._runs.enter(run, drain_time, admitted=admitted)
             request.arrival, request.state, request.pipeline_run = now, RUNNING, run
             try:
                 must_run = run.enter(notify=notify, admitted=admitted)
             except BaseException:
                 request.state, request.pipeline_run = NEW, None
-                self._release_quota(request)
+                self._runs.release(request)
                 self._leave(run)
                 raise
         except BatcherError as error:
             self._counters.refused(error, request.rows_counted)
             raise
-        with self._lock:
-            self._accept_locked(run)
+        self._runs.accept(run)
         # The stages' parts have them.
         request.tensors = ()
         return must_run
@@ -247,45 +240,9 @@ class Pipeline:
                 if (full := batcher.queue_full()) is not None:
                     raise QueueFull(f"stage {stage!r}: {full}", full.retry_after)
 
-    def _enter(self, run: PipelineRun, *, admitted: bool) -> float:
-        """Note a request that enters, and return the time; raise if the pipeline is closed, or its client has too many."""
-        request = run.request
-        drain_time = 0.001
-        if self._quotas is not None and not admitted:
-            drain_time = max([batcher.drain_time() for batcher in self._own.values()], default=drain_time)
-        with self._lock:
-            now = self._clock.now()
-            if self._closing:
-                raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
-            if self._quotas is not None:
-                if not admitted:
-                    self._quotas.check(
-                        request.client, request.rows_counted, request.nbytes, now, lambda: drain_time
-                    )
-                self._quotas.accepted((request,), now)
-            self._runs.add(run)
-        return now
-
-    def _release_quota(self, request: Request) -> None:
-        if self._quotas is not None:
-            with self._lock:
-                self._quotas.done(request)
-
-    def _accept_locked(self, run: PipelineRun) -> None:
-        """Count a request as accepted, before it is counted as ended."""
-        if not run.accepted:
-            run.accepted = True
-            self._accepted += 1
-
     def _leave(self, run: PipelineRun) -> None:
         """Forget a request; the last one that leaves a closed pipeline closes the stages' queues."""
-        with self._lock:
-            self._runs.discard(run)
-            if self._runs:
-                return
-            self._idle.notify_all()
-            closing = self._closing
-        if closing:
+        if self._runs.leave(run):
             self._close_queues()
 
     def end(self, run: PipelineRun, outcome: Outcome) -> None:
@@ -294,10 +251,8 @@ class Pipeline:
         try:
             now = self._clock.now()
             total = now - request.arrival
-            with self._lock:
-                self._accept_locked(run)
-                if self._quotas is not None:
-                    self._quotas.done(request)
+            self._runs.accept(run)
+            self._runs.release(request)
             request.state, request.pipeline_run, request.tensors = DONE, None, ()
             if error is None:
                 batch = outcome.batch or _NO_BATCH
@@ -338,9 +293,7 @@ class Pipeline:
                 f"the request has {request.rows} rows; only one of none is answered without a run"
             )
         try:
-            with self._lock:
-                if self._closing:
-                    raise BatcherClosed("the batcher is draining or closed and accepts no new requests")
+            self._runs.check_open()
             for place in self.graph.first:
                 # Raises if the request could not be accepted.
                 probe = Request((), _ignore, names=None, rows=0, nbytes=0, deadline=request.deadline)
@@ -348,8 +301,7 @@ class Pipeline:
         except BatcherError as error:
             self._counters.refused(error, request.rows_counted)
             raise
-        with self._lock:
-            self._accepted += 1
+        self._runs.accept_empty()
         request.state = DONE
         self._counters.answered_empty()
         self._complete(
@@ -423,11 +375,8 @@ class Pipeline:
         until = self._until(timeout)
         if threading.get_ident() in self._completing:
             return False
-        with self._lock:
-            while self._runs:
-                if self._clock.now() >= until:
-                    return False
-                self._clock.wait(self._idle, until)
+        if not self._runs.wait_empty(until):
+            return False
         idle = [batcher.wait_idle(self._left(until)) for batcher in self._own.values()]
         return all(idle)
 
@@ -459,18 +408,13 @@ class Pipeline:
             batcher.close(drain=False, timeout=0.0 if completing else self._left(until))
             for batcher in self._own.values()
         ]
-        with self._lock:
-            left = list(self._runs)
-        for run in left:
+        for run in self._runs.snapshot():
             if run.elsewhere:
                 run.fail(BatcherClosed("the batcher was closed before the request ran"))
         return all(ended)
 
     def _close(self) -> None:
-        with self._lock:
-            self._closing = True
-            idle = not self._runs
-        if idle:
+        if self._runs.close():
             self._close_queues()
 
     def _close_queues(self) -> None:
@@ -494,9 +438,7 @@ class Pipeline:
         Without any, each request counts as a batch.
         """
         stages = list(self.stage_statistics().values())
-        with self._lock:
-            accepted = self._accepted
-        return statistics_of(self._counters, accepted, self._last_run, stages)
+        return statistics_of(self._counters, self._runs.accepted, self._last_run, stages)
 
     def stage_statistics(self) -> Mapping[str, BatcherStatistics]:
         """Return the counts of each stage that has a batcher of its own, by its name."""
@@ -517,9 +459,7 @@ class Pipeline:
         self.close()
 
     def __repr__(self) -> str:
-        with self._lock:
-            running = len(self._runs)
-        return f"<Pipeline {self.name}: {running} requests in {len(self.graph.stages)} stages>"
+        return f"<Pipeline {self.name}: {len(self._runs.snapshot())} requests in {len(self.graph.stages)} stages>"
 
 
 def _ignore(outcome: Outcome) -> None:

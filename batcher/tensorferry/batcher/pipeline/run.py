@@ -54,9 +54,9 @@ class PipelineRun:
     def __init__(self, pipeline: Pipeline, graph: Graph, request: Request) -> None:
         self._pipeline = pipeline
         self.request = request
-        # The pipeline has counted it as accepted. Guarded by the pipeline's lock.
+        # It is counted as accepted. Guarded by the lock of `AdmittedRuns`.
         self.accepted = False
-        # Guards all fields below. Nothing is called while it is held.
+        # Guards all fields below. No batcher and no callback is called while it is held.
         self._lock = threading.Lock()
         # The tensors that stages that have not started still read, or that are outputs; and how many stages that are.
         names = request.names or ()
@@ -172,14 +172,14 @@ class PipelineRun:
                 StageOutcome, (name, arrival, outcome.queue_delay, batch, outcome.stages)
             )
             if error is None:
-                if batch is not None and part.deadline < math.inf:
-                    pipeline.later_times.waits[number].observe(batch, outcome.queue_delay)
                 self._left -= 1
                 self._tensors.update(new)
                 if self._left:
                     ready = self._ready_locked(graph, number)
                 else:
                     values = [self._tensors[tensor] for tensor in graph.outputs]
+        if batch is not None and part.deadline < math.inf:
+            pipeline.later_times.waits[number].observe(batch, outcome.queue_delay)
         try:
             for stage, inputs in ready:
                 self._start(stage, inputs)
