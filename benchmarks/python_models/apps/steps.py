@@ -12,13 +12,13 @@ _MODELS = Path(os.environ["SERVING_BENCH_MODEL"])
 _first, _second = onnx(_MODELS / "first.onnx"), onnx(_MODELS / "second.onnx")
 
 
-@model(inputs={"hidden": FP32[-1, 64]}, outputs={"same": FP32[-1, 64]})
+@model(inputs={"hidden": FP32[-1, 64]}, outputs={"same": FP32[-1, 64]}, steady=True)
 def empty(hidden: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the batch as it is."""
     return hidden
 
 
-@model(inputs={"same": FP32[-1, 64]}, outputs={"still_same": FP32[-1, 64]})
+@model(inputs={"same": FP32[-1, 64]}, outputs={"still_same": FP32[-1, 64]}, steady=True)
 def another(same: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the batch as it is."""
     return same

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime
 from tokenizers import Tokenizer
 
-from tensorferry.serving import INT64, STRING, model, onnx, pipeline, tokenizer
+from tensorferry.serving import FP32, STRING, model, onnx, pipeline, tokenizer
 
 _FOLDER = Path(os.environ["SERVING_BENCH_MODEL"])
 _ENCODER, _TOKENIZER = _FOLDER / "minilm.onnx", _FOLDER / "tokenizer.json"
@@ -29,12 +30,21 @@ _padding = Tokenizer.from_file(str(_TOKENIZER))
 _padding.enable_padding()
 
 
-@model(inputs={"text": STRING[-1]}, outputs=dict.fromkeys(_TENSORS, INT64[-1, -1]))
-def tokenize_and_pad(text: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ...]:
-    """Return the tokens of texts of any lengths, padded to the longest text of the batch."""
-    encodings = _padding.encode_batch_fast(text.tolist())
-    fields = ("ids", "attention_mask", "type_ids")
-    return tuple(np.array([getattr(each, field) for each in encodings]) for field in fields)
+@model(inputs={"text": STRING[-1]}, outputs={"sentence_embedding": FP32[-1, 384]}, name="arrival")
+class Arrival:
+    """Tokenizer and encoder as one function: batches in the order of arrival, padded to their longest text."""
 
+    def load(self) -> None:
+        """Open the model."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(
+            str(_ENCODER), options, providers=["CPUExecutionProvider"]
+        )
 
-arrival = pipeline("arrival", tokenize_and_pad, onnx(_ENCODER))
+    def __call__(self, text: npt.NDArray[Any]) -> Any:
+        """Return the vectors of a batch of texts of any lengths."""
+        encodings = _padding.encode_batch_fast(text.tolist())
+        fields = ("ids", "attention_mask", "type_ids")
+        tokens = (np.array([getattr(each, field) for each in encodings]) for field in fields)
+        return self.session.run(None, dict(zip(_TENSORS, tokens, strict=True)))[0]

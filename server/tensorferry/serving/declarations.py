@@ -41,7 +41,7 @@ class FunctionModel:
 
     A call runs the function; of a class it makes an object. `max_batch_size` is None for the server's default, 0 for
     requests without a batch axis. `batched` is false for a function of one row. `example` has an array for each input.
-    `row_padding` returns how rows of its outputs are padded by default; it may read files.
+    `steady` is as in `model`. `row_padding` returns how rows of its outputs are padded by default; it may read files.
     """
 
     name: str
@@ -53,6 +53,7 @@ class FunctionModel:
     processes: int = 0
     batched: bool = True
     batching: str = "trust"
+    steady: bool = False
     example: Mapping[str, npt.ArrayLike] | None = None
     row_padding: Callable[[], RowPadding] | None = None
 
@@ -122,6 +123,7 @@ def model(
     processes: int = 0,
     batched: bool = True,
     batching: str = "trust",
+    steady: bool = False,
     example: Mapping[str, npt.ArrayLike] | None = None,
 ) -> Callable[[Callable[..., Any]], FunctionModel]: ...
 def model(
@@ -136,6 +138,7 @@ def model(
     processes: int = 0,
     batched: bool = True,
     batching: str = "trust",
+    steady: bool = False,
     example: Mapping[str, npt.ArrayLike] | None = None,
 ) -> FunctionModel | Callable[[Callable[..., Any]], FunctionModel]:
     """Declare a function, or a class, as a model.
@@ -163,7 +166,9 @@ def model(
         time; the function must then be thread-safe, an object of a class is not shared. `processes` child processes run
         them instead, each with its own import of the file, for functions that hold the GIL. With `batched` false the
         function takes one row, and the shapes are those of one row. `batching="tested"` compares rows that run together
-        with rows that run alone when the model is loaded; "trust" relies on the declaration. `example` is an input with at
+        with rows that run alone when the model is loaded; "trust" relies on the declaration. `steady` says that the function
+        computes only, and takes about as long for all inputs of the same shapes: it waits for nothing and calls no other
+        model. Short batches of it then need no thread of their own. `example` is an input with at
         least one row that the trial run at load uses instead of random values.
 
     Raises DeclarationError.
@@ -185,6 +190,7 @@ def model(
             processes,
             batched,
             batching,
+            steady,
             example,
         )
 
@@ -306,6 +312,10 @@ def _check_function(declared: FunctionModel) -> None:
     if declared.processes and declared.workers > 1:
         raise DeclarationError(
             f"{what} has {declared.workers} workers and {declared.processes} processes; give one of both"
+        )
+    if declared.processes and declared.steady:
+        raise DeclarationError(
+            f"{what} runs in processes, so it waits for them and is not steady; leave out `steady`"
         )
     if not declared.batched and declared.max_batch_size is not None:
         raise DeclarationError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import numpy as np
 import pytest
 from support.models import small
 
-from tensorferry.batcher import Batcher, DeadlineExceeded, Pipeline
+from tensorferry.batcher import Batcher, DeadlineExceeded, Pipeline, Request
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError, StepFailedError
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.steps.stage_function import CallsOfBatch, no_calls
 from tensorferry.serving import (
     FP32,
     INT64,
@@ -39,10 +41,13 @@ def load(tmp_path: Path) -> Iterator[Load]:
     registry = ModelRegistry()
     loaded: list[Model] = []
 
-    def load(declared: Any, **options: Any) -> Model:
+    def load(declared: Any, calls: CallsOfBatch = no_calls, **options: Any) -> Model:
         source = ModelSource(declared.name, tmp_path / "app.py", declaration=declared)
         context = LoadContext(
-            ServerConfig((source,), **options), served=registry.get, step_model=registry.step_model
+            ServerConfig((source,), **options),
+            calls=calls,
+            served=registry.get,
+            step_model=registry.step_model,
         )
         loaded.append(load_model(source, context))
         registry.mark_ready(loaded[-1])
@@ -203,6 +208,28 @@ def test_nothing_later_runs_after_the_deadline(load: Load) -> None:
     served.batcher.close()
     # On a very slow machine not even the first one has begun in time.
     assert ran in (["first"], [])
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_a_steady_stage_may_run_on_a_transports_thread_and_calls_no_other_model(
+    load: Load, tmp_path: Path, steady: bool
+) -> None:
+    small.twice(tmp_path / "twice.onnx")
+    entered: list[str] = []
+
+    @contextmanager
+    def calls(model: str, requests: Sequence[Request]) -> Iterator[None]:
+        entered.append(model)
+        yield
+
+    @model(inputs={"y": FP32[-1, 3]}, outputs={"z": FP32[-1, 3]}, steady=steady)
+    def copied(y: Any) -> Any:
+        return y
+
+    served = load(pipeline("p", onnx("twice.onnx"), copied), calls=calls)
+    assert served.batcher.submit_rows({"x": rows(1)}).result(60)["z"].tolist() == rows(2).tolist()
+    assert served.batcher.settings.steady is steady
+    assert entered == ([] if steady else ["p"])
 
 
 def test_an_invalid_input_is_for_the_client(load: Load, tmp_path: Path) -> None:

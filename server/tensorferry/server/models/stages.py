@@ -32,7 +32,7 @@ from tensorferry.server.signature import Signature
 from tensorferry.server.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
 from tensorferry.server.steps.named_model import UsedModel, stage_model
 from tensorferry.server.steps.planning import PlacedStep, Plan, PlannedStage
-from tensorferry.server.steps.stage_function import StageFunction, StageStep, StepTimes
+from tensorferry.server.steps.stage_function import StageFunction, StageStep, StepTimes, no_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,7 @@ class _StageBuilder:
         self._health = health
         self._loaded = [placed.step for placed in planned.steps if placed.step is not None]
         self._own_names = len(planned.steps) == 1 and (not whole or planned.steps[0].has_own_names)
+        self._steady = all(step.steady for step in self._loaded)
         self._settings = self._loaded[0].settings
         count = _instances(planned)
         self._first = first
@@ -195,7 +196,7 @@ class _StageBuilder:
             self._settings,
             [self._function(number) for number in range(len(self._instances))],
             self._context.config.for_model(self._model),
-            steady=all(step.steady for step in self._loaded),
+            steady=self._steady,
             response_hook=hook,
             clients=clients,
             health=_health_callback(self._health, self._first),
@@ -237,7 +238,9 @@ class _StageBuilder:
 
     def _function(self, number: int) -> ModelFunction:
         """Return what the batcher runs on an instance."""
-        instances, model, calls = self._instances[number], self._model, self._context.calls
+        instances, model = self._instances[number], self._model
+        # A steady stage may run on a transport's thread, which must not wait for another model.
+        calls = no_calls if self._steady else self._context.calls
         if self._own_names:
             (placed,), (instance,), (step,) = self._planned.steps, instances, self._loaded
             if not step.python:

@@ -112,6 +112,7 @@ def load_function_step(
         empty_axes=EmptyAxes(
             dict.fromkeys(axis_sets_to_test(signature, batched=settings.max_batch_size > 0), "")
         ),
+        steady=declared.steady,
         python=True,
     )
 
