@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tensorferry.batcher.errors import (
     BatcherClosed,
     BatcherError,
+    BatchFailed,
     Cancelled,
     DeadlineExceeded,
     InstanceFailed,
@@ -81,6 +82,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "BOUNDS",
     "BatchAware",
+    "BatchFailed",
     "BatchInfo",
     "BatchMember",
     "BatchRecord",

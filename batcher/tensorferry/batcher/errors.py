@@ -1,6 +1,6 @@
 """Errors of requests. Messages state values and what to change.
 
-Model functions raise the last three to report what happened.
+Model functions raise the last four to report what happened.
 """
 
 from __future__ import annotations
@@ -91,3 +91,11 @@ class InstanceFailed(BatcherError):
 
 class RunTimedOut(BatcherError):
     """The batch ran for too long and was aborted. All its requests get this error, and none runs again."""
+
+
+class BatchFailed(BatcherError):
+    """All requests of the batch get `error`, and none runs again: it does not depend on what they are."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error

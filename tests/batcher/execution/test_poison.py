@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.batcher.rig import enqueue, error, fails_below_zero, occupy, reproducible, result, rows
 
-from tensorferry.batcher import Batcher, Cancelled
+from tensorferry.batcher import Batcher, BatchFailed, Cancelled, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner
 
 
@@ -26,6 +26,25 @@ def test_a_failed_batch_runs_in_halves_of_halves(make: Make) -> None:
     assert [result(future) for future in futures if future is not futures[2]] == [2, 4, 8]
     assert rows(runner, 1) == [[1, 2, -3, 4], [1, 2], [-3, 4], [-3], [4]]
     assert (batcher.statistics().batches, batcher.statistics().failed_batches) == (3, 3)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_an_error_of_the_whole_batch_is_that_of_each_request(make: Make, count: int) -> None:
+    failure = QueueFull("another model is busy", 0.5)
+
+    def fail(x: Any) -> Any:
+        if (x > 0).any():
+            raise BatchFailed(failure)
+        return x
+
+    runner = ScriptedRunner(fail, gated=True)
+    batcher = make(runner)
+    occupy(batcher, runner)
+    futures = [batcher.submit(1.0) for _ in range(count)]
+    runner.open()
+    assert [error(future) for future in futures] == [failure] * count
+    assert rows(runner, 1) == [[1] * count]
+    assert batcher.statistics().failed == count
 
 
 @reproducible

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorferry.batcher.errors import DeadlineExceeded, InstanceFailed, OutOfMemory, RunTimedOut
+from tensorferry.batcher.errors import BatchFailed, DeadlineExceeded, InstanceFailed, OutOfMemory, RunTimedOut
 from tensorferry.batcher.execution.batch_aware import BatchAware, ModelFunction
 from tensorferry.batcher.execution.collate import join, split
 from tensorferry.batcher.execution.completion import TOO_LATE, already_completed
@@ -176,7 +176,7 @@ class BatchExecutor:
             self._hand_back(batch, error, requeued)
         elif isinstance(error, MemoryError):
             return self._run_smaller
-        elif len(batch) == 1 or isinstance(error, RunTimedOut):
+        elif len(batch) == 1 or isinstance(error, (RunTimedOut, BatchFailed)):
             if isinstance(error, RunTimedOut):
                 self._queue.failures.run_timed_out()
             self._fail(batch, error)
@@ -187,7 +187,10 @@ class BatchExecutor:
     def _fail(self, batch: Sequence[Request], error: BaseException) -> None:
         """Fail the remaining requests of a batch, or its only one, with this error."""
         for request in self._queue.finish(batch):
-            self._completer.fail(request, error if len(batch) == 1 else RunTimedOut(str(error)))
+            if isinstance(error, BatchFailed):
+                self._completer.fail(request, error.error)
+            else:
+                self._completer.fail(request, error if len(batch) == 1 else RunTimedOut(str(error)))
 
     def _hand_back(self, batch: Sequence[Request], error: InstanceFailed, requeued: list[Request]) -> None:
         """Queue the requests of a failed instance again, or fail them."""

@@ -11,7 +11,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tensorferry.batcher import InstanceFailed, RunTimedOut
+from tensorferry.batcher import (
+    BatcherClosed,
+    BatchFailed,
+    DeadlineExceeded,
+    InstanceFailed,
+    QueueFull,
+    RunTimedOut,
+    Shed,
+)
+from tensorferry.server.errors import NotFoundError, NotReadyError
 from tensorferry.server.python_models.failures import request_error, wrong_return
 from tensorferry.server.python_models.outputs import DeclaredOutputs, RaggedRows, WrongOutputs
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
@@ -24,6 +33,9 @@ from tensorferry.serving import FunctionModel
 
 _log = logging.getLogger("tensorferry.server")
 
+# Errors of other models that a function called, which do not depend on the inputs. In an overload of such a model, the parts
+# of each failed batch would call it again and again.
+_NOT_THE_REQUESTS = (NotReadyError, NotFoundError, QueueFull, Shed, DeadlineExceeded, BatcherClosed)
 
 # Runs a batch, given its inputs by name and the rows of each of its requests, and returns what `Call` returns.
 BatchCall: TypeAlias = Callable[[Mapping[str, Array], Sequence[int]], Any]
@@ -90,7 +102,7 @@ class FunctionInstance(WatchedRun):
     def run(self, inputs: Mapping[str, Array], rows: Sequence[int] = ()) -> dict[str, Any]:
         """Run the function on a batch; return arrays or `RaggedRows` by output.
 
-        `rows` has the rows of each request. Raises as `request_error` says; InstanceFailed if the process cannot be started,
+        `rows` has the rows of each request. Raises as `request_error` says, in `BatchFailed` if all requests get that; InstanceFailed if the process cannot be started,
         RunTimedOut if it was killed because the run took too long.
         """
         if self._process is not None and self._process.pid is None:
@@ -126,7 +138,8 @@ class FunctionInstance(WatchedRun):
                 f"the batch ran for longer than {self._limit:g} s, which --run-timeout-seconds allows, and its process was "
                 "killed: raise that if this function takes so long"
             )
-        return request_error(error, self._model, self._step)
+        found = request_error(error, self._model, self._step)
+        return BatchFailed(found) if isinstance(found, _NOT_THE_REQUESTS) else found
 
     def _start_process(self) -> None:
         """Start the process again. InstanceFailed says when to try again if that fails.

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from polling import until
 from support.server.calling_models import Observed, World, request
 from support.server.rig import Replies, fp32, infer, response_of, signature, spec
 from support.server.rig import request as message
@@ -225,6 +226,36 @@ def test_one_bad_request_fails_alone(world: World) -> None:
                 response_of(reply.first())
         else:
             assert response_of(reply.first()).raw_output_contents
+
+
+@pytest.mark.parametrize("error", [QueueFull("no", 0.5), DeadlineExceeded("no"), NotReadyError("no")])
+def test_a_batch_whose_call_is_not_accepted_runs_once(world: World, error: Exception) -> None:
+    gate, rows = threading.Event(), []
+
+    def function(x: Any) -> Any:
+        assert gate.wait(30)
+        rows.append(len(x))
+        if len(rows) == 1:
+            return x
+        return call("m", x=x)["y"]
+
+    gate.set()
+    served = world.load(caller(function))
+    world.add("m", raising(error), VECTOR)
+    gate.clear()
+    rows.clear()
+    replies = [Replies() for _ in range(6)]
+    data = message({"x": X[:1]}, model="caller").SerializeToString()
+    world.service.submit(data, math.inf, replies[0])
+    assert until(lambda: served.batcher.statistics().sizes.running == 1)
+    for reply in replies[1:]:
+        world.service.submit(data, math.inf, reply)
+    gate.set()
+    assert response_of(replies[0].first()).raw_output_contents
+    for reply in replies[1:]:
+        with pytest.raises(type(error), match="no"):
+            response_of(reply.first())
+    assert rows == [1, 5]
 
 
 def test_a_model_that_is_replaced_after_the_look_up_is_looked_up_again(
