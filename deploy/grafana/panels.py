@@ -352,6 +352,30 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             width=6,
             stack=True,
         ),
+        Panel(
+            "Memory of functions in processes",
+            "Resident memory of the processes that run a Python function",
+            "bytes",
+            [
+                Query(
+                    total("tensorferry_step_processes_resident_bytes", by="model, step"), "{{model}} {{step}}"
+                )
+            ],
+            width=12,
+        ),
+        Panel(
+            "Restarts of functions in processes",
+            "Processes of Python functions that ended and were started again",
+            "short",
+            [
+                Query(
+                    f"sum by (model, step) (increase(tensorferry_step_process_restarts_total{{{MODEL}}}[$__rate_interval]))",
+                    "{{model}} {{step}}",
+                )
+            ],
+            width=12,
+            stack=True,
+        ),
     ],
     "Queue": [
         Panel(

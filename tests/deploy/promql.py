@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
-from support.server.pipelines import BranchedModel
+from support.server.pipelines import PROCESS, BranchedModel
 
 from tensorferry.server.monitoring.metric_names import GPU_LABELS, GpuMetric
 from tensorferry.server.monitoring.metrics import process_families
@@ -67,7 +67,7 @@ def page_of(text: str) -> Page:
             triton = sample.name.startswith("nv_") and family.type == "counter"
             page.add(sample.name.removesuffix("_total") if triton else sample.name, sample.labels)
     engine, front_end = (ProcessStatus(name, 1, 1, "serving", 0) for name in ("engine", "front-end 0"))
-    branched = BranchedModel()
+    branched = BranchedModel(processes=(PROCESS,))
     steps = step_families([counts_of(branched.model)])
     branched.close()
     for family in (*process_families([engine, front_end]), *steps):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 from e2e.fixtures import Serve
 from support.models import small
+from support.processes.probe import WAIT_SECONDS
 from support.processes.server import command, environment
 
 from tensorferry.client import InferenceClient, InferenceError
@@ -61,7 +63,7 @@ def app(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("front_ends", [0, 1])
 def test_functions_and_pipelines_are_served(serve: Serve, app: Path, front_ends: int) -> None:
-    server = serve(app, "--front-ends", front_ends)
+    server = serve(app, "--front-ends", front_ends, "--metrics-port", 0)
     assert [model["name"] for model in server.ready["models"]] == ["colour", "lengths"]
     with InferenceClient(server.address) as client:
         assert client.infer("lengths", {"text": ["a", "äöü"]})["length"].tolist() == [1, 3]
@@ -78,6 +80,11 @@ def test_functions_and_pipelines_are_served(serve: Serve, app: Path, front_ends:
         answer = client.infer("colour", {"blob": blobs})
         assert answer["label"].tolist() == [b"blue", b"blue", b"red"]
         assert answer["x"].tolist() == [[1, 2, 3], [9, 2, 255], [255, 0, 1]]
+    with urllib.request.urlopen(server.ready["metrics"], timeout=WAIT_SECONDS) as page:
+        metrics = page.read().decode()
+    assert 'tensorferry_step_processes{model="colour",step="decode",version="1"} 2.0' in metrics
+    for step in ("decode", "twice", "Label"):
+        assert f'tensorferry_step_batches_total{{model="colour",step="{step}",version="1"}} ' in metrics
     assert server.stop() == 0
     # The traceback is in the log, once.
     assert sum("KeyError: '/etc/secret/key'" in line for line in server.log) == 1

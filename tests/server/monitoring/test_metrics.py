@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.server.nvml import FakeGpu, FakeNvml
-from support.server.pipelines import BranchedModel
+from support.server.pipelines import PROCESS, BranchedModel
 from support.server.rig import PATIENCE, ask, has_ipv6, signature, spec
 
 from tensorferry.batcher import BOUNDS, Batcher, QueueFull
@@ -131,7 +131,7 @@ def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry)
     """Type, labels and the values of labels must be documented too."""
     rows = re.findall(r"^\| `(\w+)` \| (counter|gauge|histogram) \| (.*) \|$", DOCS.read_text(), re.MULTILINE)
     documented = {name: type for name, type, _ in rows}
-    branched = BranchedModel(name="m2")
+    branched = BranchedModel(name="m2", processes=(PROCESS,))
     registry.mark_ready(branched.model)
     text = page(registry, *GPUS)
     branched.close()
@@ -160,7 +160,7 @@ def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry)
 
 
 def test_all_metrics_are_in_metric_names(registry: ModelRegistry) -> None:
-    branched = BranchedModel(name="m2")
+    branched = BranchedModel(name="m2", processes=(PROCESS,))
     registry.mark_ready(branched.model)
     served = {name: type for name, type in types(page(registry, *GPUS)).items() if not name.startswith("nv_")}
     branched.close()
@@ -173,7 +173,7 @@ def test_all_metrics_are_in_metric_names(registry: ModelRegistry) -> None:
 
 
 def test_the_page_is_valid_for_prometheus_parser(registry: ModelRegistry) -> None:
-    branched = BranchedModel(name="m2")
+    branched = BranchedModel(name="m2", processes=(PROCESS,))
     registry.mark_ready(branched.model)
     text = page(registry, *GPUS)
     branched.close()

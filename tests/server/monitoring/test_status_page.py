@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from support.server.pipelines import BranchedModel
+from support.server.pipelines import PROCESS, BranchedModel
 from support.server.rig import PATIENCE, ask, signature, spec
 
 from tensorferry.batcher import Batcher, Pipeline, QueueFull, QueuePolicy, Stage, StageModel
@@ -259,7 +259,7 @@ def test_every_field_is_documented_and_nothing_else_is(
     runner.open()
     model.batcher.last_batches()
     model.batcher.submit(np.zeros(1)).result(PATIENCE)
-    branched = BranchedModel(gated=False)
+    branched = BranchedModel(gated=False, processes=(PROCESS,))
     served.registry.mark_ready(branched.model)
     branched.submit().result(PATIENCE)
 
@@ -282,7 +282,7 @@ def test_every_field_is_documented_and_nothing_else_is(
 
 
 def test_the_steps_and_stages_of_a_pipeline(served: ServedRoutes) -> None:
-    branched = BranchedModel(gated=False)
+    branched = BranchedModel(gated=False, processes=(PROCESS,))
     served.registry.mark_ready(branched.model)
     served.registry.mark_complete()
     served.status()
@@ -296,6 +296,12 @@ def test_the_steps_and_stages_of_a_pipeline(served: ServedRoutes) -> None:
         ("split", "python", "clean+split", 2),
         ("encode", "onnx", "encode", 2),
         ("count", "python", "count", 2),
+    ]
+    assert [step["processes"] for step in steps] == [
+        [{"pid": None, "restarts": 0, "resident_bytes": None}],
+        [],
+        [],
+        [],
     ]
     assert steps[1]["reads"] == [{"name": "y", "tensor": "y"}]
     assert steps[1]["gives"] == [{"name": "words", "tensor": "words"}]

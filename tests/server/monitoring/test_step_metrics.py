@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,6 +148,24 @@ def test_steps_of_the_same_name_are_counted_together() -> None:
         found = samples(model)
         assert found['tensorferry_step_batches_total step="f"'] == 2
         assert found['tensorferry_step_seconds_total step="f"'] == 1.0
+
+
+class StandIn:
+    """What is read of a process."""
+
+    def __init__(self, pid: int | None, restarts: int) -> None:
+        self.pid, self.restarts = pid, restarts
+
+
+def test_the_processes_of_a_function() -> None:
+    processes: Any = (StandIn(os.getpid(), 2), StandIn(None, 1))
+    branched = BranchedModel(processes=processes)
+    found = samples(branched.model)
+    branched.close()
+    assert found['tensorferry_step_processes step="clean"'] == 1
+    assert found['tensorferry_step_process_restarts_total step="clean"'] == 3
+    assert found['tensorferry_step_processes_resident_bytes step="clean"'] > 1e6
+    assert 'tensorferry_step_processes step="split"' not in found
 
 
 def test_each_stage_has_its_own_devices(branched: BranchedModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,13 @@ from tensorferry.batcher import Batcher, Pipeline, Stage
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.models.registry import Model, ModelStep
 from tensorferry.server.steps.stage_function import StageFunction, StageStep, StepTimes
+from tensorferry.server.worker_process.worker_process import WorkerProcess
 
 Function = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+# Never started.
+PROCESS = WorkerProcess(Path("app.py"), "clean", name="clean")
 
 
 class BranchedModel:
@@ -23,7 +29,9 @@ class BranchedModel:
                                   → count → number
     """
 
-    def __init__(self, *, gated: bool = True, name: str = "p") -> None:
+    def __init__(
+        self, *, gated: bool = True, name: str = "p", processes: tuple[WorkerProcess, ...] = ()
+    ) -> None:
         self.encode = ScriptedRunner(lambda inputs: {"vector": inputs["words"] * 2}, gated=gated)
         first, second = StepTimes(), StepTimes()
         both = StageFunction(
@@ -56,7 +64,7 @@ class BranchedModel:
             self.pipeline,
             devices=("cpu", "cuda:1", "cpu"),
             steps=(
-                ModelStep("clean", "python", "clean+split", {"x": "x"}, {"y": "y"}, (first,)),
+                ModelStep("clean", "python", "clean+split", {"x": "x"}, {"y": "y"}, (first,), processes),
                 ModelStep("split", "python", "clean+split", {"y": "y"}, {"words": "words"}, (second,)),
                 ModelStep(
                     "encode", "onnx", "encode", {"words": "words"}, {"vector": "vector"}, (StepTimes(),)

@@ -17,6 +17,7 @@ from tensorferry.server.signature import Signature
 from tensorferry.server.steps.named_model import UsedModel, stage_model
 from tensorferry.server.steps.stage_function import StepTimes
 from tensorferry.server.telemetry.exemplars import Exemplars
+from tensorferry.server.worker_process.worker_process import WorkerProcess
 
 _UNLOADED = "unloaded"
 
@@ -39,7 +40,8 @@ class ModelStep:
     """A step of a model: a Python function ("python"), an ONNX model ("onnx") or another model of the server ("model").
 
     `stage` is the name of the stage whose batches it runs. `inputs` and `outputs` map its names to the model's tensors.
-    `times` has what each instance ran; it is empty if the batcher of the stage knows that alone.
+    `times` has what each instance ran; it is empty if the batcher of the stage knows that alone. `processes` are those that
+    the instances of a function run in, if they do not run in the server's.
     """
 
     name: str
@@ -48,6 +50,7 @@ class ModelStep:
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     times: tuple[StepTimes, ...] = field(default=(), compare=False)
+    processes: tuple[WorkerProcess, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,8 +226,13 @@ class _StageBuilder:
     def described(self) -> tuple[ModelStep, ...]:
         """Return the steps, for metrics and the status page."""
         return tuple(
-            _described(placed, self._planned, tuple(times))
-            for placed, times in zip(self._planned.steps, self._times, strict=True)
+            replace(
+                _described(placed, self._planned, tuple(times)),
+                processes=tuple(one.process for one in instances if one.process is not None),
+            )
+            for placed, times, instances in zip(
+                self._planned.steps, self._times, zip(*self._instances, strict=True), strict=True
+            )
         )
 
     def close(self) -> None:

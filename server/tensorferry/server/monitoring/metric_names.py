@@ -120,6 +120,14 @@ class StepMetric(MetricName):
 
     STEP_BATCHES = ("step_batches", "counter", "Batches that a step of a model has run", "step")
     STEP_SECONDS = ("step_seconds", "counter", "Time of these runs", "step")
+    STEP_PROCESSES = ("step_processes", "gauge", "Processes that run a function now", "step")
+    STEP_RESTARTS = ("step_process_restarts", "counter", "Starts of these after the first of each", "step")
+    STEP_MEMORY = (
+        "step_processes_resident_bytes",
+        "gauge",
+        "Resident memory of these; what processes share is counted for each",
+        "step",
+    )
     STAGE_REQUESTS = (
         "stage_requests",
         "counter",

@@ -16,7 +16,7 @@ from tensorferry.batcher import BOUNDS, BatcherStatistics, BatchMember, BatchRec
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState, RegistryEntry
-from tensorferry.server.monitoring.processes import ProcessStatus
+from tensorferry.server.monitoring.processes import ProcessStatus, resident_bytes
 from tensorferry.server.monitoring.step_statistics import ModelCounts, StageCounts, counts_of
 from tensorferry.server.signature import TensorSpec
 
@@ -158,6 +158,14 @@ def _steps(counted: ModelCounts) -> Sequence[dict[str, Any]]:
             "stage": step.stage,
             "reads": [{"name": name, "tensor": tensor} for name, tensor in step.inputs.items()],
             "gives": [{"name": name, "tensor": tensor} for name, tensor in step.outputs.items()],
+            "processes": [
+                {
+                    "pid": process.pid,
+                    "restarts": process.restarts,
+                    "resident_bytes": resident_bytes(process.pid),
+                }
+                for process in step.processes
+            ],
             # None if another model runs it.
             "ran": None if counts is None else counts.batches,
             "compute_seconds": None if counts is None else counts.seconds,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client.metrics_core import Metric
 
+from tensorferry.server.models.registry import ModelStep
 from tensorferry.server.monitoring.metric_families import empty_families, row_buckets, time_buckets
 from tensorferry.server.monitoring.metric_names import MODEL_LABELS, StepMetric
+from tensorferry.server.monitoring.processes import resident_bytes
 from tensorferry.server.monitoring.step_statistics import ModelCounts
+from tensorferry.server.worker_process.worker_process import WorkerProcess
 
 _OUTCOMES = ("answered", "failed", "cancelled", "expired", "shed", "abandoned", "refused")
 
@@ -27,6 +30,12 @@ def step_families(counted: Sequence[ModelCounts]) -> Sequence[Metric]:
         for step, ran in batches.items():
             found[StepMetric.STEP_BATCHES].add_metric((*of, step), ran)
             found[StepMetric.STEP_SECONDS].add_metric((*of, step), seconds[step])
+        for step, processes in _processes(one.model.steps).items():
+            pids = [pid for process in processes if (pid := process.pid) is not None]
+            name = (*of, step)
+            found[StepMetric.STEP_PROCESSES].add_metric(name, len(pids))
+            found[StepMetric.STEP_RESTARTS].add_metric(name, sum(process.restarts for process in processes))
+            found[StepMetric.STEP_MEMORY].add_metric(name, sum(resident_bytes(pid) or 0 for pid in pids))
         for stage in one.stages:
             name, ended = (*of, stage.name), stage.counts
             for outcome in _OUTCOMES:
@@ -41,3 +50,12 @@ def step_families(counted: Sequence[ModelCounts]) -> Sequence[Metric]:
             )
             found[StepMetric.STAGE_QUEUED_ROWS].add_metric(name, ended.sizes.queued_rows)
     return [family for family in found.values() if family.samples]
+
+
+def _processes(steps: Sequence[ModelStep]) -> Mapping[str, Sequence[WorkerProcess]]:
+    """Return the processes of each step that has some, by name."""
+    found: dict[str, list[WorkerProcess]] = {}
+    for step in steps:
+        if step.processes:
+            found.setdefault(step.name, []).extend(step.processes)
+    return found

@@ -95,7 +95,7 @@ def load_function_step(
         process = workers[number].process
         instance = FunctionInstance(declared.name, calls[number], process, health, health_index, limits)
         close = (lambda: None) if process is None else process.close
-        return StepInstance(instance.run, instance.on_hang, close=close)
+        return StepInstance(instance.run, instance.on_hang, close=close, process=process)
 
     return LoadedStep(
         name=source.name,

@@ -13,6 +13,7 @@ from tensorferry.server.model_config.settings import ModelSettings
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
+from tensorferry.server.worker_process.worker_process import WorkerProcess
 
 
 class WarmupTime(NamedTuple):
@@ -29,13 +30,15 @@ class StepInstance(NamedTuple):
     `run` takes a whole batch, by input, and returns the outputs by name; of a Python function it also takes the rows of each
     request. `on_hang` sets what is called if a run does not
     end even after it was asked to. `staged` is the form in which copies to a device overlap with runs, if there is one.
-    `close` ends what the instance started, such as a process, after its last run.
+    `close` ends what the instance started, such as a process, after its last run. `process` is the process that it runs
+    in, if that is not the server's.
     """
 
     run: Callable[..., Mapping[str, Any]]
     on_hang: Callable[[Callable[[RunTimedOut], None]], None]
     staged: StagedModel | None = None
     close: Callable[[], None] = lambda: None
+    process: WorkerProcess | None = None
 
 
 class MakeInstance(Protocol):
