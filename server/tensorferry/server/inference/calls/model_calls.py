@@ -112,8 +112,10 @@ class _CallsOfBatch(AbstractContextManager[None]):
         future: Future[dict[str, Any]],
     ) -> PendingInference:
         registry = self._calls.registry
+        # Read once, because another thread may end the run.
+        requests = self._requests
         now = time.monotonic()
-        deadline = self._deadline(name, now)
+        deadline = self._deadline(requests, name, now)
         if timeout is not None:
             deadline = min(deadline, now + timeout)
         while True:
@@ -121,13 +123,13 @@ class _CallsOfBatch(AbstractContextManager[None]):
             generation = registry.generation
             model = registry.get(name, version)
             try:
-                return self._enqueue_for(model, inputs, deadline, now, future)
+                return self._enqueue_for(model, requests, inputs, deadline, now, future)
             except BatcherClosed:
                 if generation == registry.generation:
                     raise
 
-    def _deadline(self, name: str, now: float) -> float:
-        deadlines = [request.deadline for request in self._requests if request.is_wanted(now)]
+    def _deadline(self, requests: Sequence[Request], name: str, now: float) -> float:
+        deadlines = [request.deadline for request in requests if request.is_wanted(now)]
         if not deadlines:
             raise DeadlineExceeded(
                 f"the deadline passed, or the caller cancelled, before model {self._caller!r} called model {name!r}"
@@ -137,13 +139,14 @@ class _CallsOfBatch(AbstractContextManager[None]):
     def _enqueue_for(
         self,
         model: Model,
+        requests: Sequence[Request],
         inputs: Mapping[str, npt.ArrayLike],
         deadline: float,
         now: float,
         future: Future[dict[str, Any]],
     ) -> PendingInference:
         """Enqueue the request in a model's batcher, or answer it if it has no rows."""
-        first, graph = self._requests[0], self._calls.graph
+        first, graph = requests[0], self._calls.graph
         triton = self._calls.triton_status_codes
         graph.begin(self._caller, model.name)
         pending: PendingInference | None = None
@@ -159,7 +162,7 @@ class _CallsOfBatch(AbstractContextManager[None]):
                 model.empty_axes.check(model.name, decoded.signature, decoded.tensors)
             template = uncached_template(model, decoded)
             finish: Callable[[Any], None] = partial(self._completed, model.name, future)
-            trace = self._begin_trace(model, now)
+            trace = self._begin_trace(model, requests, now)
             if trace is not None:
                 finish = traced_completion(trace, partial(_sent, trace, finish), model, triton=triton)
             pending = PendingInference(
@@ -185,13 +188,13 @@ class _CallsOfBatch(AbstractContextManager[None]):
             raise
         return pending
 
-    def _begin_trace(self, model: Model, now: float) -> RequestTrace | None:
+    def _begin_trace(self, model: Model, requests: Sequence[Request], now: float) -> RequestTrace | None:
         if not self._calls.tracer.sources:
             return None
-        parent = next((span for request in self._requests if (span := _span_of(request)) is not None), None)
+        parent = next((span for request in requests if (span := _span_of(request)) is not None), None)
         if parent is None:
             return None
-        first = self._requests[0]
+        first = requests[0]
         client = ClientIdentity(first.client, frozenset()) if first.client else ANONYMOUS
         return self._calls.tracer.begin_call(model, _id_of(first), now, parent, client, self._caller)
 
