@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
+import numpy as np
 import pytest
 from support.models import small
 from support.models.controlled import run_in_thread
+from support.models.scaled import with_defaults
 from support.models.served_repository import ServedRepository
-from support.server.rig import PATIENCE, fp32, infer, request
+from support.server.rig import PATIENCE, Array, fp32, infer, request
 
 from tensorferry.batcher import InvalidRequest
 from tensorferry.protos import inference_pb2 as pb
@@ -246,6 +249,35 @@ def test_models_without_rows(served: ServedRepository) -> None:
     assert not served.registry.get("e").batched
     assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
     assert served.ask("mixed").tolist() == (4 * fp32(2, 3)).tolist()
+
+
+def test_inputs_without_rows_and_optional_ones(served: ServedRepository) -> None:
+    served.write("first", with_defaults)
+    text = CHAIN.replace(
+        "output {", 'input { name: "shift" data_type: TYPE_FP32 dims: 3 is_shape_tensor: true }\noutput {', 1
+    ).replace('value: "image" }', 'value: "image" } input_map { key: "bias" value: "shift" }')
+    served.write("e", config=text)
+    served.write("plain", config=CHAIN)
+    served.start("*")
+    assert served.ask("plain").tolist() == (4 * fp32(2, 3)).tolist(), "the model's own value is used"
+
+    def ask(shift: float) -> Array:
+        message = request({"image": fp32(2, 3), "shift": np.full(3, shift, np.float32)}, model="e")
+        data = infer(served.service, message).raw_output_contents[0]
+        return np.frombuffer(data, np.float32).reshape(2, 3)
+
+    threads = [run_in_thread(partial(ask, shift)) for shift in range(8)]
+    for shift, answer in enumerate(threads):
+        assert answer.result(PATIENCE).tolist() == (4 * fp32(2, 3) + 2 * shift).tolist()
+
+
+def test_priorities_are_those_of_the_finest_model(served: ServedRepository) -> None:
+    served.write("second", config="dynamic_batching { priority_levels: 3 default_priority_level: 2 }")
+    served.write("e", config=CHAIN)
+    served.start("*")
+    batcher = served.registry.get("e").batcher
+    assert (batcher.priorities, batcher.settings.default_priority) == (3, 2)
+    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
 
 
 def test_labels_are_those_of_the_model_unless_the_ensemble_has_its_own(served: ServedRepository) -> None:

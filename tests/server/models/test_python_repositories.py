@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from support.models import small
 from support.models.served_repository import ServedRepository
 from support.server.rig import fp32
 
+from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import InvalidRequestError, LoadFailedError, StartError
 from tensorferry.server.model_config.pbtxt import parse_config
+from tensorferry.server.models.declared_sources import declared_sources
 from tensorferry.server.models.registry import ModelState
 
 READY = ModelState.READY
@@ -114,6 +117,27 @@ p = pipeline("p", step(times, outputs={"y": "middle"}), step("twice", inputs={"x
     served.write("p", config="max_batch_size: 4")
     with pytest.raises(LoadFailedError, match="has max_batch_size, but its Python file declares a pipeline"):
         control.load("p")
+
+
+def test_a_pipeline_of_the_command_line_may_name_a_model_of_a_repository(
+    served_repository: ServedRepository, tmp_path: Path
+) -> None:
+    served = served_repository
+    served.write("twice", small.twice)
+    app = tmp_path / "app.py"
+    app.write_text('from tensorferry.serving import pipeline\np = pipeline("p", "twice")')
+    control = served.start(named=declared_sources([ModelSource("app", app)]))
+    assert served.states() == {"p": READY, "twice": READY}
+    assert served.registry.get("p").max_batch_size == served.registry.get("twice").max_batch_size
+    served.write("twice", lambda path: small.twice(path, ("batch", 4)))
+    control.load("twice")
+    assert served.states() == {"p": ModelState.UNAVAILABLE, "twice": READY}
+    assert "was replaced by one that does not fit them: its inputs are x: FP32[-1, 4] now" in served.reason(
+        "p"
+    )
+    served.write("twice", small.twice)
+    control.load("twice")
+    assert ask(served) == 2
 
 
 def test_an_ensemble_may_have_python_steps(served_repository: ServedRepository) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +57,13 @@ class ServedRepository:
     def remove(self, name: str) -> None:
         (self.root / name).rename(self.root.parent / f"{name} is gone")
 
-    def start(self, *names: str, mode: str = "explicit", strict: bool = True) -> RepositoryController:
+    def start(
+        self,
+        *names: str,
+        mode: str = "explicit",
+        strict: bool = True,
+        named: Sequence[ModelSource] = (),
+    ) -> RepositoryController:
         self.control = RepositoryController(
             self.registry,
             Repository([self.root]),
@@ -66,7 +72,7 @@ class ServedRepository:
             mode=mode,
             poll_seconds=3600.0,
         )
-        self.control.start((), names, strict=strict)
+        self.control.start(named, names, strict=strict)
         self.registry.mark_complete()
         self.service.models_changed()
         return self.control
