@@ -222,3 +222,17 @@ def test_a_python_model_of_a_repository_is_printed_as_it_is_served(
     config = parse_config(rest, "")
     assert first == "# batches of up to 4 rows (declared)"
     assert (config.backend, config.max_batch_size, config.instance_group[0].count) == ("python", 4, 2)
+
+
+def test_every_model_of_a_python_file_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(
+        "from tensorferry.serving import FP32, model, pipeline\n"
+        "@model(inputs={'x': FP32[-1]}, outputs={'y': FP32[-1]})\n"
+        "def one(x):\n    return x\n"
+        "two = pipeline('two', 'one')\n"
+    )
+    assert show_config.main([str(app)]) == 0
+    first, second = capsys.readouterr().out.split("\n\n")
+    assert first.startswith('# batches of up to 32 rows (declared)\nname: "one"\nplatform: "python"')
+    assert second.startswith('# one: its own batches\nname: "two"\nplatform: "ensemble"')

@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,10 +18,11 @@ from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.model_config.ensembles import complete_ensemble, is_ensemble, named_models
 from tensorferry.server.model_config.pbtxt import config_text
 from tensorferry.server.model_config.supported_fields import ModelKind, check_fields
-from tensorferry.server.models.declared_sources import declared_source
+from tensorferry.server.models.declared_sources import declared_source, declared_sources
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.preparation import prepare_model
+from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.telemetry import logs
@@ -62,15 +63,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="tensorferry config",
         usage="tensorferry config MODEL [--FLAG VALUE ...]",
         description="Print the completed configuration of a model, as ModelConfig returns it: its config.pbtxt, if it has one, "
-        "completed from the ONNX file and the options, with those of its table in the file of --config. The first line, a comment, describes how the model is batched and "
-        "whether that is proved, tested or trusted. Nothing is served.",
+        "completed from the ONNX file and the options, with those of its table in the file of --config. The first line, a "
+        "comment, describes how the model is batched and whether that is proved, tested or trusted. Of a Python file, each "
+        "model is printed. Nothing is served.",
         epilog="The options are those of tensorferry serve; environment variables work, too.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="path.onnx, name=path.onnx, the name of a model in the file of --config, or the directory of a model, with "
+        help="path.onnx, name=path.onnx, path.py, the name of a model in the file of --config, or the directory of a model, with "
         "NAME/VERSION/model.onnx and optionally NAME/config.pbtxt; the highest version that would be served is read",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
@@ -88,35 +90,49 @@ def main(argv: Sequence[str]) -> int:
     try:
         source, server_config = _find(arguments["model"], flags, file)
         logs.configure(server_config.log_format, server_config.log_level)
-        description, config = _completed(source, server_config)
+        completed = list(_completed(source, server_config))
     except ConfigError as error:
         print(f"tensorferry config: {error}", file=sys.stderr)
         return 2
     except StartError as error:
         print(f"tensorferry config: {error}", file=sys.stderr)
         return 1
-    # A comment, so that the output is a valid config.pbtxt.
-    print(f"# {description}")
-    print(config_text(config), end="")
+    for number, (description, config) in enumerate(completed):
+        # A comment, so that the output is a valid config.pbtxt.
+        print(f"{chr(10) if number else ''}# {description}")
+        print(config_text(config), end="")
     return 0
 
 
-def _completed(source: ModelSource, server_config: ServerConfig) -> tuple[str, ModelConfig]:
-    """Return a description of how a model is batched, and its completed configuration."""
+def _completed(source: ModelSource, server_config: ServerConfig) -> Iterator[tuple[str, ModelConfig]]:
+    """Yield a description of how a model is batched, and its completed configuration; for all models of a Python file."""
     if source.config is not None and is_ensemble(source.config):
         for warning in check_fields(source.config, source.name, ModelKind.ENSEMBLE):
             _log.warning("%s", warning)
         config = complete_ensemble(source.config, source.name)
         names = ", ".join(dict.fromkeys(named.name for named in named_models(config)))
-        return f"an ensemble of {names}, with whose configurations a server compares it", config
-    if source.path.suffix == PYTHON_SUFFIX:
-        model = load_model(declared_source(source), LoadContext(server_config))
-        model.batcher.close()
-        model.release()
-        return model.batching, model.config
-    with ExitStack() as scratch:
-        prepared = prepare_model(source, server_config, choose_device(server_config.device), scratch)
-    return prepared.batching.description, prepared.config
+        yield f"an ensemble of {names}, with whose configurations a server compares it", config
+    elif source.path.suffix == PYTHON_SUFFIX:
+        sources = declared_sources([source]) if source.directory is None else [declared_source(source)]
+        yield from _loaded(sources, server_config)
+    else:
+        with ExitStack() as scratch:
+            prepared = prepare_model(source, server_config, choose_device(server_config.device), scratch)
+        yield prepared.batching.description, prepared.config
+
+
+def _loaded(sources: Sequence[ModelSource], config: ServerConfig) -> Iterator[tuple[str, ModelConfig]]:
+    """Load models that may use each other; yield as `_completed` does."""
+    registry = ModelRegistry()
+    devices = {config.device: choose_device(config.device)}
+    context = LoadContext(config, devices, served=registry.get, step_model=registry.step_model)
+    with ExitStack() as loaded:
+        for source in sources:
+            model = load_model(source, context)
+            loaded.callback(model.release)
+            loaded.callback(model.batcher.close)
+            registry.mark_ready(model)
+            yield model.batching, model.config
 
 
 def _find(model: str, flags: Mapping[str, str | None], file: Path | None) -> tuple[ModelSource, ServerConfig]:
