@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tensorferry.server.app_file import find_function, import_app
+from tensorferry.server.app_file import find_function, import_alone, import_app
 from tensorferry.server.errors import StartError
 from tensorferry.serving import FunctionModel
 
@@ -126,3 +127,23 @@ def test_two_steps_of_one_name_cannot_be_told_apart(app: Path) -> None:
     app.write_text(f"{steps}one = pipeline('one', _0)\ntwo = pipeline('two', _1)\n")
     with pytest.raises(StartError, match="declares 2 functions named 'step'"):
         find_function(import_app(app), "step", app)
+
+
+def test_neighbours_are_imported_from_their_source(tmp_path: Path) -> None:
+    """Bytecode of a source with the same time and size would be used in place of a changed one."""
+    path, package = tmp_path / "alone.py", tmp_path / "parts"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    path.write_text(
+        "from parts.size import SIZE\nfrom tensorferry.serving import FP32, model\n"
+        '@model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, max_batch_size=SIZE)\ndef alone(x): return x\n'
+    )
+    for size in (3, 4):
+        (package / "size.py").write_text(f"SIZE = {size}")
+        os.utime(package / "size.py", (1, 1))
+        declared = import_alone(path)["alone"]
+        assert isinstance(declared, FunctionModel)
+        assert declared.max_batch_size == size
+    assert not list(tmp_path.rglob("__pycache__"))
+    assert "parts" not in sys.modules
+    assert str(tmp_path) not in sys.path

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Mapping, Set
-from importlib.machinery import SourceFileLoader
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+)
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import count
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tensorferry.server.errors import StartError
 from tensorferry.server.function_failure import traceback_text
@@ -19,20 +26,17 @@ from tensorferry.serving import Declaration, FunctionModel, OnnxModel, PipelineM
 def import_alone(path: Path) -> dict[str, Declaration]:
     """Import a file as `import_app` does, but so that it shares no neighbours with other files.
 
-    The Python files beside it are imported anew, for this file only, and nothing is written beside it. Only while it is
-    imported is its directory in `sys.path`.
+    The Python files beside it are imported again, for this file only. Only while it is imported is its directory in
+    `sys.path`.
     """
     directory = path.absolute().parent
     own = {entry.stem for entry in directory.glob("*.py")}
     own |= {entry.parent.name for entry in directory.glob("*/__init__.py")}
     others = _take_modules(own)
-    paths, writes_no_bytecode = list(sys.path), sys.dont_write_bytecode
-    sys.dont_write_bytecode = True
-    importlib.invalidate_caches()
+    paths = list(sys.path)
     try:
         return import_app(path)
     finally:
-        sys.dont_write_bytecode = writes_no_bytecode
         sys.path[:] = paths
         _take_modules(own)
         sys.modules.update(others)
@@ -95,7 +99,7 @@ def find_function(declared: Mapping[str, Declaration], name: str, path: Path) ->
 
 def _import(path: Path) -> ModuleType:
     name = _module_name(path)
-    loader = SourceFileLoader(name, str(path))
+    loader = _SourceLoader(name, str(path))
     spec = spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = module_from_spec(spec)
@@ -106,8 +110,8 @@ def _import(path: Path) -> ModuleType:
     before = sys.modules.get(name)
     sys.modules[name] = module
     try:
-        # Without a bytecode file, because one with the same time and size as a changed source would be used.
-        exec(loader.source_to_code(path.read_bytes(), str(path)), vars(module))
+        with _without_bytecode(directory):
+            exec(loader.source_to_code(path.read_bytes(), str(path)), vars(module))
     except BaseException as error:
         if before is None:
             del sys.modules[name]
@@ -119,6 +123,39 @@ def _import(path: Path) -> ModuleType:
             raise StartError(f"{path}: {error.strerror}") from None
         raise StartError(f"{path} cannot be imported:\n{traceback_text(error)}") from None
     return module
+
+
+class _SourceLoader(SourceFileLoader):
+    """Neither reads nor writes files of bytecode. One with the time and size of a changed source would be used."""
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        """Say that the source has no time, with which bytecode could be compared."""
+        raise OSError
+
+
+@contextmanager
+def _without_bytecode(directory: str) -> Iterator[None]:
+    """Import what is found through this entry of `sys.path` from its source."""
+
+    def find(path: str) -> FileFinder:
+        entries = [entry for entry in sys.path if entry and Path(path).is_relative_to(entry)]
+        if max(entries, key=len, default="") != directory:
+            raise ImportError
+        return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_SourceLoader, SOURCE_SUFFIXES))
+
+    sys.path_hooks.insert(0, find)
+    _forget_finders(directory)
+    try:
+        yield
+    finally:
+        sys.path_hooks.remove(find)
+        _forget_finders(directory)
+
+
+def _forget_finders(directory: str) -> None:
+    for path in list(sys.path_importer_cache):
+        if Path(path).is_relative_to(directory):
+            sys.path_importer_cache.pop(path, None)
 
 
 def _module_name(path: Path) -> str:
