@@ -55,6 +55,7 @@ LOOP = SECOND.replace('"mid"', '"label"').replace('value: "label" } }', 'value: 
             "ensemble scheduling must be set for ensemble e whose platform is ensemble",
         ),
         (ensemble(), "must specify 'step' for ensemble 'e'"),
+        (ensemble(*[FIRST] * 257), "ensemble 'e' has 257 steps; this server allows at most 256"),
         (
             ensemble(FIRST.replace('model_name: "a"', "")),
             "must specify 'model_name' in step 0 of ensemble 'e'",

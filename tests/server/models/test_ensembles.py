@@ -128,6 +128,22 @@ def test_ensembles_of_ensembles(served: ServedRepository) -> None:
     )
 
 
+def test_ensembles_are_nested_to_a_limit(served: ServedRepository) -> None:
+    of_other = ensemble(("NAME", "image", "scores")).replace('"x"', '"image"').replace('"y"', '"scores"')
+    served.write("e1", config=ensemble(("first", "image", "scores")))
+    for level in range(2, 10):
+        served.write(f"e{level}", config=of_other.replace("NAME", f"e{level - 1}"))
+    control = served.start()
+    with pytest.raises(
+        LoadFailedError, match=r"steps of ensemble 'e9' are ensembles, .* for more than 8 levels"
+    ):
+        control.load("e9")
+    control.load("e8")
+    assert served.ask("e8").tolist() == (2 * fp32(2, 3)).tolist()
+    with pytest.raises(LoadFailedError, match="for more than 8 levels"):
+        control.load("e9")
+
+
 def test_the_same_model_may_run_several_steps(served: ServedRepository) -> None:
     served.write("e", config=ensemble(("first", "image", "middle"), ("first", "middle", "scores")))
     served.start("e")

@@ -13,6 +13,8 @@ from tensorferry.server.model_config.io_mapping import check_tensor
 PLATFORM = "ensemble"
 
 _DYNAMIC = -1
+# Limited because a client may send a configuration, and its check compares steps with each other.
+_MOST_STEPS = 256
 _Tensor: TypeAlias = pb.ModelInput | pb.ModelOutput
 
 
@@ -130,6 +132,10 @@ def _check_fields(config: ModelConfig) -> None:
         )
     if not steps:
         raise ModelConfigError(f"must specify 'step' for ensemble '{name}'")
+    if len(steps) > _MOST_STEPS:
+        raise ModelConfigError(
+            f"ensemble '{name}' has {len(steps)} steps; this server allows at most {_MOST_STEPS}"
+        )
     for number, step in enumerate(steps):
         for field in ("model_name", "input_map", "output_map"):
             if not getattr(step, field):

@@ -35,16 +35,20 @@ class Update(NamedTuple):
     """How a model is updated. A version that failed to load before, and has not changed, is tried only if `again`.
 
     `users` are the models for whose steps it is loaded. `with_steps` says whether the models that its own steps name are
-    loaded before it.
+    loaded before it; those in `updated` were, for other steps.
     """
 
     sent: Sent = _NOTHING_SENT
     again: bool = False
     users: tuple[str, ...] = ()
     with_steps: bool = True
+    updated: set[str] | None = None
 
 
 _SCAN = Update()
+
+# Each ensemble's steps may be ensembles. More levels than anyone needs.
+_MOST_NESTED = 8
 
 
 class ModelUpdater:
@@ -139,14 +143,20 @@ class ModelUpdater:
         name, steps = source.name, named_steps(source)
         self._steps[name] = steps
         users = (*update.users, name)
+        if steps and len(users) > _MOST_NESTED:
+            return _too_deep(users[0])
+        # Shared by all updates below the first.
+        updated = set[str]() if update.updated is None else update.updated
         for step in steps:
             if step in users or any(user.name == step for user in self._registry.users(name)):
                 return StartError(f"circular dependency between ensembles: {' -> '.join((*users, step))}")
             reason = None
-            if update.with_steps and step not in self.named:
+            if update.with_steps and step not in self.named and step not in updated:
+                updated.add(step)
                 known = bool(self._loaded.get(step))
                 try:
-                    self.update(step, Update(self._sent.get(step, _NOTHING_SENT), update.again, users))
+                    sent = self._sent.get(step, _NOTHING_SENT)
+                    self.update(step, Update(sent, update.again, users, updated=updated))
                 except (LoadFailedError, NotFoundError) as error:
                     reason = error
                 if not known and self._loaded.get(step):
@@ -162,7 +172,16 @@ class ModelUpdater:
                 f"ensemble {name!r} depends on {step!r} which has no loaded version. Model {step!r} loading failed with error: "
                 f"{reason}"
             )
-        return None
+        return _too_deep(name) if self._levels(steps) > _MOST_NESTED else None
+
+    def _levels(self, steps: Sequence[str]) -> int:
+        """Return how many levels of loaded models these are: themselves, those that their steps name, and so on."""
+        models = self._registry.models()
+        levels, names = 0, set(steps)
+        while names and levels <= _MOST_NESTED:
+            levels += 1
+            names = {used.name for model in models if model.name in names for used in model.uses}
+        return levels
 
     def _update_users(self, name: str, users: tuple[str, ...]) -> None:
         """Load models again whose steps name this one, if it has changed for them, or if they failed to load before."""
@@ -263,3 +282,10 @@ class ModelUpdater:
             for known in (self._loaded, self._steps, self._sent):
                 known.pop(name, None)
             self._loaded_for_steps.discard(name)
+
+
+def _too_deep(name: str) -> StartError:
+    return StartError(
+        f"steps of ensemble {name!r} are ensembles, whose steps are ensembles, and so on for more than {_MOST_NESTED} levels, "
+        "which this server does not allow: join some of them"
+    )

@@ -186,13 +186,16 @@ class ModelRegistry:
 
     def _put_loaded_locked(self, model: Model) -> None:
         """Put a loaded model, READY if one of its instances works, and so do the models that its steps name."""
+        self._put_locked(self._entry_of_locked(model))
+
+    def _entry_of_locked(self, model: Model) -> RegistryEntry:
         reason, public_reason = model.health.reason or "", model.health.reason or ""
         for used in model.uses:
             if reason:
                 break
             reason, public_reason = self._missing_locked(used)
         state = ModelState.UNAVAILABLE if reason else ModelState.READY
-        self._put_locked(RegistryEntry(model.name, model.version, state, model, reason, public_reason))
+        return RegistryEntry(model.name, model.version, state, model, reason, public_reason)
 
     def _missing_locked(self, used: UsedModel) -> tuple[str, str]:
         """Return why a model that a step names cannot run it, and the same without paths; "" if it can."""
@@ -224,9 +227,10 @@ class ModelRegistry:
     def _refresh_users_locked(self, name: str) -> None:
         """Update whether models whose steps name this one accept requests."""
         for user in self._users_locked(name):
-            entry = self._entries[user.name][user.version]
-            if entry.state is ModelState.READY or entry.state is ModelState.UNAVAILABLE:
-                self._put_loaded_locked(user)
+            before, now = self._entries[user.name][user.version], self._entry_of_locked(user)
+            changes = before.state is not now.state or before.reason != now.reason
+            if changes and before.state in (ModelState.READY, ModelState.UNAVAILABLE):
+                self._put_locked(now)
 
     def _users_locked(self, name: str) -> Sequence[Model]:
         """Return the loaded models whose steps name this one."""
@@ -309,12 +313,16 @@ class ModelRegistry:
     def needs(self, user: Model, model: Model) -> bool:
         """Whether steps of a model are run by the other one, or by models that need it."""
         with self._lock:
-            return self._needs_locked(user, model)
-
-    def _needs_locked(self, user: Model, model: Model) -> bool:
-        entries = [self._used_locked(used) for used in user.uses]
-        found = [entry.model for entry in entries if entry is not None and entry.model is not None]
-        return any(one is model or self._needs_locked(one, model) for one in found)
+            # By their ids, because equality compares all fields of models.
+            found = {id(user): user}
+            left = [user]
+            while left:
+                for used in left.pop().uses:
+                    entry = self._used_locked(used)
+                    if entry is not None and entry.model is not None and id(entry.model) not in found:
+                        found[id(entry.model)] = entry.model
+                        left.append(entry.model)
+            return id(model) in found
 
     def _entry(
         self, name: str, version: str, latest: Callable[[Mapping[str, RegistryEntry]], RegistryEntry]
