@@ -99,7 +99,7 @@ format: $(VENV)/.dev ## format the code with ruff
 gpu-check: $(VENV)/.dev ## on a GPU machine: compare CUDA with the CPU, break a GPU, run the end-to-end tests on CUDA (ONLY=models, failures or tests; SECONDS=540; TESTS=tests/e2e)
 	$(BIN)/python tests/gpu_check.py $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(TESTS)
 
-simulate: $(if $(QUICK),$(VENV)/.$(EXTRA),$(VENV)/.plots) ## simulate the product's scheduler and its peers in virtual time (QUICK=1: two minutes, no plots)
+simulate: $(if $(QUICK),$(VENV)/.$(EXTRA),$(VENV)/.plots) ## simulate the product's scheduler and its peers in virtual time (QUICK=1: three minutes, no plots)
 	@$(BIN)/python benchmarks/closed_loop.py $(if $(QUICK),--seconds 2)
 	@$(BIN)/python benchmarks/closed_pipeline.py $(if $(QUICK),--seconds 2)
 	@$(BIN)/python benchmarks/simulate/run.py $(if $(QUICK),--quick,--plots docs/results/plots --page docs/results/simulation.md)
