@@ -96,6 +96,11 @@ class ModelUpdater:
         self._registry.mark_ready(self._load(source))
         self._changed(source.name)
 
+    def forget(self) -> None:
+        """Forget all models, so that files that clients sent are deleted with the last model that uses them."""
+        for known in (self._loaded, self._failed, self._steps, self._sent):
+            known.clear()
+
     def keep(self, name: str) -> None:
         """Note that a model was asked for by itself, so it stays if no other needs it any more."""
         self._loaded_for_steps.discard(name)

@@ -177,7 +177,10 @@ class RepositoryController:
         if thread is None:
             return ended
         thread.join(max(0.0, until - time.monotonic()))
-        return ended and not thread.is_alive()
+        if thread.is_alive():
+            return False
+        self._updates.forget()
+        return ended
 
     def _await(self, command: _Command) -> None:
         if self._mode != "explicit":
