@@ -18,9 +18,10 @@ from support.server.tokens import TOKENS, line
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models import loader, onnx_step
+from tensorferry.server.models import loader
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.registry import Model
+from tensorferry.server.onnx_models import loading as onnx_loading
 from tensorferry.server.runtime import fp16
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.runtime.session import Session
@@ -91,7 +92,7 @@ def on_device(device: CountingDeviceMemory, monkeypatch: pytest.MonkeyPatch) -> 
     """Load models on this device."""
     staged = partial(Session, memory=device)
     monkeypatch.setattr(fp16, "Session", staged)
-    monkeypatch.setattr(onnx_step, "Session", staged)
+    monkeypatch.setattr(onnx_loading, "Session", staged)
     return device
 
 

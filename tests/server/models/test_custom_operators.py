@@ -16,9 +16,9 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, ProbedModel
 from tensorferry.server.model_config.io_mapping import IoMapping
-from tensorferry.server.models.preparation import prepare_model
 from tensorferry.server.models.registry import Model
-from tensorferry.server.models.session_factory import SessionFactory, WarmupPlan
+from tensorferry.server.onnx_models.preparation import prepare_model
+from tensorferry.server.onnx_models.session_factory import SessionFactory, WarmupPlan
 from tensorferry.server.runtime.fp16 import convert_to_fp16
 from tensorferry.server.runtime.op_libraries import server_libraries
 from tensorferry.server.runtime.ort_options import Fp16, OrtOptions

@@ -19,9 +19,10 @@ from tensorferry.server.config.server_config import OPTIONS, ModelSource
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models import loader, onnx_step
+from tensorferry.server.models import loader
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.registry import Model
+from tensorferry.server.onnx_models import loading as onnx_loading
 from tensorferry.server.recovery.watchdog import RunLimits, Watchdog
 from tensorferry.server.runtime import devices, fp16, op_libraries
 from tensorferry.server.runtime.devices import choose_device
@@ -58,7 +59,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
     monkeypatch.setattr(op_libraries, "_try", lambda libraries: None)
     monkeypatch.setattr(fp16, "Session", OnCpu)
-    monkeypatch.setattr(onnx_step, "RunLimits", limits)
+    monkeypatch.setattr(onnx_loading, "RunLimits", limits)
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)

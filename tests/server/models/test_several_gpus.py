@@ -25,10 +25,10 @@ from tensorferry.server import app as app_module
 from tensorferry.server.app import App
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.errors import StartError
-from tensorferry.server.models import padding_check
-from tensorferry.server.models.padding_check import padding_dependence
 from tensorferry.server.models.registry import Model
 from tensorferry.server.monitoring.gpu_metrics import GpuReader
+from tensorferry.server.onnx_models import padding_check
+from tensorferry.server.onnx_models.padding_check import padding_dependence
 from tensorferry.server.runtime import devices, fp16
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session

@@ -11,7 +11,7 @@ import pytest
 
 from tensorferry.batcher import DeadlineExceeded, InstanceFailed, OutOfMemory
 from tensorferry.server.errors import InvalidRequestError, LimitError, NotReadyError, StepFailedError
-from tensorferry.server.function_failure import describe
+from tensorferry.server.functions.failure import describe
 from tensorferry.server.python_models import failures
 from tensorferry.server.status import mapped_status, status_of
 from tensorferry.server.worker_process.errors import FunctionRaised

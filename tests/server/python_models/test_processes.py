@@ -15,9 +15,9 @@ from polling import PATIENCE, until
 from support.open_files import open_files
 
 from tensorferry.batcher import InstanceFailed, RunTimedOut
-from tensorferry.server.app_file import import_app
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
+from tensorferry.server.functions.app_file import import_app
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.python_models.instance import FunctionInstance

@@ -25,7 +25,7 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models import onnx_step
+from tensorferry.server.onnx_models import loading as onnx_loading
 from tensorferry.server.runtime.session import Session
 
 XY = (
@@ -156,7 +156,7 @@ class Gate:
         monkeypatch.setattr(RequestQueue, "put", self._reporting(RequestQueue.put))
         monkeypatch.setattr(Session, "run", gated)
         # Only a worker may be held, never the thread that serves the lane.
-        monkeypatch.setattr(onnx_step, "has_steady_run_time", lambda path: False)
+        monkeypatch.setattr(onnx_loading, "has_steady_run_time", lambda path: False)
 
     def _reporting(self, put: Callable[..., Any]) -> Callable[..., Any]:
         def reporting_put(*arguments: Any, **options: Any) -> Any:

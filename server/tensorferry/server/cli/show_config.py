@@ -21,9 +21,9 @@ from tensorferry.server.model_config.supported_fields import ModelKind, check_fi
 from tensorferry.server.models.declared_sources import declared_source, declared_sources
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
-from tensorferry.server.models.preparation import prepare_model
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.models.repository import Repository
+from tensorferry.server.onnx_models.preparation import prepare_model
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.telemetry import logs
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tensorferry.server.app_file import import_alone, import_app
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource
 from tensorferry.server.errors import StartError
+from tensorferry.server.functions.app_file import import_alone, import_app
 from tensorferry.server.model_config.ensembles import is_ensemble, named_models
 from tensorferry.serving import PipelineModel
 

@@ -18,10 +18,10 @@ from tensorferry.server.model_config.pbtxt import BatchingDecision, complete_con
 from tensorferry.server.model_config.supported_fields import ModelKind, check_fields
 from tensorferry.server.models.labels import StepLabels, read_labels
 from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.onnx_step import load_onnx_step
 from tensorferry.server.models.registry import Model
-from tensorferry.server.models.row_padding import RaggedInput
 from tensorferry.server.models.stages import build, instance_counts
+from tensorferry.server.onnx_models.loading import load_onnx_step
+from tensorferry.server.onnx_models.row_padding import RaggedInput
 from tensorferry.server.python_models.configured import check_settings_are_declared
 from tensorferry.server.python_models.loading import load_function_step
 from tensorferry.server.recovery.instance_health import InstanceHealth

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tensorferry.batcher import BatcherError, InstanceFailed
 from tensorferry.server.errors import InvalidRequestError, NotReadyError, ServerError, StepFailedError
-from tensorferry.server.function_failure import Failure, describe
+from tensorferry.server.functions.failure import Failure, describe
 from tensorferry.server.worker_process.errors import FunctionRaised
 
 

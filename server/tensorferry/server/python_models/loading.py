@@ -19,8 +19,8 @@ from tensorferry.server.batching_check.row_comparison import (
 )
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelFailedError, NotReadyError, StartError
-from tensorferry.server.function_call import Call, bound_call
-from tensorferry.server.function_failure import traceback_text
+from tensorferry.server.functions.call import Call, bound_call
+from tensorferry.server.functions.failure import traceback_text
 from tensorferry.server.model_config.instance_groups import InstanceGroup
 from tensorferry.server.model_config.pbtxt import PYTHON, BatchingDecision, complete_config
 from tensorferry.server.model_config.settings import settings_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensorferry.server.errors import NotReadyError, StepFailedError
-from tensorferry.server.function_failure import Failure
+from tensorferry.server.functions.failure import Failure
 from tensorferry.server.refused_requests import REFUSED
 
 

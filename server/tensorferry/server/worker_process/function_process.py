@@ -13,10 +13,10 @@ from types import FrameType
 from typing import Any
 
 from tensorferry.batcher import BatcherError
-from tensorferry.server.app_file import find_function, import_app
 from tensorferry.server.errors import ServerError, StartError
-from tensorferry.server.function_call import Call, bound_call
-from tensorferry.server.function_failure import describe, traceback_text
+from tensorferry.server.functions.app_file import find_function, import_app
+from tensorferry.server.functions.call import Call, bound_call
+from tensorferry.server.functions.failure import describe, traceback_text
 from tensorferry.server.worker_process.array_memory import ArrayMemory
 from tensorferry.server.worker_process.channel import Unpacker, packed
 from tensorferry.server.worker_process.model_calls import CallsToServer

@@ -11,7 +11,7 @@ from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.gpu.cuda_graphs import shapes_to_capture
 from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.model_config.settings import ModelSettings
-from tensorferry.server.models.warmup_samples import WarmupSample
+from tensorferry.server.onnx_models.warmup_samples import WarmupSample
 from tensorferry.server.runtime.fp16 import model_file
 from tensorferry.server.runtime.sampling import Array, random_inputs
 from tensorferry.server.runtime.session import Session

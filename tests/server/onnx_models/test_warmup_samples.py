@@ -10,7 +10,7 @@ from support.server.rig import signature, spec
 
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models.warmup_samples import WarmupSample, warmup_samples
+from tensorferry.server.onnx_models.warmup_samples import WarmupSample, warmup_samples
 from tensorferry.server.signature import Signature
 
 BATCHED = signature(spec("x", "FP32", "batch", 2), spec("s", "BYTES", "batch", "n"))

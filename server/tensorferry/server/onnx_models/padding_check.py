@@ -20,7 +20,7 @@ from tensorferry.server.batching_check.decision import batching_policy
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.models.preparation import PreparedModel
+from tensorferry.server.onnx_models.preparation import PreparedModel
 from tensorferry.server.runtime.sampling import (
     Array,
     Run,

@@ -16,11 +16,11 @@ from tensorferry.batcher import Padding, StagedModel
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, ProbedModel
-from tensorferry.server.models.padding_check import decide_padding, declared_padding
-from tensorferry.server.models.preparation import PreparedModel, prepare_model
-from tensorferry.server.models.row_padding import RaggedInput, with_default_padding
-from tensorferry.server.models.session_factory import SessionFactory, WarmupPlan
-from tensorferry.server.models.warmup_samples import warmup_samples
+from tensorferry.server.onnx_models.padding_check import decide_padding, declared_padding
+from tensorferry.server.onnx_models.preparation import PreparedModel, prepare_model
+from tensorferry.server.onnx_models.row_padding import RaggedInput, with_default_padding
+from tensorferry.server.onnx_models.session_factory import SessionFactory, WarmupPlan
+from tensorferry.server.onnx_models.warmup_samples import warmup_samples
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.recovering_instance import RecoveringInstance, RecoveringStagedModel
 from tensorferry.server.recovery.watchdog import RunLimits, Watchdog

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.function_failure import traceback_text
+from tensorferry.server.functions.failure import traceback_text
 from tensorferry.serving import Declaration, FunctionModel, OnnxModel, PipelineModel
 
 

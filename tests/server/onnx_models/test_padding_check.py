@@ -19,8 +19,8 @@ from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.errors import InvalidRequestError, StartError
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.padding_check import padding_dependence, parse_padding
 from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.onnx_models.padding_check import padding_dependence, parse_padding
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.signature import Signature
 

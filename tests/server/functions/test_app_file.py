@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorferry.server.app_file import find_function, import_alone, import_app
 from tensorferry.server.errors import StartError
+from tensorferry.server.functions.app_file import find_function, import_alone, import_app
 from tensorferry.serving import FunctionModel
 
 DECLARE = "from tensorferry.serving import *\n@model(inputs={'x': FP32[-1]}, outputs={'y': FP32[-1]}%s)\ndef %s(x): return x\n"

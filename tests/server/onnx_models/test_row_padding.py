@@ -12,8 +12,8 @@ from support.server.rig import signature, spec
 from tensorferry.batcher import Padding, PadInput
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
-from tensorferry.server.models.onnx_step import load_onnx_step
-from tensorferry.server.models.row_padding import NoPadding, RaggedInput, default_padding
+from tensorferry.server.onnx_models.loading import load_onnx_step
+from tensorferry.server.onnx_models.row_padding import NoPadding, RaggedInput, default_padding
 from tensorferry.server.signature import Signature
 
 IDS, MASK = RaggedInput((4, 8), 1), RaggedInput((4, 8), 0)

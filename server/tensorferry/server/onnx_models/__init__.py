@@ -1,0 +1,1 @@
+"""Loading of ONNX models: preparation, sessions, padding and warm-up."""
