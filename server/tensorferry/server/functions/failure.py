@@ -17,7 +17,7 @@ _MAX_PUBLIC_CHARACTERS = 1000
 _MAX_REASON_CHARACTERS = 500
 _MAX_DETAILS_CHARACTERS = 16_000
 
-_OUR_FILES = f"{Path(__file__).parent}{os.sep}"
+_OUR_FILES = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class Failure(NamedTuple):
