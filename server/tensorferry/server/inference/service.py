@@ -121,8 +121,8 @@ class InferenceService:
         """Serve one serialised ModelInferRequest. Call `complete` exactly once, perhaps before this returns.
 
         `data` must not change until the request is complete. `deadline` is on the clock of `time.monotonic`, inf for none.
-        `metadata` and `caller` are those of the call. `streamed` says that the message came in a stream. `origin` says
-        who has received it, if this is not its own process.
+        `metadata` and `caller` are those of the call. `streamed` says that the message came in a stream. `origin` is
+        where it was received, if that was another process.
         A caller that runs short batches itself gives `run_soon`, which gets the batcher if its `run_inline` must be
         called soon; no worker is woken then. A caller that must not wait gives an `unpacker`, which submits compressed
         messages on other threads. Never blocks else; every error arrives in the reply.

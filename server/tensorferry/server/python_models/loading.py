@@ -207,7 +207,7 @@ class _Trial:
         return {name: value[:] if isinstance(value, RaggedRows) else value for name, value in outputs.items()}
 
     def inputs(self, rows: int) -> Mapping[str, Array]:
-        """Return inputs of so many rows."""
+        """Return inputs with this number of rows."""
         if self._example is None:
             return random_inputs(self._signature, rows, self._size)
         if self._declared.max_batch_size == 0:

@@ -29,7 +29,7 @@ def batch_times(
 ) -> dict[int, float]:
     """Run and time batches of the sizes that `calibrate` selects, at most `most_rows`; return seconds by rows, ascending.
 
-    `inputs_of` returns the inputs of so many rows. Ends at a batch that fails, because such rows may fail. StartError if
+    `inputs_of` returns inputs with a number of rows. Ends at a batch that fails, because such rows may fail. StartError if
     there is not enough memory for a batch of `max_batch_size`, the model's setting.
     """
     seconds = dict[int, float]()

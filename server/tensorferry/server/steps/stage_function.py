@@ -39,7 +39,8 @@ class StageStep:
     """A step of a stage.
 
     `inputs` gives the stage's tensor of each input of the step, `outputs` the tensor that each of its outputs becomes; None
-    if all names are the same. `run` takes the inputs, and the rows of each request if the step is a `python` function. `drops` are the tensors that no later step reads.
+    if all names are the same. `run` takes the inputs, and the rows of each request if the step is a `python` function.
+    `drops` are the tensors that no later step reads.
     """
 
     name: str
@@ -54,8 +55,8 @@ class StageStep:
 class StageFunction:
     """The model function of a stage, for a batcher. One thread at a time calls it.
 
-    It returns the tensors in `outputs`, or those of its only step if that is None. Between two steps, a batch of which no
-    request is wanted any more ends with DeadlineExceeded.
+    It returns the tensors in `outputs`, or those of its only step if that is None. Between two steps, a batch ends with
+    DeadlineExceeded if none of its requests is wanted any more.
     """
 
     def __init__(
