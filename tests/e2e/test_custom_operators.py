@@ -27,7 +27,7 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 @pytest.mark.parametrize(("length", "batching"), [(8, "tested"), (None, "unbatched")])
 def test_text_in_tokens_out(length: int | None, batching: str, serve: Serve, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime_extensions")
+    extensions.skip_without()
     server = serve(extensions.tokenizer(tmp_path / "tokens.onnx", length), *PACKAGE)
     assert batching in server.ready["models"][0]["batching"]
     text = ["abc ab a", "", "a b c"]
@@ -53,7 +53,7 @@ def decoded(client: triton.InferenceServerClient, data: bytes) -> Any:
 
 
 def test_the_file_of_an_image_in_pixels_out(serve: Serve, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime_extensions")
+    extensions.skip_without()
     server = serve(extensions.image_decoder(tmp_path / "image.onnx"), *PACKAGE)
     with triton.InferenceServerClient(server.address) as client:
         assert np.array_equal(decoded(client, extensions.png(IMAGE)), IMAGE)
@@ -65,7 +65,7 @@ def test_an_operator_that_exits_ends_the_engine_only(transport: str, tmp_path: P
     """For a file that is neither PNG nor JPEG, DecodeImage of onnxruntime-extensions 0.15 calls exit. (A later version
     may return an error.)
     """
-    pytest.importorskip("onnxruntime_extensions")
+    extensions.skip_without()
     path = extensions.image_decoder(tmp_path / "image.onnx")
     server = ServerProcess.start(path, *PACKAGE, "--front-ends", "2", transport=transport)
     with triton.InferenceServerClient(server.address) as client:

@@ -25,6 +25,9 @@ from tensorferry.client import InferenceClient, Unavailable
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
+# A file of text, which is not a model.
+_TEXT = Path(__file__).parents[2] / "README.md"
+
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -67,7 +70,7 @@ def test_a_model_that_mixes_its_rows_is_served_unbatched_and_right(serve: Serve,
         (["a b.onnx"], 2, "its name 'a b' is not allowed"),
         ([], 2, "no MODEL was given"),
         (["no/such.onnx"], 1, "no/such.onnx: no such file"),
-        ([f"text={__file__}"], 1, f"{__file__}: ONNX Runtime cannot load it"),
+        ([f"text={_TEXT}"], 1, f"{_TEXT}: ONNX Runtime cannot load it"),
     ],
 )
 def test_a_bad_option_exits_2_and_a_bad_model_exits_1(arguments: list[str], code: int, message: str) -> None:

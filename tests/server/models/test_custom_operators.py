@@ -76,14 +76,14 @@ def test_a_library_that_may_replace_operators_ends_the_proof(
 
 
 def test_the_package_replaces_no_operator(load: Load) -> None:
-    pytest.importorskip("onnxruntime_extensions")
+    extensions.skip_without()
     assert load(relu, custom_ops=("onnxruntime-extensions",)).batching_verdict == "proved"
 
 
 @pytest.mark.parametrize(("length", "verdict"), [(8, "tested"), (None, "refused")])
 def test_a_tokeniser_is_batched_if_its_length_is_fixed(length: int | None, verdict: str, load: Load) -> None:
     """Without a fixed length, all rows are as long as the longest of the batch."""
-    pytest.importorskip("onnxruntime_extensions")
+    extensions.skip_without()
     model = load(partial(extensions.tokenizer, length=length), custom_ops=("onnxruntime-extensions",))
     assert model.batching_verdict == verdict
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -42,7 +43,7 @@ def test_a_session_has_the_operators(tmp_path: Path) -> None:
 
 
 def test_the_package_is_named_without_a_file(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime_extensions")
+    extensions.skip_without()
     libraries = server_libraries((EXTENSIONS,))
     assert libraries == server_libraries(("onnxruntime_extensions", EXTENSIONS))
     assert replacing_library(libraries) is None
@@ -92,6 +93,25 @@ def test_a_package_that_cannot_be_imported_is_named_with_the_reason(
     monkeypatch.delitem(sys.modules, "onnxruntime_extensions", raising=False)
     with pytest.raises(StartError, match=r"cannot be imported: libstdc\+\+ is too old; install it again"):
         server_libraries.__wrapped__((EXTENSIONS,))
+
+
+@pytest.mark.parametrize("before", [{}, {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "upb"}])
+def test_the_import_of_the_package_leaves_the_environment(
+    before: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
+    monkeypatch.delenv(name, raising=False)
+    for variable, text in before.items():
+        monkeypatch.setenv(variable, text)
+    library = custom_operator.library(tmp_path / "ops.so")
+    (tmp_path / "onnxruntime_extensions.py").write_text(
+        f"import os\nos.environ[{name!r}] = 'python'\ndef get_library_path(): return {str(library)!r}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "onnxruntime_extensions", raising=False)
+    assert server_libraries.__wrapped__((EXTENSIONS,))[0].path == library
+    monkeypatch.delitem(sys.modules, "onnxruntime_extensions")
+    assert os.environ.get(name) == before.get(name)
 
 
 def test_a_file_precedes_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

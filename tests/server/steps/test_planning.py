@@ -151,6 +151,11 @@ def test_inputs_without_rows_are_shared() -> None:
             ["z"],
             "step 'b' reads 'y', which only a later step gives; change their order",
         ),
+        (
+            [step("one", [], ["x"]), step("b", ["x"], ["y"])],
+            None,
+            "has no inputs; its first step must read one",
+        ),
         ([A], ["q"], "has the output 'q', which no step gives; they give y"),
         ([A, step("b", ["x"], ["unused"], batch=8)], ["y"], "nothing reads the outputs of step 'b', unused"),
         (
@@ -165,6 +170,11 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(StartError, match=message):
         plan_pipeline("p", steps, outputs)
+
+
+def test_a_model_alone_may_have_no_inputs() -> None:
+    plan = plan_pipeline("p", [step("one", [], ["x"])], None)
+    assert (plan.signature.inputs, plan.stages[0].inputs, plan.stages[0].outputs) == ((), (), ("x",))
 
 
 def test_text_and_bytes_do_not_fit() -> None:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from support.models.small import node, save, value
 from support.server.rig import Array
 
 # The tokens of `tokenizer`, by number. The fifth stands for a space before a word.
 VOCABULARY = ("<|endoftext|>", "a", "b", "c", "Ġ", "ab", "abc")
 _MERGES = "#version: 0.2\na b\nab c\n"
+
+
+def skip_without() -> None:
+    """Skip the test if the package is missing. It is not imported, because that sets a variable that servers inherit."""
+    if find_spec("onnxruntime_extensions") is None:
+        pytest.skip("needs onnxruntime-extensions")
 
 
 def tokenizer(path: Path, length: int | None = 8) -> Path:

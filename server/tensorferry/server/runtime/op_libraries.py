@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,8 @@ _log = logging.getLogger("tensorferry.server")
 # The value of --custom-ops for the package, and the package's module.
 EXTENSIONS = "onnxruntime-extensions"
 _MODULE = "onnxruntime_extensions"
+# The package sets this to "python" when it is imported: the slow messages of protobuf, in which some of ours conflict.
+_PROTOBUF_VARIABLE = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
 # The domains of ONNX Runtime's own operators in a file, and those of the package's.
 OWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 EXTENSION_DOMAINS = ("ai.onnx.contrib", "com.microsoft.extensions")
@@ -101,7 +104,7 @@ def _server_library(given: str) -> OpLibrary:
 def _extensions(named_by: str) -> OpLibrary:
     """Return the library of the package onnxruntime-extensions."""
     try:
-        module = import_module(_MODULE)
+        module = _import_extensions()
     except ModuleNotFoundError as error:
         missing = "that package" if error.name == _MODULE else f"its package {error.name}"
         raise StartError(f"{named_by}, but {missing} is not installed: {INSTALL_EXTENSIONS}") from None
@@ -110,6 +113,18 @@ def _extensions(named_by: str) -> OpLibrary:
             f"{named_by}, but that package cannot be imported: {error}; install it again: {INSTALL_EXTENSIONS}"
         ) from error
     return OpLibrary(Path(module.get_library_path()), named_by, own_domains=True)
+
+
+def _import_extensions() -> Any:
+    """Import the package, and undo its change of a variable that the server's other processes would inherit."""
+    before = os.environ.get(_PROTOBUF_VARIABLE)
+    try:
+        return import_module(_MODULE)
+    finally:
+        if before is None:
+            os.environ.pop(_PROTOBUF_VARIABLE, None)
+        else:
+            os.environ[_PROTOBUF_VARIABLE] = before
 
 
 def _libraries_in(config: ModelConfig, source: ModelSource) -> Iterator[OpLibrary]:

@@ -204,7 +204,8 @@ def _signature(name: str, steps: Sequence[PlacedStep], outputs: Sequence[str]) -
             raise StartError(
                 f"pipeline {name!r} has the output {tensor!r}, which no step gives; they give {', '.join(given)}"
             )
-    if not inputs:
+    # A step alone is a model, which may have outputs only.
+    if not inputs and len(steps) > 1:
         raise StartError(f"pipeline {name!r} has no inputs; its first step must read one")
     return Signature(tuple(inputs.values()), tuple(given[tensor][1] for tensor in outputs))
 
