@@ -14,6 +14,7 @@ from client.scripted import ScriptedServer, echo, model
 
 from tensorferry.client.cli import commands
 from tensorferry.client.cli.array_files import read_array, write_array
+from tensorferry.client.connection.target import default_target
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import Array
 
@@ -248,3 +249,29 @@ def test_wrong_arguments_are_one_line_with_the_nearest_flag(
         getattr(commands, command)(arguments)
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"tensorferry {command}: {said} (--help shows all options)\n"
+
+
+@pytest.mark.parametrize("command", [commands.models, commands.ready])
+def test_the_environment_names_the_target(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, command: Callable[[Sequence[str]], int]
+) -> None:
+    monkeypatch.setenv("TENSORFERRY_TARGET", server.target)
+    assert command([]) == 0
+    monkeypatch.setenv("TENSORFERRY_TARGET", "127.0.0.1:1")
+    assert command(["--target", server.target]) == 0
+
+
+def test_a_wrong_target_of_the_environment_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TENSORFERRY_TARGET", "http://a:1")
+    with pytest.raises(SystemExit) as caught:
+        commands.models([])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith(
+        "tensorferry models: the environment variable TENSORFERRY_TARGET expects 'host:port', got 'http://a:1': write 'a:1'"
+    )
+
+
+def test_without_a_variable_the_target_is_this_machine() -> None:
+    assert default_target({}) == default_target({"TENSORFERRY_TARGET": ""}) == "127.0.0.1:8001"

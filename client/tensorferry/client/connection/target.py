@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages.arguments import shown
 
+# Target of clients and commands that name none.
+TARGET_VARIABLE = "TENSORFERRY_TARGET"
 _EXPECTED = "'host:port'"
 # Schemes that gRPC core resolves, with and without a port.
 _WITH_PORTS = ("dns", "ipv4", "ipv6")
@@ -19,6 +23,22 @@ _EXAMPLE = "127.0.0.1:8001"
 _LONGEST = 100_000
 # Longest part of a target in an error message, in characters.
 _SHOWN = 200
+
+
+def default_target(variables: Mapping[str, str] | None = None) -> str:
+    """Return the target of TENSORFERRY_TARGET, or the server's default address; raise InvalidInput if it is wrong.
+
+    An empty variable counts as unset. `variables` are the process's environment by default.
+    """
+    target = (os.environ if variables is None else variables).get(TARGET_VARIABLE)
+    if not target:
+        return _EXAMPLE
+    try:
+        return check_target(target)
+    except InvalidInput as error:
+        raise InvalidInput(
+            f"the environment variable {TARGET_VARIABLE}", error.expected, error.received, error.change
+        ) from None
 
 
 def check_target(target: object) -> str:

@@ -19,7 +19,7 @@ from tensorferry.server.names import NAME, NAME_RULE
 # Kubernetes sets these variables in every pod if a Service is named tensorferry.
 _SERVICE_LINKS = re.compile(r"TENSORFERRY_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP)\w*)")
 # Variables of `tensorferry serve` and of the client's commands that are not options.
-_OTHER_VARIABLES = ("TENSORFERRY_CONFIG", "TENSORFERRY_TOKEN")
+_OTHER_VARIABLES = ("TENSORFERRY_CONFIG", "TENSORFERRY_TARGET", "TENSORFERRY_TOKEN")
 
 
 def model_source(text: str) -> ModelSource:

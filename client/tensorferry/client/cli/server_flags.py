@@ -1,0 +1,176 @@
+"""The flags of a running server that its commands share, and the call of a command with them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from tensorferry.client.cli.parser import CommandParser
+from tensorferry.client.client import InferenceClient
+from tensorferry.client.connection.channel import Tls
+from tensorferry.client.connection.deadline import seconds_of
+from tensorferry.client.connection.target import TARGET_VARIABLE, check_target, default_target
+from tensorferry.client.errors import InferenceError, InvalidInput
+
+T = TypeVar("T")
+
+# Not an argument, because every process of the machine can read those.
+TOKEN_VARIABLE = "TENSORFERRY_TOKEN"
+
+
+def server_parser(command: str, description: str) -> CommandParser:
+    """Return the parser of a command that calls a server, with the flags that all of them have."""
+    parser = CommandParser(prog=f"tensorferry {command}", description=description, allow_abbrev=False)
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--target",
+        type=_target,
+        metavar="HOST:PORT",
+        help=f"address of the server (default: the environment variable {TARGET_VARIABLE}, otherwise {default_target({})})",
+    )
+    server.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="longest wait for the answer; inf for no limit (default: %(default)s)",
+    )
+    server.add_argument(
+        "--header",
+        metavar="NAME=VALUE",
+        action="append",
+        type=_header,
+        default=[],
+        help="call metadata; may be repeated",
+    )
+    server.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help=f"file with a bearer token, or - for stdin (default: the environment variable {TOKEN_VARIABLE}, if it is set)",
+    )
+    server.add_argument(
+        "--token-over-plaintext",
+        action="store_true",
+        help="send the token without TLS, though others on the network can read it",
+    )
+    server.add_argument("--tls", action="store_true", help="use TLS; implied by each of the files below")
+    server.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        help="PEM file of the certificate authorities to trust (default: the system's)",
+    )
+    server.add_argument(
+        "--cert-file", metavar="FILE", help="PEM file of the client's certificate, for mutual TLS"
+    )
+    server.add_argument("--key-file", metavar="FILE", help="PEM file of the private key of --cert-file")
+    return parser
+
+
+def add_version(parser: CommandParser) -> None:
+    """Add --model-version."""
+    parser.add_argument(
+        "--model-version",
+        default="",
+        metavar="VERSION",
+        help="the model's version (default: the server's choice)",
+    )
+
+
+def call_server(
+    parser: CommandParser,
+    arguments: argparse.Namespace,
+    command: Callable[[InferenceClient], None],
+) -> int:
+    """Run a command with a client of the server that the flags name; return the exit code.
+
+    InvalidInput exits with 2. Other errors of calls and of files return 1 after one line on stderr.
+    """
+    try:
+        arguments.target = arguments.target or default_target()
+    except InvalidInput as error:
+        parser.error(str(error))
+    files = {f"--{name}-file": getattr(arguments, f"{name}_file") for name in ("ca", "cert", "key")}
+    if (arguments.cert_file is None) != (arguments.key_file is None):
+        given, missing = (
+            ("--cert-file", "--key-file") if arguments.cert_file else ("--key-file", "--cert-file")
+        )
+        parser.error(f"argument {given}: got {files[given]!r} without {missing}: give both or neither")
+    for option, file in files.items():
+        if file is not None and not Path(file).is_file():
+            parser.error(f"argument {option}: {file!r} is not a file: name a PEM file")
+    tls: bool | Tls = arguments.tls
+    if any(files.values()):
+        tls = Tls(arguments.ca_file, arguments.cert_file, arguments.key_file)
+    token = _token(parser, arguments.token_file)
+    try:
+        client = InferenceClient(
+            arguments.target,
+            tls=tls,
+            metadata=arguments.header,
+            token=token,
+            token_over_plaintext=arguments.token_over_plaintext,
+        )
+    except InvalidInput as error:
+        parser.error(str(error))
+    try:
+        with client:
+            command(client)
+    except InvalidInput as error:
+        parser.error(str(error))
+    except InferenceError as error:
+        print(f"{parser.prog}: {arguments.target}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _token(parser: CommandParser, file: str | None) -> str | None:
+    if file is None:
+        # An empty variable counts as unset.
+        return os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        return (sys.stdin.read() if file == "-" else Path(file).read_text()).strip()
+    except (OSError, UnicodeDecodeError):
+        parser.error(f"argument --token-file: {file!r} cannot be read: name a file with nothing but a token")
+
+
+def unique(parser: CommandParser, option: str, pairs: Sequence[tuple[str, T]]) -> Mapping[str, T]:
+    """Return the pairs of a repeated option as a mapping; exit with 2 if a name is repeated."""
+    for name, _ in pairs:
+        if [n for n, _ in pairs].count(name) > 1:
+            parser.error(f"argument {option}: {name!r} is given more than once: give it once")
+    return dict(pairs)
+
+
+def pair(text: str, form: str) -> tuple[str, str]:
+    """Split NAME=VALUE; raise ArgumentTypeError with the expected form if it has no name or no "="."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"expected {form}, got {text!r}")
+    return name, value
+
+
+def _header(text: str) -> tuple[str, str | bytes]:
+    name, value = pair(text, "NAME=VALUE")
+    return name, value.encode() if name.lower().endswith("-bin") else value
+
+
+def _target(text: str) -> str:
+    try:
+        return check_target(text)
+    except InvalidInput as error:
+        refusal = f"expected {error.expected}, got {error.received}: {error.change}"
+        raise argparse.ArgumentTypeError(refusal) from None
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return seconds_of(float(text))
+    except ValueError:  # InvalidInput is a ValueError
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}") from None
