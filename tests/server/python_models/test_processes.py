@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from polling import PATIENCE, until
+from support.child_processes import child_processes
 from support.open_files import open_files
 
 from tensorferry.batcher import InstanceFailed, RunTimedOut
@@ -76,11 +77,10 @@ class Instance:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    before = open_files()
+    before, children = open_files(), child_processes()
     yield
     assert not open_files() - before
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert not child_processes() - children
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.child_processes import child_processes
 from support.open_files import open_files
 from support.server import worker_app
 
@@ -18,7 +18,7 @@ APP = Path(worker_app.__file__)
 @pytest.fixture
 def started() -> Iterator[Start]:
     """Start a process of a function; the test fails if a file, a process or a zombie is left after `close`."""
-    before = open_files()
+    before, children = open_files(), child_processes()
     processes: list[WorkerProcess] = []
 
     def start(model: str = "act", app: Path = APP, **options: Any) -> WorkerProcess:
@@ -31,5 +31,4 @@ def started() -> Iterator[Start]:
         process.close()
         assert process.pid is None
     assert not open_files() - before
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert not child_processes() - children

@@ -18,6 +18,7 @@ import pytest
 from polling import PATIENCE, until
 from server.worker_process.conftest import APP, Start
 from server.worker_process.test_runs import command
+from support.child_processes import child_processes
 from support.open_files import open_files
 
 from tensorferry.batcher import Batcher
@@ -265,13 +266,12 @@ def test_no_file_is_left_if_a_process_cannot_be_started(
 
 
 def test_a_process_that_is_not_closed_ends_with_the_last_reference() -> None:
-    before = open_files()
+    before, children = open_files(), child_processes()
     process = WorkerProcess(APP, "act", name="model act")
     process.start()
     del process
     assert not open_files() - before
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert not child_processes() - children
 
 
 def test_deaths_are_counted(started: Start, tmp_path: Path) -> None:
