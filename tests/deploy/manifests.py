@@ -1,4 +1,4 @@
-"""The manifests as kustomize builds them, compared with their schemas."""
+"""The manifests as kustomize builds them, compared with their schemas, and the server's reading of their arguments."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from support.wire.programs import CLIENTS, needs
+
+from tensorferry.server.config.load import load_config
+from tensorferry.server.config.option import Option
+from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 CHECK = Path(__file__).with_name("check_manifests.py")
@@ -41,3 +45,21 @@ def built(folder: Path) -> str:
 
 def of_kind(documents: list[Document], kind: str) -> list[Document]:
     return [document for document in documents if document["kind"] == kind]
+
+
+def configuration(arguments: list[str]) -> ServerConfig:
+    """Return the server's configuration for a container's arguments; raise ConfigError or KeyError for
+    unknown ones.
+    """
+    options: Mapping[str, Option] = {option.flag: option for option in OPTIONS}
+    assert arguments[0] == "serve"
+    flags: dict[str, str | None] = {}
+    models = []
+    for argument in arguments[1:]:
+        if argument.startswith("--"):
+            flag, equals, value = argument[2:].partition("=")
+            assert equals, f"{argument}: a flag and its value are one argument here"
+            assert flags.setdefault(options[flag].flag, value) == value, f"--{flag} is given twice"
+        else:
+            models.append(argument)
+    return load_config(models, flags, {}, None)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
-from deploy.manifests import DEPLOY, MANIFEST_TOOLS, Document, built, checked, of_kind
+from deploy.manifests import DEPLOY, MANIFEST_TOOLS, Document, built, checked, configuration, of_kind
 
 from tensorferry.protos import SERVICE_NAME
-from tensorferry.server.config.load import load_config
-from tensorferry.server.config.option import Option
-from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.monitoring.metrics import Metrics, ServerStatistics
 
@@ -45,24 +42,6 @@ def documents(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         (added / "kustomization.yaml").write_text(f"resources: [{resource}]\ncomponents: [{part}]\n")
         folder = added
     return checked(built(folder), "manifests")
-
-
-def configuration(arguments: list[str]) -> ServerConfig:
-    """Return the server's configuration for a container's arguments; raise ConfigError or KeyError for
-    unknown ones.
-    """
-    options: Mapping[str, Option] = {option.flag: option for option in OPTIONS}
-    assert arguments[0] == "serve"
-    flags: dict[str, str | None] = {}
-    models = []
-    for argument in arguments[1:]:
-        if argument.startswith("--"):
-            flag, equals, value = argument[2:].partition("=")
-            assert equals, f"{argument}: a flag and its value are one argument here"
-            assert flags.setdefault(options[flag].flag, value) == value, f"--{flag} is given twice"
-        else:
-            models.append(argument)
-    return load_config(models, flags, {}, None)
 
 
 def ports(container: Document) -> dict[str, int]:

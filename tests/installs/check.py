@@ -1,10 +1,14 @@
-"""Run by an environment's Python: start its server, and ask it for health, descriptors and answers."""
+"""Run by an environment's Python: start its server, and ask it for health, descriptors and answers.
+
+With a third argument, the command `tensorferry` of another environment asks it, too.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +21,7 @@ from tensorferry.protos.standard import health_pb2, reflection_pb2
 TIMEOUT = 30
 
 
-def main(model: str, transport: str) -> None:
+def main(model: str, transport: str, *clients: str) -> None:
     command = ["-m", "tensorferry.server", "serve", model, "--port", "0", "--transport", transport]
     server = subprocess.Popen(
         [sys.executable, *command, "--log-format", "json"], stdout=subprocess.PIPE, text=True
@@ -28,6 +32,8 @@ def main(model: str, transport: str) -> None:
             address = json.loads(server.stdout.readline())["address"]
             check_health_and_reflection(address)
             check_inference(address)
+            for client in clients:
+                check_command(client, address, model)
             server.terminate()
             assert server.wait(TIMEOUT) == 0
         finally:
@@ -61,6 +67,7 @@ def check_inference(address: str) -> None:
     image = np.zeros((1, 8, 8), np.uint8)
     with InferenceClient(address) as client:
         assert client.infer("digits", {"image": image}, timeout=TIMEOUT)["label"].shape == (1,)
+        assert client.server_metadata(timeout=TIMEOUT).version == version("tensorferry")
     if find_spec("tritonclient") is not None:
         from tritonclient.grpc import InferenceServerClient, InferInput
 
@@ -68,6 +75,14 @@ def check_inference(address: str) -> None:
         given.set_data_from_numpy(image)
         with InferenceServerClient(address) as other:
             assert other.infer("digits", [given]).as_numpy("label").shape == (1,)
+
+
+def check_command(client: str, address: str, model: str) -> None:
+    images = Path(model).with_name("images.npy")
+    infer = [client, "infer", "digits", "--target", address, "--input", f"image={images}"]
+    subprocess.run([client, "ready", "--target", address], check=True, timeout=TIMEOUT)
+    answer = subprocess.run(infer, check=True, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
+    assert "label" in answer.stdout
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from installs.environments import CHECK, MODEL, uv
 
-ROOT = Path(__file__).resolve().parents[2]
-CHECK = Path(__file__).with_name("check.py")
-MODEL = ROOT / "examples" / "digits" / "digits.onnx"
 OURS = "tensorferry[cpu]"
 TRITON = "tritonclient[grpc]"
 
@@ -31,20 +29,6 @@ CASES: dict[str, list[list[str]]] = {
     # does not import it.
     "tritonclient after grpcio's services": [[OURS, "grpcio-health-checking"], [TRITON]],
 }
-
-
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True
-    )
-    (built,) = folder.glob("*.whl")
-    return built
-
-
-def uv(*arguments: str | Path) -> None:
-    subprocess.run([sys.executable, "-m", "uv", "--quiet", *map(str, arguments)], check=True, timeout=300)
 
 
 @pytest.mark.timeout(600)

@@ -1,0 +1,48 @@
+"""Environments made by uv, and the Python interpreters of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECK = Path(__file__).with_name("check.py")
+MODEL = ROOT / "examples" / "digits" / "digits.onnx"
+
+
+def uv(*arguments: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "uv", "--quiet", *map(str, arguments)], check=True, timeout=300)
+
+
+def interpreter(version: str) -> Path | None:
+    """Return the interpreter of a version such as "3.12", None if this machine has none.
+
+    pyenv's commands fail for versions that it has but does not select, so its folder is searched, too.
+    """
+    for path in _candidates(version):
+        found = subprocess.run(
+            [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True
+        )
+        if found.returncode == 0 and found.stdout.strip() == version:
+            return path
+    return None
+
+
+def _candidates(version: str) -> Iterator[Path]:
+    if named := shutil.which(f"python{version}"):
+        yield Path(named)
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    yield from sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
+
+
+def environment(folder: Path, python: Path | str, *packages: str) -> Path:
+    """Make an environment with packages, and return its interpreter."""
+    uv("venv", "--python", python, folder)
+    made = folder / "bin" / "python"
+    # With bytecode, as pip installs.
+    uv("pip", "install", "--compile-bytecode", "--python", made, *packages)
+    return made
