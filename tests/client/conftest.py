@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from client.either import IDS, KINDS, Client, close
 from client.scripted import ScriptedServer, ScriptedServicer, model
 
 from tensorferry.client import InferenceClient, aio
@@ -41,3 +42,11 @@ def client(server: ScriptedServer) -> Iterator[InferenceClient]:
 async def aclient(server: ScriptedServer) -> AsyncIterator[aio.InferenceClient]:
     async with aio.InferenceClient(server.target) as client:
         yield client
+
+
+@pytest.fixture(params=KINDS, ids=IDS)
+async def either(server: ScriptedServer, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+    """Each client in turn; `client.either.call` calls its methods."""
+    client = request.param(server.target)
+    yield client
+    await close(client)

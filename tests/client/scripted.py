@@ -13,6 +13,7 @@ import grpc
 from tensorferry.client import StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc, tensors
+from tensorferry.protos.model_config_pb2 import ModelConfig
 
 Context = grpc.ServicerContext
 Infer = Callable[[pb.ModelInferRequest, Context], pb.ModelInferResponse]
@@ -118,10 +119,15 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self.infer: Infer = echo
         self.stream: Stream = echo_stream
         self.ready = True
+        # Last message of a call that is not inference.
+        self.request: Any = None
+        self.config = ModelConfig()
+        self.statistics = pb.ModelStatisticsResponse()
         self.failures: list[grpc.StatusCode] = []
         self.failure_trailers: tuple[tuple[str, str], ...] = ()
 
-    def _called(self, name: str, context: Context) -> None:
+    def _called(self, name: str, context: Context, request: Any = None) -> None:
+        self.request = request
         self.call_metadata.append(dict(context.invocation_metadata()))
         self.calls.append(name)
         if self.failures:
@@ -155,11 +161,49 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     def RepositoryIndex(
         self, request: pb.RepositoryIndexRequest, context: Context
     ) -> pb.RepositoryIndexResponse:
-        self._called("RepositoryIndex", context)
+        self._called("RepositoryIndex", context, request)
         answer = pb.RepositoryIndexResponse()
         for name in self.models:
             answer.models.add(name=name, version="1", state="READY")
         answer.models.add(name="broken", version="3", state="UNAVAILABLE", reason="no such file")
+        return answer
+
+    def RepositoryModelLoad(
+        self, request: pb.RepositoryModelLoadRequest, context: Context
+    ) -> pb.RepositoryModelLoadResponse:
+        self._called("RepositoryModelLoad", context, request)
+        return pb.RepositoryModelLoadResponse()
+
+    def RepositoryModelUnload(
+        self, request: pb.RepositoryModelUnloadRequest, context: Context
+    ) -> pb.RepositoryModelUnloadResponse:
+        self._called("RepositoryModelUnload", context, request)
+        return pb.RepositoryModelUnloadResponse()
+
+    def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+        self._called("ModelConfig", context, request)
+        return pb.ModelConfigResponse(config=self.config)
+
+    def ModelStatistics(
+        self, request: pb.ModelStatisticsRequest, context: Context
+    ) -> pb.ModelStatisticsResponse:
+        self._called("ModelStatistics", context, request)
+        return self.statistics
+
+    def TraceSetting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
+        self._called("TraceSetting", context, request)
+        answer = pb.TraceSettingResponse()
+        answer.settings["trace_level"].value.extend(["OFF"])
+        for name, setting in request.settings.items():
+            answer.settings[name].value.extend(setting.value)
+        return answer
+
+    def LogSettings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
+        self._called("LogSettings", context, request)
+        answer = pb.LogSettingsResponse()
+        answer.settings["log_info"].bool_param = True
+        for name, setting in request.settings.items():
+            answer.settings[name].MergeFromString(setting.SerializeToString())
         return answer
 
     def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:

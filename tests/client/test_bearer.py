@@ -39,7 +39,7 @@ def sent(server: ScriptedServer) -> list[Any]:
     ],
 )
 def test_a_local_target_may_be_plain_text(target: str) -> None:
-    assert bearer("t", target, secure=False, over_plaintext=False) == (("authorization", "Bearer t"),)
+    assert bearer("t", [target], secure=False, over_plaintext=False) == (("authorization", "Bearer t"),)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_a_local_target_may_be_plain_text(target: str) -> None:
 )
 def test_other_targets_need_tls_or_consent(target: str) -> None:
     with pytest.raises(ValueError, match="in plain text") as caught:
-        bearer("my-secret", target, secure=False, over_plaintext=False)
+        bearer("my-secret", [target], secure=False, over_plaintext=False)
     assert "my-secret" not in str(caught.value)
-    assert bearer("t", target, secure=True, over_plaintext=False)
-    assert bearer("t", target, secure=False, over_plaintext=True)
+    assert bearer("t", [target], secure=True, over_plaintext=False)
+    assert bearer("t", [target], secure=False, over_plaintext=True)
     with pytest.raises(ValueError, match="in plain text"):
         InferenceClient(target, token="my-secret")
 
@@ -69,7 +69,7 @@ def test_other_targets_need_tls_or_consent(target: str) -> None:
 @pytest.mark.parametrize("token", ["", "two words", "a\n", "schlüssel"])
 def test_a_malformed_token_is_not_quoted(token: str) -> None:
     with pytest.raises(ValueError, match=f"got {len(token)} characters") as caught:
-        bearer(token, "localhost", secure=True, over_plaintext=False)
+        bearer(token, ["localhost"], secure=True, over_plaintext=False)
     assert not token or token not in str(caught.value)
 
 

@@ -14,7 +14,7 @@ from client.scripted import ScriptedServer, echo, model
 
 from tensorferry.client.cli import commands
 from tensorferry.client.cli.array_files import read_array, write_array
-from tensorferry.client.connection.target import default_target
+from tensorferry.client.connection.target import default_targets
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import Array
 
@@ -274,4 +274,4 @@ def test_a_wrong_target_of_the_environment_is_named(
 
 
 def test_without_a_variable_the_target_is_this_machine() -> None:
-    assert default_target({}) == default_target({"TENSORFERRY_TARGET": ""}) == "127.0.0.1:8001"
+    assert default_targets({}) == default_targets({"TENSORFERRY_TARGET": ""}) == ("127.0.0.1:8001",)

@@ -159,7 +159,8 @@ def test_a_retry_that_cannot_start_fails_its_future(
     server: ScriptedServer, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The future raises the error of the failed start; the client is still open."""
-    begin = client._stub.ModelInfer.future
+    stub = client._endpoints.pick().stub
+    begin = stub.ModelInfer.future
     attempts: list[int] = []
 
     def begin_once(*arguments: Any, **options: Any) -> Any:
@@ -168,7 +169,7 @@ def test_a_retry_that_cannot_start_fails_its_future(
             raise RuntimeError("can't start new thread")
         return begin(*arguments, **options)
 
-    monkeypatch.setattr(client._stub, "ModelInfer", SimpleNamespace(future=begin_once))
+    monkeypatch.setattr(stub, "ModelInfer", SimpleNamespace(future=begin_once))
     script(server, 1)
     error = client.submit("row", INPUTS).exception(10)
     assert str(error) == "can't start new thread"

@@ -25,8 +25,10 @@ from tensorferry.client.errors import (
 from tensorferry.client.future import InferenceFuture
 from tensorferry.client.messages.codec import InferenceResult, StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata, TensorMetadata
+from tensorferry.client.messages.statistics import BatchStatistics, ModelStatistics, Times
 
 __all__ = [
+    "BatchStatistics",
     "Cancelled",
     "ClientClosed",
     "DeadlineExceeded",
@@ -39,6 +41,7 @@ __all__ = [
     "InvalidArgument",
     "InvalidInput",
     "ModelMetadata",
+    "ModelStatistics",
     "ModelStatus",
     "NotFound",
     "PermissionDenied",
@@ -47,6 +50,7 @@ __all__ = [
     "ServerMetadata",
     "StreamRequest",
     "TensorMetadata",
+    "Times",
     "Tls",
     "Unauthenticated",
     "Unavailable",

@@ -6,45 +6,53 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import grpc
 
 from tensorferry.client import aio_stream, errors
-from tensorferry.client.base import ClientBase, StreamPlan
+from tensorferry.client.aio_server_calls import AsyncServerCalls
+from tensorferry.client.base import StreamPlan
 from tensorferry.client.connection import channel
-from tensorferry.client.connection.deadline import Deadline
-from tensorferry.client.connection.propagation import with_context
+from tensorferry.client.connection.context import CallContext, Compression, Headers
+from tensorferry.client.connection.endpoints import Endpoint, Endpoints, OpenChannel
 from tensorferry.client.connection.retry import Attempts
-from tensorferry.client.errors import DeadlineExceeded, InferenceError, ResourceExhausted, Unavailable
+from tensorferry.client.errors import InferenceError, ResourceExhausted
 from tensorferry.client.inflight import Outcome, id_of
-from tensorferry.client.messages import arguments, codec
+from tensorferry.client.messages import codec, rpcs
 from tensorferry.client.messages.codec import InferenceResult, Parameter, StreamRequest
-from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
+from tensorferry.client.messages.rpcs import Rpc
 from tensorferry.protos import inference_pb2 as pb
 
+T = TypeVar("T")
 
-class InferenceClient(ClientBase):
-    """A client of one server, over one channel. Use it with `async with`, or await `close`.
+
+class InferenceClient(AsyncServerCalls):
+    """A client of one server, or of several equal ones. Use it with `async with`, or await `close`.
 
     Arguments, retries, timeouts and errors are those of `tensorferry.client.InferenceClient`.
 
-    Not thread-safe: a client belongs to the event loop in which it is created. Any number of tasks
-    of that loop may use it at once.
+    Not thread-safe: a client belongs to the event loop of its first call. Any number of tasks of
+    that loop may use it at once.
+
+    >>> async with InferenceClient("127.0.0.1:8001") as client:
+    ...     (await client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}))["probabilities"].shape
+    (1, 10)
     """
 
-    def _open(
-        self,
-        target: str,
-        credentials: grpc.ChannelCredentials | None,
-        options: list[tuple[str, str | int]],
-    ) -> None:
+    def _open(self, endpoints: Callable[[OpenChannel], Endpoints]) -> None:
         # Set by `close`; ends every wait before a retry.
         self._closing = asyncio.Event()
-        self._channel = channel.aio_channel(target, credentials, options)
-        self._stream_channel = channel.aio_channel(target, credentials, channel.stream_options(options))
-        self._stub = channel.stub(self._channel)
-        self._stream_stub = channel.stub(self._stream_channel)
+        self._open_endpoints = endpoints
+        # Opened by the first call, because channels of grpcio belong to a running event loop.
+        self._opened: Endpoints | None = None
+
+    @property
+    def _endpoints(self) -> Endpoints:
+        if self._opened is None:
+            self._check_open()
+            self._opened = self._open_endpoints(channel.aio_channel)
+        return self._opened
 
     async def __aenter__(self) -> Self:
         return self
@@ -55,11 +63,16 @@ class InferenceClient(ClientBase):
         await self.close()
 
     async def close(self) -> None:
-        """Close the channels; calls in flight end with `Cancelled`. Idempotent."""
+        """Close the channels; calls in flight end with `Cancelled`. Idempotent.
+
+        >>> other = InferenceClient("127.0.0.1:8001")
+        >>> await other.close()
+        """
         self._closed = True
         self._closing.set()
-        await self._channel.close()
-        await self._stream_channel.close()
+        for endpoint in self._opened or ():
+            await endpoint.channel.close()
+            await endpoint.stream_channel.close()
 
     async def infer(
         self,
@@ -71,20 +84,27 @@ class InferenceClient(ClientBase):
         outputs: Sequence[str] | None = None,
         request_id: str | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        metadata: Headers = (),
+        compression: Compression | None = None,
     ) -> InferenceResult:
         """Run one request and wait for its answer.
 
         `inputs` maps each input name to its array. Lists and Python scalars become arrays of the
         model's datatype if that loses nothing; arrays are never cast. A `version` of "" lets the
-        server choose. `outputs` names the requested outputs, None for all.
+        server choose. `outputs` names the requested outputs, None for all. `metadata` is added to
+        the client's, and `compression` replaces the client's, for this call.
 
         Raises InvalidInput before anything is sent if inputs or outputs do not fit the model.
+
+        >>> result = await client.infer("digits", {"image": np.zeros((2, 8, 8), np.uint8)}, timeout=1.0)
+        >>> result["probabilities"].shape
+        (2, 10)
         """
-        deadline = Deadline.after(timeout)
         request = codec.request_of(inputs, request_id, outputs, parameters)
-        encoded = await self._encode(model, version, deadline, request)
+        context = self._settings.of_call(metadata, compression).begin(timeout, request.request_id)
+        encoded = await self._encode(model, version, context, request)
         try:
-            answer = await self._call(self._stub.ModelInfer, encoded, deadline, request.request_id)
+            answer = await self._call("ModelInfer", encoded, context)
         except InferenceError as error:
             self._cache.refused(model, version, error)
             raise
@@ -100,11 +120,17 @@ class InferenceClient(ClientBase):
         outputs: Sequence[str] | None = None,
         request_id: str | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        metadata: Headers = (),
+        compression: Compression | None = None,
     ) -> asyncio.Task[InferenceResult]:
         """Send one request and return an `asyncio.Task` of its result.
 
         Arguments are those of `infer`. The task raises every error. `cancel()` of the task
         cancels the call on the server.
+
+        >>> tasks = [client.submit("digits", {"image": np.zeros((1, 8, 8), np.uint8)}) for _ in range(3)]
+        >>> [result["probabilities"].shape for result in await asyncio.gather(*tasks)]
+        [(1, 10), (1, 10), (1, 10)]
         """
         return asyncio.create_task(
             self.infer(
@@ -115,6 +141,8 @@ class InferenceClient(ClientBase):
                 outputs=outputs,
                 request_id=request_id,
                 parameters=parameters,
+                metadata=metadata,
+                compression=compression,
             )
         )
 
@@ -130,6 +158,8 @@ class InferenceClient(ClientBase):
         timeout: float | None = ...,
         outputs: Sequence[str] | None = ...,
         parameters: Mapping[str, Parameter] | None = ...,
+        metadata: Headers = ...,
+        compression: Compression | None = ...,
         on_error: Literal["raise"] = ...,
     ) -> AsyncGenerator[InferenceResult]: ...
 
@@ -145,6 +175,8 @@ class InferenceClient(ClientBase):
         timeout: float | None = ...,
         outputs: Sequence[str] | None = ...,
         parameters: Mapping[str, Parameter] | None = ...,
+        metadata: Headers = ...,
+        compression: Compression | None = ...,
         on_error: Literal["yield"],
     ) -> AsyncGenerator[InferenceResult | InferenceError]: ...
 
@@ -159,6 +191,8 @@ class InferenceClient(ClientBase):
         timeout: float | None = None,
         outputs: Sequence[str] | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        metadata: Headers = (),
+        compression: Compression | None = None,
         on_error: Literal["raise", "yield"] = "raise",
     ) -> AsyncGenerator[InferenceResult | InferenceError]:
         """Run many requests over one call and yield each result when it arrives.
@@ -181,9 +215,22 @@ class InferenceClient(ClientBase):
         Nothing is sent before the first `anext()`. `aclose()` cancels the call and all its
         requests. Leaving an `async for` early cancels them only when the iterator is garbage
         collected; use `contextlib.aclosing` to cancel them at once. One task at a time may use it.
+
+        >>> requests = ({"image": np.full((1, 8, 8), n, np.uint8)} for n in range(3))
+        >>> [result["probabilities"].shape async for result in client.stream("digits", requests)]
+        [(1, 10), (1, 10), (1, 10)]
         """
         plan = self._plan_stream(
-            model, version, ordered, max_in_flight, timeout, outputs, parameters, on_error
+            model,
+            version,
+            ordered,
+            max_in_flight,
+            timeout,
+            outputs,
+            parameters,
+            metadata,
+            compression,
+            on_error,
         )
         return self._stream(plan, aio_stream.complete(requests, plan.defaults))
 
@@ -191,20 +238,21 @@ class InferenceClient(ClientBase):
         self, plan: StreamPlan, requests: AsyncGenerator[StreamRequest]
     ) -> AsyncGenerator[Outcome]:
         self._check_open()
-        deadline = Deadline.after(plan.timeout)
+        context = plan.settings.begin(plan.timeout)
+        endpoint = await self._stream_endpoint(context)
         # Messages of unanswered requests, for those that are sent again.
         sent: dict[str, pb.ModelInferRequest] = {}
 
         async def encode(request: StreamRequest) -> pb.ModelInferRequest:
-            encoded = await self._encode(plan.model, plan.version, deadline, request)
+            encoded = await self._encode(
+                plan.model, plan.version, context.of_request(request.request_id), request
+            )
             if self._retries.possible:
                 sent[request.request_id] = encoded
             return encoded
 
         outcomes = aio_stream.run(
-            self._stream_stub.ModelStreamInfer(
-                timeout=deadline.for_call(), metadata=with_context(self._metadata + plan.order)
-            ),
+            endpoint.stream_stub.ModelStreamInfer(**context.options(plan.order)),
             requests,
             encode,
             plan.in_flight,
@@ -215,103 +263,44 @@ class InferenceClient(ClientBase):
                 if isinstance(outcome, InferenceResult):
                     self._retries.answered()
                 elif isinstance(outcome, ResourceExhausted) and encoded is not None:
-                    outcome = await self._again(outcome, encoded, deadline)
+                    outcome = await self._again(outcome, encoded, context)
                 if isinstance(outcome, InferenceError):
                     self._cache.refused(plan.model, plan.version, outcome)
                     if plan.raises:
                         raise outcome
                 yield outcome
 
-    async def metadata(self, model: str, version: str = "", *, timeout: float | None = None) -> ModelMetadata:
-        """Return the model's inputs, outputs and versions, cached until the server refuses a request for it."""
-        deadline = Deadline.after(timeout)
-        arguments.model(model, version)
-        return self._cache.get(model, version) or await self._fetch(model, version, deadline)
-
-    async def server_metadata(self, *, timeout: float | None = None) -> ServerMetadata:
-        """Return the server's name, version and extensions."""
-        answer = await self._call(
-            self._stub.ServerMetadata, pb.ServerMetadataRequest(), Deadline.after(timeout)
-        )
-        return ServerMetadata.from_message(answer)
-
-    async def models(self, *, timeout: float | None = None) -> tuple[ModelStatus, ...]:
-        """Return all models of the server's repository, in any state."""
-        answer = await self._call(
-            self._stub.RepositoryIndex, pb.RepositoryIndexRequest(), Deadline.after(timeout)
-        )
-        return ModelStatus.from_message(answer)
-
-    async def is_live(self, *, timeout: float | None = None) -> bool:
-        """Return whether the server answers; False if it cannot be reached in time."""
-        answer = await self._ask(self._stub.ServerLive, pb.ServerLiveRequest(), timeout)
-        return answer is not None and bool(answer.live)
-
-    async def is_ready(self, *, timeout: float | None = None) -> bool:
-        """Return whether the server is ready; False if it cannot be reached in time."""
-        answer = await self._ask(self._stub.ServerReady, pb.ServerReadyRequest(), timeout)
-        return answer is not None and bool(answer.ready)
-
-    async def is_model_ready(self, model: str, version: str = "", *, timeout: float | None = None) -> bool:
-        """Return whether the model is ready; False if the server cannot be reached in time."""
-        arguments.model(model, version)
-        answer = await self._ask(
-            self._stub.ModelReady, pb.ModelReadyRequest(name=model, version=version), timeout
-        )
-        return answer is not None and bool(answer.ready)
-
-    async def wait_ready(self, timeout: float | None = None) -> bool:
-        """Wait until the server can be reached, then return whether it is ready.
-
-        False if it cannot be reached in time. Use it for a server that is starting: the channel
-        connects as soon as the server listens.
-        """
-        answer = await self._ask(
-            self._stub.ServerReady, pb.ServerReadyRequest(), timeout, wait_for_ready=True
-        )
-        return answer is not None and bool(answer.ready)
+    async def _stream_endpoint(self, context: CallContext) -> Endpoint:
+        """Return the endpoint of the next stream: of several, one that answers a call."""
+        rpc = rpcs.server_live()
+        attempts = self._attempts(rpc.message)
+        if len(self._endpoints) > 1:
+            await self._call(rpc.method, rpc.message, context, attempts=attempts)
+        return attempts.endpoint or attempts.next()
 
     async def _encode(
-        self, model: str, version: str, deadline: Deadline, request: StreamRequest
+        self, model: str, version: str, context: CallContext, request: StreamRequest
     ) -> pb.ModelInferRequest:
         encoded = self._encode_known(model, version, request)
         if encoded is not None:
             return encoded
-        metadata = await self._fetch(model, version, deadline, request.request_id)
-        return codec.encode(model, version, request, metadata)
-
-    async def _fetch(
-        self, model: str, version: str, deadline: Deadline, request_id: str = ""
-    ) -> ModelMetadata:
-        request = pb.ModelMetadataRequest(name=model, version=version)
-        answer = await self._call(self._stub.ModelMetadata, request, deadline, request_id)
-        return self._learned(model, version, answer)
-
-    async def _ask(
-        self, method: Callable[..., Any], request: object, timeout: float | None, wait_for_ready: bool = False
-    ) -> Any | None:
-        try:
-            return await self._call(method, request, Deadline.after(timeout), wait_for_ready=wait_for_ready)
-        except (Unavailable, DeadlineExceeded):
-            return None
+        return codec.encode(model, version, request, await self._fetch(model, version, context))
 
     async def _again(
-        self, refused: ResourceExhausted, encoded: pb.ModelInferRequest, deadline: Deadline
+        self, refused: ResourceExhausted, encoded: pb.ModelInferRequest, context: CallContext
     ) -> Outcome:
         """Send a refused stream request again as a unary call, and return its outcome."""
+        context = context.of_request(refused.request_id)
         attempts = self._attempts(encoded)
         try:
-            await self._wait(refused, None, attempts, deadline)
-            answer = await self._call(
-                self._stub.ModelInfer, encoded, deadline, refused.request_id, attempts=attempts
-            )
-            return codec.decode(answer)
+            await self._wait(refused, None, attempts, context)
+            return codec.decode(await self._call("ModelInfer", encoded, context, attempts=attempts))
         except InferenceError as error:
             return error
 
-    async def _wait(self, error: InferenceError, call: Any, attempts: Attempts, deadline: Deadline) -> None:
+    async def _wait(self, error: InferenceError, call: Any, attempts: Attempts, context: CallContext) -> None:
         """Wait until the failed request may be sent again; raise the error if it may not."""
-        delay = attempts.delay(error, call, deadline.left())
+        delay = attempts.delay(error, call, context.deadline.left())
         if delay is None:
             raise error from call
         with contextlib.suppress(TimeoutError):
@@ -320,12 +309,14 @@ class InferenceClient(ClientBase):
         if self._closed:
             raise errors.closed_during_call(error.request_id) from error
 
+    async def _run(self, rpc: Rpc[T], context: CallContext, *, wait_for_ready: bool = False) -> T:
+        return rpc.decode(await self._call(rpc.method, rpc.message, context, wait_for_ready=wait_for_ready))
+
     async def _call(
         self,
-        method: Callable[..., Any],
+        method: str,
         request: object,
-        deadline: Deadline,
-        request_id: str = "",
+        context: CallContext,
         *,
         wait_for_ready: bool = False,
         attempts: Attempts | None = None,
@@ -333,16 +324,17 @@ class InferenceClient(ClientBase):
         """Return the answer to a unary call, which is retried as the policy allows."""
         attempts = attempts or self._attempts(request)
         while True:
-            options = self._call_options(deadline, request_id, wait_for_ready=wait_for_ready)
+            options = self._call_options(context)
+            call = getattr(attempts.next().stub, method)
             try:
-                answer = await method(request, **options)
+                answer = await call(request, wait_for_ready=wait_for_ready, **options)
             except grpc.RpcError as error:
-                failure = errors.from_rpc(error, request_id)
-                await self._wait(failure, error, attempts, deadline)
+                failure = errors.from_rpc(error, context.request_id)
+                await self._wait(failure, error, attempts, context)
             except asyncio.CancelledError:
                 if aio_stream.caller_cancelled():
                     raise
-                raise errors.closed_during_call(request_id) from None
+                raise errors.closed_during_call(context.request_id) from None
             else:
                 attempts.answered()
                 return answer

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
 from tensorferry.client import errors
 from tensorferry.client.connection import channel
 from tensorferry.client.connection.bearer import bearer
-from tensorferry.client.connection.deadline import Deadline, seconds_of
-from tensorferry.client.connection.propagation import with_context
+from tensorferry.client.connection.context import (
+    CallContext,
+    CallSettings,
+    Compression,
+    Headers,
+    compression_of,
+)
+from tensorferry.client.connection.deadline import seconds_of
+from tensorferry.client.connection.endpoints import Endpoints, OpenChannel, open_endpoints
 from tensorferry.client.connection.retry import DEFAULT_RETRY, Attempts, Retry, RetryBudget, retry_of
-from tensorferry.client.connection.target import check_target
+from tensorferry.client.connection.target import targets_of
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.inflight import InFlight
 from tensorferry.client.messages import arguments, codec
 from tensorferry.client.messages.codec import Parameter, StreamDefaults, StreamRequest
-from tensorferry.client.messages.metadata import ModelMetadata
 from tensorferry.client.messages.metadata_cache import MetadataCache
 from tensorferry.protos import inference_pb2 as pb
 
@@ -31,6 +38,7 @@ class StreamPlan:
 
     model: str
     version: str
+    settings: CallSettings
     timeout: float | None
     in_flight: InFlight
     defaults: StreamDefaults
@@ -43,11 +51,12 @@ class ClientBase(ABC):
 
     def __init__(
         self,
-        target: str,
+        target: str | Sequence[str] | None = None,
         *,
         tls: bool | channel.Tls = False,
         credentials: grpc.ChannelCredentials | None = None,
-        metadata: Sequence[tuple[str, str | bytes]] = (),
+        metadata: Headers = (),
+        compression: Compression = "none",
         max_message_bytes: int = channel.DEFAULT_MAX_MESSAGE_BYTES,
         options: channel.ChannelOptions = (),
         check: bool = True,
@@ -55,43 +64,52 @@ class ClientBase(ABC):
         token: str | None = None,
         token_over_plaintext: bool = False,
     ) -> None:
-        check_target(target)
+        # All arguments, for a pickle of the client. First, while there is no other variable.
+        self._arguments = {name: value for name, value in locals().items() if name != "self"}
+        targets = self._arguments["target"] = targets_of(target)
         secured = channel.channel_credentials(tls, credentials)
-        self._metadata = channel.call_metadata(metadata) + bearer(
-            token, target, secure=secured is not None, over_plaintext=token_over_plaintext
+        sent_token = bearer(token, targets, secure=secured is not None, over_plaintext=token_over_plaintext)
+        self._settings = CallSettings(
+            channel.call_metadata(metadata) + sent_token, compression_of(compression)
         )
         self._check = check
         self._retries = RetryBudget(retry_of(retry))
         self._cache = MetadataCache()
         self._closed = False
-        self._open(target, secured, channel.channel_options(max_message_bytes, options))
+        channel_options = channel.channel_options(max_message_bytes, options)
+        self._open(lambda opener: open_endpoints(targets, opener, secured, channel_options))
 
     @abstractmethod
-    def _open(
-        self,
-        target: str,
-        credentials: grpc.ChannelCredentials | None,
-        options: list[tuple[str, str | int]],
-    ) -> None:
-        """Create the channels; each connects with its first call."""
+    def _open(self, endpoints: Callable[[OpenChannel], Endpoints]) -> None:
+        """Prepare the client; `endpoints` opens its channels, each of which connects with its first call."""
+
+    @property
+    @abstractmethod
+    def _endpoints(self) -> Endpoints:
+        """The servers of the client."""
+
+    def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
+        """Pickle the arguments: the copy opens channels of its own."""
+        self._check_open()
+        if self._arguments["credentials"] is not None:
+            raise TypeError(
+                f"a client with credentials={self._arguments['credentials']!r} cannot be pickled, because"
+                " grpcio's credentials cannot: give the files with tls=Tls(...), or make the client in the"
+                " other process"
+            )
+        return functools.partial(type(self), **self._arguments), ()
 
     def _check_open(self) -> None:
         if self._closed:
             raise errors.closed_before_call()
 
-    def _call_options(
-        self, deadline: Deadline, request_id: str = "", *, wait_for_ready: bool | None = None
-    ) -> dict[str, Any]:
+    def _call_options(self, context: CallContext) -> dict[str, Any]:
         """Return the options of one attempt of a call; raise if the client is closed or no time is left."""
         self._check_open()
-        return {
-            "timeout": deadline.for_call(request_id),
-            "metadata": with_context(self._metadata),
-            "wait_for_ready": wait_for_ready,
-        }
+        return context.options()
 
     def _attempts(self, request: object) -> Attempts:
-        return Attempts(self._retries, request)
+        return Attempts(self._retries, request, self._endpoints)
 
     def _encode_known(self, model: str, version: str, request: StreamRequest) -> pb.ModelInferRequest | None:
         """Return the request's message, or None if the model's metadata must be fetched first."""
@@ -99,11 +117,6 @@ class ClientBase(ABC):
         if not self._check:
             return codec.encode(model, version, request, None)
         return self._cache.encode(model, version, request)
-
-    def _learned(self, model: str, version: str, answer: pb.ModelMetadataResponse) -> ModelMetadata:
-        metadata = ModelMetadata.from_message(answer)
-        self._cache.put(model, version, metadata)
-        return metadata
 
     def _plan_stream(
         self,
@@ -114,6 +127,8 @@ class ClientBase(ABC):
         timeout: float | None,
         outputs: Sequence[str] | None,
         parameters: Mapping[str, Parameter] | None,
+        metadata: Headers,
+        compression: Compression | None,
         on_error: str,
     ) -> StreamPlan:
         arguments.model(model, version)
@@ -123,6 +138,7 @@ class ClientBase(ABC):
         return StreamPlan(
             model,
             version,
+            self._settings.of_call(metadata, compression),
             seconds_of(timeout),
             InFlight(max_in_flight, ordered=ordered),
             StreamDefaults(outputs, parameters),

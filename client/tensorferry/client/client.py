@@ -7,34 +7,44 @@ import functools
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import grpc
 
 from tensorferry.client import errors, stream
-from tensorferry.client.base import ClientBase, StreamPlan
+from tensorferry.client.base import StreamPlan
 from tensorferry.client.connection import channel
-from tensorferry.client.connection.deadline import Deadline
-from tensorferry.client.connection.propagation import with_context
+from tensorferry.client.connection.context import CallContext, Compression, Headers
+from tensorferry.client.connection.endpoints import Endpoint, Endpoints, OpenChannel
 from tensorferry.client.connection.retry import Attempts
-from tensorferry.client.errors import DeadlineExceeded, InferenceError, ResourceExhausted, Unavailable
+from tensorferry.client.errors import InferenceError, ResourceExhausted
 from tensorferry.client.future import InferenceFuture, RetryQueue
 from tensorferry.client.inflight import Outcome, id_of
-from tensorferry.client.messages import arguments, codec
+from tensorferry.client.messages import codec, rpcs
 from tensorferry.client.messages.codec import InferenceResult, Parameter, StreamRequest
-from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
+from tensorferry.client.messages.rpcs import Rpc
+from tensorferry.client.server_calls import ServerCalls
 from tensorferry.protos import inference_pb2 as pb
 
+T = TypeVar("T")
 
-class InferenceClient(ClientBase):
-    """A client of one server, over one channel. Use it as a context manager, or call `close`.
+
+class InferenceClient(ServerCalls):
+    """A client of one server, or of several equal ones. Use it as a context manager, or call `close`.
+
+    >>> with InferenceClient("127.0.0.1:8001") as client:
+    ...     client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)})["probabilities"].shape
+    (1, 10)
 
     Arguments:
 
-    - `target`: "host:port", or any other name that gRPC resolves.
+    - `target`: "host:port", or any other name that gRPC resolves, or a list of these. None takes
+      the environment variable TENSORFERRY_TARGET, whose targets are separated by commas, or else
+      127.0.0.1:8001.
     - `tls`: True for TLS with the system's certificate authorities, or a `Tls` with files.
     - `credentials`: grpcio's channel credentials, instead of `tls`.
     - `metadata`: metadata of every call. A current OpenTelemetry context is added to it.
+    - `compression`: "gzip" or "deflate" compresses every message to the server, "none" none.
     - `token`: bearer token of every call. A token that would leave this machine without TLS raises
       InvalidInput, unless `token_over_plaintext` is true.
     - `max_message_bytes`: bound on a message in either direction.
@@ -44,6 +54,11 @@ class InferenceClient(ClientBase):
     - `retry`: how calls are repeated, None for never.
 
     The first call connects, not the constructor. Streams use a second connection.
+
+    Several targets: calls and streams take turns. A target that cannot be reached is left out, and
+    its calls go to the next one; every five seconds one call tries it again.
+
+    A pickle of a client has its arguments, the token included. The copy opens its own channels.
 
     Retries: a call that got UNAVAILABLE, or RESOURCE_EXHAUSTED with a retry time, is sent again
     within its timeout. A call whose connection broke while it was in progress is sent again at
@@ -59,19 +74,15 @@ class InferenceClient(ClientBase):
     Thread-safe: all methods may be called from any number of threads at once.
     """
 
-    def _open(
-        self,
-        target: str,
-        credentials: grpc.ChannelCredentials | None,
-        options: list[tuple[str, str | int]],
-    ) -> None:
+    def _open(self, endpoints: Callable[[OpenChannel], Endpoints]) -> None:
         # Set by `close`; ends every wait before a retry.
         self._closing = threading.Event()
         self._retry_queue = RetryQueue()
-        self._channel = channel.sync_channel(target, credentials, options)
-        self._stream_channel = channel.sync_channel(target, credentials, channel.stream_options(options))
-        self._stub = channel.stub(self._channel)
-        self._stream_stub = channel.stub(self._stream_channel)
+        self._opened = endpoints(channel.sync_channel)
+
+    @property
+    def _endpoints(self) -> Endpoints:
+        return self._opened
 
     def __enter__(self) -> Self:
         return self
@@ -82,12 +93,17 @@ class InferenceClient(ClientBase):
         self.close()
 
     def close(self) -> None:
-        """Close the channels; calls in flight end with `Cancelled`. Idempotent."""
+        """Close the channels; calls in flight end with `Cancelled`. Idempotent.
+
+        >>> other = InferenceClient("127.0.0.1:8001")
+        >>> other.close()
+        """
         self._closed = True
         self._closing.set()
         self._retry_queue.close()
-        self._channel.close()
-        self._stream_channel.close()
+        for endpoint in self._opened:
+            endpoint.channel.close()
+            endpoint.stream_channel.close()
 
     def infer(
         self,
@@ -99,21 +115,28 @@ class InferenceClient(ClientBase):
         outputs: Sequence[str] | None = None,
         request_id: str | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        metadata: Headers = (),
+        compression: Compression | None = None,
     ) -> InferenceResult:
         """Run one request and wait for its answer.
 
         `inputs` maps each input name to its array. Lists and Python scalars become arrays of the
         model's datatype if that loses nothing; arrays are never cast. A `version` of "" lets the
-        server choose. `outputs` names the requested outputs, None for all.
+        server choose. `outputs` names the requested outputs, None for all. `metadata` is added to
+        the client's, and `compression` replaces the client's, for this call.
 
         Raises InvalidInput before anything is sent if inputs or outputs do not fit the model.
         Thread-safe.
+
+        >>> result = client.infer("digits", {"image": np.zeros((2, 8, 8), np.uint8)}, timeout=1.0)
+        >>> result["probabilities"].shape
+        (2, 10)
         """
-        deadline = Deadline.after(timeout)
         request = codec.request_of(inputs, request_id, outputs, parameters)
-        encoded = self._encode(model, version, deadline, request)
+        context = self._settings.of_call(metadata, compression).begin(timeout, request.request_id)
+        encoded = self._encode(model, version, context, request)
         try:
-            answer = self._call(self._stub.ModelInfer, encoded, deadline, request.request_id)
+            answer = self._call("ModelInfer", encoded, context)
         except InferenceError as error:
             self._cache.refused(model, version, error)
             raise
@@ -129,22 +152,29 @@ class InferenceClient(ClientBase):
         outputs: Sequence[str] | None = None,
         request_id: str | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        metadata: Headers = (),
+        compression: Compression | None = None,
     ) -> InferenceFuture:
         """Send one request and return a `concurrent.futures.Future` of its result.
 
         Arguments are those of `infer`. Errors after the request was sent are raised by the future.
         `cancel()` of the future cancels the call on the server. The first request for a model
         waits for the model's metadata. Thread-safe.
+
+        >>> futures = [client.submit("digits", {"image": np.zeros((1, 8, 8), np.uint8)}) for _ in range(3)]
+        >>> [future.result()["probabilities"].shape for future in futures]
+        [(1, 10), (1, 10), (1, 10)]
         """
-        deadline = Deadline.after(timeout)
         request = codec.request_of(inputs, request_id, outputs, parameters)
-        encoded = self._encode(model, version, deadline, request)
+        context = self._settings.of_call(metadata, compression).begin(timeout, request.request_id)
+        encoded = self._encode(model, version, context, request)
+        attempts = self._attempts(encoded)
         return InferenceFuture(
-            lambda: self._stub.ModelInfer.future(encoded, **self._call_options(deadline, request.request_id)),
+            lambda: attempts.next().stub.ModelInfer.future(encoded, **self._call_options(context)),
             request.request_id,
             functools.partial(self._cache.refused, model, version),
-            self._attempts(encoded),
-            deadline,
+            attempts,
+            context.deadline,
             self._retry_queue,
         )
 
@@ -160,6 +190,8 @@ class InferenceClient(ClientBase):
         timeout: float | None = ...,
         outputs: Sequence[str] | None = ...,
         parameters: Mapping[str, Parameter] | None = ...,
+        metadata: Headers = ...,
+        compression: Compression | None = ...,
         on_error: Literal["raise"] = ...,
     ) -> Generator[InferenceResult, None, None]: ...
 
@@ -175,6 +207,8 @@ class InferenceClient(ClientBase):
         timeout: float | None = ...,
         outputs: Sequence[str] | None = ...,
         parameters: Mapping[str, Parameter] | None = ...,
+        metadata: Headers = ...,
+        compression: Compression | None = ...,
         on_error: Literal["yield"],
     ) -> Generator[InferenceResult | InferenceError, None, None]: ...
 
@@ -189,6 +223,8 @@ class InferenceClient(ClientBase):
         timeout: float | None = None,
         outputs: Sequence[str] | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        metadata: Headers = (),
+        compression: Compression | None = None,
         on_error: Literal["raise", "yield"] = "raise",
     ) -> Generator[InferenceResult | InferenceError, None, None]:
         """Run many requests over one call and yield each result when it arrives.
@@ -210,28 +246,40 @@ class InferenceClient(ClientBase):
 
         Nothing is sent before the first `next()`. Closing or dropping the iterator cancels the
         call and all its requests. One thread at a time may use the iterator.
+
+        >>> requests = ({"image": np.full((1, 8, 8), n, np.uint8)} for n in range(3))
+        >>> [result["probabilities"].shape for result in client.stream("digits", requests)]
+        [(1, 10), (1, 10), (1, 10)]
         """
         plan = self._plan_stream(
-            model, version, ordered, max_in_flight, timeout, outputs, parameters, on_error
+            model,
+            version,
+            ordered,
+            max_in_flight,
+            timeout,
+            outputs,
+            parameters,
+            metadata,
+            compression,
+            on_error,
         )
         return self._stream(plan, map(plan.defaults.complete, codec.iterated(requests)))
 
     def _stream(self, plan: StreamPlan, requests: Iterator[StreamRequest]) -> Generator[Outcome, None, None]:
         self._check_open()
-        deadline = Deadline.after(plan.timeout)
+        context = plan.settings.begin(plan.timeout)
+        endpoint = self._stream_endpoint(context)
         # Messages of unanswered requests, for those that are sent again.
         sent: dict[str, pb.ModelInferRequest] = {}
 
         def encode(request: StreamRequest) -> pb.ModelInferRequest:
-            encoded = self._encode(plan.model, plan.version, deadline, request)
+            encoded = self._encode(plan.model, plan.version, context.of_request(request.request_id), request)
             if self._retries.possible:
                 sent[request.request_id] = encoded
             return encoded
 
         outcomes = stream.run(
-            lambda feed: self._stream_stub.ModelStreamInfer(
-                feed, timeout=deadline.for_call(), metadata=with_context(self._metadata + plan.order)
-            ),
+            lambda feed: endpoint.stream_stub.ModelStreamInfer(feed, **context.options(plan.order)),
             requests,
             encode,
             plan.in_flight,
@@ -242,107 +290,57 @@ class InferenceClient(ClientBase):
                 if isinstance(outcome, InferenceResult):
                     self._retries.answered()
                 elif isinstance(outcome, ResourceExhausted) and encoded is not None:
-                    outcome = self._again(outcome, encoded, deadline)
+                    outcome = self._again(outcome, encoded, context)
                 if isinstance(outcome, InferenceError):
                     self._cache.refused(plan.model, plan.version, outcome)
                     if plan.raises:
                         raise outcome
                 yield outcome
 
-    def metadata(self, model: str, version: str = "", *, timeout: float | None = None) -> ModelMetadata:
-        """Return the model's inputs, outputs and versions, cached until the server refuses a request for it.
-
-        Thread-safe.
-        """
-        deadline = Deadline.after(timeout)
-        arguments.model(model, version)
-        return self._cache.get(model, version) or self._fetch(model, version, deadline)
-
-    def server_metadata(self, *, timeout: float | None = None) -> ServerMetadata:
-        """Return the server's name, version and extensions. Thread-safe."""
-        answer = self._call(self._stub.ServerMetadata, pb.ServerMetadataRequest(), Deadline.after(timeout))
-        return ServerMetadata.from_message(answer)
-
-    def models(self, *, timeout: float | None = None) -> tuple[ModelStatus, ...]:
-        """Return all models of the server's repository, in any state. Thread-safe."""
-        answer = self._call(self._stub.RepositoryIndex, pb.RepositoryIndexRequest(), Deadline.after(timeout))
-        return ModelStatus.from_message(answer)
-
-    def is_live(self, *, timeout: float | None = None) -> bool:
-        """Return whether the server answers; False if it cannot be reached in time. Thread-safe."""
-        answer = self._ask(self._stub.ServerLive, pb.ServerLiveRequest(), timeout)
-        return answer is not None and bool(answer.live)
-
-    def is_ready(self, *, timeout: float | None = None) -> bool:
-        """Return whether the server is ready; False if it cannot be reached in time. Thread-safe."""
-        answer = self._ask(self._stub.ServerReady, pb.ServerReadyRequest(), timeout)
-        return answer is not None and bool(answer.ready)
-
-    def is_model_ready(self, model: str, version: str = "", *, timeout: float | None = None) -> bool:
-        """Return whether the model is ready; False if the server cannot be reached in time. Thread-safe."""
-        arguments.model(model, version)
-        answer = self._ask(self._stub.ModelReady, pb.ModelReadyRequest(name=model, version=version), timeout)
-        return answer is not None and bool(answer.ready)
-
-    def wait_ready(self, timeout: float | None = None) -> bool:
-        """Wait until the server can be reached, then return whether it is ready.
-
-        False if it cannot be reached in time. Use it for a server that is starting: the channel
-        connects as soon as the server listens. Thread-safe.
-        """
-        answer = self._ask(self._stub.ServerReady, pb.ServerReadyRequest(), timeout, wait_for_ready=True)
-        return answer is not None and bool(answer.ready)
+    def _stream_endpoint(self, context: CallContext) -> Endpoint:
+        """Return the endpoint of the next stream: of several, one that answers a call."""
+        rpc = rpcs.server_live()
+        attempts = self._attempts(rpc.message)
+        if len(self._endpoints) > 1:
+            self._call(rpc.method, rpc.message, context, attempts=attempts)
+        return attempts.endpoint or attempts.next()
 
     def _encode(
-        self, model: str, version: str, deadline: Deadline, request: StreamRequest
+        self, model: str, version: str, context: CallContext, request: StreamRequest
     ) -> pb.ModelInferRequest:
         encoded = self._encode_known(model, version, request)
         if encoded is not None:
             return encoded
-        metadata = self._fetch(model, version, deadline, request.request_id)
-        return codec.encode(model, version, request, metadata)
-
-    def _fetch(self, model: str, version: str, deadline: Deadline, request_id: str = "") -> ModelMetadata:
-        request = pb.ModelMetadataRequest(name=model, version=version)
-        answer = self._call(self._stub.ModelMetadata, request, deadline, request_id)
-        return self._learned(model, version, answer)
-
-    def _ask(
-        self, method: Callable[..., Any], request: object, timeout: float | None, wait_for_ready: bool = False
-    ) -> Any | None:
-        try:
-            return self._call(method, request, Deadline.after(timeout), wait_for_ready=wait_for_ready)
-        except (Unavailable, DeadlineExceeded):
-            return None
+        return codec.encode(model, version, request, self._fetch(model, version, context))
 
     def _again(
-        self, refused: ResourceExhausted, encoded: pb.ModelInferRequest, deadline: Deadline
+        self, refused: ResourceExhausted, encoded: pb.ModelInferRequest, context: CallContext
     ) -> Outcome:
         """Send a refused stream request again as a unary call, and return its outcome."""
+        context = context.of_request(refused.request_id)
         attempts = self._attempts(encoded)
         try:
-            self._wait(refused, None, attempts, deadline)
-            answer = self._call(
-                self._stub.ModelInfer, encoded, deadline, refused.request_id, attempts=attempts
-            )
-            return codec.decode(answer)
+            self._wait(refused, None, attempts, context)
+            return codec.decode(self._call("ModelInfer", encoded, context, attempts=attempts))
         except InferenceError as error:
             return error
 
-    def _wait(self, error: InferenceError, call: Any, attempts: Attempts, deadline: Deadline) -> None:
+    def _wait(self, error: InferenceError, call: Any, attempts: Attempts, context: CallContext) -> None:
         """Wait until the failed request may be sent again; raise the error if it may not."""
-        delay = attempts.delay(error, call, deadline.left())
+        delay = attempts.delay(error, call, context.deadline.left())
         if delay is None:
             raise error from call
         if self._closing.wait(delay):
             raise errors.closed_during_call(error.request_id) from error
 
+    def _run(self, rpc: Rpc[T], context: CallContext, *, wait_for_ready: bool = False) -> T:
+        return rpc.decode(self._call(rpc.method, rpc.message, context, wait_for_ready=wait_for_ready))
+
     def _call(
         self,
-        method: Callable[..., Any],
+        method: str,
         request: object,
-        deadline: Deadline,
-        request_id: str = "",
+        context: CallContext,
         *,
         wait_for_ready: bool = False,
         attempts: Attempts | None = None,
@@ -350,12 +348,13 @@ class InferenceClient(ClientBase):
         """Return the answer to a unary call, which is retried as the policy allows."""
         attempts = attempts or self._attempts(request)
         while True:
-            options = self._call_options(deadline, request_id, wait_for_ready=wait_for_ready)
+            options = self._call_options(context)
+            call = getattr(attempts.next().stub, method)
             try:
-                answer = method(request, **options)
+                answer = call(request, wait_for_ready=wait_for_ready, **options)
             except grpc.RpcError as error:
-                failure = errors.from_rpc(error, request_id)
-                self._wait(failure, error, attempts, deadline)
+                failure = errors.from_rpc(error, context.request_id)
+                self._wait(failure, error, attempts, context)
             else:
                 attempts.answered()
                 return answer

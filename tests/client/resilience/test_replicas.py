@@ -17,6 +17,7 @@ import pytest
 from client.scripted import ScriptedServer
 
 from tensorferry.client import InferenceClient, Retry, Unavailable, aio
+from tensorferry.client.connection.endpoints import Endpoints
 from tensorferry.client.connection.retry import ANSWERED_KEY, AttemptEnd, Attempts, RetryBudget, attempt_end
 from tensorferry.client.errors import of_code
 from tensorferry.protos import inference_pb2 as pb
@@ -214,7 +215,7 @@ def test_attempts_are_classified(
 
 def test_one_retry_at_most_after_an_unknown_end() -> None:
     """After a broken connection, a refusal and another broken connection there is no further attempt."""
-    attempts = Attempts(RetryBudget(Retry()), pb.ModelInferRequest())
+    attempts = Attempts(RetryBudget(Retry()), pb.ModelInferRequest(), Endpoints(()))
     broken = of_code(grpc.StatusCode.UNAVAILABLE, "Socket closed")
     refused = of_code(grpc.StatusCode.UNAVAILABLE, REFUSED)
     given = [attempts.delay(error, Call(), None) is not None for error in (broken, refused, broken)]

@@ -67,7 +67,9 @@ RIGHT_TIMEOUTS: list[Any] = [
 TIMED: list[tuple[str, tuple[Any, ...]]] = [
     ("infer", ("row", ROW)), ("submit", ("row", ROW)), ("stream", ("row", [ROW])), ("metadata", ("row",)),
     ("server_metadata", ()), ("models", ()), ("is_live", ()), ("is_ready", ()), ("is_model_ready", ("row",)),
-    ("wait_ready", ()),
+    ("wait_ready", ()), ("load_model", ("row",)), ("unload_model", ("row",)), ("model_config", ("row",)),
+    ("statistics", ()), ("trace_settings", ()), ("update_trace_settings", ({"trace_rate": 1},)), ("log_settings", ()),
+    ("update_log_settings", ({"log_info": True},)),
 ]  # fmt: skip
 
 
@@ -106,7 +108,6 @@ def test_a_stream_is_checked_before_it_begins(client: InferenceClient) -> None:
 
 
 TARGETS: list[tuple[Any, str]] = [
-    (None, "such as '127.0.0.1:8001'"),
     ("", "such as '127.0.0.1:8001'"),
     (8001, "such as '127.0.0.1:8001'"),
     ("127.0.0.1", "write '127.0.0.1:8001'"),
@@ -138,17 +139,20 @@ TARGETS: list[tuple[Any, str]] = [
     ("server:8001\n", "write 'server:8001'"),
     ("ser\0ver:8001", "such as '127.0.0.1:8001'"),
     ("ser ver:8001", "write"),
-    (["127.0.0.1:1", "127.0.0.1:2"], "write one str"),
+    ([], "write ['127.0.0.1:8001']"),
+    (["127.0.0.1:1", "127.0.0.2"], "write '127.0.0.2:8001'"),
+    (["127.0.0.1:1", ["127.0.0.1:2"]], "such as"),
     (["127.0.0.1"], "write '127.0.0.1:8001'"),
     (b"127.0.0.1:1", "write '127.0.0.1:1'"),
     ({}, "such as"),
     ("x" * 100_000, "write an address"),
     ("x" * 100_001, "such as '127.0.0.1:8001'"),
 ]
-GOOD_TARGETS = [
+GOOD_TARGETS: list[Any] = [
     "127.0.0.1:8001", "localhost:1", "server.example:65535", "a_b-c:1", "[::1]:8001", "dns:server:8001",
     "dns:///server:8001", "dns://8.8.8.8/server:8001", "ipv4:127.0.0.1:1,127.0.0.2:2", "ipv6:[::1]:8001",
     "ipv6:%5B::1%5D:8001", "unix:/run/x", "unix:///run/x", "unix-abstract:x", "xds:///service", "bücher.example:8001",
+    ["127.0.0.1:1"], ("127.0.0.1:1", "[::1]:2"), ["server:1", "unix:/run/x"], None,
 ]  # fmt: skip
 
 

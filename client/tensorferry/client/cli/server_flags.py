@@ -13,7 +13,7 @@ from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.client import InferenceClient
 from tensorferry.client.connection.channel import Tls
 from tensorferry.client.connection.deadline import seconds_of
-from tensorferry.client.connection.target import TARGET_VARIABLE, check_target, default_target
+from tensorferry.client.connection.target import TARGET_VARIABLE, check_target, default_targets
 from tensorferry.client.errors import InferenceError, InvalidInput
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ def server_parser(command: str, description: str) -> CommandParser:
         "--target",
         type=_target,
         metavar="HOST:PORT",
-        help=f"address of the server (default: the environment variable {TARGET_VARIABLE}, otherwise {default_target({})})",
+        help=f"address of the server (default: the environment variable {TARGET_VARIABLE}, otherwise {default_targets({})[0]})",
     )
     server.add_argument(
         "--timeout",
@@ -90,7 +90,7 @@ def call_server(
     InvalidInput exits with 2. Other errors of calls and of files return 1 after one line on stderr.
     """
     try:
-        arguments.target = arguments.target or default_target()
+        targets = (arguments.target,) if arguments.target else default_targets()
     except InvalidInput as error:
         parser.error(str(error))
     files = {f"--{name}-file": getattr(arguments, f"{name}_file") for name in ("ca", "cert", "key")}
@@ -108,7 +108,7 @@ def call_server(
     token = _token(parser, arguments.token_file)
     try:
         client = InferenceClient(
-            arguments.target,
+            targets,
             tls=tls,
             metadata=arguments.header,
             token=token,
@@ -122,7 +122,7 @@ def call_server(
     except InvalidInput as error:
         parser.error(str(error))
     except InferenceError as error:
-        print(f"{parser.prog}: {arguments.target}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{parser.prog}: {','.join(targets)}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)

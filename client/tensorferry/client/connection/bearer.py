@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 
 from tensorferry.client.connection.channel import CallMetadata
 from tensorferry.client.errors import InvalidInput
@@ -12,7 +13,7 @@ from tensorferry.client.errors import InvalidInput
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
-def bearer(token: str | None, target: str, *, secure: bool, over_plaintext: bool) -> CallMetadata:
+def bearer(token: str | None, targets: Sequence[str], *, secure: bool, over_plaintext: bool) -> CallMetadata:
     """Return the metadata with the token.
 
     Raises InvalidInput for a malformed token, and if others on the network could read it.
@@ -27,11 +28,12 @@ def bearer(token: str | None, target: str, *, secure: bool, over_plaintext: bool
                 f"{len(token)} characters, with blanks, line ends or others that are not printable ASCII"
             )
         raise InvalidInput("token", "a str of printable ASCII", received, "give the token alone")
-    if not secure and not over_plaintext and not _is_local(target):
+    remote = None if secure or over_plaintext else next((t for t in targets if not _is_local(t)), None)
+    if remote is not None:
         raise InvalidInput(
             "token",
             "a connection that others cannot read",
-            f"{target} in plain text",
+            f"{remote} in plain text",
             "use TLS (tls=True, or --tls), or allow it (token_over_plaintext=True, or --token-over-plaintext)",
         )
     return (("authorization", f"Bearer {token}"),)

@@ -11,7 +11,6 @@ import grpc
 
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages.arguments import integer, pairs, shown
-from tensorferry.protos import inference_pb2_grpc
 
 CallMetadata = tuple[tuple[str, str | bytes], ...]
 ChannelOptions = Sequence[tuple[str, str | int]]
@@ -165,8 +164,3 @@ def aio_channel(
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, credentials, options=options)
-
-
-def stub(channel: grpc.Channel | grpc.aio.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:
-    """Return the stub of the inference service on this channel."""
-    return inference_pb2_grpc.GRPCInferenceServiceStub(channel)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tensorferry.client.connection.endpoints import Endpoint, Endpoints
 from tensorferry.client.errors import InferenceError, InvalidInput, ResourceExhausted, Unavailable
 from tensorferry.client.messages.arguments import integer, shown
 from tensorferry.protos import inference_pb2 as pb
@@ -168,13 +169,21 @@ class RetryBudget:
 
 
 class Attempts:
-    """Attempts of one call. Not thread-safe."""
+    """Attempts of one call, and the endpoint of each. Not thread-safe."""
 
-    def __init__(self, retries: RetryBudget, request: object) -> None:
+    def __init__(self, retries: RetryBudget, request: object, endpoints: Endpoints) -> None:
         self._retries = retries
         self._repeatable = is_repeatable(request)
         self._inference = isinstance(request, pb.ModelInferRequest)
         self._made = 1
+        self._endpoints = endpoints
+        # Of the last attempt.
+        self.endpoint: Endpoint | None = None
+
+    def next(self) -> Endpoint:
+        """Return the endpoint of the next attempt."""
+        endpoint = self.endpoint = self._endpoints.pick()
+        return endpoint
 
     def delay(self, error: InferenceError, call: Any, left: float | None) -> float | None:
         """Return the seconds until the request is sent again; None for no retry.
@@ -183,6 +192,11 @@ class Attempts:
         """
         if isinstance(error, Unavailable) and call is not None:
             ending = attempt_end(call, error)
+            if ending in (AttemptEnd.NEVER_SENT, AttemptEnd.UNKNOWN) and self.endpoint is not None:
+                others = self._endpoints.failed(self.endpoint)
+                if ending is AttemptEnd.NEVER_SENT and others and left != 0:
+                    # Not a retry, because no server has seen the request.
+                    return 0.0
             if ending is AttemptEnd.FINAL or (ending is AttemptEnd.UNKNOWN and not self._repeatable):
                 return None
             if ending is AttemptEnd.UNKNOWN:
@@ -194,5 +208,7 @@ class Attempts:
 
     def answered(self) -> None:
         """Record an answer. Only inference refills the budget; health checks do not."""
+        if self.endpoint is not None:
+            self._endpoints.answered(self.endpoint)
         if self._inference:
             self._retries.answered()

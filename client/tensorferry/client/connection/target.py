@@ -1,11 +1,11 @@
-"""The address of a server, checked before gRPC resolves it."""
+"""Addresses of servers, checked before gRPC resolves them."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
 from tensorferry.client.errors import InvalidInput
@@ -25,20 +25,56 @@ _LONGEST = 100_000
 _SHOWN = 200
 
 
-def default_target(variables: Mapping[str, str] | None = None) -> str:
-    """Return the target of TENSORFERRY_TARGET, or the server's default address; raise InvalidInput if it is wrong.
+def default_targets(variables: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the targets of TENSORFERRY_TARGET, or the server's default address; raise InvalidInput if one is wrong.
 
-    An empty variable counts as unset. `variables` are the process's environment by default.
+    Commas separate targets. An empty variable counts as unset. `variables` are the process's
+    environment by default.
     """
-    target = (os.environ if variables is None else variables).get(TARGET_VARIABLE)
-    if not target:
-        return _EXAMPLE
+    text = (os.environ if variables is None else variables).get(TARGET_VARIABLE)
+    if not text:
+        return (_EXAMPLE,)
+    # In a target with a scheme, commas separate its addresses.
+    has_scheme = text.partition(":")[0] in _WITH_PORTS + _WITHOUT_PORTS
     try:
-        return check_target(target)
+        return targets_of(text if has_scheme else [one.strip() for one in text.split(",")])
     except InvalidInput as error:
         raise InvalidInput(
             f"the environment variable {TARGET_VARIABLE}", error.expected, error.received, error.change
         ) from None
+
+
+def targets_of(target: object) -> tuple[str, ...]:
+    """Return the targets of a client: one or several given, or those of the environment for None.
+
+    Raises InvalidInput with a correction if gRPC could never reach one of them.
+    """
+    if target is None:
+        return default_targets()
+    if not isinstance(target, (list, tuple)):
+        return (check_target(target),)
+    if not target:
+        expected = f"{_EXPECTED}, or a list of them"
+        raise InvalidInput("target", expected, "an empty list", f"write ['{_EXAMPLE}'], or leave it out")
+    return tuple(check_target(one) for one in target)
+
+
+def address_list(targets: Sequence[str]) -> str | None:
+    """Return one target of gRPC with all addresses, None if one of the targets is no IP address."""
+    addresses: list[tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, str]] = []
+    for target in targets:
+        host, _, port = target.rpartition(":")
+        try:
+            addresses.append((ipaddress.ip_address(host.strip("[]")), port))
+        except ValueError:
+            return None
+    if all(address.version == 4 for address, _ in addresses):
+        return "ipv4:" + ",".join(f"{address}:{port}" for address, port in addresses)
+    # gRPC takes IPv4 addresses in a list of IPv6 addresses in their mapped form.
+    mapped = (
+        (f"::ffff:{address}" if address.version == 4 else str(address), port) for address, port in addresses
+    )
+    return "ipv6:" + ",".join(f"[{address}]:{port}" for address, port in mapped)
 
 
 def check_target(target: object) -> str:
@@ -100,10 +136,6 @@ def _with_port(address: str) -> str:
 
 
 def _change_of_other(target: object) -> str:
-    if isinstance(target, (list, tuple)) and target and all(isinstance(one, str) for one in target):
-        if len(target) == 1:
-            return f"write '{_with_port(target[0])}'"
-        return "write one str: a DNS name of all of them ('dns:///name:8001'), or 'ipv4:10.0.0.1:8001,10.0.0.2:8001'"
     if isinstance(target, bytes):
         return f"write {target.decode(errors='replace')!r}"
     return f"write the server's address, such as '{_EXAMPLE}'"

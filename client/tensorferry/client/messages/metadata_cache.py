@@ -44,3 +44,8 @@ class MetadataCache:
         """Drop the metadata if the error's code means that it may be out of date."""
         if error.code in _STALE_CODES:
             self._known.pop((model, version), None)
+
+    def forget(self, model: str) -> None:
+        """Drop the metadata of all versions of a model that the caller has changed."""
+        for key in [key for key in list(self._known) if key[0] == model]:
+            self._known.pop(key, None)

@@ -1,0 +1,218 @@
+"""Calls of the synchronous client that are not inference."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from tensorferry.client.base import ClientBase
+from tensorferry.client.connection.context import CallContext, Headers
+from tensorferry.client.errors import DeadlineExceeded, Unavailable
+from tensorferry.client.messages import arguments, rpcs
+from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
+from tensorferry.client.messages.rpcs import Config, File, LogSettings, Rpc, TraceSettings
+from tensorferry.client.messages.statistics import ModelStatistics
+
+T = TypeVar("T")
+
+
+class ServerCalls(ClientBase):
+    """Health, metadata, model control, statistics and settings."""
+
+    @abstractmethod
+    def _run(self, rpc: Rpc[T], context: CallContext, *, wait_for_ready: bool = False) -> T:
+        """Make a call, which is retried as the policy allows."""
+
+    def metadata(
+        self, model: str, version: str = "", *, timeout: float | None = None, metadata: Headers = ()
+    ) -> ModelMetadata:
+        """Return the model's inputs, outputs and versions, cached until the server refuses a request for it.
+
+        Thread-safe.
+
+        >>> client.metadata("digits").inputs
+        (TensorMetadata(name='image', datatype='UINT8', shape=(-1, 8, 8), optional=False),)
+        """
+        arguments.model(model, version)
+        context = self._settings.of_call(metadata).begin(timeout)
+        return self._cache.get(model, version) or self._fetch(model, version, context)
+
+    def server_metadata(self, *, timeout: float | None = None, metadata: Headers = ()) -> ServerMetadata:
+        """Return the server's name, version and extensions. Thread-safe.
+
+        >>> client.server_metadata().name
+        'tensorferry'
+        """
+        return self._run(rpcs.server_metadata(), self._settings.of_call(metadata).begin(timeout))
+
+    def is_live(self, *, timeout: float | None = None, metadata: Headers = ()) -> bool:
+        """Return whether the server answers; False if it cannot be reached in time. Thread-safe.
+
+        >>> client.is_live()
+        True
+        """
+        return self._ask(rpcs.server_live(), timeout, metadata)
+
+    def is_ready(self, *, timeout: float | None = None, metadata: Headers = ()) -> bool:
+        """Return whether the server is ready; False if it cannot be reached in time. Thread-safe.
+
+        >>> client.is_ready(timeout=1.0)
+        True
+        """
+        return self._ask(rpcs.server_ready(), timeout, metadata)
+
+    def is_model_ready(
+        self, model: str, version: str = "", *, timeout: float | None = None, metadata: Headers = ()
+    ) -> bool:
+        """Return whether the model is ready; False if the server cannot be reached in time. Thread-safe.
+
+        >>> client.is_model_ready("digits"), client.is_model_ready("letters")
+        (True, False)
+        """
+        return self._ask(rpcs.model_ready(model, version), timeout, metadata)
+
+    def wait_ready(self, timeout: float | None = None, *, metadata: Headers = ()) -> bool:
+        """Wait until the server can be reached, then return whether it is ready.
+
+        False if it cannot be reached in time. Use it for a server that is starting: the channel
+        connects as soon as the server listens. Thread-safe.
+
+        >>> client.wait_ready(timeout=30)
+        True
+        """
+        return self._ask(rpcs.server_ready(), timeout, metadata, wait_for_ready=True)
+
+    def models(
+        self, *, ready: bool = False, timeout: float | None = None, metadata: Headers = ()
+    ) -> tuple[ModelStatus, ...]:
+        """Return the models of the server's repository, in any state; with `ready`, those that take requests.
+
+        Thread-safe.
+
+        >>> [model.name for model in client.models(ready=True)]
+        ['digits']
+        """
+        return self._run(rpcs.repository_index(ready), self._settings.of_call(metadata).begin(timeout))
+
+    def load_model(
+        self,
+        model: str,
+        *,
+        config: Config | None = None,
+        files: Mapping[str, File] | None = None,
+        timeout: float | None = None,
+        metadata: Headers = (),
+    ) -> None:
+        """Load a model of the server's repository, or load it again; return when it is ready.
+
+        `config` replaces the model's configuration: a dict, or JSON. `files` replaces files of the
+        model, as "VERSION/NAME": bytes, or the path of a local file. It needs a `config`. Thread-safe.
+
+        >>> client.load_model("digits", config={"max_batch_size": 16})
+        """
+        self._run(rpcs.load_model(model, config, files), self._settings.of_call(metadata).begin(timeout))
+        self._cache.forget(model)
+
+    def unload_model(
+        self, model: str, *, dependents: bool = False, timeout: float | None = None, metadata: Headers = ()
+    ) -> None:
+        """Stop requests for a model; the server still answers those that it has accepted.
+
+        With `dependents`, the models that an ensemble consists of are unloaded, too. Thread-safe.
+
+        >>> client.unload_model("digits")
+        >>> client.is_model_ready("digits")
+        False
+        >>> client.load_model("digits")
+        """
+        self._run(rpcs.unload_model(model, dependents), self._settings.of_call(metadata).begin(timeout))
+        self._cache.forget(model)
+
+    def model_config(
+        self, model: str, version: str = "", *, timeout: float | None = None, metadata: Headers = ()
+    ) -> dict[str, Any]:
+        """Return the configuration in use, with the fields of config.pbtxt as a dict.
+
+        Repeated fields are lists, messages dicts, and enums their names. Thread-safe.
+
+        >>> client.model_config("digits")["input"][0]["dims"]
+        [8, 8]
+        """
+        return self._run(rpcs.model_config(model, version), self._settings.of_call(metadata).begin(timeout))
+
+    def statistics(
+        self, model: str = "", version: str = "", *, timeout: float | None = None, metadata: Headers = ()
+    ) -> tuple[ModelStatistics, ...]:
+        """Return counts and times of a model's versions, by default of all models. Thread-safe.
+
+        >>> [statistics] = client.statistics("digits")
+        >>> statistics.success.count > 0
+        True
+        """
+        return self._run(rpcs.statistics(model, version), self._settings.of_call(metadata).begin(timeout))
+
+    def trace_settings(
+        self, model: str = "", *, timeout: float | None = None, metadata: Headers = ()
+    ) -> TraceSettings:
+        """Return what is traced of a model, by default of the server: values by name. Thread-safe.
+
+        >>> client.trace_settings()["trace_level"]
+        ('OFF',)
+        """
+        return self._run(rpcs.trace_settings(model), self._settings.of_call(metadata).begin(timeout))
+
+    def update_trace_settings(
+        self,
+        settings: Mapping[str, object],
+        model: str = "",
+        *,
+        timeout: float | None = None,
+        metadata: Headers = (),
+    ) -> TraceSettings:
+        """Change what is traced of a model, by default of the server, and return all settings.
+
+        Each value is a str, an int or a list of str. None sets back to the default. Thread-safe.
+
+        >>> client.update_trace_settings({"trace_rate": 100})["trace_rate"]
+        ('100',)
+        """
+        return self._run(
+            rpcs.trace_settings(model, settings), self._settings.of_call(metadata).begin(timeout)
+        )
+
+    def log_settings(self, *, timeout: float | None = None, metadata: Headers = ()) -> LogSettings:
+        """Return what the server logs: values by name. Thread-safe.
+
+        >>> client.log_settings()["log_warning"]
+        True
+        """
+        return self._run(rpcs.log_settings(), self._settings.of_call(metadata).begin(timeout))
+
+    def update_log_settings(
+        self,
+        settings: Mapping[str, bool | int | str],
+        *,
+        timeout: float | None = None,
+        metadata: Headers = (),
+    ) -> LogSettings:
+        """Change what the server logs, and return all settings. Thread-safe.
+
+        >>> client.update_log_settings({"log_info": False})["log_info"]
+        False
+        """
+        return self._run(rpcs.log_settings(settings), self._settings.of_call(metadata).begin(timeout))
+
+    def _fetch(self, model: str, version: str, context: CallContext) -> ModelMetadata:
+        known = self._run(rpcs.model_metadata(model, version), context)
+        self._cache.put(model, version, known)
+        return known
+
+    def _ask(
+        self, rpc: Rpc[bool], timeout: float | None, metadata: Headers, *, wait_for_ready: bool = False
+    ) -> bool:
+        context = self._settings.of_call(metadata).begin(timeout)
+        try:
+            return self._run(rpc, context, wait_for_ready=wait_for_ready)
+        except (Unavailable, DeadlineExceeded):
+            return False

@@ -1,0 +1,225 @@
+"""Choice among several targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from client.either import KINDS, call
+from client.scripted import ScriptedServer, model
+
+from tensorferry.client import InferenceClient, Unavailable
+from tensorferry.client.connection.endpoints import Endpoint, Endpoints, open_endpoints
+from tensorferry.client.connection.target import address_list, default_targets
+from tensorferry.client.errors import InvalidInput
+
+ROW = {"x": [1]}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def rotation(count: int) -> tuple[list[Any], Endpoints, Clock]:
+    """Return stand-ins of endpoints, which only the choice sees."""
+    all_of_them: list[Any] = [object() for _ in range(count)]
+    clock = Clock()
+    return all_of_them, Endpoints(all_of_them, clock), clock
+
+
+def picked(endpoints: Endpoints, among: list[Any], count: int) -> list[int]:
+    return [among.index(endpoints.pick()) for _ in range(count)]
+
+
+def test_endpoints_take_turns() -> None:
+    among, endpoints, _ = rotation(3)
+    assert picked(endpoints, among, 7) == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_a_failed_endpoint_is_tried_by_one_call_after_five_seconds() -> None:
+    among, endpoints, clock = rotation(3)
+    assert endpoints.failed(among[1])
+    assert picked(endpoints, among, 4) == [0, 2, 0, 2]
+    clock.now += 4.9
+    assert 1 not in picked(endpoints, among, 6)
+    clock.now += 0.2
+    assert picked(endpoints, among, 6).count(1) == 1
+    clock.now += 4.9
+    assert 1 not in picked(endpoints, among, 6)
+    endpoints.answered(among[1])
+    assert picked(endpoints, among, 6).count(1) == 2
+
+
+def test_if_all_failed_the_oldest_failure_is_next() -> None:
+    among, endpoints, clock = rotation(3)
+    outcomes = []
+    for place in (2, 0, 1):
+        outcomes.append(endpoints.failed(among[place]))
+        clock.now += 1
+    assert outcomes == [True, True, False]
+    assert picked(endpoints, among, 1) == [2]
+    endpoints.answered(among[0])
+    assert picked(endpoints, among, 3) == [0, 0, 0]
+
+
+def test_one_endpoint_is_always_used() -> None:
+    among, endpoints, _ = rotation(1)
+    assert not endpoints.failed(among[0])
+    assert picked(endpoints, among, 2) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        (["10.0.0.1:1", "10.0.0.2:2"], "ipv4:10.0.0.1:1,10.0.0.2:2"),
+        (["[::1]:1", "[::2]:2"], "ipv6:[::1]:1,[::2]:2"),
+        (["10.0.0.1:1", "[::1]:2"], "ipv6:[::ffff:10.0.0.1]:1,[::1]:2"),
+        (["10.0.0.1:1", "server:2"], None),
+        (["10.0.0.1:1", "unix:/run/x"], None),
+        (["10.0.0.1:1", "ipv4:10.0.0.2:1"], None),
+    ],
+)
+def test_ip_addresses_become_one_list_of_grpc(targets: list[str], expected: str | None) -> None:
+    assert address_list(targets) == expected
+
+
+def opened(targets: list[str], tls: bool, given: tuple[tuple[str, str | int], ...] = ()) -> list[Any]:
+    """Return targets and options of the channels for calls."""
+    channels: list[tuple[str, dict[str, str | int]]] = []
+
+    def opener(target: str, credentials: object, options: list[tuple[str, str | int]]) -> grpc.Channel:
+        channels.append((target, dict(options)))
+        return grpc.insecure_channel("127.0.0.1:1")
+
+    endpoints = open_endpoints(targets, opener, grpc.ssl_channel_credentials() if tls else None, [*given])
+    for endpoint in endpoints:
+        endpoint.channel.close()
+        endpoint.stream_channel.close()
+    return channels[::2]
+
+
+def test_grpc_balances_over_ip_addresses_in_plain_text() -> None:
+    [(target, options)] = opened(["10.0.0.1:1", "10.0.0.2:1"], tls=False)
+    assert target == "ipv4:10.0.0.1:1,10.0.0.2:1"
+    assert options["grpc.lb_policy_name"] == "round_robin"
+    [(_, options)] = opened(["10.0.0.1:1", "10.0.0.2:1"], False, (("grpc.lb_policy_name", "pick_first"),))
+    assert options["grpc.lb_policy_name"] == "pick_first"
+
+
+@pytest.mark.parametrize(
+    ("targets", "tls"),
+    [(["a:1", "b:1"], False), (["10.0.0.1:1", "10.0.0.2:1"], True), (["a:1", "b:1"], True)],
+)
+def test_names_and_tls_have_a_channel_for_each_target(targets: list[str], tls: bool) -> None:
+    channels = opened(targets, tls)
+    assert [target for target, _ in channels] == targets
+    assert all("grpc.lb_policy_name" not in options for _, options in channels)
+
+
+def test_one_target_is_left_as_it_is() -> None:
+    assert opened(["a:1"], tls=False) == [("a:1", {})]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a:1", ("a:1",)),
+        ("a:1, b:2", ("a:1", "b:2")),
+        ("ipv4:10.0.0.1:1,10.0.0.2:1", ("ipv4:10.0.0.1:1,10.0.0.2:1",)),
+        ("unix:/run/a,b", ("unix:/run/a,b",)),
+    ],
+)
+def test_the_environment_names_targets(text: str, expected: tuple[str, ...]) -> None:
+    assert default_targets({"TENSORFERRY_TARGET": text}) == expected
+
+
+@pytest.mark.parametrize("text", ["a:1,,b:1", "a:1,", "http://a:1", "a"])
+def test_a_wrong_variable_is_named(text: str) -> None:
+    with pytest.raises(InvalidInput, match="the environment variable TENSORFERRY_TARGET expects 'host:port'"):
+        default_targets({"TENSORFERRY_TARGET": text})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_client_without_target_takes_the_environments(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, kind: type[Any]
+) -> None:
+    monkeypatch.setenv("TENSORFERRY_TARGET", f"{server.target},{server.target}")
+    client = kind()
+    assert await call(client, "is_live")
+    await call(client, "close")
+
+
+@pytest.fixture
+def other(server: ScriptedServer) -> Any:
+    """A second server with the models of the first."""
+    scripted = ScriptedServer.make()
+    scripted.servicer.models = {"row": model("row", {"x": "INT64 1"}, {"x": "INT64 1"})}
+    scripted.server.start()
+    yield scripted
+    scripted.server.stop(None).wait()
+
+
+def by_name(target: str) -> str:
+    """Return a name that needs the resolver, in place of the address 127.0.0.1."""
+    return target.replace("127.0.0.1", "localhost")
+
+
+def by_address(target: str) -> str:
+    return target
+
+
+def with_tls_name(target: str) -> str:
+    return "dns:///" + by_name(target)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", [by_name, with_tls_name])
+@pytest.mark.parametrize("method", ["infer", "submit", "stream"])
+async def test_calls_take_turns_and_leave_out_a_target_that_is_down(
+    server: ScriptedServer,
+    other: ScriptedServer,
+    kind: type[Any],
+    form: Callable[[str], str],
+    method: str,
+) -> None:
+    def count(one: ScriptedServer) -> int:
+        return one.servicer.calls.count("ModelStreamInfer" if method == "stream" else "ModelInfer")
+
+    arguments = ("row", [ROW] if method == "stream" else ROW)
+    client = kind([form(server.target), form(other.target)], retry=None)
+    await call(client, "metadata", "row")
+    for _ in range(6):
+        await call(client, method, *arguments, timeout=30)
+    assert count(server) + count(other) == 6
+    assert min(count(server), count(other)) > 0
+    other.server.stop(None).wait()
+    for _ in range(6):
+        await call(client, "is_live")
+    before = count(server)
+    for _ in range(6):
+        await call(client, method, *arguments, timeout=30)
+    assert count(server) == before + 6
+    server.server.stop(None).wait()
+    with pytest.raises(Unavailable):
+        await call(client, method, *arguments, timeout=30)
+    await call(client, "close")
+
+
+def test_a_call_to_a_dead_target_is_not_a_retry(server: ScriptedServer) -> None:
+    """Also without retries, a call that found no connection goes to the next target."""
+    with InferenceClient(["localhost:1", by_name(server.target)], retry=None) as client:
+        assert client.infer("row", ROW)["x"] == [1]
+        assert client._retries._left == 100
+
+
+def test_the_endpoint_of_a_client_is_open_once(server: ScriptedServer) -> None:
+    with InferenceClient(server.target) as client:
+        [endpoint] = client._endpoints
+        assert isinstance(endpoint, Endpoint)
+        assert client._endpoints.pick() is endpoint
