@@ -17,6 +17,8 @@ OLDEST_PYTHON ?= $(shell command -v python3.11 || echo $(PYTHON))
 PROTOS := protos/tensorferry/protos
 GRPCURL := v1.9.3
 KUSTOMIZE := v5.7.1
+HELM := v4.3.1
+KUBECONFORM := v0.8.0
 # Output of `make tools`, beside the programs in $(BIN).
 CLIENTS := $(VENV)/clients
 UV := 0.13.8
@@ -178,7 +180,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/nginx/.done ## install foreign clients, a browser, and test tools for deploy/ and the packages (needs Go, Node and npm, Java and Maven, Debian's apt-get)
+tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/helm $(CLIENTS)/kubeconform $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/nginx/.done ## install foreign clients, a browser, and test tools for deploy/ and the packages (needs Go, Node and npm, Java and Maven, Debian's apt-get)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
@@ -290,6 +292,12 @@ $(CLIENTS)/perf_analyzer/.done: tests/wire/perf_analyzer.sh | $(VENV)/.python
 
 $(CLIENTS)/kustomize: | $(VENV)/.python
 	GOBIN=$(CURDIR)/$(CLIENTS) go install sigs.k8s.io/kustomize/kustomize/v5@$(KUSTOMIZE)
+
+$(CLIENTS)/helm: | $(VENV)/.python
+	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(CLIENTS) go install -ldflags='-s -w' helm.sh/helm/v4/cmd/helm@$(HELM)
+
+$(CLIENTS)/kubeconform: | $(VENV)/.python
+	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(CLIENTS) go install -ldflags='-s -w' github.com/yannh/kubeconform/cmd/kubeconform@$(KUBECONFORM)
 
 # Separate environments: their packages are large, or conflict with the tests'.
 $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/ray/.done: $(CLIENTS)/%/.done: requirements/%.lock | $(VENV)/.python

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,6 +42,15 @@ def built(folder: Path) -> str:
     ended = subprocess.run([KUSTOMIZE, "build", folder], capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
+
+
+def with_component(folder: Path, component: str, added: Path) -> Path:
+    """Write an overlay of a folder and a component into an empty folder, which is returned."""
+    # kustomize takes no absolute paths.
+    resource = os.path.relpath(folder, added)
+    part = os.path.relpath(DEPLOY / "kubernetes" / "components" / component, added)
+    (added / "kustomization.yaml").write_text(f"resources: [{resource}]\ncomponents: [{part}]\n")
+    return added
 
 
 def of_kind(documents: list[Document], kind: str) -> list[Document]:

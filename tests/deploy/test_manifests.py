@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 
 import pytest
-from deploy.manifests import DEPLOY, MANIFEST_TOOLS, Document, built, checked, configuration, of_kind
+from deploy.manifests import (
+    DEPLOY,
+    MANIFEST_TOOLS,
+    Document,
+    built,
+    checked,
+    configuration,
+    of_kind,
+    with_component,
+)
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.models.registry import ModelRegistry
@@ -35,12 +43,7 @@ def documents(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     name, _, component = str(request.param).partition("+")
     folder = DEPLOY / "kubernetes" / "overlays" / name
     if component:
-        added = tmp_path_factory.mktemp("overlay")
-        # kustomize takes no absolute paths.
-        resource = os.path.relpath(folder, added)
-        part = os.path.relpath(DEPLOY / "kubernetes" / "components" / component, added)
-        (added / "kustomization.yaml").write_text(f"resources: [{resource}]\ncomponents: [{part}]\n")
-        folder = added
+        folder = with_component(folder, component, tmp_path_factory.mktemp("overlay"))
     return checked(built(folder), "manifests")
 
 

@@ -25,6 +25,7 @@ COMMANDS: dict[tuple[str, str], str] = {
     ("docs/guides/clients.md", 'grpcurl -plaintext -d \'{"model_name": "embed"'): MODEL,
     ("docs/guides/operations.md", "perf_analyzer "): TOOLS,
     ("docs/guides/operations.md", "docker run "): "it needs Docker and the image",
+    ("docs/guides/operations.md", "helm rollback "): CLUSTER,
     ("docs/guides/operations.md", "kubectl rollout "): CLUSTER,
     (
         "docs/guides/serving.md",

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # The first words of commands; other indented blocks are output, trees or configuration.
 PROGRAMS = {
-    "cat", "curl", "docker", "go", "grpcurl", "java", "kubectl", "kustomize", "make", "mkdir", "npm", "openssl",
+    "cat", "curl", "docker", "go", "grpcurl", "helm", "java", "kubectl", "kustomize", "make", "mkdir", "npm", "openssl",
     "perf_analyzer", "pip", "promtool", "python", "tensorferry",
 }  # fmt: skip
 _ASSIGNMENT = re.compile(r"[A-Z_]+=(?:\$\([^)]*\)|\S*)\s+(?=\S)|P=\S+$")

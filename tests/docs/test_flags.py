@@ -17,8 +17,8 @@ from tensorferry.server.config.server_config import OPTIONS
 # Flags of other programs, and of scripts and make targets of this repository.
 OTHERS = frozenset({
     "--apart", "--cap-drop", "--concurrency-range", "--docs", "--enable-feature", "--go", "--go-grpc", "--grpc-java",
-    "--java", "--keep", "--load", "--loads", "--minutes", "--only", "--percentile", "--plugin", "--read-only",
-    "--results", "--rounds", "--seconds", "--shape", "--spare-core", "--strict", "--tmpfs",
+    "--java", "--keep", "--load", "--loads", "--minutes", "--namespace", "--only", "--percentile", "--plugin", "--read-only",
+    "--results", "--rounds", "--seconds", "--set", "--shape", "--spare-core", "--strict", "--tmpfs", "--values",
 })  # fmt: skip
 SERVE = {f"--{option.flag}" for option in OPTIONS}
 

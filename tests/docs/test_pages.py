@@ -104,7 +104,7 @@ def test_command(command: Command, place: Place) -> None:
             check_make(command)
         case ["pip", *_]:
             check_pip(command)
-        case ["docker" | "kubectl" | "promtool", *_]:
+        case ["docker" | "helm" | "kubectl" | "promtool", *_]:
             check_files(command)
         case ["grpcurl" | "curl", *_] if not shutil.which(words[0]):
             pytest.skip(f"needs {words[0]}")

@@ -1,0 +1,330 @@
+"""The Helm chart fits its schemas and the server, and renders what deploy/kubernetes builds."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deploy.manifests import (
+    DEPLOY,
+    MANIFEST_TOOLS,
+    Document,
+    built,
+    checked,
+    configuration,
+    of_kind,
+    with_component,
+)
+from deploy.test_manifests import FAREWELL_SECONDS, assert_hardened
+from support.wire.programs import CLIENTS, needs
+
+CHART = DEPLOY / "helm" / "tensorferry"
+EXAMPLES = DEPLOY / "helm" / "examples"
+HELM = CLIENTS / "helm"
+KUBECONFORM = CLIENTS / "kubeconform"
+KUBERNETES = "1.33.0"
+# Kinds of other projects, whose schemas kubeconform does not have; check_manifests.py has models of them.
+OTHERS = ("PodMonitor", "ServiceMonitor", "ScaledObject")
+# The names of values files, "" for the chart's defaults.
+VALUES = ["", *sorted(file.name for file in EXAMPLES.glob("*.yaml"))]
+
+pytestmark = [MANIFEST_TOOLS, needs(HELM, KUBECONFORM)]
+
+
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([HELM, *arguments], capture_output=True, text=True, timeout=100)
+
+
+def values_of(name: str) -> tuple[str | Path, ...]:
+    return ("--values", EXAMPLES / name) if name else ()
+
+
+@functools.cache
+def rendered(values: str) -> str:
+    ended = helm("template", "tensorferry", CHART, *values_of(values))
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@functools.cache
+def documents(values: str) -> list[Document]:
+    """Return the documents of the chart with a values file, which must fit their schemas."""
+    return checked(rendered(values), "manifests")
+
+
+@pytest.fixture(scope="module")
+def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The schemas of kubernetes_validate, with references that a file of the same folder fulfils."""
+    (folder,) = (CLIENTS / "manifests").glob(
+        f"lib/python*/site-packages/kubernetes_validate/kubernetes-json-schema/v{KUBERNETES}-local-strict"
+    )
+    copied = tmp_path_factory.mktemp("schemas")
+    kinds = {document["kind"].lower() for values in VALUES for document in documents(values)}
+    for file in folder.glob("*.json"):
+        if file.stem == "_definitions" or file.stem.partition("-")[0] in kinds:
+            schema = json.loads(file.read_text())
+            # A reference is relative to the file if the schema has no id.
+            del schema["$id"]
+            text = json.dumps(schema).replace('"/api/_definitions.json', '"_definitions.json')
+            (copied / file.name).write_text(text)
+    return copied
+
+
+def conform(text: str, schemas: Path) -> Any:
+    """Return kubeconform's report on documents."""
+    ended = subprocess.run(
+        [
+            *(KUBECONFORM, "-strict", "-summary", "-output", "json", "-kubernetes-version", KUBERNETES),
+            *("-skip", ",".join(OTHERS)),
+            *("-schema-location", f"{schemas}/{{{{ .ResourceKind }}}}{{{{ .KindSuffix }}}}.json"),
+        ],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    return json.loads(ended.stdout)
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_the_linter_accepts_the_chart(values: str) -> None:
+    linted = helm("lint", "--strict", CHART, *values_of(values))
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_kubeconform_accepts_what_the_chart_renders(values: str, schemas: Path) -> None:
+    report = conform(rendered(values), schemas)
+    found = documents(values)
+    skipped = sum(document["kind"] in OTHERS for document in found)
+    assert report["summary"] == {
+        "valid": len(found) - skipped, "invalid": 0, "errors": 0, "skipped": skipped,
+    }, report  # fmt: skip
+
+
+def test_kubeconform_finds_faults(schemas: Path) -> None:
+    wrong = rendered("").replace("enableServiceLinks:", "enableServiceLink:")
+    assert wrong != rendered("")
+    assert conform(wrong, schemas)["summary"]["invalid"] == 1
+
+
+# Values, and the overlay and component of deploy/kubernetes that are for the same purpose.
+SAME = [
+    ("", "cpu", ""),
+    ("gpu.yaml", "gpu", ""),
+    ("tls.yaml", "tls", ""),
+    ("mtls.yaml", "cpu", "mtls"),
+    ("autoscaling.yaml", "autoscaling", ""),
+    ("model-image.yaml", "cpu", "model-image"),
+]
+CHART_LABELS = {
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/version",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/component",
+    "helm.sh/chart",
+}
+
+
+def without_helm(value: Any) -> Any:
+    """Return a document without what Helm adds: labels, by which it finds its objects, and annotations."""
+    if isinstance(value, dict):
+        kept = {key: without_helm(each) for key, each in value.items() if key not in CHART_LABELS}
+        if kept.get("annotations") == {"helm.sh/resource-policy": "keep"}:
+            del kept["annotations"]
+        if "containers" in kept:
+            kept["containers"] = [
+                {**container, "args": sorted(container["args"])} for container in kept["containers"]
+            ]
+            kept["volumes"] = sorted(kept["volumes"], key=lambda volume: str(volume["name"]))
+        return kept
+    if isinstance(value, list):
+        return [without_helm(each) for each in value]
+    return value
+
+
+def by_name(found: list[Document]) -> dict[tuple[str, str], Any]:
+    return {(each["kind"], each["metadata"]["name"]): without_helm(copy.deepcopy(each)) for each in found}
+
+
+@pytest.mark.parametrize(("values", "overlay", "component"), SAME)
+def test_the_chart_renders_what_kustomize_builds(
+    values: str, overlay: str, component: str, tmp_path: Path
+) -> None:
+    """The manifests are written twice, for two tools, and may differ only in labels."""
+    folder = DEPLOY / "kubernetes" / "overlays" / overlay
+    if component:
+        folder = with_component(folder, component, tmp_path)
+    wanted = by_name(checked(built(folder), "manifests"))
+    made = by_name(documents(values))
+    assert made.keys() == wanted.keys()
+    for name, document in wanted.items():
+        assert made[name] == document
+
+
+def pod_of(values: str) -> Document:
+    (deployment,) = of_kind(documents(values), "Deployment")
+    pod: Document = deployment["spec"]["template"]["spec"]
+    return pod
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_the_server_understands_its_arguments_and_has_time_to_drain(values: str) -> None:
+    pod = pod_of(values)
+    (container,) = pod["containers"]
+    config = configuration(container["args"])
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"grpc": config.port, "metrics": config.metrics_port}
+    assert [str(path) for path in config.model_repositories] == ["/models"]
+    waits = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    drains = config.drain_delay + config.drain_seconds
+    assert pod["terminationGracePeriodSeconds"] == waits + drains + FAREWELL_SECONDS
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_containers_have_no_rights(values: str) -> None:
+    pod = pod_of(values)
+    for container in (*pod["containers"], *pod.get("initContainers", ())):
+        assert_hardened(container)
+        resources = container["resources"]
+        assert resources["requests"]["memory"] == resources["limits"]["memory"]
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_selectors_select_the_servers(values: str) -> None:
+    (deployment,) = of_kind(documents(values), "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    services = of_kind(documents(values), "Service")
+    selectors = [deployment["spec"]["selector"]["matchLabels"]]
+    selectors += [service["spec"]["selector"] for service in services]
+    for kind in ("PodDisruptionBudget", "PodMonitor"):
+        selectors += [each["spec"]["selector"]["matchLabels"] for each in of_kind(documents(values), kind)]
+    for policy in of_kind(documents(values), "NetworkPolicy"):
+        selectors.append(policy["spec"]["podSelector"]["matchLabels"])
+    for selector in selectors:
+        # The release's name, too, so that two releases in a namespace are apart.
+        assert selector == {
+            "app.kubernetes.io/name": "tensorferry",
+            "app.kubernetes.io/instance": "tensorferry",
+        }
+        assert selector.items() <= labels.items()
+    # One Service, because a server behind both would be scraped twice.
+    for monitor in of_kind(documents(values), "ServiceMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        (selected,) = [each for each in services if wanted <= each["metadata"]["labels"].items()]
+        assert selected["spec"]["clusterIP"] == "None"
+        container_ports = {port["name"] for port in pod_of(values)["containers"][0]["ports"]}
+        assert {each["targetPort"] for each in monitor["spec"]["endpoints"]} <= container_ports
+
+
+def test_models_are_downloaded_into_the_folder_that_the_server_reads() -> None:
+    pod = pod_of("model-download.yaml")
+    (download,) = pod["initContainers"]
+    (server,) = pod["containers"]
+    written = {mount["mountPath"]: mount for mount in download["volumeMounts"]}["/models"]
+    read = {mount["mountPath"]: mount for mount in server["volumeMounts"]}["/models"]
+    assert written["name"] == read["name"]
+    assert "readOnly" not in written
+    assert read["readOnly"] is True
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == read["name"]]
+    # A pod that uses more than its ephemeral storage is evicted.
+    storage = server["resources"]["limits"]["ephemeral-storage"]
+    assert int(storage.removesuffix("Gi")) > int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi"))
+    (policy,) = of_kind(documents("model-download.yaml"), "NetworkPolicy")
+    assert policy["spec"]["egress"]
+    assert not of_kind(documents("model-download.yaml"), "PersistentVolumeClaim")
+
+
+def test_the_autoscaler_scales_the_deployment() -> None:
+    for values, kind in (
+        ("autoscaling.yaml", "ScaledObject"),
+        ("autoscaling-cpu.yaml", "HorizontalPodAutoscaler"),
+    ):
+        (deployment,) = of_kind(documents(values), "Deployment")
+        (scaler,) = of_kind(documents(values), kind)
+        assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+        # An upgrade must not reset it.
+        assert "replicas" not in deployment["spec"]
+
+
+def test_other_names_and_rights_are_used_everywhere() -> None:
+    found = documents("everything.yaml")
+    pod = pod_of("everything.yaml")
+    assert {each["metadata"]["name"] for each in found} == {"digits", "digits-headless"}
+    assert pod["serviceAccountName"] == "inference"
+    assert not of_kind(found, "ServiceAccount") + of_kind(found, "NetworkPolicy")
+    assert pod["containers"][0]["image"].startswith("registry.example.com/ml/tensorferry@sha256:")
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "digits-models"
+
+
+# Values that cannot work, and what the error says.
+REFUSED = [
+    ("auth.tokensSecret=t", 'auth.tokensSecret is "t" without tls.secret'),
+    ("tls.clientCertificates=true", "tls.clientCertificates is true without tls.secret"),
+    ("autoscaling.enabled=true", "autoscaling.kind is ScaledObject without monitoring.enabled"),
+    ("models.source=image", "models.image.reference is empty"),
+    ("models.source=init", "models.init.image is empty"),
+    ("serviceAccount.create=false", "serviceAccount.name is empty"),
+    ("models.source=s3", "models/source"),
+    ("replica=3", "replica"),
+    ("server.extraArgs={--max-batch-size}", "server/extraArgs/0"),
+    ("image.digest=latest", "image/digest"),
+]
+
+
+@pytest.mark.parametrize(("value", "error"), REFUSED)
+def test_values_that_cannot_work_are_refused(value: str, error: str) -> None:
+    ended = helm("template", "tensorferry", CHART, "--set", value)
+    assert ended.returncode != 0
+    assert error in ended.stderr
+
+
+def leaves(schema: Any, path: str = "") -> Iterator[str]:
+    """Return the names of the values of a schema."""
+    for name, each in schema.get("properties", {}).items():
+        if each.get("additionalProperties") is False and path + name not in RESOURCES:
+            yield from leaves(each, f"{path}{name}.")
+        else:
+            yield path + name
+
+
+# Kubernetes' own objects.
+RESOURCES = ("resources", "models.init.resources")
+
+
+def test_each_value_has_a_default_and_each_default_a_schema() -> None:
+    shown = helm("show", "values", CHART)
+    ended = subprocess.run(
+        [CLIENTS / "manifests" / "bin" / "python", "-c", "import json, sys, yaml; print(json.dumps(yaml.safe_load(sys.stdin)))"],
+        input=shown.stdout, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    defaults = json.loads(ended.stdout)
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    # `global` is Helm's own.
+    names = set(leaves(schema)) - {"global"}
+    for name in names:
+        value = defaults
+        for key in name.split("."):
+            assert key in value, name
+            value = value[key]
+    # The schema refuses other names, so the defaults have no more than these.
+    assert len(names) > 50
+
+
+def test_the_chart_has_the_version_of_the_project() -> None:
+    version = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["version"]
+    chart = (CHART / "Chart.yaml").read_text().splitlines()
+    assert {f"version: {version}", f"appVersion: {version}"} <= set(chart)
+
+
+def test_the_notes_name_the_services() -> None:
+    notes = helm("install", "digits", CHART, "--dry-run=client", "--namespace", "ml").stdout
+    assert "serves at digits.ml.svc:8001.\n" in notes
+    assert "dns:///digits-headless.ml.svc:8001" in notes
