@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.batching_check.cures import batch_axis_cure, cures_for
 from tensorferry.server.batching_check.row_comparison import ComparisonSettings
 from tensorferry.server.batching_check.shared_inputs import mixing_through_shared_inputs
 from tensorferry.server.batching_check.time_limit import with_time_limit
@@ -71,13 +72,12 @@ class Candidate:
         if found.verdict is BatchingVerdict.TESTED and found.working_size is not None:
             reason = mixing_through_shared_inputs(self.signature, self.run, settings, found.working_size)
             if reason:
-                return BatchingFinding(BatchingVerdict.REFUSED, reason, found.working_size)
+                return BatchingFinding(
+                    BatchingVerdict.REFUSED, reason, found.working_size, cures=cures_for([reason])
+                )
         if found.verdict is BatchingVerdict.TESTED and self.policy == "proved":
-            return BatchingFinding(
-                BatchingVerdict.REFUSED,
-                f"it is only tested, and --batching proved batches only proved models: {found.reason}",
-                found.working_size,
-            )
+            reason = f"it is only tested, and --batching proved batches only proved models: {found.reason}"
+            return replace(found, verdict=BatchingVerdict.REFUSED, reason=reason, cures=cures_for([reason]))
         return found
 
 
@@ -101,11 +101,13 @@ def decide_by_server_config(model: Candidate) -> tuple[BatchingDecision, int | N
     """Decide for a model whose configuration does not set max_batch_size; also return a working size."""
     name, max_batch_size = model.name, model.server_config.max_batch_size
     if max_batch_size == 0:
-        return model.unchecked(_unbatched("--max-batch-size 0", BatchingVerdict.OFF))
+        return model.unchecked(_switched_off("--max-batch-size 0"))
     reason = model.signature.no_batch_axis_reason()
     if reason is not None:
-        _log.warning("model %s is served unbatched: %s%s", name, reason, _export_hint(model.signature))
-        return model.unchecked(_unbatched(reason, BatchingVerdict.OFF))
+        cure = batch_axis_cure(model.signature)
+        cures = (cure,) if cure else cures_for([reason])
+        _log.warning("model %s is served unbatched: %s; to have it batched: %s", name, reason, cures[0])
+        return model.unchecked(_unbatched(BatchingFinding(BatchingVerdict.OFF, reason, None, cures=cures)))
     max_queue_delay = model.server_config.max_queue_delay
     if model.requested is not None and model.requested.HasField("dynamic_batching"):
         max_queue_delay = model.requested.dynamic_batching.max_queue_delay_microseconds / 1e6
@@ -114,10 +116,13 @@ def decide_by_server_config(model: Candidate) -> tuple[BatchingDecision, int | N
     found = model.check(max_batch_size)
     if found.verdict is BatchingVerdict.REFUSED:
         _log.warning(
-            "model %s is served unbatched: %s (--batching trust batches it anyway)", name, found.reason
+            "model %s is served unbatched: %s; to have it batched: %s (--batching trust batches it anyway)",
+            name,
+            found.reason,
+            "; ".join(found.cures),
         )
-        return _unbatched(found.reason, found.verdict), found.working_size
-    return _batched(max_batch_size, max_queue_delay, found.verdict), found.working_size
+        return _unbatched(found), found.working_size
+    return _batched(max_batch_size, max_queue_delay, found), found.working_size
 
 
 def decide_by_model_config(model: Candidate, requested: ModelConfig) -> tuple[BatchingDecision, int | None]:
@@ -128,7 +133,7 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> tuple[Ba
     name, max_batch_size = model.name, requested.max_batch_size
     explicit = requested.HasField("dynamic_batching")
     if max_batch_size == 0:
-        return model.unchecked(_unbatched("max_batch_size is 0 in its configuration", BatchingVerdict.OFF))
+        return model.unchecked(_switched_off("max_batch_size is 0 in its configuration"))
     if not explicit and (is_complete(requested) or max_batch_size == 1):
         if max_batch_size > 1:
             _log.info(
@@ -137,7 +142,8 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> tuple[Ba
                 name,
             )
         reason = "its configuration has no dynamic_batching"
-        return model.unchecked(_each_alone(max_batch_size, reason, BatchingVerdict.OFF))
+        found = BatchingFinding(BatchingVerdict.OFF, reason, None, cures=cures_for([reason]))
+        return model.unchecked(_each_alone(max_batch_size, found))
     max_queue_delay = (
         requested.dynamic_batching.max_queue_delay_microseconds / 1e6
         if explicit
@@ -147,7 +153,7 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> tuple[Ba
         return model.unchecked(_trusted(name, max_batch_size, max_queue_delay))
     found = model.check(max_batch_size)
     if found.verdict is not BatchingVerdict.REFUSED:
-        return _batched(max_batch_size, max_queue_delay, found.verdict), found.working_size
+        return _batched(max_batch_size, max_queue_delay, found), found.working_size
     if explicit and not found.conclusive and model.policy != "proved":
         _log.warning(
             "model %s is batched unchecked, because its configuration has dynamic_batching: %s",
@@ -155,48 +161,46 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> tuple[Ba
             found.reason,
         )
         why = ", as its configuration has dynamic_batching"
-        return _batched(max_batch_size, max_queue_delay, BatchingVerdict.TRUSTED, why), None
+        trusted = replace(found, verdict=BatchingVerdict.TRUSTED)
+        return _batched(max_batch_size, max_queue_delay, trusted, why), None
     _log.warning(
-        "model %s: each request runs alone: %s (--batching trust lets requests share batches anyway)",
+        "model %s: each request runs alone: %s; to let requests share batches: %s (--batching trust does so anyway)",
         name,
         found.reason,
+        "; ".join(found.cures),
     )
-    return _each_alone(max_batch_size, found.reason, found.verdict), found.working_size
+    return _each_alone(max_batch_size, found), found.working_size
 
 
-def _unbatched(reason: str, verdict: BatchingVerdict) -> BatchingDecision:
-    return BatchingDecision(0, False, f"unbatched ({reason})", verdict.value)
+def _switched_off(reason: str) -> BatchingDecision:
+    return _unbatched(BatchingFinding(BatchingVerdict.OFF, reason, None, cures=cures_for([reason])))
 
 
-def _each_alone(max_batch_size: int, reason: str, verdict: BatchingVerdict) -> BatchingDecision:
-    description = f"requests of up to {max_batch_size} rows, each alone ({reason})"
-    return BatchingDecision(max_batch_size, False, description, verdict.value)
+def _unbatched(found: BatchingFinding) -> BatchingDecision:
+    return _decision(found, 0, False, f"unbatched ({found.reason})")
+
+
+def _each_alone(max_batch_size: int, found: BatchingFinding) -> BatchingDecision:
+    description = f"requests of up to {max_batch_size} rows, each alone ({found.reason})"
+    return _decision(found, max_batch_size, False, description)
 
 
 def _trusted(name: str, max_batch_size: int, max_queue_delay: float) -> BatchingDecision:
     _log.warning("model %s is batched unchecked (--batching trust)", name)
-    return _batched(max_batch_size, max_queue_delay, BatchingVerdict.TRUSTED)
+    return _batched(max_batch_size, max_queue_delay, BatchingFinding(BatchingVerdict.TRUSTED, "", None))
 
 
 def _batched(
-    max_batch_size: int, max_queue_delay: float, verdict: BatchingVerdict, why: str = ""
+    max_batch_size: int, max_queue_delay: float, found: BatchingFinding, why: str = ""
 ) -> BatchingDecision:
     delay = f" after at most {max_queue_delay * 1e3:g} ms" if max_queue_delay else ""
-    description = f"batches of up to {max_batch_size} rows{delay} ({verdict.value}{why})"
-    return BatchingDecision(max_batch_size, True, description, verdict.value)
+    description = f"batches of up to {max_batch_size} rows{delay} ({found.verdict.value}{why})"
+    return _decision(found, max_batch_size, True, description)
 
 
-def _export_hint(signature: Signature) -> str:
-    """Return how to export the model with a dynamic batch axis; empty if no first dimension is fixed."""
-    fixed = [
-        spec.name
-        for spec in (*signature.inputs, *signature.outputs)
-        if spec.dims and isinstance(spec.dims[0], int)
-    ]
-    if not fixed:
-        return ""
-    axes = ", ".join(f"{name!r}: {{0: 'batch'}}" for name in fixed)
-    return (
-        "; to have it batched, export it with a dynamic first dimension: torch.onnx.export(..., "
-        f"dynamic_axes={{{axes}}}), or a batch size of None in other exporters"
+def _decision(
+    found: BatchingFinding, max_batch_size: int, merges: bool, description: str
+) -> BatchingDecision:
+    return BatchingDecision(
+        max_batch_size, merges, description, found.verdict.value, found.reason, found.evidence, found.cures
     )

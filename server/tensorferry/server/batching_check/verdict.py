@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tensorferry.server.batching_check.cures import cures_for
 from tensorferry.server.batching_check.row_comparison import (
     ComparisonOutcome,
     ComparisonSettings,
@@ -27,10 +27,6 @@ _SECONDS_TO_TEST = 1.0
 _MOST_REASONS = 3
 # The precision of a quantised model: a rounding step of 8 bits turns a difference in a sum's last bit into this.
 _QUANTISED_PRECISION = 5e-2
-_STATIC_QUANTISATION_HINT = (
-    "it is quantised dynamically, by the values of all rows of a batch: quantise it statically "
-    "(onnxruntime.quantization.quantize_static)"
-)
 
 
 class BatchingVerdict(enum.Enum):
@@ -53,13 +49,16 @@ class BatchingFinding:
     """The result of the batching check.
 
     `working_size` is a length of the other dynamic axes with which the model runs; None if none was found.
-    `conclusive` is false for a refusal without evidence that rows mix.
+    `conclusive` is false for a refusal without evidence that rows mix. `evidence` describes the batches that were run;
+    empty if none was. `cures` say what to change in a refused model.
     """
 
     verdict: BatchingVerdict
     reason: str
     working_size: int | None
     conclusive: bool = True
+    evidence: str = ""
+    cures: tuple[str, ...] = ()
 
 
 def check_batching(
@@ -81,7 +80,9 @@ def check_batching(
     operators = operator_types(path)
     if analysis.finding is RowMixing.MIXES:
         # The model is not run, because running can miss the mixing.
-        return _refused(_reasons(analysis), operators, working_size(signature, run)[0])
+        size, _ = working_size(signature, run)
+        cures = cures_for(analysis.reasons, operators)
+        return BatchingFinding(BatchingVerdict.REFUSED, _reasons(analysis), size, cures=cures)
     proved = analysis.finding is RowMixing.SEPARATE
     if any("QuantizeLinear" in operator or operator.startswith("QLinear") for operator in operators):
         settings = replace(settings, precision=max(settings.precision, _QUANTISED_PRECISION))
@@ -97,7 +98,14 @@ def check_batching(
             name,
             comparison.reason,
         )
-    return _refused(comparison.reason, operators, comparison.working_size)
+    # What could not be analysed is the likely cause.
+    return BatchingFinding(
+        BatchingVerdict.REFUSED,
+        comparison.reason,
+        comparison.working_size,
+        evidence=comparison.extent,
+        cures=cures_for((*analysis.reasons, comparison.reason), operators),
+    )
 
 
 def _unrefuted(name: str, analysis: BatchAnalysis, comparison: RowComparison) -> BatchingFinding:
@@ -110,27 +118,26 @@ def _unrefuted(name: str, analysis: BatchAnalysis, comparison: RowComparison) ->
             )
             return BatchingFinding(BatchingVerdict.PROVED, "", None)
         reason = f"{comparison.reason}, and its graph could not be analysed fully: {unknown}"
-        return BatchingFinding(BatchingVerdict.REFUSED, reason, None, conclusive=False)
+        cures = cures_for((*analysis.reasons, comparison.reason))
+        return BatchingFinding(BatchingVerdict.REFUSED, reason, None, conclusive=False, cures=cures)
     if proved:
         _log.info(
             "model %s: rows are independent, proved by its graph and confirmed by running: %s",
             name,
             comparison.extent,
         )
-        return BatchingFinding(BatchingVerdict.PROVED, "", comparison.working_size)
+        return BatchingFinding(
+            BatchingVerdict.PROVED, "", comparison.working_size, evidence=comparison.extent
+        )
     _log.info(
         "model %s: rows are independent, tested by running: %s; its graph could not be analysed fully: %s",
         name,
         comparison.extent,
         unknown,
     )
-    return BatchingFinding(BatchingVerdict.TESTED, unknown, comparison.working_size)
-
-
-def _refused(reason: str, operators: Collection[str], size: int | None) -> BatchingFinding:
-    if any("DynamicQuantize" in operator for operator in operators):
-        reason = f"{reason}; {_STATIC_QUANTISATION_HINT}"
-    return BatchingFinding(BatchingVerdict.REFUSED, reason, size)
+    return BatchingFinding(
+        BatchingVerdict.TESTED, unknown, comparison.working_size, evidence=comparison.extent
+    )
 
 
 def _reasons(analysis: BatchAnalysis) -> str:

@@ -35,13 +35,17 @@ class BatchingDecision:
     """Batching settings of a model.
 
     If `max_batch_size` is above 0, axis 0 counts rows, and `merges` says whether requests share a batch. `description`
-    is for people. `verdict` is for programs: proved, tested, trusted, refused or off.
+    is for people. `verdict` is for programs: proved, tested, trusted, refused or off. `reason` names the nodes or outputs
+    that decide, or the option; empty if nothing stands in the way. `evidence` says what was run, `cures` what to change.
     """
 
     max_batch_size: int
     merges: bool
     description: str
     verdict: str = "off"
+    reason: str = ""
+    evidence: str = ""
+    cures: tuple[str, ...] = ()
 
 
 def read_config(path: Path) -> ModelConfig:
