@@ -11,7 +11,7 @@ import pytest
 from docs.pages import pages
 
 from tensorferry.client.cli import commands, top
-from tensorferry.server.cli import make_token, show_config
+from tensorferry.server.cli import inspect, make_token, show_config
 from tensorferry.server.config.server_config import OPTIONS
 
 # Flags of other programs, and of scripts and make targets of this repository.
@@ -32,6 +32,7 @@ def flags_of_other_commands() -> set[str]:
         commands.ready,
         top.main,
         show_config.main,
+        inspect.main,
         make_token.main,
     ):
         printed = io.StringIO()

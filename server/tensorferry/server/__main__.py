@@ -15,6 +15,11 @@ from tensorferry.server.transport import grpc_environment
 # commands work without the server's packages, and server and client do not import each other.
 _COMMANDS = {
     "serve": ("tensorferry.server.cli.serve", "main", "serve ONNX models over gRPC"),
+    "inspect": (
+        "tensorferry.server.cli.inspect",
+        "main",
+        "would a model batch, what to change if not, and what batches take",
+    ),
     "config": ("tensorferry.server.cli.show_config", "main", "print a model's completed configuration"),
     "token": ("tensorferry.server.cli.make_token", "main", "make a bearer token for a caller"),
     "infer": ("tensorferry.client.cli.commands", "infer", "send one request to a running server"),

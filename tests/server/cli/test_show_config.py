@@ -14,6 +14,7 @@ from support.processes.server import command, environment
 from tensorferry.server.cli import show_config
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
+from tensorferry.server.inspection.model_argument import source_in
 from tensorferry.server.model_config.pbtxt import config_text, parse_config
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
@@ -66,7 +67,7 @@ def test_a_directory_stands_for_its_highest_version(
     assert show_config.main([str(home)]) == 0
     source = ModelSource("m", home / "10" / "other.onnx", "10", parse_config(text, ""), home)
     assert capsys.readouterr().out.split("\n", 1)[1] == served(source)
-    assert show_config.source_in(home) == source
+    assert source_in(home) == source
 
 
 def test_a_directory_without_configuration_names_the_model(
@@ -79,7 +80,7 @@ def test_a_directory_without_configuration_names_the_model(
 
 def test_a_version_can_be_a_directory_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "m" / "1" / "model.onnx").mkdir(parents=True)
-    assert show_config.source_in(tmp_path / "m").path == tmp_path / "m" / "1" / "model.onnx" / "model.onnx"
+    assert source_in(tmp_path / "m").path == tmp_path / "m" / "1" / "model.onnx" / "model.onnx"
 
 
 def test_environment_variables_apply_as_for_a_server(
@@ -157,23 +158,23 @@ def test_a_directory_without_versions(tmp_path: Path) -> None:
     with pytest.raises(
         StartError, match="at least one version must be available under the version policy of model 'm'"
     ):
-        show_config.source_in(tmp_path / "m")
+        source_in(tmp_path / "m")
 
 
 def test_a_version_that_the_policy_excludes_is_ignored(tmp_path: Path) -> None:
     home = repository(tmp_path, "version_policy { specific { versions: [ 1, 2 ] } }", "1", "2", "3")
-    assert show_config.source_in(home).version == "2"
+    assert source_in(home).version == "2"
 
 
 def test_a_symbolic_link_gives_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "n").symlink_to(repository(tmp_path, None, "1"))
-    assert show_config.source_in(tmp_path / "n").name == "n"
+    assert source_in(tmp_path / "n").name == "n"
 
 
 def test_a_directory_whose_name_is_no_model_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".m").mkdir()
     with pytest.raises(StartError, match=r"is named '\.m', which is not a valid model name: rename it"):
-        show_config.source_in(tmp_path / ".m")
+        source_in(tmp_path / ".m")
 
 
 def test_a_process_prints_only_the_configuration_on_stdout(tmp_path: Path) -> None:

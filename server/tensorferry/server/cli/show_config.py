@@ -6,15 +6,15 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
-from tensorferry.server.config.load import load_config, model_source, models_in
-from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ModelSource, ServerConfig
+from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError, StartError
+from tensorferry.server.inspection.model_argument import MODEL_HELP, MODEL_OPTIONS, find_model
 from tensorferry.server.model_config.ensembles import complete_ensemble, is_ensemble, named_models
 from tensorferry.server.model_config.pbtxt import config_text
 from tensorferry.server.model_config.supported_fields import ModelKind, check_fields
@@ -22,40 +22,11 @@ from tensorferry.server.models.declared_sources import declared_source, declared
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import ModelRegistry
-from tensorferry.server.models.repository import Repository
 from tensorferry.server.onnx_models.preparation import prepare_model
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.telemetry import logs
 
 _log = logging.getLogger("tensorferry.server")
-
-# The options that a model's configuration depends on, and those of the log.
-_FIELDS = frozenset(
-    (
-        "custom_ops",
-        "device",
-        "cuda_memory_bytes",
-        "cuda_memory_growth",
-        "cudnn_search",
-        "tf32",
-        "fp16",
-        "fp16_tolerance",
-        "fp16_except",
-        "instances",
-        "threads",
-        "inter_threads",
-        "providers",
-        "max_batch_size",
-        "batching",
-        "max_queue_delay",
-        "preferred_batch_sizes",
-        "priority_weights",
-        "default_priority",
-        "log_format",
-        "log_level",
-    )
-)
-_OPTIONS = [option for option in OPTIONS if option.field in _FIELDS]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,23 +43,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="path.onnx, name=path.onnx, path.py, the name of a model in the file of --config, or the directory of a model, with "
-        "NAME/VERSION/model.onnx and optionally NAME/config.pbtxt; the highest version that would be served is read",
+        help=MODEL_HELP,
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
-    add_flags(parser, _OPTIONS)
+    add_flags(parser, MODEL_OPTIONS)
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Return 0 if the configuration is printed, 1 if the model cannot be served, 2 for bad options."""
-    arguments, flags = read_flags(_parser(), argv, _OPTIONS)
+    arguments, flags = read_flags(_parser(), argv, MODEL_OPTIONS)
     # The configuration goes to stdout; the log is limited to warnings, so that they are not lost among other lines.
     flags["log-level"] = flags["log-level"] or os.environ.get("TENSORFERRY_LOG_LEVEL", "warning")
     path = arguments["config"] or os.environ.get("TENSORFERRY_CONFIG")
     file = Path(path) if path else None
     try:
-        source, server_config = _find(arguments["model"], flags, file)
+        source, server_config = find_model(arguments["model"], flags, file)
         logs.configure(server_config.log_format, server_config.log_level)
         completed = list(_completed(source, server_config))
     except ConfigError as error:
@@ -133,31 +103,3 @@ def _loaded(sources: Sequence[ModelSource], config: ServerConfig) -> Iterator[tu
             loaded.callback(model.batcher.close)
             registry.mark_ready(model)
             yield model.batching, model.config
-
-
-def _find(model: str, flags: Mapping[str, str | None], file: Path | None) -> tuple[ModelSource, ServerConfig]:
-    """Return the model that a MODEL names, and its configuration."""
-    if Path(model).is_dir():
-        source = source_in(Path(model))
-    elif file is not None and (in_file := _model_in(file, model)) is not None:
-        source = in_file
-    else:
-        source = model_source(model)
-    # A Python file names its models itself.
-    named = str(source.path) if source.path.suffix == PYTHON_SUFFIX else f"{source.name}={source.path}"
-    config = load_config([named], flags, os.environ, file)
-    return source, config.for_model(source.name)
-
-
-def _model_in(file: Path, name: str) -> ModelSource | None:
-    """Return the model that a file of --config serves by this name, if any."""
-    return next((source for source in models_in(file) if source.name == name), None)
-
-
-def source_in(directory: Path) -> ModelSource:
-    """Return the highest served version in a model's directory; StartError if there is none."""
-    home = Path(os.path.abspath(directory))
-    versions = Repository([home.parent]).versions(home.name)
-    if not versions:
-        raise StartError(f"{directory} is named {home.name!r}, which is not a valid model name: rename it")
-    return versions[-1].source

@@ -191,12 +191,12 @@ def _load_step(
     if isinstance(declared, FunctionModel):
         return load_function_step(declared, source, config, context.watchdog)
     if isinstance(declared, OnnxModel):
-        source, config = _declared_onnx(source, declared, config)
+        source, config = declared_onnx(source, declared, config)
     device = context.devices.get(config.device, "cpu")
     return load_onnx_step(source, config, device, context.watchdog, ragged or {})
 
 
-def _declared_onnx(
+def declared_onnx(
     source: ModelSource, declared: OnnxModel, config: ServerConfig
 ) -> tuple[ModelSource, ServerConfig]:
     """Return the source and the options of an ONNX file that a Python file declares."""

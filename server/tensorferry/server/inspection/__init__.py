@@ -1,0 +1,1 @@
+"""Inspection of models without serving them: how they are batched, what to change, and what batches take."""

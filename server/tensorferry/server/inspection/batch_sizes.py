@@ -1,0 +1,49 @@
+"""Choice of a batch size from measured times: the best one, and the largest one within a bound of latency."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tensorferry.server.inspection.batch_times import BatchTime
+
+# A larger batch is not better unless it gains more than this share of rows per second, because it delays each request.
+_ENOUGH = 0.95
+BEST_RULE = "the fewest rows with at least 95 % of the most rows/s"
+
+# One row of a request that waits for the batch before it takes two batch times.
+_BATCHES_WAITED = 2
+
+
+def best_size(times: Sequence[BatchTime]) -> BatchTime | None:
+    """Return the smallest size with nearly the most rows per second; None if nothing was measured."""
+    most = max((time.rows_per_second for time in times), default=0.0)
+    return next((time for time in times if time.rows_per_second >= _ENOUGH * most), None)
+
+
+@dataclass(frozen=True, slots=True)
+class WithinBound:
+    """What a bound of latency admits.
+
+    `alone` is the largest measured batch that takes no longer than the bound. `after_another` is the largest one that a
+    request also gets in time if it has to wait for a batch of the same size that has just started, as it may under load.
+    None if no size does.
+    """
+
+    seconds: float
+    alone: BatchTime | None
+    after_another: BatchTime | None
+
+
+def within(times: Sequence[BatchTime], seconds: float) -> WithinBound:
+    """Return what a bound admits. Sizes ascend; those above one that is too slow do not count."""
+    return WithinBound(seconds, _largest(times, seconds), _largest(times, seconds / _BATCHES_WAITED))
+
+
+def _largest(times: Sequence[BatchTime], seconds: float) -> BatchTime | None:
+    largest = None
+    for time in times:
+        if time.seconds > seconds:
+            break
+        largest = time
+    return largest

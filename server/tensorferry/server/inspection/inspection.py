@@ -1,0 +1,232 @@
+"""Inspection of a model: loads it as the server does, and measures batches of it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tensorferry.server.batching_check.cures import fixed_first_axes
+from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.inspection.measuring import Measurements, measure_file, measure_model
+from tensorferry.server.inspection.measuring_child import MeasuredModel
+from tensorferry.server.inspection.model_argument import source_in
+from tensorferry.server.inspection.variable_axis import NoCopy, write_copy
+from tensorferry.server.model_config.ensembles import is_ensemble
+from tensorferry.server.model_config.pbtxt import BatchingDecision
+from tensorferry.server.models.declared_sources import declared_source, declared_sources, named_steps
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import declared_onnx, load_model
+from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.onnx_models.preparation import PreparedModel, prepare_model
+from tensorferry.server.runtime.devices import choose_device
+from tensorferry.server.scratch_directory import ScratchDirectory
+from tensorferry.server.signature import Signature
+from tensorferry.serving import FunctionModel, OnnxModel, PipelineModel
+
+# Sizes that are measured by default: powers of two up to this, or to --max-batch-size if that is more.
+_LARGEST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to measure. `sizes` ascend; None for the default ones. All sizes of a model may take `seconds` together."""
+
+    measure: bool = True
+    sizes: tuple[int, ...] | None = None
+    seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TriedCopy:
+    """A copy of the file with a variable first axis: the command that makes it, and how the loader would batch it.
+
+    `error` says why there is none; `decision` is None then.
+    """
+
+    command: str = ""
+    decision: BatchingDecision | None = None
+    error: str = ""
+
+    @property
+    def batched(self) -> bool:
+        """Whether requests for the copy would share batches."""
+        return self.decision is not None and self.decision.merges
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is known of a model. `kind` is onnx, function, pipeline or ensemble.
+
+    `decision` is the loader's. `copy` is what was tried if the first axis is fixed. `measured` is None if nothing was
+    measured; `not_measured` then says why. `measured_copy` says that the copy was measured.
+    """
+
+    name: str
+    version: str
+    path: Path
+    kind: str
+    signature: Signature
+    decision: BatchingDecision
+    devices: tuple[str, ...]
+    copy: TriedCopy | None = None
+    measured: Measurements | None = None
+    not_measured: str = ""
+    measured_copy: bool = False
+
+    @property
+    def cures(self) -> Sequence[str]:
+        """What to change so that requests share batches, the simplest first."""
+        if self.copy is None or self.copy.decision is None:
+            return self.decision.cures
+        if self.copy.batched:
+            verdict = self.copy.decision.verdict
+            enough = f"make the first axis variable in the file; it is then {verdict}: {self.copy.command}"
+            return (enough, *self.decision.cures)
+        # What stands in the way of the copy does so after another export, too.
+        return tuple(dict.fromkeys((*self.decision.cures, *self.copy.decision.cures)))
+
+
+def inspect_model(source: ModelSource, config: ServerConfig, wanted: Wanted) -> Iterator[Inspection]:
+    """Inspect a model; yield all models of a Python file. StartError if one cannot be loaded."""
+    if source.config is not None and is_ensemble(source.config):
+        yield from _inspect_loaded([*_composing(source), source], source.name, config, wanted)
+    elif source.path.suffix == PYTHON_SUFFIX:
+        sources = declared_sources([source]) if source.directory is None else [declared_source(source)]
+        yield from _inspect_loaded(sources, None, config, wanted)
+    else:
+        yield _inspect_file(source, config, wanted)
+
+
+def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> Inspection:
+    device = choose_device(config.device)
+    with ExitStack() as scratch:
+        prepared = prepare_model(source, config, device, scratch)
+        copied: PreparedModel | None = None
+        copy: TriedCopy | None = None
+        if _lacks_only_the_axis(prepared):
+            copy, copied = _try_copy(source, config, device, scratch, prepared.session.signature)
+        found = Inspection(
+            source.name,
+            source.version,
+            source.path,
+            _kind_of(source),
+            prepared.io_mapping.signature,
+            prepared.batching,
+            prepared.settings.devices,
+            copy,
+        )
+        measured_copy = copied is not None and copied.batching.merges
+        shown = copied if measured_copy and copied is not None else prepared
+        if not wanted.measure:
+            return replace(found, not_measured="--no-measure")
+        if shown.working_size is None:
+            return replace(found, not_measured="it does not run on random input")
+        model = MeasuredModel(
+            shown.file,
+            shown.settings.devices[0],
+            shown.settings.ort_options,
+            shown.io_mapping,
+            shown.working_size,
+            _sizes(shown.io_mapping.signature, shown.batching, wanted),
+            wanted.seconds,
+        )
+        # The process that measures loads the model again, and a GPU may not hold it twice.
+        del prepared, copied, shown
+        gc.collect()
+        return replace(found, measured=measure_file(model), measured_copy=measured_copy)
+
+
+def _lacks_only_the_axis(prepared: PreparedModel) -> bool:
+    """Return whether the model is not batched because a first dimension is fixed."""
+    signature = prepared.session.signature
+    reason = signature.no_batch_axis_reason()
+    fixed = fixed_first_axes((*signature.inputs, *signature.outputs))
+    return bool(fixed) and reason is not None and prepared.batching.reason == reason
+
+
+def _try_copy(
+    source: ModelSource, config: ServerConfig, device: str, scratch: ExitStack, signature: Signature
+) -> tuple[TriedCopy, PreparedModel | None]:
+    folder = ScratchDirectory()
+    scratch.callback(folder.remove)
+    path = folder.path / source.path.name
+    try:
+        command = write_copy(source.path, signature, path)
+        prepared = prepare_model(replace(source, path=path), config, device, scratch)
+    except (NoCopy, StartError) as error:
+        return TriedCopy(error=str(error).replace(str(path), str(source.path))), None
+    return TriedCopy(command, prepared.batching), prepared
+
+
+def _sizes(signature: Signature, decision: BatchingDecision, wanted: Wanted) -> tuple[int, ...]:
+    if not decision.max_batch_size and signature.no_batch_axis_reason() is not None:
+        # Requests have no rows.
+        return (1,)
+    if wanted.sizes is not None:
+        return wanted.sizes
+    sizes = [1]
+    while sizes[-1] * 2 <= max(_LARGEST, decision.max_batch_size):
+        sizes.append(sizes[-1] * 2)
+    return tuple(sizes)
+
+
+def _composing(source: ModelSource) -> Sequence[ModelSource]:
+    """Return the models that an ensemble names, which are beside it in its repository, each after those that it uses."""
+    found: dict[str, ModelSource] = {}
+
+    def add(user: ModelSource) -> None:
+        for name in named_steps(user):
+            if name not in found and user.directory is not None and name != source.name:
+                named = source_in(user.directory.parent / name)
+                add(named)
+                found[name] = declared_source(named)
+
+    add(source)
+    return list(found.values())
+
+
+def _inspect_loaded(
+    sources: Sequence[ModelSource], only: str | None, config: ServerConfig, wanted: Wanted
+) -> Iterator[Inspection]:
+    """Load models that may use each other; yield what is known of all, or of one."""
+    registry = ModelRegistry()
+    devices = {config.device: choose_device(config.device)}
+    context = LoadContext(config, devices, served=registry.get, step_model=registry.step_model)
+    with ExitStack() as loaded:
+        for source in sources:
+            model = load_model(source, context)
+            loaded.callback(model.release)
+            loaded.callback(model.batcher.close)
+            registry.mark_ready(model)
+            if only is not None and source.name != only:
+                continue
+            if isinstance(source.declaration, OnnxModel):
+                file, options = declared_onnx(source, source.declaration, config.for_model(source.name))
+                yield replace(_inspect_file(file, options, wanted), name=source.name)
+            else:
+                yield _inspect_running(source, model, wanted)
+
+
+def _inspect_running(source: ModelSource, model: Model, wanted: Wanted) -> Inspection:
+    decision = BatchingDecision(
+        model.max_batch_size, model.max_batch_size > 1, model.batching, model.batching_verdict
+    )
+    found = Inspection(
+        model.name, model.version, source.path, _kind_of(source), model.signature, decision, model.devices
+    )
+    if not wanted.measure:
+        return replace(found, not_measured="--no-measure")
+    measured, reason = measure_model(model, _sizes(model.signature, decision, wanted), wanted.seconds)
+    return replace(found, measured=measured, not_measured=reason)
+
+
+def _kind_of(source: ModelSource) -> str:
+    if source.config is not None and is_ensemble(source.config):
+        return "ensemble"
+    if isinstance(source.declaration, PipelineModel):
+        return "pipeline"
+    return "function" if isinstance(source.declaration, FunctionModel) else "onnx"

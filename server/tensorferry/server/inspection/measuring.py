@@ -1,0 +1,105 @@
+"""Measuring of a model's batches: an ONNX file in a process of its own, other models through their batcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensorferry.server.errors import ModelFailedError
+from tensorferry.server.inspection.batch_times import BatchTime, UnknownMemory, time_batches
+from tensorferry.server.inspection.measuring_child import LATE, LOAD_SECONDS, MeasuredModel
+from tensorferry.server.models.registry import Model
+from tensorferry.server.runtime.sampling import Array, random_inputs, working_size
+
+_CHILD = "tensorferry.server.inspection.measuring_child"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What batches took on a device.
+
+    `memory` says what the `memory_bytes` of the batches are; empty if they are unknown. `loaded_bytes` is the resident
+    memory that loading the model took; None if unknown. `stopped` says why larger sizes are missing; empty if none is.
+    """
+
+    devices: tuple[str, ...]
+    batches: tuple[BatchTime, ...]
+    memory: str = ""
+    loaded_bytes: int | None = None
+    stopped: str = ""
+
+
+def measure_file(model: MeasuredModel) -> Measurements:
+    """Measure an ONNX model in a child process. Sizes that were measured before the process died are kept."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", _CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # Ctrl-C at a terminal ends this process, which then kills the child.
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    with child:
+        try:
+            output, _ = child.communicate(pickle.dumps(model), LOAD_SECONDS + LATE * model.seconds + 60)
+        finally:
+            child.kill()
+    loaded: Mapping[str, Any] = {}
+    batches: list[BatchTime] = []
+    stopped: str | None = None
+    for message in map(json.loads, output.decode().splitlines()):
+        if "rows" in message:
+            batches.append(BatchTime(**message))
+        elif "stopped" in message:
+            stopped = message["stopped"]
+        else:
+            loaded = message
+    if stopped is None:
+        stopped = _death(child.returncode, batches, model)
+    return Measurements(
+        (model.device,), tuple(batches), loaded.get("memory", ""), loaded.get("loaded_bytes"), stopped
+    )
+
+
+def _death(code: int, batches: Sequence[BatchTime], model: MeasuredModel) -> str:
+    """Describe the end of a child that did not finish."""
+    left = model.sizes[len(batches) :]
+    where = f"a batch of {left[0]} rows" if left else "the last batch"
+    if code == -signal.SIGALRM:
+        return f"{where} did not end in time"
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    return f"the process that measures {how} at {where}"
+
+
+def measure_model(model: Model, sizes: Sequence[int], seconds: float) -> tuple[Measurements | None, str]:
+    """Measure a loaded function or pipeline through its batcher. Return None and the reason if it cannot be run."""
+
+    def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        submit = model.batcher.submit_rows if model.batched else model.batcher.submit
+        try:
+            outputs: Mapping[str, Array] = submit(inputs).result(seconds)
+        except Exception as error:
+            raise ModelFailedError(str(error) or type(error).__name__) from error
+        return outputs
+
+    size, reason = working_size(model.signature, run)
+    if size is None:
+        return None, f"it does not run on random input: {reason}"
+    batches: list[BatchTime] = []
+    stopped = time_batches(
+        run,
+        lambda rows: random_inputs(model.signature, rows, size),
+        [rows for rows in sizes if rows <= max(1, model.max_batch_size)],
+        batches.append,
+        memory=UnknownMemory(),
+        seconds=seconds,
+    )
+    return Measurements(model.devices, tuple(batches), stopped=stopped), ""

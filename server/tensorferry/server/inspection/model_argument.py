@@ -1,0 +1,79 @@
+"""Finds the model that an argument MODEL of a command names, and the options that it would be served with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tensorferry.server.config.load import load_config, model_source, models_in
+from tensorferry.server.config.option import Option
+from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.models.repository import Repository
+
+MODEL_HELP = (
+    "path.onnx, name=path.onnx, path.py, the name of a model in the file of --config, or the directory of a model, with "
+    "NAME/VERSION/model.onnx and optionally NAME/config.pbtxt; the highest version that would be served is read"
+)
+
+# The options that a model's configuration depends on, and those of the log.
+_FIELDS = frozenset(
+    (
+        "custom_ops",
+        "device",
+        "cuda_memory_bytes",
+        "cuda_memory_growth",
+        "cudnn_search",
+        "tf32",
+        "fp16",
+        "fp16_tolerance",
+        "fp16_except",
+        "instances",
+        "threads",
+        "inter_threads",
+        "providers",
+        "max_batch_size",
+        "batching",
+        "max_queue_delay",
+        "preferred_batch_sizes",
+        "priority_weights",
+        "default_priority",
+        "log_format",
+        "log_level",
+    )
+)
+MODEL_OPTIONS: Sequence[Option] = [option for option in OPTIONS if option.field in _FIELDS]
+
+
+def find_model(
+    model: str, flags: Mapping[str, str | None], file: Path | None
+) -> tuple[ModelSource, ServerConfig]:
+    """Return the model that a MODEL names, and its configuration. ConfigError or StartError names what is wrong.
+
+    `flags` are those of the command line, `file` that of --config.
+    """
+    if Path(model).is_dir():
+        source = source_in(Path(model))
+    elif file is not None and (in_file := _model_in(file, model)) is not None:
+        source = in_file
+    else:
+        source = model_source(model)
+    # A Python file names its models itself.
+    named = str(source.path) if source.path.suffix == PYTHON_SUFFIX else f"{source.name}={source.path}"
+    config = load_config([named], flags, os.environ, file)
+    return source, config.for_model(source.name)
+
+
+def _model_in(file: Path, name: str) -> ModelSource | None:
+    """Return the model that a file of --config serves by this name, if any."""
+    return next((source for source in models_in(file) if source.name == name), None)
+
+
+def source_in(directory: Path) -> ModelSource:
+    """Return the highest served version in a model's directory; StartError if there is none."""
+    home = Path(os.path.abspath(directory))
+    versions = Repository([home.parent]).versions(home.name)
+    if not versions:
+        raise StartError(f"{directory} is named {home.name!r}, which is not a valid model name: rename it")
+    return versions[-1].source

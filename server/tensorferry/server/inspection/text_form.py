@@ -1,0 +1,171 @@
+"""Inspections as text for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from tensorferry.server.inspection.batch_sizes import BEST_RULE, WithinBound, best_size, within
+from tensorferry.server.inspection.batch_times import BatchTime
+from tensorferry.server.inspection.inspection import Inspection
+from tensorferry.server.inspection.measuring import Measurements
+from tensorferry.server.signature import TensorSpec
+
+_WIDTH = 100
+# Left of the texts.
+_INDENT = 10
+_MIB = 1 << 20
+# A command is on one line, so that it can be copied.
+_COMMAND = ": python -c "
+
+_EFFECTS = {
+    "proved": "the graph keeps rows apart",
+    "tested": "running shows no mixing, but a part of the graph could not be analysed",
+    "trusted": "batched without a check",
+    "refused": "each request runs alone",
+    "off": "each request runs alone",
+}
+
+
+def text_of(found: Inspection, bounds: Sequence[float]) -> str:
+    """Return what is known of a model. `bounds` are bounds of latency in seconds."""
+    lines = [f"{found.name}  ({found.kind}, {found.path})", ""]
+    lines += _tensors(found)
+    lines += ["", *_verdict(found), ""]
+    if found.measured is None or not found.measured.batches:
+        why = found.not_measured or (found.measured.stopped if found.measured is not None else "")
+        return "\n".join([*lines, *_labelled("measured", f"nothing: {why}")])
+    lines += [*_measured(found, found.measured), ""]
+    lines += _advice(found, found.measured.batches, bounds)
+    return "\n".join(lines).rstrip()
+
+
+def _tensors(found: Inspection) -> Iterator[str]:
+    batched = found.decision.max_batch_size > 0
+    rows = []
+    for kind, specs in (
+        ("input", found.signature.inputs),
+        ("optional", found.signature.optional),
+        ("output", found.signature.outputs),
+    ):
+        rows += [(kind, spec.name, spec.datatype.name, _shape(spec), _axis(spec, batched)) for spec in specs]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    widths[0] = _INDENT - 2
+    for row in rows:
+        cells = "  ".join(cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True))
+        yield f"{cells}  {row[4]}".rstrip()
+
+
+def _shape(spec: TensorSpec) -> str:
+    return "[...]" if spec.any_rank else str(list(spec.shape))
+
+
+def _axis(spec: TensorSpec, batched: bool) -> str:
+    if spec.has_row_axis:
+        return "axis 0 counts rows"
+    if batched:
+        return "requests with equal values share a batch"
+    return "the first axis is fixed" if spec.dims else "a scalar"
+
+
+def _verdict(found: Inspection) -> Iterator[str]:
+    decision = found.decision
+    # The description has the reason, too, which is shown below.
+    described = (
+        decision.description.replace(f" ({decision.reason})", "") if decision.reason else decision.description
+    )
+    described = described.removesuffix(f" ({decision.verdict})")
+    effect = _EFFECTS[decision.verdict]
+    yield from _labelled("verdict", f"{decision.verdict.upper()}: {effect}; {described}")
+    if decision.reason:
+        yield from _labelled("because", decision.reason)
+    if decision.evidence:
+        yield from _labelled("ran", decision.evidence)
+    for cure in found.cures:
+        yield from _labelled("change", cure)
+    if found.copy is not None and not found.copy.batched:
+        why = found.copy.error if found.copy.decision is None else found.copy.decision.reason
+        yield from _labelled("tried", f"a variable first axis in the file alone is not enough: {why}")
+
+
+def _measured(found: Inspection, measured: Measurements) -> Iterator[str]:
+    what = f"on {', '.join(measured.devices)}" if measured.devices else "through the models that it uses"
+    if found.measured_copy:
+        what += ", the copy with a variable first axis"
+    elif found.kind != "onnx":
+        what += ", through the batcher"
+    elif not found.decision.merges and measured.batches[-1].rows > 1:
+        what += ", as batches would be; requests run alone"
+    if measured.loaded_bytes is not None:
+        what += f"; loading took {measured.loaded_bytes / _MIB:.1f} MiB of resident memory"
+    yield from _labelled("measured", what)
+    if measured.memory:
+        yield from _labelled("memory", measured.memory)
+    yield ""
+    yield f"{'rows':>{_INDENT}}{'ms':>12}{'µs/row':>12}{'rows/s':>12}{'runs':>8}{'memory MiB':>14}"
+    for batch in measured.batches:
+        memory = "" if batch.memory_bytes is None else f"{batch.memory_bytes / _MIB:.1f}"
+        milliseconds = batch.seconds * 1e3
+        yield (
+            f"{batch.rows:>{_INDENT}}{_number(milliseconds):>12}{_number(milliseconds * 1e3 / batch.rows):>12}"
+            f"{_rate(batch):>12}{batch.runs:>8}{memory:>14}"
+        ).rstrip()
+    if measured.stopped:
+        yield from _labelled("stopped", measured.stopped)
+
+
+def _advice(found: Inspection, batches: Sequence[BatchTime], bounds: Sequence[float]) -> Iterator[str]:
+    best = best_size(batches)
+    if best is not None and len(batches) > 1:
+        text = f"{_rows(best.rows)}, {BEST_RULE}"
+        if batches[0].rows == 1:
+            text += f"; {best.rows_per_second / batches[0].rows_per_second:.1f} times as many as one by one"
+        if found.decision.merges and best.rows > found.decision.max_batch_size:
+            text += f"; serve it with --max-batch-size {best.rows}"
+        yield from _labelled("best", text)
+    for seconds in bounds:
+        yield from _labelled(f"{seconds * 1e3:g} ms", _bound(within(batches, seconds), batches))
+
+
+def _bound(found: WithinBound, batches: Sequence[BatchTime]) -> str:
+    if found.alone is None:
+        fastest = batches[0]
+        return f"no batch: one of {_rows(fastest.rows)} takes {_number(fastest.seconds * 1e3)} ms"
+    text = f"a batch of up to {_admitted(found.alone)}"
+    if found.after_another is None:
+        return f"{text}; none if a request has to wait for the batch before it"
+    if found.after_another == found.alone:
+        return f"{text}, also after the batch before it"
+    return f"{text}; up to {_admitted(found.after_another)} if a request has to wait for the batch before it"
+
+
+def _admitted(batch: BatchTime) -> str:
+    return f"{_rows(batch.rows)} ({_number(batch.seconds * 1e3)} ms): {_rate(batch)} rows/s"
+
+
+def _rows(rows: int) -> str:
+    return f"{rows} row{'s' if rows > 1 else ''}"
+
+
+def _rate(batch: BatchTime) -> str:
+    """Return rows per second with three digits that count."""
+    rate = batch.rows_per_second
+    return f"{rate:,.3g}" if rate < 100 else f"{round(rate, 3 - len(str(int(rate)))):,.0f}"
+
+
+def _number(value: float) -> str:
+    """Return a number with about three digits that count."""
+    return f"{value:.4f}" if value < 0.1 else f"{value:.3f}" if value < 10 else f"{value:,.1f}"
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    before, command, code = text.partition(_COMMAND)
+    lines = textwrap.wrap(
+        before + (":" if command else ""),
+        _WIDTH,
+        initial_indent=label.ljust(_INDENT),
+        subsequent_indent=" " * _INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [*lines, f"{' ' * _INDENT}{command[2:]}{code}"] if command else lines

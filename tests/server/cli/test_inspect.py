@@ -1,0 +1,249 @@
+"""`tensorferry inspect` prints what a server would do with a model, as text or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.models import mixing, small
+from support.processes.server import command, environment
+
+from tensorferry.protos.tensors import DATATYPES
+from tensorferry.server.cli import inspect
+from tensorferry.server.inspection import text_form
+from tensorferry.server.inspection.batch_times import BatchTime
+from tensorferry.server.inspection.inspection import Inspection
+from tensorferry.server.inspection.measuring import Measurements
+from tensorferry.server.model_config.pbtxt import BatchingDecision
+from tensorferry.server.signature import Signature, TensorSpec
+
+FAST = ("--device", "cpu", "--sizes", "1,2,4")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove this machine's TENSORFERRY_ variables, and keep the configuration of logging."""
+    for name in list(os.environ):
+        if name.startswith("TENSORFERRY_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr("tensorferry.server.telemetry.logs.configure", lambda log_format, level: None)
+
+
+def in_json(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> list[dict[str, Any]]:
+    assert inspect.main([*map(str, argv), "--json"]) in (0, 1)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["form"] == 1
+    models: list[dict[str, Any]] = printed["models"]
+    return models
+
+
+def test_the_json_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = small.mlp(tmp_path / "m.onnx")
+    (model,) = in_json(capsys, f"n={path}", *FAST, "--latency-ms", "10000", "--latency-ms", "1e-6")
+    assert list(model) == [
+        "argument", "loaded", "name", "version", "file", "kind", "inputs", "optional_inputs", "outputs", "devices",
+        "batching", "copy_with_variable_first_axis", "measured", "not_measured", "best_batch_size", "best_rule",
+        "latency_bounds",
+    ]  # fmt: skip
+    assert (model["argument"], model["name"], model["file"]) == (f"n={path}", "n", str(path))
+    assert model["inputs"][0]["counts_rows"] is True
+    assert model["inputs"][0]["shape"][0] == -1
+    assert model["batching"]["verdict"] == "proved"
+    assert model["batching"]["shares_batches"] is True
+    assert model["batching"]["cures"] == []
+    measured = model["measured"]
+    assert [batch["rows"] for batch in measured["batches"]] == [1, 2, 4]
+    for batch in measured["batches"]:
+        assert batch["ms_per_row"] == pytest.approx(batch["ms"] / batch["rows"])
+        assert batch["rows_per_second"] == pytest.approx(1e3 / batch["ms_per_row"])
+        assert batch["memory_bytes"] >= 0
+    assert model["best_batch_size"] in (1, 2, 4)
+    slow, fast = model["latency_bounds"]
+    assert (slow["ms"], slow["alone"]["rows"], slow["after_another_batch"]["rows"]) == (
+        pytest.approx(10000),
+        4,
+        4,
+    )
+    assert (fast["alone"], fast["after_another_batch"]) == (None, None)
+
+
+def test_a_refused_model_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = mixing.scaled(tmp_path / "m.onnx")
+    assert inspect.main([str(path), "--no-measure", "--device", "cpu"]) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0] == f"m  (onnx, {path})"
+    assert "verdict   REFUSED: each request runs alone; unbatched" in lines
+    assert "because   ReduceMax greatest reduces over the batch axis" in lines
+    assert (
+        "change    compute over the axes of one row, such as x.mean(dim=1) instead of x.mean(), or" in lines
+    )
+    assert "measured  nothing: --no-measure" in lines
+    assert printed.err == ""
+
+
+def test_a_fixed_axis_has_a_command_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = small.twice(tmp_path / "m.onnx", dims=(1, 3))
+    assert inspect.main([str(path), "--no-measure", "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "change    make the first axis variable in the file; it is then proved:" in lines
+    (code,) = [line for line in lines if "update_inputs_outputs_dims" in line]
+    assert code.startswith("          python -c 'import onnx; ")
+    assert code.endswith("m-batch.onnx\")'")
+
+
+def test_models_that_cannot_be_loaded_do_not_keep_others_from_being_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = small.twice(tmp_path / "good.onnx")
+    sequence = small.sequence(tmp_path / "sequence.onnx")
+    argv = ["absent.onnx", str(good), str(sequence), "--no-measure", "--json", "--device", "cpu"]
+    assert inspect.main(argv) == 1
+    printed = capsys.readouterr()
+    absent, loaded, refused = json.loads(printed.out)["models"]
+    assert absent == {"argument": "absent.onnx", "loaded": False, "error": "absent.onnx: no such file"}
+    assert loaded["loaded"] is True
+    assert "which the protocol cannot carry; export the model with tensors" in refused["error"]
+    first, second = printed.err.splitlines()
+    assert first == "tensorferry inspect: absent.onnx: no such file"
+    assert second.startswith(f"tensorferry inspect: {sequence}: output")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["m.onnx", "--sizes", "0"], "--sizes: is '0'; it must be numbers of rows from 1"),
+        (["m.onnx", "--sizes", "1,x"], "--sizes: is '1,x'; it must be numbers of rows"),
+        (["m.onnx", "--latency-ms", "-1"], "--latency-ms: is '-1'; it must be a number above 0"),
+        (["m.onnx", "--measure-seconds", "inf"], "--measure-seconds: is 'inf'; it must be a number above 0"),
+        (["m.onnx", "--sise", "1"], "unknown flag --sise"),
+        ([], "the following arguments are required: MODEL"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_and_code_2(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        inspect.main(argv)
+    assert ended.value.code == 2
+    streams = capsys.readouterr()
+    assert said in streams.err
+    assert (len(streams.err.splitlines()), streams.out) == (1, "")
+
+
+def test_a_wrong_value_of_an_option_of_the_server_is_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect.main(["m.onnx", "--max-batch-size", "-1"]) == 2
+    assert capsys.readouterr().err.startswith("tensorferry inspect: --max-batch-size is '-1'; it must be")
+
+
+def test_the_table_of_the_model_and_the_flags_of_a_server_apply(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small.twice(tmp_path / "a.onnx")
+    file = tmp_path / "c.toml"
+    file.write_text(f"[models.a]\npath = '{path}'\nmax-batch-size = 4\n")
+    (model,) = in_json(capsys, "a", "--config", file, "--no-measure", "--device", "cpu")
+    assert model["batching"]["max_batch_size"] == 4
+    (model,) = in_json(capsys, path, "--max-batch-size", "6", "--no-measure", "--device", "cpu")
+    assert model["batching"]["max_batch_size"] == 6
+
+
+def test_a_process_prints_only_json_on_stdout(tmp_path: Path) -> None:
+    path = small.twice(tmp_path / "m.onnx", dims=(1, 3))
+    done = subprocess.run(
+        command("inspect", path, "--json", *FAST),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=100,
+        check=True,
+    )
+    (model,) = json.loads(done.stdout)["models"]
+    assert model["copy_with_variable_first_axis"]["verdict"] == "proved"
+    assert model["measured"]["of_copy"] is True
+    assert done.stderr == ""
+
+
+# The text of made-up measurements.
+
+
+def made_up(**changes: Any) -> Inspection:
+    """Return an inspection of a model whose batches take 1.0, 1.2 and 4.0 ms."""
+    fp32 = DATATYPES["FP32"]
+    fields: dict[str, Any] = {
+        "name": "m",
+        "version": "1",
+        "path": Path("m.onnx"),
+        "kind": "onnx",
+        "signature": Signature(
+            (TensorSpec("x", fp32, ("batch", 3)), TensorSpec("scale", fp32, ())),
+            (TensorSpec("score", fp32, ("batch",)),),
+        ),
+        "decision": BatchingDecision(
+            2, True, "batches of up to 2 rows (proved)", "proved", "", "9 batches of 2 rows"
+        ),
+        "devices": ("cpu",),
+        "measured": Measurements(
+            ("cpu",),
+            (BatchTime(1, 1e-3, 300, 0), BatchTime(2, 1.2e-3, 250, 3 << 19), BatchTime(8, 4e-3, 75, 5 << 20)),
+            "peak resident memory",
+            12 << 20,
+        ),
+    }
+    return Inspection(**{**fields, **changes})
+
+
+def test_the_text_of_a_measured_model() -> None:
+    assert (
+        text_form.text_of(made_up(), [0.5e-3, 1e-3, 2.4e-3, 5e-3, 9e-3])
+        == """\
+m  (onnx, m.onnx)
+
+input     x      FP32  [-1, 3]  axis 0 counts rows
+input     scale  FP32  []       requests with equal values share a batch
+output    score  FP32  [-1]     axis 0 counts rows
+
+verdict   PROVED: the graph keeps rows apart; batches of up to 2 rows
+ran       9 batches of 2 rows
+
+measured  on cpu; loading took 12.0 MiB of resident memory
+memory    peak resident memory
+
+      rows          ms      µs/row      rows/s    runs    memory MiB
+         1       1.000     1,000.0       1,000     300           0.0
+         2       1.200       600.0       1,670     250           1.5
+         8       4.000       500.0       2,000      75           5.0
+
+best      8 rows, the fewest rows with at least 95 % of the most rows/s; 2.0 times as many as one by
+          one; serve it with --max-batch-size 8
+0.5 ms    no batch: one of 1 row takes 1.000 ms
+1 ms      a batch of up to 1 row (1.000 ms): 1,000 rows/s; none if a request has to wait for the
+          batch before it
+2.4 ms    a batch of up to 2 rows (1.200 ms): 1,670 rows/s, also after the batch before it
+5 ms      a batch of up to 8 rows (4.000 ms): 2,000 rows/s; up to 2 rows (1.200 ms): 1,670 rows/s if
+          a request has to wait for the batch before it
+9 ms      a batch of up to 8 rows (4.000 ms): 2,000 rows/s, also after the batch before it"""
+    )
+
+
+def test_what_was_measured_is_said() -> None:
+    refused = BatchingDecision(0, False, "unbatched (a; b)", "refused", "a; b", "", ("change it",))
+    text = text_form.text_of(made_up(decision=refused), [])
+    assert (
+        "verdict   REFUSED: each request runs alone; unbatched\nbecause   a; b\nchange    change it" in text
+    )
+    assert "measured  on cpu, as batches would be; requests run alone; loading took" in text
+    assert "--max-batch-size" not in text
+    assert "through the batcher" in text_form.text_of(made_up(kind="function"), [])
+    assert "the copy with a variable first axis" in text_form.text_of(made_up(measured_copy=True), [])
+    stopped = Measurements(("cpu",), (BatchTime(1, 1e-3, 5),), stopped="a batch of 2 rows: it failed")
+    text = text_form.text_of(made_up(measured=stopped), [])
+    assert text.splitlines()[-1] == "stopped   a batch of 2 rows: it failed"
+    nothing = Measurements(("cpu",), (), stopped="a batch of 1 rows: it failed")
+    assert "measured  nothing: a batch of 1 rows: it failed" in text_form.text_of(
+        made_up(measured=nothing), []
+    )

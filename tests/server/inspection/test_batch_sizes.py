@@ -1,0 +1,38 @@
+"""The best batch size, and what a bound of latency admits."""
+
+from __future__ import annotations
+
+from tensorferry.server.inspection.batch_sizes import best_size, within
+from tensorferry.server.inspection.batch_times import BatchTime
+
+
+def times(**milliseconds: float) -> list[BatchTime]:
+    return [BatchTime(int(rows[1:]), value / 1e3, 5) for rows, value in milliseconds.items()]
+
+
+def test_the_best_size_is_the_smallest_with_nearly_the_most_rows_per_second() -> None:
+    # 1,000, 1,333, 1,900 and 2,000 rows/s.
+    found = times(_1=1.0, _2=1.5, _19=10.0, _40=20.0)
+    best = best_size(found)
+    assert best is not None
+    assert best.rows == 19
+    assert best_size(found[:2]) == found[1]
+    assert best_size([]) is None
+
+
+def test_a_size_that_is_slower_for_each_row_is_never_the_best() -> None:
+    assert best_size(times(_1=1.0, _2=4.0, _4=12.0)) == times(_1=1.0)[0]
+
+
+def test_a_bound_admits_the_largest_batch_in_time_alone_and_after_another() -> None:
+    found = times(_1=1.0, _2=1.5, _4=2.5, _8=5.0)
+    admitted = within(found, 5e-3)
+    assert (admitted.alone, admitted.after_another) == (found[3], found[2])
+    assert within(found, 4.9e-3).alone == found[2]
+    assert within(found, 1e-3).after_another is None
+    assert within(found, 0.5e-3).alone is None
+
+
+def test_sizes_above_one_that_is_too_slow_do_not_count() -> None:
+    found = times(_1=1.0, _2=9.0, _4=3.0)
+    assert within(found, 5e-3).alone == found[0]

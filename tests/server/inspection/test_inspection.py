@@ -1,0 +1,183 @@
+"""An inspection has the loader's decision, the cures and the measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.models import mixing, small
+
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.inspection.inspection import Inspection, Wanted, inspect_model
+from tensorferry.server.inspection.model_argument import find_model, source_in
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
+
+NOTHING = Wanted(measure=False)
+APP = """
+from tensorferry.serving import FP32, model, onnx, pipeline, step
+
+@model(inputs={"x": FP32[-1, 3]}, outputs={"y": FP32[-1, 3]}, max_batch_size=4)
+def double(x):
+    return 2 * x
+
+@model(inputs={"x": FP32[-1, 3]}, outputs={"y": FP32[-1, 3]})
+def broken(x):
+    raise ValueError("no")
+
+file = onnx("m.onnx")
+both = pipeline("both", "double", step("m", inputs={"x": "y"}, outputs={"y": "z"}))
+"""
+
+
+def inspected(path: Path, wanted: Wanted = NOTHING, **options: Any) -> Inspection:
+    options = {"device": "cpu", **options}
+    source = ModelSource(path.stem, path)
+    (found,) = inspect_model(source, ServerConfig((source,), **options), wanted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("build", "verdict"),
+    [
+        (small.mlp, "proved"),
+        (mixing.hashed, "tested"),
+        (mixing.scaled, "refused"),
+        (lambda path: small.twice(path, dims=(1, 3)), "off"),
+    ],
+)
+def test_the_decision_is_the_loaders(build: Any, verdict: str, tmp_path: Path) -> None:
+    path = build(tmp_path / "m.onnx")
+    found = inspected(path)
+    model = load_model(ModelSource("m", path), LoadContext(ServerConfig((), device="cpu")))
+    assert model.batcher.close()
+    assert found.decision.verdict == model.batching_verdict == verdict
+    assert found.decision.description == model.batching
+    assert (found.decision.max_batch_size, found.signature) == (model.max_batch_size, model.signature)
+    assert (found.kind, found.devices, found.not_measured) == ("onnx", ("cpu",), "--no-measure")
+
+
+def test_a_proof_has_evidence_and_no_reason(tmp_path: Path) -> None:
+    decision = inspected(small.mlp(tmp_path / "m.onnx")).decision
+    assert (decision.reason, decision.cures) == ("", ())
+    assert "batches of 2, 3" in decision.evidence
+
+
+def test_the_options_count_as_for_a_server(tmp_path: Path) -> None:
+    path = mixing.hashed(tmp_path / "m.onnx")
+    refused = inspected(path, batching="proved")
+    assert refused.decision.verdict == "refused"
+    assert list(refused.cures) == ["allow tested models: --batching tested"]
+    assert inspected(path, batching="trust").decision.verdict == "trusted"
+    assert "leave it out" in inspected(path, max_batch_size=0).cures[0]
+    assert inspected(path, max_batch_size=5).decision.max_batch_size == 5
+
+
+def test_the_sizes_are_powers_of_two_up_to_64_or_the_largest_batch(tmp_path: Path) -> None:
+    path = small.twice(tmp_path / "m.onnx")
+
+    def rows(wanted: Wanted, **options: Any) -> list[int]:
+        measured = inspected(path, wanted, **options).measured
+        assert measured is not None
+        assert measured.stopped == ""
+        return [batch.rows for batch in measured.batches]
+
+    assert rows(Wanted(), max_batch_size=300) == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert rows(Wanted()) == [1, 2, 4, 8, 16, 32, 64]
+    assert rows(Wanted(sizes=(3, 5))) == [3, 5]
+
+
+def test_batches_of_a_refused_model_are_measured_as_they_would_be(tmp_path: Path) -> None:
+    found = inspected(mixing.scaled(tmp_path / "m.onnx"), Wanted(sizes=(1, 2)))
+    assert found.measured is not None
+    assert [batch.rows for batch in found.measured.batches] == [1, 2]
+
+
+def test_a_fixed_axis_is_tried_as_a_variable_one_and_the_copy_is_measured(tmp_path: Path) -> None:
+    found = inspected(small.twice(tmp_path / "m.onnx", dims=(1, 3)), Wanted(sizes=(1, 4)))
+    assert found.decision.verdict == "off"
+    assert found.copy is not None
+    assert found.copy.decision is not None
+    assert (found.copy.decision.verdict, found.copy.batched) == ("proved", True)
+    assert found.cures[0].startswith(
+        "make the first axis variable in the file; it is then proved: python -c "
+    )
+    assert "torch.onnx.export" in found.cures[1]
+    assert found.measured is not None
+    assert found.measured_copy
+    assert [batch.rows for batch in found.measured.batches] == [1, 4]
+
+
+def test_a_copy_that_is_not_batched_shows_what_else_to_change(tmp_path: Path) -> None:
+    path = small.save(
+        tmp_path / "m.onnx",
+        [small.node("ReduceMean", "x", "m", axes=[0]), small.node("Sub", "x m", "y")],
+        [small.value("x", dims=[1, 3])],
+        [small.value("y", dims=[1, 3])],
+    )
+    found = inspected(path, Wanted(sizes=(1, 4)))
+    assert found.copy is not None
+    assert not found.copy.batched
+    assert found.copy.decision is not None
+    assert "ReduceMean" in found.copy.decision.reason
+    # Both an export with a variable axis and another mean are needed.
+    assert ["torch.onnx.export" in found.cures[0], "x.mean(dim=1)" in found.cures[1]] == [True, True]
+    # A request has no rows, so one size is measured.
+    assert found.measured is not None
+    assert ([batch.rows for batch in found.measured.batches], found.measured_copy) == ([1], False)
+
+
+def test_a_model_that_runs_on_no_random_input_is_not_measured(tmp_path: Path) -> None:
+    found = inspected(small.multiples_only(tmp_path / "m.onnx", 5), Wanted())
+    assert (found.measured, found.not_measured) == (None, "it does not run on random input")
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="no such file"):
+        inspected(tmp_path / "absent.onnx")
+
+
+def test_the_models_of_a_python_file_are_measured_through_their_batchers(tmp_path: Path) -> None:
+    small.twice(tmp_path / "m.onnx")
+    app = tmp_path / "app.py"
+    app.write_text(APP)
+    source, config = find_model(str(app), {"device": "cpu"}, None)
+    found = {each.name: each for each in inspect_model(source, config, Wanted(sizes=(1, 2, 8)))}
+    assert {name: each.kind for name, each in found.items()} == {
+        "double": "function",
+        "broken": "function",
+        "m": "onnx",
+        "both": "pipeline",
+    }
+    measured = found["double"].measured
+    assert measured is not None
+    # Larger requests would be split.
+    assert [batch.rows for batch in measured.batches] == [1, 2]
+    assert measured.memory == ""
+    assert found["broken"].measured is None
+    assert found["broken"].not_measured.startswith("it does not run on random input")
+    assert found["m"].decision.verdict == "proved"
+    assert found["both"].decision.verdict == "trusted"
+    assert found["both"].measured is not None
+
+
+def test_an_ensemble_is_inspected_with_the_models_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "a" / "1").mkdir(parents=True)
+    small.twice(tmp_path / "a" / "1" / "model.onnx")
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text("""
+        platform: "ensemble" max_batch_size: 8
+        input { name: "u" data_type: TYPE_FP32 dims: 3 } output { name: "v" data_type: TYPE_FP32 dims: 3 }
+        ensemble_scheduling {
+          step { model_name: "a" model_version: -1 input_map { key: "x" value: "u" } output_map { key: "y" value: "v" } }
+        }""")
+    source = source_in(tmp_path / "m")
+    (found,) = inspect_model(source, ServerConfig((source,), device="cpu"), Wanted(sizes=(1, 4)))
+    assert (found.kind, found.decision.verdict) == ("ensemble", "proved")
+    assert found.measured is not None
+    assert [batch.rows for batch in found.measured.batches] == [1, 4]
+    (tmp_path / "a" / "1" / "model.onnx").unlink()
+    with pytest.raises(StartError, match=r"a/1/model\.onnx: no such file"):
+        list(inspect_model(source, ServerConfig((source,), device="cpu"), NOTHING))

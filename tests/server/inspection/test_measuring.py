@@ -1,0 +1,85 @@
+"""An ONNX model is measured in a process of its own, which may die."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.models import small
+
+from tensorferry.server.inspection.measuring import measure_file
+from tensorferry.server.inspection.measuring_child import MeasuredModel
+from tensorferry.server.model_config.io_mapping import IoMapping
+from tensorferry.server.runtime.fp16 import ModelFile
+from tensorferry.server.runtime.ort_options import OrtOptions
+from tensorferry.server.runtime.session import Session
+
+
+def subject(path: Path, sizes: tuple[int, ...] = (1, 2, 4)) -> MeasuredModel:
+    io_mapping = IoMapping(Session(path).signature)
+    return MeasuredModel(ModelFile(path, path), "cpu", OrtOptions(), io_mapping, 4, sizes, 60.0)
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Run a shell program instead of the process that measures."""
+    run = subprocess.Popen
+
+    def start(_: Any, **options: Any) -> Any:
+        return run(["/bin/sh", "-c", f"cat >/dev/null; {program}"], **options)
+
+    monkeypatch.setattr("tensorferry.server.inspection.measuring.subprocess.Popen", start)
+
+
+def test_each_size_is_measured(tmp_path: Path) -> None:
+    measured = measure_file(subject(small.mlp(tmp_path / "m.onnx")))
+    assert [batch.rows for batch in measured.batches] == [1, 2, 4]
+    assert all(batch.seconds > 0 and batch.runs >= 3 for batch in measured.batches)
+    assert all(batch.memory_bytes is not None for batch in measured.batches)
+    assert measured.loaded_bytes is not None
+    assert (measured.devices, measured.stopped) == (("cpu",), "")
+    assert "resident memory" in measured.memory
+
+
+def test_a_wide_batch_takes_its_memory(tmp_path: Path) -> None:
+    width = 1 << 20
+    measured = measure_file(subject(small.wide(tmp_path / "m.onnx", width), (1, 8)))
+    one, eight = (batch.memory_bytes or 0 for batch in measured.batches)
+    # Inputs of 4 bytes.
+    assert eight > 8 * width * 4 * 0.9
+    assert one < eight / 2
+
+
+def test_a_batch_that_fails_ends_the_sizes(tmp_path: Path) -> None:
+    measured = measure_file(subject(small.one_row_only(tmp_path / "m.onnx")))
+    assert [batch.rows for batch in measured.batches] == [1]
+    assert measured.stopped.startswith("a batch of 2 rows: the model failed on this request")
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("kill -ABRT $$", "the process that measures was ended by SIGABRT at a batch of 2 rows"),
+        ("kill -ALRM $$", "a batch of 2 rows did not end in time"),
+        ("exit 3", "the process that measures ended with code 3 at a batch of 2 rows"),
+    ],
+)
+def test_what_was_measured_before_the_process_died_is_kept(
+    program: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = subject(small.twice(tmp_path / "m.onnx"))
+    line = '{\\"rows\\": 1, \\"seconds\\": 0.5, \\"runs\\": 5, \\"memory_bytes\\": 7}'
+    dying(monkeypatch, f'ulimit -c 0; echo "{line}"; {program}')
+    measured = measure_file(given)
+    assert [(batch.rows, batch.memory_bytes) for batch in measured.batches] == [(1, 7)]
+    assert measured.stopped == said
+
+
+def test_a_process_that_dies_at_once_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = subject(small.twice(tmp_path / "m.onnx"))
+    dying(monkeypatch, f"kill -{int(signal.SIGKILL)} $$")
+    measured = measure_file(given)
+    assert (measured.batches, measured.loaded_bytes, measured.memory) == ((), None, "")
+    assert measured.stopped.endswith("was ended by SIGKILL at a batch of 1 rows")
