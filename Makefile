@@ -75,9 +75,10 @@ fuzz-link: $(VENV)/.dev ## fuzz the shared memory between front-end processes an
 conformance: $(VENV)/.dev ## run every backend test of the onnx package through real servers (minutes; ONLY=reduce_: some of them; FRONT_ENDS=2: with front-ends)
 	PYTHONPATH=tests $(BIN)/python -m conformance $(if $(ONLY),--only $(ONLY))
 
-batching-evidence: $(VENV)/.dev ## compare verdicts of the graph analysis with runs of the models (some minutes; ONLY=reduce_: some of them)
+batching-evidence: $(VENV)/.dev ## compare verdicts of the graph analysis with runs of the models, and write what inspect says of them (some minutes; ONLY=reduce_: some of them)
 	PYTHONPATH=tests $(BIN)/python -m conformance.batching $(if $(ONLY),--only $(ONLY))
 	$(if $(ONLY),,PYTHONPATH=tests $(BIN)/python -m conformance.compositions)
+	$(if $(ONLY),,PYTHONPATH=tests $(BIN)/python -m conformance.inspected docs/results/batching_evidence.md)
 
 compat: $(OLDEST)/.done ## run the lane's tests with the oldest supported grpcio, protobuf, numpy, onnxruntime (Python 3.11)
 	$(OLDEST)/bin/python tests/compat.py

@@ -1,0 +1,55 @@
+"""The verdicts of `tensorferry inspect` are those of the server that serves the same files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import onnx
+import pytest
+from conformance.cured import cured_models, saved
+from conformance.exported import exported
+from e2e.fixtures import Serve
+from support.processes.server import command, environment
+
+from tensorferry.client import InferenceClient
+
+# Needs a locale that the machine may lack.
+LEFT_OUT = ("sklearn_text",)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Models of every verdict that a server loads."""
+    folder = tmp_path_factory.mktemp("inspected")
+    models: dict[str, onnx.ModelProto] = {one.name: one.model for one in exported()}
+    models |= {one.name: one.model for one in cured_models() if one.before != "not loaded"}
+    return [saved(model, name, folder) for name, model in models.items() if name not in LEFT_OUT]
+
+
+def test_the_verdicts_are_the_servers(serve: Serve, transport: str, files: list[Path]) -> None:
+    done = subprocess.run(
+        command("inspect", *files, "--json", "--no-measure", "--device", "cpu"),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=110,
+        check=True,
+    )
+    inspected = {model["name"]: model["batching"] for model in json.loads(done.stdout)["models"]}
+    server = serve(*files, "--device", "cpu")
+    with InferenceClient(server.address) as client:
+        served = {path.stem: client.metadata(path.stem).properties for path in files}
+    assert {name: found["verdict"] for name, found in inspected.items()} == {
+        name: properties["batching_verdict"] for name, properties in served.items()
+    }
+    # Its description has random numbers.
+    del inspected["random_noise"], served["random_noise"]
+    assert {name: found["description"] for name, found in inspected.items()} == {
+        name: properties["batching"] for name, properties in served.items()
+    }
+    assert (
+        {"proved", "tested", "refused", "off"} >= {found["verdict"] for found in inspected.values()} > {"off"}
+    )
+    assert len(inspected) > 45
