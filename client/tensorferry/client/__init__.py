@@ -23,6 +23,7 @@ from tensorferry.client.errors import (
     Unimplemented,
 )
 from tensorferry.client.future import InferenceFuture
+from tensorferry.client.messages.classification import Classification, ClassScore
 from tensorferry.client.messages.codec import InferenceResult, StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata, TensorMetadata
 from tensorferry.client.messages.statistics import BatchStatistics, ModelStatistics, Times
@@ -30,6 +31,8 @@ from tensorferry.client.messages.statistics import BatchStatistics, ModelStatist
 __all__ = [
     "BatchStatistics",
     "Cancelled",
+    "ClassScore",
+    "Classification",
     "ClientClosed",
     "DeadlineExceeded",
     "FailedPrecondition",

@@ -18,7 +18,6 @@ from collections.abc import (
     Coroutine,
     Iterable,
     Iterator,
-    Mapping,
 )
 from typing import Any, TypeAlias
 
@@ -28,12 +27,10 @@ from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.inflight import InFlight, Outcome, unanswered
 from tensorferry.client.messages import codec
-from tensorferry.client.messages.codec import StreamDefaults, StreamRequest
+from tensorferry.client.messages.codec import Inputs, StreamDefaults, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 
-Requests = (
-    AsyncIterable[Mapping[str, object] | StreamRequest] | Iterable[Mapping[str, object] | StreamRequest]
-)
+Requests = AsyncIterable[Inputs | StreamRequest] | Iterable[Inputs | StreamRequest]
 Encode = Callable[[StreamRequest], Awaitable[pb.ModelInferRequest]]
 Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.ModelInferRequest, pb.ModelStreamInferResponse]"
 
@@ -182,14 +179,14 @@ def complete(requests: Requests, defaults: StreamDefaults) -> AsyncGenerator[Str
 
 
 async def _complete(
-    requests: AsyncIterable[Mapping[str, object] | StreamRequest], defaults: StreamDefaults
+    requests: AsyncIterable[Inputs | StreamRequest], defaults: StreamDefaults
 ) -> AsyncGenerator[StreamRequest]:
     async for request in requests:
         yield defaults.complete(request)
 
 
 async def _complete_plain(
-    requests: Iterator[Mapping[str, object] | StreamRequest], defaults: StreamDefaults
+    requests: Iterator[Inputs | StreamRequest], defaults: StreamDefaults
 ) -> AsyncGenerator[StreamRequest]:
     for request in requests:
         yield defaults.complete(request)

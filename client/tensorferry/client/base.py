@@ -27,7 +27,7 @@ from tensorferry.client.connection.target import targets_of
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.inflight import InFlight
 from tensorferry.client.messages import arguments, codec
-from tensorferry.client.messages.codec import Parameter, StreamDefaults, StreamRequest
+from tensorferry.client.messages.codec import Outputs, Parameter, StreamDefaults, StreamRequest
 from tensorferry.client.messages.metadata_cache import MetadataCache
 from tensorferry.protos import inference_pb2 as pb
 
@@ -125,7 +125,7 @@ class ClientBase(ABC):
         ordered: bool,
         max_in_flight: int,
         timeout: float | None,
-        outputs: Sequence[str] | None,
+        outputs: Outputs | None,
         parameters: Mapping[str, Parameter] | None,
         metadata: Headers,
         compression: Compression | None,

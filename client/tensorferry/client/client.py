@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
@@ -21,7 +21,7 @@ from tensorferry.client.errors import InferenceError, ResourceExhausted
 from tensorferry.client.future import InferenceFuture, RetryQueue
 from tensorferry.client.inflight import Outcome, id_of
 from tensorferry.client.messages import codec, rpcs
-from tensorferry.client.messages.codec import InferenceResult, Parameter, StreamRequest
+from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter, StreamRequest
 from tensorferry.client.messages.rpcs import Rpc
 from tensorferry.client.server_calls import ServerCalls
 from tensorferry.protos import inference_pb2 as pb
@@ -108,11 +108,11 @@ class InferenceClient(ServerCalls):
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, object],
+        inputs: Inputs,
         *,
         version: str = "",
         timeout: float | None = None,
-        outputs: Sequence[str] | None = None,
+        outputs: Outputs | None = None,
         request_id: str | None = None,
         parameters: Mapping[str, Parameter] | None = None,
         metadata: Headers = (),
@@ -121,8 +121,10 @@ class InferenceClient(ServerCalls):
         """Run one request and wait for its answer.
 
         `inputs` maps each input name to its array. Lists and Python scalars become arrays of the
-        model's datatype if that loses nothing; arrays are never cast. A `version` of "" lets the
-        server choose. `outputs` names the requested outputs, None for all. `metadata` is added to
+        model's datatype if that loses nothing; arrays are never cast. A pandas DataFrame, a pyarrow
+        table or a dict of lists gives columns. A `version` of "" lets the server choose. `outputs`
+        names the requested outputs, None for all; as a dict, a `Classification` asks for the classes
+        of an output. `metadata` is added to
         the client's, and `compression` replaces the client's, for this call.
 
         Raises InvalidInput before anything is sent if inputs or outputs do not fit the model.
@@ -145,11 +147,11 @@ class InferenceClient(ServerCalls):
     def submit(
         self,
         model: str,
-        inputs: Mapping[str, object],
+        inputs: Inputs,
         *,
         version: str = "",
         timeout: float | None = None,
-        outputs: Sequence[str] | None = None,
+        outputs: Outputs | None = None,
         request_id: str | None = None,
         parameters: Mapping[str, Parameter] | None = None,
         metadata: Headers = (),
@@ -182,13 +184,13 @@ class InferenceClient(ServerCalls):
     def stream(
         self,
         model: str,
-        requests: Iterable[Mapping[str, object] | StreamRequest],
+        requests: Iterable[Inputs | StreamRequest],
         *,
         version: str = ...,
         ordered: bool = ...,
         max_in_flight: int = ...,
         timeout: float | None = ...,
-        outputs: Sequence[str] | None = ...,
+        outputs: Outputs | None = ...,
         parameters: Mapping[str, Parameter] | None = ...,
         metadata: Headers = ...,
         compression: Compression | None = ...,
@@ -199,13 +201,13 @@ class InferenceClient(ServerCalls):
     def stream(
         self,
         model: str,
-        requests: Iterable[Mapping[str, object] | StreamRequest],
+        requests: Iterable[Inputs | StreamRequest],
         *,
         version: str = ...,
         ordered: bool = ...,
         max_in_flight: int = ...,
         timeout: float | None = ...,
-        outputs: Sequence[str] | None = ...,
+        outputs: Outputs | None = ...,
         parameters: Mapping[str, Parameter] | None = ...,
         metadata: Headers = ...,
         compression: Compression | None = ...,
@@ -215,13 +217,13 @@ class InferenceClient(ServerCalls):
     def stream(
         self,
         model: str,
-        requests: Iterable[Mapping[str, object] | StreamRequest],
+        requests: Iterable[Inputs | StreamRequest],
         *,
         version: str = "",
         ordered: bool = False,
         max_in_flight: int = 64,
         timeout: float | None = None,
-        outputs: Sequence[str] | None = None,
+        outputs: Outputs | None = None,
         parameters: Mapping[str, Parameter] | None = None,
         metadata: Headers = (),
         compression: Compression | None = None,

@@ -40,8 +40,11 @@ def model(name: object, version: object) -> None:
 
 
 def names(subject: str, value: object) -> None:
-    """Check None, or a sequence of str."""
+    """Check None, a sequence of str, or a mapping whose keys are str."""
     if value is None:
+        return
+    if isinstance(value, Mapping):
+        mapping(subject, value, "")
         return
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         change = f"write [{value!r}]" if isinstance(value, str) else "give a list of names, or None for all"

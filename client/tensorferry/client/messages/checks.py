@@ -6,11 +6,13 @@ received and what to change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from tensorferry.client.errors import InvalidInput
+from tensorferry.client.messages import frames
+from tensorferry.client.messages.frames import Frame
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
@@ -23,8 +25,14 @@ def check_inputs(inputs: Mapping[str, object], model: ModelMetadata) -> dict[str
 
     Arrays are never cast. A list, a tuple or a Python scalar becomes an array of the expected
     datatype if that loses nothing. Python floats round to the nearest value of a float datatype,
-    as in numpy.
+    as in numpy. The values of a column are treated like a list.
     """
+    inputs = frames.columns_for(inputs, model)
+    if isinstance(inputs, Frame):
+        return {
+            tensor.name: _from_columns(columns, tensor, model)
+            for tensor, columns in frames.pieces(inputs, model)
+        }
     known = {tensor.name for tensor in model.inputs}
     missing = [t.name for t in model.inputs if t.name not in inputs and not t.optional]
     unknown = [name for name in inputs if name not in known]
@@ -43,7 +51,7 @@ def check_inputs(inputs: Mapping[str, object], model: ModelMetadata) -> dict[str
     }
 
 
-def check_outputs(outputs: Sequence[str], model: ModelMetadata) -> None:
+def check_outputs(outputs: Iterable[str], model: ModelMetadata) -> None:
     """Check that the model has each requested output."""
     known = {tensor.name for tensor in model.outputs}
     unknown = [name for name in outputs if name not in known]
@@ -86,6 +94,25 @@ def _check_input(value: object, tensor: TensorMetadata, model_name: str) -> Arra
     if change or shape_change:
         how = f"use array{change}{shape_change}" if shape_change in ("", "[np.newaxis]") else shape_change
         raise InvalidInput(subject, str(tensor), f"{_datatype(array)} {list(array.shape)}", how)
+    return array
+
+
+def _from_columns(columns: Mapping[str, Array], tensor: TensorMetadata, model: ModelMetadata) -> Array:
+    arrays = []
+    for name, values in columns.items():
+        subject = frames.subject_of(name, tensor, model)
+        if tensor.datatype == "BYTES":
+            arrays.append(frames.check_strings(values, tensor, subject))
+            continue
+        if values.dtype.kind not in "biuf":
+            change = "convert it to numbers, and fill missing values"
+            raise InvalidInput(subject, f"numbers for {tensor.datatype}", f"dtype {values.dtype}", change)
+        arrays.append(_exactly(values, tensor, subject))
+    array = frames.joined(arrays, tensor)
+    shape_change = _shape_change(array.shape, tensor.shape)
+    if shape_change:
+        subject = f"input {tensor.name!r} of model {model.name!r}"
+        raise InvalidInput(subject, str(tensor), f"columns of {len(array)} rows", shape_change)
     return array
 
 
@@ -138,12 +165,17 @@ def _from_python(value: object, tensor: TensorMetadata, subject: str) -> Array:
     if natural.dtype.kind not in "biuf":
         received = f"{_python_kind(natural)} {list(natural.shape)}"
         raise InvalidInput(subject, str(tensor), received, f"use numbers that {tensor.datatype} can hold")
+    return _exactly(natural, tensor, subject)
+
+
+def _exactly(natural: Array, tensor: TensorMetadata, subject: str) -> Array:
+    """Convert numbers to the datatype of the input; raise InvalidInput if that changes one of them."""
     try:
         kind = tensors.datatype(tensor.datatype)
         dtype = tensors.values(np.empty(0, dtype=kind.storage), tensor.datatype).dtype
     except tensors.TensorError as error:
         change = "install it, then call again"
-        raise InvalidInput(subject, str(tensor), f"a {type(value).__name__}; {error}", change) from None
+        raise InvalidInput(subject, str(tensor), f"numbers; {error}", change) from None
     with np.errstate(all="ignore"):  # the comparison below finds values that do not fit
         array = natural.astype(dtype)
     if not _same_values(natural, array, tensor.datatype):

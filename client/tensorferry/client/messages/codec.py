@@ -10,18 +10,33 @@ import reprlib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import grpc
 
 from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError, InvalidInput
-from tensorferry.client.messages import arguments, checks
+from tensorferry.client.messages import arguments, checks, classification, frames, tables
+from tensorferry.client.messages.classification import Classification, ClassScore
 from tensorferry.client.messages.metadata import ModelMetadata
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
 Parameter = bool | int | float | str
+
+
+class Columns(Protocol):
+    """A pandas DataFrame or a pyarrow table."""
+
+    @property
+    def columns(self) -> Any:
+        """The columns, or their names."""
+
+
+Inputs = Mapping[str, object] | Columns
+# Names of outputs, or how each is returned: its values for None.
+Outputs = Sequence[str] | Mapping[str, Classification | None]
 
 # Limits of the repr of a result.
 _SHOWN = 20
@@ -38,9 +53,9 @@ class StreamRequest:
     `parameters` override those given to `stream`.
     """
 
-    inputs: Mapping[str, object]
+    inputs: Inputs
     request_id: str = ""
-    outputs: Sequence[str] | None = None
+    outputs: Outputs | None = None
     parameters: Mapping[str, Parameter] | None = None
 
 
@@ -68,6 +83,58 @@ class InferenceResult(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self.outputs)
 
+    def classes(self, name: str) -> list[list[ClassScore]]:
+        """Return the classes of an output that was requested with `Classification`, the highest first.
+
+        There is one list for each row; a model without batch axis has one row. Raises InvalidInput
+        for an output without classes.
+
+        >>> wanted = {"probabilities": Classification(2)}
+        >>> result = client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}, outputs=wanted)
+        >>> [[best, second]] = result.classes("probabilities")
+        >>> best.score >= second.score, 0 <= best.index < 10
+        (True, True)
+        """
+        return classification.scores(name, self.outputs[name])
+
+    def to_lists(self, *, text: bool = True) -> dict[str, Any]:
+        """Return each output as nested lists of Python values.
+
+        BYTES become str, or stay bytes if `text` is false. Raises InvalidInput for bytes that are
+        not UTF-8.
+
+        >>> result = client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)})
+        >>> len(result.to_lists()["probabilities"][0])
+        10
+        """
+        return tables.lists(self.outputs, text)
+
+    def to_pandas(self, *, text: bool = True) -> Any:
+        """Return the outputs as a pandas DataFrame with a row for each row of the request.
+
+        An output with one axis is a column, and one with two axes the columns "NAME_0", "NAME_1"
+        and so on. An output with more axes is a column of nested lists. `text` is as in `to_lists`.
+        Raises ImportError without pandas.
+
+        >>> result = client.infer("digits", {"image": np.zeros((2, 8, 8), np.uint8)})
+        >>> list(result.to_pandas().columns)[-2:]
+        ['probabilities_8', 'probabilities_9']
+        """
+        pandas = tables.library("pandas", "to_pandas()")
+        return pandas.DataFrame(tables.columns(self.outputs, text))
+
+    def to_arrow(self, *, text: bool = True) -> Any:
+        """Return the outputs as a pyarrow Table with the columns of `to_pandas`.
+
+        Raises ImportError without pyarrow.
+
+        >>> result = client.infer("digits", {"image": np.zeros((2, 8, 8), np.uint8)})
+        >>> result.to_arrow().num_rows
+        2
+        """
+        pyarrow = tables.library("pyarrow", "to_arrow()")
+        return pyarrow.table(tables.columns(self.outputs, text))
+
     def __repr__(self) -> str:
         tensors = [
             f"{_short.repr(name)}: {_described(array)}"
@@ -85,15 +152,16 @@ class InferenceResult(Mapping[str, Array]):
 class StreamDefaults:
     """Defaults for the requests of one stream."""
 
-    def __init__(self, outputs: Sequence[str] | None, parameters: Mapping[str, Parameter] | None) -> None:
+    def __init__(self, outputs: Outputs | None, parameters: Mapping[str, Parameter] | None) -> None:
         _check_choices(outputs, parameters)
         self._outputs = outputs
         self._parameters = parameters
         self._prefix = uuid.uuid4().hex[:12]
         self._numbers = itertools.count(1)
 
-    def complete(self, request: Mapping[str, object] | StreamRequest) -> StreamRequest:
+    def complete(self, request: Inputs | StreamRequest) -> StreamRequest:
         """Return the request with an id, and with the stream's outputs and parameters as defaults."""
+        request = frames.frame_of(request)
         if isinstance(request, Mapping):
             request = StreamRequest(request)
         if not isinstance(request, StreamRequest):
@@ -112,13 +180,13 @@ class StreamDefaults:
 
 
 def request_of(
-    inputs: Mapping[str, object],
+    inputs: Inputs,
     request_id: str | None,
-    outputs: Sequence[str] | None,
+    outputs: Outputs | None,
     parameters: Mapping[str, Parameter] | None,
 ) -> StreamRequest:
     """Return a request with checked types; arrays and names are compared with the model later."""
-    arguments.mapping("inputs", inputs, "write {'input name': array}")
+    inputs = arguments.mapping("inputs", frames.frame_of(inputs), "write {'input name': array}")
     if request_id is not None:
         arguments.text("request_id", request_id, expected="a str, or None")
     _check_choices(outputs, parameters)
@@ -126,8 +194,8 @@ def request_of(
 
 
 def iterated(
-    requests: Iterable[Mapping[str, object] | StreamRequest],
-) -> Iterator[Mapping[str, object] | StreamRequest]:
+    requests: Iterable[Inputs | StreamRequest],
+) -> Iterator[Inputs | StreamRequest]:
     """Return an iterator over a stream's requests; raise InvalidInput for a single request."""
     if not isinstance(requests, (str, bytes, Mapping)):
         try:
@@ -147,6 +215,12 @@ def not_iterable(requests: object) -> InvalidInput:
 
 def _check_choices(outputs: object, parameters: object) -> None:
     arguments.names("outputs", outputs)
+    for name, choice in outputs.items() if isinstance(outputs, Mapping) else ():
+        if not isinstance(choice, (Classification, type(None))):
+            change = f"write {{{name!r}: Classification(3)}}"
+            raise InvalidInput(
+                f"output {name!r}", "a Classification, or None", arguments.shown(choice), change
+            )
     if parameters is not None:
         arguments.mapping("parameters", parameters, "write {'name': value}")
 
@@ -162,18 +236,26 @@ def encode(
     Raises InvalidInput if the request does not fit `metadata`. If `metadata` is None, only the
     datatypes of the arrays are checked.
     """
+    # `request_of` has made a mapping of them.
+    inputs = cast("Mapping[str, object]", request.inputs)
     try:
+        if metadata is None and isinstance(inputs, frames.Frame):
+            expected, change = "a dict of arrays, because check=False", "leave check=False out of the client"
+            raise InvalidInput("inputs", expected, "a data frame", change)
         if metadata is None:
-            arrays = {name: checks.array_of(name, value) for name, value in request.inputs.items()}
+            arrays = {name: checks.array_of(name, value) for name, value in inputs.items()}
         else:
-            arrays = checks.check_inputs(request.inputs, metadata)
+            arrays = checks.check_inputs(inputs, metadata)
             checks.check_outputs(request.outputs or (), metadata)
         message = pb.ModelInferRequest(model_name=model, model_version=version, id=request.request_id)
         for name, array in arrays.items():
             message.inputs.add(name=name, datatype=tensors.datatype_of(array), shape=array.shape)
             message.raw_input_contents.append(_raw(name, array))
         for name in request.outputs or ():
-            message.outputs.add(name=name)
+            output = message.outputs.add(name=name)
+            choice = request.outputs[name] if isinstance(request.outputs, Mapping) else None
+            if choice is not None:
+                output.parameters["classification"].int64_param = choice.count
         for name, value in (request.parameters or {}).items():
             _set_parameter(message.parameters[name], name, value)
     except InvalidInput as error:

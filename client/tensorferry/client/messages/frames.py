@@ -1,0 +1,146 @@
+"""Inputs given as columns: pandas DataFrames, pyarrow tables, and dicts of lists.
+
+Neither library is a dependency. A value of one can only come from a program that imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tensorferry.client.errors import InvalidInput
+from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.protos.tensors import Array
+
+
+class Frame(Mapping[str, Array]):
+    """Columns by name, in order. Each is an array with one axis."""
+
+    def __init__(self, columns: Iterable[tuple[object, Array]]) -> None:
+        self._columns: dict[str, Array] = {}
+        for label, values in columns:
+            name = str(label)
+            if name in self._columns:
+                raise InvalidInput(
+                    "the data frame", "columns with different names", f"{name!r} twice", "rename one of them"
+                )
+            self._columns[name] = values
+
+    def __getitem__(self, name: str) -> Array:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
+def frame_of(inputs: Any) -> Any:
+    """Return the columns of a pandas DataFrame or a pyarrow table; any other value as it is."""
+    if isinstance(inputs, Mapping):
+        return inputs
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(inputs, pandas.DataFrame):
+        return Frame(
+            (label, _pandas_values(inputs.iloc[:, place])) for place, label in enumerate(inputs.columns)
+        )
+    pyarrow = sys.modules.get("pyarrow")
+    if pyarrow is not None and isinstance(inputs, pyarrow.RecordBatch):
+        inputs = pyarrow.Table.from_batches([inputs])
+    if pyarrow is not None and isinstance(inputs, pyarrow.Table):
+        return Frame(
+            (label, inputs.column(place).to_numpy()) for place, label in enumerate(inputs.column_names)
+        )
+    return inputs
+
+
+def columns_for(inputs: Mapping[str, object], model: ModelMetadata) -> Mapping[str, object]:
+    """Return the columns of a dict of lists for a model with one input of features; other dicts as they are.
+
+    Only a dict of two columns or more counts as columns: a single unknown name is a wrong name.
+    """
+    if len(model.inputs) != 1 or len(inputs) < 2 or model.inputs[0].name in inputs:
+        return inputs
+    arrays = {
+        name: np.asarray(values) for name, values in inputs.items() if isinstance(values, (list, tuple))
+    }
+    if len(arrays) < len(inputs) or any(array.ndim != 1 for array in arrays.values()):
+        return inputs
+    return Frame(arrays.items())
+
+
+def pieces(frame: Frame, model: ModelMetadata) -> Iterator[tuple[TensorMetadata, dict[str, Array]]]:
+    """Yield each input of the model with its columns; raise InvalidInput if the columns do not fit.
+
+    A model with one input of two axes takes all columns, in order. Any other model takes a column
+    for each input, by name.
+    """
+    if len(model.inputs) == 1 and len(model.inputs[0].shape) == 2:
+        [tensor] = model.inputs
+        expected = tensor.shape[1]
+        if expected not in (-1, len(frame)):
+            raise InvalidInput(
+                f"input {tensor.name!r} of model {model.name!r}",
+                f"{expected} columns, one for each feature, in order",
+                f"{len(frame)}: {_names(frame)}",
+                "select the columns with which the model was trained",
+            )
+        yield tensor, dict(frame)
+        return
+    known = [tensor.name for tensor in model.inputs]
+    missing = [t.name for t in model.inputs if t.name not in frame and not t.optional]
+    unknown = [name for name in frame if name not in known]
+    if missing or unknown:
+        changes = [f"add {_names(missing)}"] * bool(missing) + [f"remove {_names(unknown)}"] * bool(unknown)
+        raise InvalidInput(
+            f"model {model.name!r}", f"the columns {_names(known)}", _names(frame), " and ".join(changes)
+        )
+    for tensor in model.inputs:
+        if tensor.name not in frame:
+            continue
+        if len(tensor.shape) not in (1, 2) or (len(tensor.shape) == 2 and tensor.shape[1] not in (-1, 1)):
+            raise InvalidInput(
+                f"input {tensor.name!r} of model {model.name!r}",
+                str(tensor),
+                f"the column {tensor.name!r}, with one value for each row",
+                "give the inputs as a dict of arrays",
+            )
+        yield tensor, {tensor.name: frame[tensor.name]}
+
+
+def subject_of(column: str, tensor: TensorMetadata, model: ModelMetadata) -> str:
+    """Return how errors name a column."""
+    return f"column {column!r} for input {tensor.name!r} of model {model.name!r}"
+
+
+def check_strings(column: Array, tensor: TensorMetadata, subject: str) -> Array:
+    """Return a column of str or bytes as objects; raise InvalidInput with the row of another value."""
+    column = column.astype(object)
+    for row, value in enumerate(column):
+        if not isinstance(value, (str, bytes)):
+            received = f"{value!r} in row {row}"
+            raise InvalidInput(
+                subject, f"{tensor.datatype}: str or bytes", received, "convert or fill it first"
+            )
+    return column
+
+
+def joined(arrays: list[Array], tensor: TensorMetadata) -> Array:
+    """Return the input made of converted columns."""
+    return arrays[0] if len(tensor.shape) == 1 else np.stack(arrays, axis=1)
+
+
+def _pandas_values(series: Any) -> Array:
+    values: Array = series.to_numpy()
+    if values.dtype == object and getattr(series.dtype, "kind", "O") in "iuf":
+        # A column of pandas' own number types with missing values: these become NaN.
+        values = series.to_numpy(dtype="float64", na_value=np.nan)
+    return values
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"

@@ -1,0 +1,213 @@
+"""Data frames and dicts of lists as inputs, and results as tables."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from client.either import Client, call
+from client.scripted import ScriptedServer, model
+
+from tensorferry.client import InferenceClient, InferenceResult, InvalidInput, StreamRequest
+
+pandas = pytest.importorskip("pandas")
+pyarrow = pytest.importorskip("pyarrow")
+
+COLUMNS = {"age": [30, 41, 52], "height": [1.5, 1.75, 2.0], "member": [True, False, True]}
+FEATURES = np.array([[30, 1.5, 1], [41, 1.75, 0], [52, 2.0, 1]], np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _models(server: ScriptedServer) -> None:
+    """`features` has one input of three features, `columns` an input for each column."""
+    each = {"age": "INT64 -1", "height": "FP32 -1 1", "name": "BYTES -1 -1"}
+    server.servicer.models.update(
+        features=model("features", {"x": "FP32 -1 3"}, {"x": "FP32 -1 3"}),
+        any=model("any", {"x": "FP64 -1 -1"}, {"x": "FP64 -1 -1"}),
+        columns=model("columns", each, each),
+        flat=model("flat", {"x": "INT64 -1"}, {"x": "INT64 -1"}),
+    )
+
+
+def as_pandas(columns: dict[str, Any]) -> Any:
+    return pandas.DataFrame(columns)
+
+
+def as_arrow(columns: dict[str, Any]) -> Any:
+    return pyarrow.table(columns)
+
+
+def as_batch(columns: dict[str, Any]) -> Any:
+    return pyarrow.RecordBatch.from_pydict(columns)
+
+
+def as_lists(columns: dict[str, Any]) -> Any:
+    return columns
+
+
+LIBRARIES = [as_pandas, as_arrow, as_batch]
+
+
+@pytest.mark.parametrize("form", [*LIBRARIES, as_lists])
+@pytest.mark.parametrize("method", ["infer", "submit", "stream"])
+async def test_columns_are_features_in_order(either: Client, form: Any, method: str) -> None:
+    frame = form(COLUMNS)
+    for sent in [[frame, StreamRequest(frame)]] if method == "stream" else [frame]:
+        found = await call(either, method, "features", sent)
+        for result in found if method == "stream" else [found]:
+            np.testing.assert_array_equal(result["x"], FEATURES)
+            assert result["x"].dtype == np.float32
+
+
+@pytest.mark.parametrize("form", LIBRARIES)
+async def test_columns_are_inputs_by_name(either: Client, form: Any) -> None:
+    columns = {"name": ["a", "ö", ""], "height": [1.5, 1.75, 2.0], "age": [1, 2, 3]}
+    result = await call(either, "infer", "columns", form(columns))
+    assert result["age"].tolist() == [1, 2, 3]
+    assert result["height"].tolist() == [[1.5], [1.75], [2.0]]
+    assert result["name"].tolist() == [[b"a"], ["ö".encode()], [b""]]
+
+
+async def test_a_frame_of_one_column(either: Client) -> None:
+    assert (await call(either, "infer", "flat", pandas.DataFrame({"x": [1, 2]})))["x"].tolist() == [1, 2]
+    assert (await call(either, "infer", "any", pandas.DataFrame({0: [1, 2]})))["x"].tolist() == [[1.0], [2.0]]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pytest.param(lambda: pandas.Series([1.0, None, 3.0]), id="float"),
+        pytest.param(lambda: pandas.Series([1, None, 3], dtype="Int64"), id="Int64"),
+        pytest.param(lambda: pandas.Series([1.0, None, 3.0], dtype="Float32"), id="Float32"),
+    ],
+)
+async def test_missing_numbers_are_nan(either: Client, column: Any) -> None:
+    frame = pandas.DataFrame({"a": column(), "b": [1, 2, 3]})
+    result = await call(either, "infer", "any", frame)
+    np.testing.assert_array_equal(result["x"], [[1, 1], [np.nan, 2], [3, 3]])
+
+
+async def test_missing_numbers_of_arrow_are_nan(either: Client) -> None:
+    result = await call(either, "infer", "any", pyarrow.table({"a": [1, None], "b": [1.5, 2.5]}))
+    np.testing.assert_array_equal(result["x"], [[1, 1.5], [np.nan, 2.5]])
+
+
+def strings(values: list[Any]) -> Any:
+    return pandas.DataFrame({"name": values, "height": [1.0, 2.0], "age": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    ("name", "frame", "message"),
+    [
+        ("features", {"a": [1], "b": [2]}, r"input 'x' of model 'features' expects 3 columns, one for each feature, in order, got 2: 'a', 'b'"),
+        ("features", {"a": [1], "b": ["x"], "c": [1]}, r"column 'b' for input 'x' of model 'features' expects numbers for FP32, got dtype"),
+        ("features", {"a": [1], "b": [1e300], "c": [1]}, r"column 'b' for input 'x' .* values that FP32 cannot hold exactly"),
+        ("features", {"a": [1], "b": [2**24 + 1], "c": [1]}, r"column 'b' .* cannot hold exactly"),
+        ("columns", {"age": [1], "height": [1.0], "nam": ["a"]}, r"model 'columns' expects the columns 'age', 'height', 'name', got 'age', 'height', 'nam': add 'name' and remove 'nam'"),
+        ("columns", {"age": [1.5], "height": [1.0], "name": ["a"]}, r"column 'age' for input 'age' of model 'columns'.*INT64 cannot hold exactly"),
+        ("columns", {"age": [1], "height": [1.0], "name": [3]}, r"column 'name' .*expects BYTES: str or bytes, got 3 in row 0"),
+        ("columns", {"age": [1, None], "height": [1.0, 2.0], "name": ["a", "b"]}, r"column 'age' .*INT64 cannot hold exactly"),
+        ("digits", {"image": [1]}, r"input 'image' of model 'digits' expects UINT8 \[-1, 8, 8\], got the column 'image'"),
+        ("flat", {"y": [1]}, r"model 'flat' expects the columns 'x', got 'y'"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", LIBRARIES)
+async def test_errors_name_the_column(
+    either: Client, form: Any, name: str, frame: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        await call(either, "infer", name, form(frame))
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), "NA"])
+async def test_missing_strings_are_refused(either: Client, missing: Any) -> None:
+    frame = strings(["a", pandas.NA if missing == "NA" else missing])
+    with pytest.raises(InvalidInput, match=r"column 'name' .*expects BYTES: str or bytes, got .* in row 1"):
+        await call(either, "infer", "columns", frame)
+
+
+async def test_two_columns_of_one_name_are_refused(either: Client) -> None:
+    frame = pandas.DataFrame([[1, 2, 3]], columns=["a", "b", "a"])
+    with pytest.raises(
+        InvalidInput, match="the data frame expects columns with different names, got 'a' twice"
+    ):
+        await call(either, "infer", "features", frame)
+
+
+async def test_a_wrong_name_of_an_input_is_no_column(either: Client) -> None:
+    """A dict of one unknown name, or with arrays, stays a dict of inputs."""
+    for inputs in (
+        {"y": [1.0, 2.0, 3.0]},
+        {"y": np.zeros(3), "z": np.zeros(3)},
+        {"x": [[1.0] * 3], "y": [1]},
+    ):
+        with pytest.raises(InvalidInput, match="expects the inputs 'x'"):
+            await call(either, "infer", "features", inputs)
+
+
+def test_a_frame_needs_metadata(server: ScriptedServer) -> None:
+    with (
+        InferenceClient(server.target, check=False) as client,
+        pytest.raises(InvalidInput, match="because check=False, got a data frame"),
+    ):
+        client.infer("features", pandas.DataFrame(COLUMNS))
+
+
+def result_of(**outputs: Any) -> InferenceResult:
+    return InferenceResult("m", "1", "", {}, outputs)
+
+
+def test_results_as_tables() -> None:
+    result = result_of(
+        label=np.array([7, 8]),
+        scores=np.array([[0.5, 0.25], [1.0, 0.0]], np.float32),
+        one=np.array([[1], [2]]),
+        image=np.arange(8).reshape(2, 2, 2),
+        word=np.array(["ö".encode(), b""], object),
+        half=np.array([1.5, 2.5], ml_dtypes.bfloat16),
+    )
+    expected = {
+        "label": [7, 8], "scores_0": [0.5, 1.0], "scores_1": [0.25, 0.0], "one": [1, 2],
+        "image": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], "word": ["ö", ""], "half": [1.5, 2.5],
+    }  # fmt: skip
+    frame = result.to_pandas()
+    assert {name: frame[name].tolist() for name in frame} == expected
+    assert frame["scores_0"].dtype == np.float32
+    assert result.to_arrow().to_pydict() == expected
+    lists = result.to_lists()
+    assert lists["scores"] == [[0.5, 0.25], [1.0, 0.0]]
+    assert lists["word"] == ["ö", ""]
+    assert result.to_lists(text=False)["word"] == ["ö".encode(), b""]
+    assert result.to_pandas(text=False)["word"].tolist() == ["ö".encode(), b""]
+    assert result.to_arrow(text=False)["word"].to_pylist() == ["ö".encode(), b""]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ({"a": np.zeros(2), "b": np.zeros(3)}, r"the same number of rows, got 'a' \[2\], 'b' \[3\]"),
+        ({"a": np.zeros(())}, r"the same number of rows, got 'a' \[\]"),
+        ({"a": np.zeros((1, 2)), "a_1": np.zeros(1)}, "columns with different names, got 'a_1' twice"),
+        (
+            {"a": np.array([b"\xff"], object)},
+            r"output 'a' as text expects UTF-8, got b'\\xff' at \[0\]: use text=False",
+        ),
+    ],
+)
+def test_what_is_no_table_is_refused(outputs: dict[str, Any], message: str) -> None:
+    for method in ("to_pandas", "to_arrow"):
+        with pytest.raises(InvalidInput, match=message):
+            getattr(result_of(**outputs), method)()
+
+
+@pytest.mark.parametrize("library", ["pandas", "pyarrow"])
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    method = {"pandas": "to_pandas", "pyarrow": "to_arrow"}[library]
+    with pytest.raises(
+        ImportError, match=f"{method}\\(\\) needs {library}, which is not installed: pip install"
+    ):
+        getattr(result_of(a=np.zeros(1)), method)()
