@@ -161,10 +161,13 @@ protos: $(PROTOC_VENV)/.done ## regenerate the code from the .proto files
 protos-check: protos ## fail if the checked-in code differs from the output of `make protos`
 	git diff --exit-code -- protos
 
-docs: $(VENV)/.dev ## write the generated page of the reference, docs/reference/options.md
+# The pages are built before the site, which has them.
+docs: $(VENV)/.dev $(VENV)/.docs ## write the generated page of the reference, and build the documentation site into build/site (open index.html)
 	$(BIN)/python -m tensorferry.server.config.reference >docs/reference/options.md
+	@rm -rf build/site
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto --conf-dir docs/site --doctree-dir build/doctrees . build/site
 
-docs-check: docs ## fail if a generated page of the reference differs from the output of `make docs`
+docs-check: docs ## fail if a generated page differs from the output of `make docs`, or a link or name of the site is wrong
 	git diff --exit-code -- docs/reference
 
 # The wheel is built from the sdist, which shows that the sdist is complete.
@@ -188,7 +191,7 @@ train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(BIN)/python examples/digits/train.py
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(dir $(SENTENCE_ENCODER)) .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz .grimp_cache .import_linter_cache
+	rm -rf $(VENV) build dist $(dir $(SENTENCE_ENCODER)) .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz .grimp_cache .import_linter_cache
 
 # One environment for the base install and the extras, because users start with either `make run` or
 # `make test`. A stamp file marks each installed lock file.
@@ -231,6 +234,11 @@ $(SENTENCE_ENCODER): examples/embeddings/build.py | $(VENV)/.embeddings
 	@$(BIN)/python $<
 
 $(VENV)/.plots: requirements/plots.lock | $(VENV)/.$(EXTRA)
+	@echo "installing $< into $(VENV) ..."
+	@$(PIP) install -q --require-hashes -r $<
+	@touch $@
+
+$(VENV)/.docs: requirements/docs.lock | $(VENV)/.$(EXTRA)
 	@echo "installing $< into $(VENV) ..."
 	@$(PIP) install -q --require-hashes -r $<
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -33,6 +34,14 @@ needs_chromium = pytest.mark.skipif(
     not PROGRAM.exists() and not os.environ.get("CI"),
     reason=f"{PROGRAM} not installed: make tools installs it",
 )
+
+
+# Errors of an evaluation whose page was replaced by another one.
+_NAVIGATED = {"Inspected target navigated or closed", "Execution context was destroyed."}
+
+
+class Navigated(AssertionError):
+    """The page was replaced by another one during an evaluation."""
 
 
 class Chromium:
@@ -97,6 +106,8 @@ class Chromium:
         while True:
             reply = self._receive(give_up)
             if reply.get("id") == number:
+                if reply.get("error", {}).get("message") in _NAVIGATED:
+                    raise Navigated(method)
                 assert "error" not in reply, (method, reply["error"])
                 return reply["result"]
             self._heard(reply)
@@ -129,13 +140,15 @@ class Chromium:
         return told["result"].get("value")
 
     def until(self, script: str, reached: Callable[[Any], Any] = bool) -> Any:
-        """Wait until an expression has the expected value, and return it."""
+        """Wait until an expression has the expected value, on this page or the next, and return it."""
         give_up = time.monotonic() + PATIENCE
-        while not reached(value := self.evaluate(script)):
-            assert time.monotonic() < give_up, f"{script} is {value!r}"
-            # The page signals each redraw.
-            self.evaluate("new Promise((done) => requestAnimationFrame(() => done(1)))")
-        return value
+        while True:
+            with contextlib.suppress(Navigated):
+                if reached(value := self.evaluate(script)):
+                    return value
+                assert time.monotonic() < give_up, f"{script} is {value!r}"
+                # The page signals each redraw.
+                self.evaluate("new Promise((done) => requestAnimationFrame(() => done(1)))")
 
     def open(self, url: str) -> None:
         """Load a page."""

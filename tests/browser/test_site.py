@@ -1,0 +1,150 @@
+"""The documentation site that `make docs` builds, in a browser: opened as files, and from a web server.
+
+Nothing is fetched from elsewhere, and the search finds pages and names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from browser.chromium import Chromium, needs_chromium
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "build" / "site"
+PAGES = sorted(SITE.rglob("*.html"))
+# A wide table, a long heading, long lines of code, and a generated page.
+NARROW = (
+    "README",
+    "docs/reference/options",
+    "docs/guides/clients",
+    "docs/design/front_ends",
+    "docs/api/client",
+)
+
+needs_site = pytest.mark.skipif(
+    not PAGES and not os.environ.get("CI"), reason=f"{SITE} not built: make docs builds it"
+)
+pytestmark = [needs_site, needs_chromium]
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """A handler that logs nothing."""
+
+    def log_message(self, format: str, *arguments: object) -> None: ...
+
+
+@pytest.fixture(params=["file", "http"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of the site's folder."""
+    if request.param == "file":
+        yield SITE.as_uri()
+        return
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(SITE))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Chromium]:
+    """A browser, whose pages must have logged nothing and have had no errors at the end."""
+    chromium = Chromium(tmp_path / "profile")
+    chromium.window(1280, 900)
+    yield chromium
+    console, errors = chromium.console, chromium.errors
+    chromium.close()
+    assert not console
+    assert not errors
+
+
+def found(browser: Chromium, words: str, wanted: str) -> str:
+    """Search as a reader does, wait for the result with this end, and return its address."""
+    browser.evaluate(
+        f"(() => {{ const field = document.querySelector('.sidebar-search'); field.value = {words!r};"
+        " field.form.submit(); })()"
+    )
+    browser.until("location.pathname.endsWith('/search.html')")
+    links = "[...document.querySelectorAll('#search-results li a')].map((link) => link.href.split('?')[0])"
+    address: str = browser.until(f"{links}.find((link) => link.endsWith({wanted!r}))")
+    return address
+
+
+def test_a_reader_finds_pages_and_names(address: str, browser: Chromium) -> None:
+    browser.open(f"{address}/index.html")
+    browser.until("location.pathname.endsWith('/README.html') && document.readyState == 'complete'")
+    assert browser.evaluate("document.querySelector('h1').firstChild.textContent") == "tensorferry"
+    captions = browser.evaluate(
+        "[...document.querySelectorAll('.sidebar-tree .caption-text')].map((caption) => caption.textContent)"
+    )
+    assert captions == ["Guides", "Reference", "Design", "Results", "Project"]
+    browser.open(found(browser, "liveness readiness", "/docs/guides/operations.html"))
+    assert browser.evaluate("document.querySelector('h1').firstChild.textContent") == "Run in production"
+    name = "tensorferry.client.InferenceClient.submit"
+    browser.open(found(browser, "InferenceClient.submit", f"/docs/api/client.html#{name}"))
+    assert browser.evaluate("document.getElementById(location.hash.slice(1)) !== null")
+    assert len(browser.requested) > 10
+    assert not [url for url in browser.requested if not url.startswith((address, "data:"))]
+
+
+def test_pages_fit_a_narrow_screen(browser: Chromium) -> None:
+    browser.window(390, 844)
+    for name in NARROW:
+        browser.open((SITE / f"{name}.html").as_uri())
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 390, name
+
+
+class Resources(HTMLParser):
+    """The addresses of what a page loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        if tag == "link" and given.get("rel") in (
+            "stylesheet",
+            "preload",
+            "icon",
+            "shortcut icon",
+            "preconnect",
+        ):
+            self.loaded.append(given["href"])
+        if "src" in given:
+            self.loaded.append(given["src"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(SITE)))
+def test_a_page_loads_only_files_of_the_site(page: Path) -> None:
+    parser = Resources()
+    parser.feed(page.read_text())
+    for url in parser.loaded:
+        if not url.startswith("data:"):
+            assert "//" not in url, url
+            assert (page.parent / url.partition("?")[0].partition("#")[0]).is_file(), url
+
+
+def test_style_sheets_load_only_files_of_the_site() -> None:
+    sheets = sorted(SITE.rglob("*.css"))
+    assert sheets
+    for sheet in sheets:
+        for url in re.findall(r"(?:url\(|@import )\s*[\"']?([^\"')]+)", sheet.read_text()):
+            assert url.startswith("data:") or (sheet.parent / url.partition("#")[0]).is_file(), (sheet, url)
+
+
+def test_every_page_of_the_repository_is_in_the_site() -> None:
+    sources = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.rst")]
+    names = {source.relative_to(ROOT).with_suffix(".html") for source in sources}
+    assert names <= {page.relative_to(SITE) for page in PAGES}
