@@ -35,10 +35,10 @@ from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
 from tensorferry.server.models.declared_sources import declared_sources
 from tensorferry.server.models.draining import wait_until_idle
+from tensorferry.server.models.fetched_sources import fetched_sources, open_repository
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
-from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.repository_control import RepositoryController
 from tensorferry.server.monitoring.gpu_metrics import GpuReader, open_nvml
 from tensorferry.server.monitoring.metrics import ServerStatistics
@@ -134,7 +134,7 @@ class App:
         self._devices: Mapping[str, str] = {}
         self._control = RepositoryController(
             self.registry,
-            Repository(config.model_repositories),
+            open_repository(config),
             self._load_model,
             self._model_changed,
             mode=config.model_control,
@@ -281,7 +281,8 @@ class App:
         elif self._metrics is not None:
             self._gpus = open_nvml()
         names = config.load_models if config.model_control == "explicit" else ("*",)
-        self._control.start(declared_sources(config.models), names, strict=config.exit_on_error)
+        sources = declared_sources(fetched_sources(config.models, config))
+        self._control.start(sources, names, strict=config.exit_on_error)
         self.registry.mark_complete()
         self._publish_health()
         if config.model_control == "none":

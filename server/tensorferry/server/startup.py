@@ -58,7 +58,8 @@ def command_parser() -> argparse.ArgumentParser:
         "models",
         metavar="MODEL",
         nargs="*",
-        help="path.onnx, name=path.onnx, or path.py with models that tensorferry.serving declares",
+        help="path.onnx, name=path.onnx, or path.py with models that tensorferry.serving declares; instead of a path to ONNX, "
+        "hf://ORG/REPO/FILE, s3://BUCKET/KEY, gs://BUCKET/KEY or https://HOST/FILE, optionally with #sha256=HASH",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
     add_flags(parser, OPTIONS)

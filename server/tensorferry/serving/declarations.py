@@ -68,13 +68,17 @@ class FunctionModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxModel:
-    """An ONNX file as a step of a pipeline, or served by itself. Made by `onnx`."""
+    """An ONNX file as a step of a pipeline, or served by itself. Made by `onnx`.
+
+    `address` is where the file is fetched from, empty for a local one; `path` is then only its name.
+    """
 
     name: str
     path: Path
     max_batch_size: int | None = None
     pad_lengths: tuple[str, tuple[int, ...]] | None = None
     pad_values: Mapping[str, Any] = field(default_factory=dict)
+    address: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,11 +211,14 @@ def onnx(
 ) -> OnnxModel:
     """Declare an ONNX file as a model. A relative path starts at the directory of the file that declares it.
 
+    In place of a path there can be an address, such as "hf://ORG/REPO/model.onnx"; the server fetches it when it starts.
     `name` is that of the file by default. `pad_lengths` is the name of an axis and ascending lengths: inputs of different
     lengths are padded to the next one, with the `pad_values` of each input, so that they can share a batch. Other settings
     are those of the server, or of the model's table in its configuration file. Raises DeclarationError.
     """
-    file = Path(path)
+    address = path if isinstance(path, str) and "://" in path else ""
+    # An address can have a query and a hash after the name of the file.
+    file = Path(re.split("[?#]", address)[0].rpartition("/")[2] if address else path)
     named = name or file.name.removesuffix(".onnx")
     _check_name(named)
     lengths = None
@@ -222,7 +229,7 @@ def onnx(
         raise DeclarationError(
             f"model {named!r} has pad_values without pad_lengths; say which axis is padded to which lengths"
         )
-    return OnnxModel(named, file, max_batch_size, lengths, dict(pad_values or {}))
+    return OnnxModel(named, file, max_batch_size, lengths, dict(pad_values or {}), address)
 
 
 def step(

@@ -32,6 +32,9 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "model-control": [("explicit", "explicit"), ("POLL", "poll"), ("none", "none")],
     "load-model": [("*", ("*",)), ("a", ("a",)), ("a,b.c", ("a", "b.c"))],
     "repository-poll-seconds": [("1", 1.0), ("0.5", 0.5), ("1e3", 1000.0)],
+    "model-cache": [("/a", Path("/a")), ("b", Path("b")), ("~c", Path("~c"))],
+    "allow-http": [("true", True), ("FALSE", False), ("True", True)],
+    "allow-remote-code": [("true", True), ("FALSE", False), ("True", True)],
     "exit-on-error": [("false", False), ("TRUE", True), ("False", False)],
     "reload": [("true", True), ("FALSE", False), ("True", True)],
     "host": [("0.0.0.0", "0.0.0.0"), ("::1", "::1"), ("some-host.example", "some-host.example")],
@@ -142,6 +145,9 @@ BAD: dict[str, list[str]] = {
     "model-control": ["", "off", "manual"],
     "load-model": ["", "a,", "a b", "../a", "a,*", "-a"],
     "repository-poll-seconds": ["", "0", "-1", "nan", "inf", "15s", "1e10"],
+    "model-cache": ["", " "],
+    "allow-http": ["", "1", "no"],
+    "allow-remote-code": ["", "1", "no"],
     "exit-on-error": ["", "1", "no"],
     "reload": ["", "1", "no"],
     "host": ["", "a b", "a/b", "a,b", "http://a"],
@@ -454,3 +460,44 @@ def test_ray_serve_refuses_the_options_of_ports_clients_and_outputs() -> None:
         "otel",
     } <= standalone
     assert not {"device", "max_batch_size", "max_queue_size", "drain_seconds", "log_level"} & standalone
+
+
+def test_addresses_stand_where_paths_do(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f"""
+        model-repository = ["models", "s3://bucket/models"]
+        [models.a]
+        path = "https://user:secret@host/x.onnx#sha256={"ab" * 32}"
+    """)
+    config = load(file=file, models=())
+    (model,) = config.models
+    assert (model.name, model.path, str(model.origin)) == ("a", Path("x.onnx"), "https://host/x.onnx")
+    assert "secret" not in repr(config)
+    assert list(map(str, config.model_repositories)) == ["models", "s3://bucket/models"]
+    named = load(
+        models=["hf://org/repo/m.onnx", "b=s3://bucket/key?versionId=1", "c=gs://bucket/k=1.onnx"]
+    ).models
+    assert [(model.name, str(model.origin)) for model in named] == [
+        ("m", "hf://org/repo/m.onnx"),
+        ("b", "s3://bucket/key?versionId=1"),
+        ("c", "gs://bucket/k=1.onnx"),
+    ]
+
+
+def test_repositories_may_be_paths_and_addresses() -> None:
+    config = load(flags={"model-repository": "/a:s3://b/c:gs://d:e"})
+    assert list(map(str, config.model_repositories)) == ["/a", "s3://b/c", "gs://d/", "e"]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("https://host/a%20b.onnx?token=s3cr3t", "its name 'a b' is not allowed"),
+        ("a=https://host/app.py", "is Python code"),
+        ("-=s3://bucket/m.onnx", "its name '-' is not allowed"),
+    ],
+)
+def test_a_bad_address_is_reported_without_its_secrets(model: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        load(models=[model])
+    assert "s3cr3t" not in str(caught.value)

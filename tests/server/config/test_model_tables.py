@@ -77,8 +77,14 @@ def test_models_of_the_command_line_replace_the_paths_of_tables_but_not_their_op
             "[models.m]\nmax_message_bytes = 1",
             "which is an option of the whole server, not of one model: give it above all tables; did you mean max-queue",
         ),
-        ("[models.m]\npath = 3", "path in [models.m] of FILE is 3; it must be the path of a model"),
-        ("[models.m]\npath = ' '", "path in [models.m] of FILE is ' '; it must be the path of a model"),
+        (
+            "[models.m]\npath = 3",
+            "path in [models.m] of FILE is 3; it must be the path or address of a model",
+        ),
+        (
+            "[models.m]\npath = ' '",
+            "path in [models.m] of FILE is ' '; it must be the path or address of a model",
+        ),
         (
             "[models]\nm = 'a.onnx'",
             "models.m in FILE is 'a.onnx'; it must be a table of the model's options: ",

@@ -17,6 +17,7 @@ from tensorferry.server.inspection.inspection import Wanted, inspect_model
 from tensorferry.server.inspection.json_form import failure_of, json_of, model_of
 from tensorferry.server.inspection.model_argument import MODEL_HELP, MODEL_OPTIONS, find_model
 from tensorferry.server.inspection.text_form import text_of
+from tensorferry.server.models.fetched_sources import fetched_sources
 from tensorferry.server.telemetry import logs
 
 _PROGRAM = "tensorferry inspect"
@@ -100,7 +101,10 @@ def main(argv: Sequence[str]) -> int:
         for argument in arguments["models"]:
             try:
                 source, config = find_model(argument, flags, Path(path) if path else None)
+                # Without the secrets of an address.
+                argument = argument if source.origin is None else str(source.origin)
                 logs.configure(config.log_format, config.log_level)
+                (source,) = fetched_sources([source], config)
                 for found in inspect_model(source, config, wanted):
                     if arguments["json"]:
                         printed.append(model_of(argument, found, bounds))

@@ -30,7 +30,9 @@ def serve_reloading(config: ServerConfig, argv: Sequence[str], file: Path | None
     `file` is that of --config. After SIGTERM or Ctrl-C the child is stopped and not started again. A child that ended by
     itself, for instance because a file has an error, is started again after the next change.
     """
-    watched = [source.path for source in config.models] + ([] if file is None else [file])
+    watched = [source.path for source in config.models if source.origin is None] + (
+        [] if file is None else [file]
+    )
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     forward_signals(signals.put)
     command = [sys.executable, "-m", "tensorferry.server", "serve", *without_reload(argv)]

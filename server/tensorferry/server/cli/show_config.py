@@ -19,6 +19,7 @@ from tensorferry.server.model_config.ensembles import complete_ensemble, is_ense
 from tensorferry.server.model_config.pbtxt import config_text
 from tensorferry.server.model_config.supported_fields import ModelKind, check_fields
 from tensorferry.server.models.declared_sources import declared_source, declared_sources
+from tensorferry.server.models.fetched_sources import fetched_sources
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import ModelRegistry
@@ -76,6 +77,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _completed(source: ModelSource, server_config: ServerConfig) -> Iterator[tuple[str, ModelConfig]]:
     """Yield a description of how a model is batched, and its completed configuration; for all models of a Python file."""
+    (source,) = fetched_sources([source], server_config)
     if source.config is not None and is_ensemble(source.config):
         for warning in check_fields(source.config, source.name, ModelKind.ENSEMBLE):
             _log.warning("%s", warning)

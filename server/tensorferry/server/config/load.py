@@ -15,6 +15,7 @@ from tensorferry.server.config.model_tables import read_tables
 from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError
 from tensorferry.server.names import NAME, NAME_RULE
+from tensorferry.server.remote.url import is_remote, parse_file
 
 # Kubernetes sets these variables in every pod if a Service is named tensorferry.
 _SERVICE_LINKS = re.compile(r"TENSORFERRY_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP)\w*)")
@@ -25,9 +26,14 @@ _OTHER_VARIABLES = ("TENSORFERRY_CONFIG", "TENSORFERRY_TARGET", "TENSORFERRY_TOK
 def model_source(text: str) -> ModelSource:
     """Return the model in `path.onnx` or `name=path.onnx`; ConfigError if the name is not allowed.
 
-    A file `path.py` declares models, whose names are known when it is imported. Its own name is its path.
+    In place of the path there can be an address elsewhere. A file `path.py` declares models, whose names are known when it
+    is imported. Its own name is its path.
     """
+    if is_remote(text):
+        return _remote_source(None, text)
     name, equals, path = text.partition("=")
+    if is_remote(path) and "/" not in name:
+        return _remote_source(name, path)
     if path.endswith(PYTHON_SUFFIX):
         raise ConfigError(f"MODEL is {text!r}; a Python file names its models itself: give {path} alone")
     if text.endswith(PYTHON_SUFFIX):
@@ -41,6 +47,17 @@ def model_source(text: str) -> ModelSource:
             f"MODEL is {text!r}, and its name {name!r} is not allowed: {NAME_RULE}; choose one by name=path.onnx"
         )
     return ModelSource(name, Path(path))
+
+
+def _remote_source(name: str | None, address: str) -> ModelSource:
+    """Return a model elsewhere. Its name is that of its file unless one is given."""
+    url = parse_file(address)
+    name = url.model_name if name is None else name
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"MODEL is {url}, and its name {name!r} is not allowed: {NAME_RULE}; choose one by name={url.scheme}://..."
+        )
+    return ModelSource(name, Path(url.file_name), origin=url)
 
 
 def load_config(
@@ -96,7 +113,9 @@ def _read_models(models: Any, place: str) -> tuple[tuple[ModelSource, ...], Mapp
     """Return the models that a file serves, and the options of single models. The value is a list, or has tables."""
     if isinstance(models, dict):
         tables = read_tables(models, place)
-        sources = [ModelSource(name, table.path) for name, table in tables.items() if table.path is not None]
+        sources = [
+            _table_source(name, table.path) for name, table in tables.items() if table.path is not None
+        ]
         return tuple(sources), {name: table.options for name, table in tables.items()}
     if not isinstance(models, list) or not all(isinstance(text, str) for text in models):
         raise ConfigError(
@@ -104,6 +123,10 @@ def _read_models(models: Any, place: str) -> tuple[tuple[ModelSource, ...], Mapp
             "[models.NAME] for each model"
         )
     return tuple(map(model_source, models)), {}
+
+
+def _table_source(name: str, path: str) -> ModelSource:
+    return _remote_source(name, path) if is_remote(path) else ModelSource(name, Path(path))
 
 
 def unknown_variables(environment: Mapping[str, str]) -> Sequence[str]:

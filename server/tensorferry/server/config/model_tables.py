@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tensorferry.server.config.file_values import take_text
@@ -20,9 +19,9 @@ _MODEL_OPTIONS = tuple(option for option in OPTIONS if option.per_model)
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
-    """A model's table: the path of the model to serve, None if the table names none, and its options by field."""
+    """A model's table: the path or address of the model to serve, None if it names none, and its options by field."""
 
-    path: Path | None
+    path: str | None
     options: Mapping[str, Any]
 
 
@@ -59,7 +58,7 @@ def _read_table(name: str, given: Any, place: str) -> ModelTable:
     path = values.pop(_PATH, None)
     if path is not None and (not isinstance(path, str) or not path.strip()):
         raise ConfigError(
-            f"{_PATH} in {where} is {path!r}; it must be the path of a model, such as 'model.onnx'"
+            f"{_PATH} in {where} is {path!r}; it must be the path or address of a model, such as 'model.onnx'"
         )
     options = {}
     for option in _MODEL_OPTIONS:
@@ -68,7 +67,7 @@ def _read_table(name: str, given: Any, place: str) -> ModelTable:
             options[option.field] = option.value(text, f"{option.flag} in {where}")
     for key, value in values.items():
         raise ConfigError(_wrong_key(name, key, value, where))
-    return ModelTable(None if path is None else Path(path), options)
+    return ModelTable(path, options)
 
 
 def _wrong_key(name: str, key: str, value: Any, where: str) -> str:

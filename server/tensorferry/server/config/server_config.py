@@ -18,6 +18,7 @@ from tensorferry.server.config.option_groups.permissions import PermissionOption
 from tensorferry.server.config.option_groups.request_limits import RequestLimitOptions
 from tensorferry.server.config.option_groups.security import SecurityOptions
 from tensorferry.server.config.option_groups.shutdown import ShutdownOptions
+from tensorferry.server.remote.url import RemoteUrl
 
 if TYPE_CHECKING:
     # The supervisor reads the configuration, and must import neither protobuf nor numpy.
@@ -35,8 +36,9 @@ class ModelSource:
 
     `config` is the content of the model's config.pbtxt, None if there is none. `directory` is the model's directory in
     its repository, None for a model that was named by its file. `declaration` is that of a model in the Python file `path`,
-    None if the file is ONNX, or a Python file that has not been imported. `keep_alive` keeps temporary files as long as the
-    source, because a model whose device fails is loaded again.
+    None if the file is ONNX, or a Python file that has not been imported. `origin` is the address of a file that is
+    elsewhere; `path` is only its name until it is fetched. `keep_alive` keeps temporary files as long as the source, because a
+    model whose device fails is loaded again.
     """
 
     name: str
@@ -45,6 +47,7 @@ class ModelSource:
     config: ModelConfig | None = None
     directory: Path | None = None
     declaration: Declaration | None = field(default=None, compare=False)
+    origin: RemoteUrl | None = None
     keep_alive: object = field(default=None, compare=False, repr=False)
 
 

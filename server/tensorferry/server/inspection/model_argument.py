@@ -13,13 +13,15 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.models.repository import Repository
 
 MODEL_HELP = (
-    "path.onnx, name=path.onnx, path.py, the name of a model in the file of --config, or the directory of a model, with "
+    "path.onnx, name=path.onnx, path.py, an address such as s3://BUCKET/model.onnx, the name of a model in the file of --config, or the directory of a model, with "
     "NAME/VERSION/model.onnx and optionally NAME/config.pbtxt; the highest version that would be served is read"
 )
 
 # The options that a model's configuration depends on, and those of the log.
 _FIELDS = frozenset(
     (
+        "model_cache",
+        "allow_http",
         "custom_ops",
         "device",
         "cuda_memory_bytes",
@@ -51,7 +53,7 @@ def find_model(
 ) -> tuple[ModelSource, ServerConfig]:
     """Return the model that a MODEL names, and its configuration. ConfigError or StartError names what is wrong.
 
-    `flags` are those of the command line, `file` that of --config.
+    `flags` are those of the command line, `file` that of --config. A model elsewhere is not fetched yet.
     """
     if Path(model).is_dir():
         source = source_in(Path(model))
@@ -61,6 +63,8 @@ def find_model(
         source = model_source(model)
     # A Python file names its models itself.
     named = str(source.path) if source.path.suffix == PYTHON_SUFFIX else f"{source.name}={source.path}"
+    if source.origin is not None:
+        named = f"{source.name}={source.origin.text}"
     config = load_config([named], flags, os.environ, file)
     return source, config.for_model(source.name)
 

@@ -16,6 +16,7 @@ from tensorferry.server.model_config.ensembles import PLATFORM as ENSEMBLE_PLATF
 from tensorferry.server.model_config.ensembles import NamedModel, complete_ensemble, is_ensemble, named_models
 from tensorferry.server.model_config.pbtxt import BatchingDecision, complete_config
 from tensorferry.server.model_config.supported_fields import ModelKind, check_fields
+from tensorferry.server.models.fetched_sources import fetch_declared
 from tensorferry.server.models.labels import StepLabels, read_labels
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.registry import Model
@@ -200,7 +201,11 @@ def declared_onnx(
     source: ModelSource, declared: OnnxModel, config: ServerConfig
 ) -> tuple[ModelSource, ServerConfig]:
     """Return the source and the options of an ONNX file that a Python file declares."""
-    path = source.path.parent / declared.path
+    if declared.address:
+        fetched = fetch_declared(declared, config)
+        source = replace(source, path=fetched.path, keep_alive=fetched.tree)
+    else:
+        source = replace(source, path=source.path.parent / declared.path)
     given = None
     if declared.max_batch_size is not None:
         given = ModelConfig(name=source.name, max_batch_size=declared.max_batch_size)
@@ -208,7 +213,7 @@ def declared_onnx(
         axis, lengths = declared.pad_lengths
         values = tuple((name, str(value)) for name, value in declared.pad_values.items())
         config = replace(config, pad_lengths=PadLengths(axis, lengths), pad_values=values)
-    return replace(source, path=path, declaration=None, config=given), config
+    return replace(source, declaration=None, config=given), config
 
 
 def _pipeline_config(source: ModelSource, plan: Plan, most: int, context: LoadContext) -> ModelConfig:

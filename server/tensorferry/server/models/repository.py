@@ -4,7 +4,8 @@
     ROOT/NAME/VERSION/model.onnx    or the file or directory that default_model_filename names; or model.py, a Python file
                                     that declares the model; of an ensemble nothing
 
-This module loads no models. Each call reads the directories again.
+This module loads no models. Each call reads the directories again. A repository elsewhere has a mirror, which lists it when it
+is refreshed and fetches the files of versions to be served.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.ensembles import is_ensemble
 from tensorferry.server.model_config.pbtxt import PYTHON, named_libraries, read_config
 from tensorferry.server.names import NAME
+from tensorferry.server.remote.repository_mirror import RepositoryMirror
 
 CONFIG_FILE = "config.pbtxt"
 _MODEL_FILE = "model.onnx"
@@ -38,10 +40,19 @@ class ServedVersion:
 
 
 class Repository:
-    """Directories of models. Thread-safe, because it keeps only their paths."""
+    """Directories of models. Thread-safe without mirrors, because it keeps only paths.
 
-    def __init__(self, roots: Sequence[Path]) -> None:
-        self.roots = tuple(roots)
+    With mirrors, one thread at a time may call `refresh` and `versions`; `names` is thread-safe.
+    """
+
+    def __init__(self, roots: Sequence[Path | RepositoryMirror]) -> None:
+        self.roots = tuple(root if isinstance(root, Path) else root.root for root in roots)
+        self._mirrors = {root.root: root for root in roots if not isinstance(root, Path)}
+
+    def refresh(self) -> None:
+        """List the repositories elsewhere again. StartError if one cannot be listed."""
+        for mirror in self._mirrors.values():
+            mirror.refresh()
 
     def names(self) -> Sequence[str]:
         """Return the names of all models, sorted. RepositoryError if a directory cannot be read."""
@@ -69,7 +80,7 @@ class Repository:
             )
         (directory,) = directories
         try:
-            return _versions(directory, config)
+            return _versions(directory, config, self._mirrors.get(directory.parent))
         except OSError as error:
             raise RepositoryError(f"{directory} cannot be read: {error}") from None
 
@@ -119,7 +130,11 @@ def _directories(root: Path) -> Sequence[str]:
     return [name for name in found if NAME.fullmatch(name)]
 
 
-def _versions(directory: Path, given: ModelConfig | None) -> Sequence[ServedVersion]:
+def _versions(
+    directory: Path, given: ModelConfig | None, mirror: RepositoryMirror | None
+) -> Sequence[ServedVersion]:
+    if mirror is not None:
+        mirror.fetch_model(directory.name)
     file = directory / CONFIG_FILE
     config = given
     if config is None and file.is_file():
@@ -137,6 +152,10 @@ def _versions(directory: Path, given: ModelConfig | None) -> Sequence[ServedVers
             f"at least one version must be available under the version policy of model {directory.name!r}: {directory} has "
             f"{_versions_text(present)} ({_policy(config)}); a version is a directory whose name is a number of at least 1"
         )
+    if mirror is not None:
+        _check_remote_libraries(config, mirror, file)
+        for number in selected:
+            mirror.fetch_version(directory.name, number)
     common = (
         given.SerializeToString(deterministic=True) if given is not None else b"",
         _files(directory, skip=present),
@@ -201,6 +220,16 @@ def _check_libraries(given: ModelConfig, file: Path) -> None:
         raise RepositoryError(
             f"the configuration in the request has the library {', '.join(map(repr, sorted(named)))}, which {file} does "
             "not have; a client cannot choose libraries: leave it out, or let the operator name it there"
+        )
+
+
+def _check_remote_libraries(config: ModelConfig | None, mirror: RepositoryMirror, file: Path) -> None:
+    """Raise RepositoryError if the configuration of a model elsewhere names a library, and code from there is not allowed."""
+    named = frozenset() if config is None or mirror.allow_code else named_libraries(config)
+    if named:
+        raise RepositoryError(
+            f"{file} has the library {', '.join(map(repr, sorted(named)))}, which would run in the server; a repository elsewhere "
+            "cannot choose libraries without --allow-remote-code"
         )
 
 

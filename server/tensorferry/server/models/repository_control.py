@@ -85,6 +85,7 @@ class RepositoryController:
         first model of the repositories that fails.
         """
         self._updates.named = frozenset(source.name for source in named)
+        self._repository.refresh()
         if "*" in names:
             names = self._repository.names()
             for reason in self._repository.empty_roots():
@@ -229,6 +230,7 @@ class RepositoryController:
 
     def _poll(self) -> None:
         try:
+            self._repository.refresh()
             names = set(self._repository.names())
         except StartError as error:
             _log.warning("%s; the loaded models do not change", error)
@@ -256,6 +258,7 @@ class RepositoryController:
 
     def _load_on_request(self, name: str, config: ModelConfig | None, files: Mapping[str, bytes]) -> None:
         self._check_not_named(name)
+        self._refresh(name)
         uploaded = None
         for file in files:
             if Path(file).suffix.lower() in _CODE_SUFFIXES:
@@ -273,6 +276,13 @@ class RepositoryController:
                 ) from None
         self._updates.update(name, Update(Sent(config, uploaded), again=True))
         self._updates.keep(name)
+
+    def _refresh(self, name: str) -> None:
+        """List repositories elsewhere again, so that a load request finds what is new there."""
+        try:
+            self._repository.refresh()
+        except StartError as error:
+            raise LoadFailedError(f"load failed for model {name!r}: {error}") from None
 
     def _unload_on_request(self, name: str, dependents: bool) -> None:
         self._check_not_named(name)

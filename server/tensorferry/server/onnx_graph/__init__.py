@@ -6,6 +6,13 @@ from tensorferry.server.onnx_graph.analysis import (
     analyse_batching,
     value_dependent_nodes,
 )
-from tensorferry.server.onnx_graph.model_file import operator_types
+from tensorferry.server.onnx_graph.model_file import external_files, operator_types
 
-__all__ = ["BatchAnalysis", "RowMixing", "analyse_batching", "operator_types", "value_dependent_nodes"]
+__all__ = [
+    "BatchAnalysis",
+    "RowMixing",
+    "analyse_batching",
+    "external_files",
+    "operator_types",
+    "value_dependent_nodes",
+]

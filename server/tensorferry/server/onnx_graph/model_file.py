@@ -50,6 +50,32 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 @lru_cache(maxsize=1)
 def _read(path: Path, _inode: int, _modified: int, size: int) -> onnx.ModelProto:
+    model = _parsed(path, size)
+    for tensor in _tensors(model):
+        if external_data_helper.uses_external_data(tensor):
+            _read_if_small(tensor, path.parent)
+    return model
+
+
+def external_files(path: Path) -> frozenset[str]:
+    """Return the names of the files that tensors of a model are in, relative to it; empty for an unreadable file.
+
+    The result is not cached, because these files may not be there yet.
+    """
+    try:
+        model = _parsed(path, path.stat().st_size)
+    except UnreadableModel:
+        return frozenset()
+    return frozenset(
+        entry.value
+        for tensor in _tensors(model)
+        if external_data_helper.uses_external_data(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    )
+
+
+def _parsed(path: Path, size: int) -> onnx.ModelProto:
     if not size:
         raise UnreadableModel("is empty")
     if path.suffix == ".ort":
@@ -61,9 +87,6 @@ def _read(path: Path, _inode: int, _modified: int, size: int) -> onnx.ModelProto
         raise UnreadableModel("is not an ONNX model") from error
     if not model.graph.node and not model.graph.output:
         raise UnreadableModel("has no graph")
-    for tensor in _tensors(model):
-        if external_data_helper.uses_external_data(tensor):
-            _read_if_small(tensor, path.parent)
     return model
 
 

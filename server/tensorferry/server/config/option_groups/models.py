@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from tensorferry.server.config.option import OptionScope, option
-from tensorferry.server.config.parsers import Parser, one_of, positive_seconds, switch
+from tensorferry.server.config.parsers import Parser, one_of, path, positive_seconds, switch
 from tensorferry.server.names import NAME
+from tensorferry.server.remote.url import RemoteUrl, is_remote, parse_repository
 
 
 def _parse_paths(text: str) -> tuple[Path, ...]:
     if not all(parts := text.split(os.pathsep)):
         raise ValueError
     return tuple(map(Path, parts))
+
+
+def _parse_repositories(text: str) -> tuple[Path | RemoteUrl, ...]:
+    # A separator before "//" belongs to an address.
+    parts = re.split(rf"{re.escape(os.pathsep)}(?!//)", text)
+    if not all(parts):
+        raise ValueError
+    return tuple(parse_repository(part) if is_remote(part) else Path(part) for part in parts)
 
 
 def _parse_model_names(text: str) -> tuple[str, ...]:
@@ -24,7 +34,12 @@ def _parse_model_names(text: str) -> tuple[str, ...]:
     return names
 
 
-_paths = Parser(_parse_paths, f"directories, separated by {os.pathsep!r}", "list of paths", "DIR")
+_repositories = Parser(
+    _parse_repositories,
+    f"directories or addresses such as s3://BUCKET/PREFIX, separated by {os.pathsep!r}",
+    "list of paths",
+    "DIR|URL",
+)
 _libraries = Parser(
     lambda text: tuple(map(str, _parse_paths(text))),
     f"paths of shared libraries or onnxruntime-extensions, separated by {os.pathsep!r}",
@@ -40,10 +55,11 @@ _model_names = Parser(
 class ModelOptions:
     """Options of models."""
 
-    model_repositories: tuple[Path, ...] = option(
+    model_repositories: tuple[Path | RemoteUrl, ...] = option(
         (),
-        _paths,
-        "directory of models in Triton's layout, NAME/VERSION/model.onnx; can be given several times",
+        _repositories,
+        "directory of models in Triton's layout, NAME/VERSION/model.onnx, or the address of one: s3://BUCKET/PREFIX, "
+        "gs://BUCKET/PREFIX, hf://ORG/REPO; can be given several times",
         flag="model-repository",
         separator=os.pathsep,
     )
@@ -62,6 +78,20 @@ class ModelOptions:
     )
     repository_poll_seconds: float = option(
         15.0, positive_seconds, "with --model-control poll: time between two scans of the repository"
+    )
+    model_cache: Path | None = option(
+        None,
+        path,
+        "directory for models that are fetched from elsewhere; without it tensorferry/models in XDG_CACHE_HOME, or in ~/.cache",
+    )
+    allow_http: bool = option(
+        False, switch, "allow models from http:// addresses, which the network can read and replace"
+    )
+    allow_remote_code: bool = option(
+        False,
+        switch,
+        "fetch Python files and shared libraries of repositories elsewhere, too: everyone who can write there can then run code "
+        "in the server",
     )
     exit_on_error: bool = option(True, switch, "exit if a model of the repository cannot be loaded at start")
     custom_ops: tuple[str, ...] = option(

@@ -1,0 +1,57 @@
+"""Models and repositories elsewhere that the options or Python files name, fetched into the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import ConfigError, StartError
+from tensorferry.server.models.repository import Repository
+from tensorferry.server.onnx_graph import external_files
+from tensorferry.server.remote.cache import default_cache
+from tensorferry.server.remote.model_files import FetchedModel, ModelFiles
+from tensorferry.server.remote.repository_mirror import RepositoryMirror
+from tensorferry.server.remote.sources import stores
+from tensorferry.server.remote.url import RemoteUrl, parse_file
+from tensorferry.serving import OnnxModel
+
+
+def fetched_sources(sources: Sequence[ModelSource], config: ServerConfig) -> Sequence[ModelSource]:
+    """Return the sources, with the path in the cache of those that are elsewhere. StartError for the first that fails."""
+    files = _model_files(config)
+    return [source if source.origin is None else _fetched(source, source.origin, files) for source in sources]
+
+
+def _fetched(source: ModelSource, url: RemoteUrl, files: ModelFiles) -> ModelSource:
+    fetched = files.fetch(url)
+    return replace(source, path=fetched.path, keep_alive=fetched.tree)
+
+
+def fetch_declared(declared: OnnxModel, config: ServerConfig) -> FetchedModel:
+    """Return the file of an ONNX model that a Python file declares by its address. StartError."""
+    try:
+        url = parse_file(declared.address)
+    except ConfigError as error:
+        raise StartError(f"model {declared.name!r}: {error}") from None
+    return _model_files(config).fetch(url)
+
+
+def _model_files(config: ServerConfig) -> ModelFiles:
+    return ModelFiles(
+        config.model_cache or default_cache(), stores(allow_http=config.allow_http), external_files
+    )
+
+
+def open_repository(config: ServerConfig) -> Repository:
+    """Return the model repositories of the options. Those elsewhere are listed when it is refreshed."""
+    store_of = stores(allow_http=config.allow_http)
+    cache = config.model_cache or default_cache()
+    return Repository(
+        [
+            RepositoryMirror(root, cache, store_of, allow_code=config.allow_remote_code)
+            if isinstance(root, RemoteUrl)
+            else root
+            for root in config.model_repositories
+        ]
+    )

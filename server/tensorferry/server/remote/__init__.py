@@ -1,0 +1,1 @@
+"""Models from elsewhere: their addresses, the hosts that have them, and the local cache."""

@@ -1,0 +1,191 @@
+"""Models from S3, a web server and a hub, served by real servers; each place where a model can be named."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from polling import until
+from support.models import external, small
+from support.processes.server import ServerProcess, command, environment, running
+from support.remote.hub import FakeHub
+from support.remote.s3_server import S3Server, s3_server
+from support.remote.web_server import WebServer, web_server
+
+from tensorferry.client import InferenceClient
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.inference_pb2_grpc import GRPCInferenceServiceStub
+
+X = np.array([[1, 2, 3]], np.float32)
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[WebServer]:
+    with web_server(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with web_server(None) as server:
+        yield FakeHub(server)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+def test_each_place_that_names_a_model_takes_an_address(tmp_path: Path, web: WebServer, hub: FakeHub) -> None:
+    body, data = external.scaled(tmp_path / "big.onnx", 3.0)
+    web.files |= {"/big.onnx": body, "/big.onnx_data": data}
+    web.files["/twice.onnx"] = small.twice(tmp_path / "twice.onnx").read_bytes()
+    hub.commit("org/repo", {"onnx/model.onnx": web.files["/twice.onnx"]})
+    app = tmp_path / "app.py"
+    app.write_text(
+        'from tensorferry.serving import onnx\nfrom_hub = onnx("hf://org/repo/onnx/model.onnx", name="hub")\n'
+    )
+    file = tmp_path / "c.toml"
+    file.write_text(f'[models.table]\npath = "{web.url}/twice.onnx"\nmax-batch-size = 2\n')
+    variables = variables_of(web, hub, tmp_path)
+    secret = f"{web.url}/big.onnx?token=s3cr3t".replace("://", "://user:hunter22@")
+    with running(f"named={secret}", app, "--device", "cpu", transport="lane", variables=variables) as server:
+        assert [model["name"] for model in server.ready["models"]] == ["hub", "named"]
+        answers(server, {"named": 3.0, "hub": 2.0})
+    assert not any("s3cr3t" in line or "hunter22" in line for line in server.log)
+    with running("--config", file, "--front-ends", "1", transport="lane", variables=variables) as server:
+        assert server.ready["models"][0]["batching"].startswith("batches of up to 2 rows")
+        answers(server, {"table": 2.0})
+    web.requests.clear()
+    shown = subprocess.run(
+        command("config", f"{web.url}/twice.onnx"),
+        env={**environment(), **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert 'name: "twice"' in shown.stdout
+    assert web.paths() == ["/twice.onnx"]
+    inspected = subprocess.run(
+        command("inspect", f"{web.url}/twice.onnx?token=s3cr3t", "--no-measure", "--json"),
+        env={**environment(), **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"{web.url}/twice.onnx?..." in inspected.stdout
+    assert "s3cr3t" not in inspected.stdout + inspected.stderr
+
+
+def variables_of(web: WebServer, hub: FakeHub, folder: Path) -> Mapping[str, str]:
+    return {
+        "SSL_CERT_FILE": str(web.authorities),
+        "HF_ENDPOINT": hub.server.url,
+        "HF_HOME": str(folder / "hf"),
+        "TENSORFERRY_MODEL_CACHE": str(folder / "cache"),
+    }
+
+
+def answers(server: ServerProcess, factors: Mapping[str, float]) -> None:
+    with InferenceClient(server.address) as client:
+        for name, factor in factors.items():
+            np.testing.assert_array_equal(client.infer(name, {"x": X})["y"], factor * X)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("{web}/none.onnx?token=s3cr3t", "/none.onnx?...: there is no such file"),
+        ("hf://org/none/m.onnx", "there is no repository 'org/none'"),
+        ("s3://no-such-bucket/m.onnx", "there is no bucket 'no-such-bucket'"),
+    ],
+)
+def test_a_model_that_cannot_be_fetched_ends_the_start_with_one_line(
+    given: str, said: str, tmp_path: Path, web: WebServer, hub: FakeHub, s3: S3Server
+) -> None:
+    ended = subprocess.run(
+        command("serve", given.format(web=web.url), "--port", "0", "--log-level", "warning"),
+        env={**environment(), **variables_of(web, hub, tmp_path), **s3.variables},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("tensorferry serve: ")
+    assert said in line
+    assert "s3cr3t" not in line
+
+
+def test_a_model_repository_in_s3_is_followed(
+    tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3.variables.items():
+        monkeypatch.setenv(name, value)
+    files = s3.files()
+    files.mkdir("polled")
+    body, data = external.scaled(tmp_path / "model.onnx", 3.0)
+    files.pipe_file("polled/models/a/1/model.onnx", body)
+    files.pipe_file("polled/models/a/1/model.onnx_data", data)
+    files.pipe_file("polled/models/a/config.pbtxt", b"max_batch_size: 4")
+    with running(
+        "--model-repository",
+        "s3://polled/models",
+        "--model-control",
+        "poll",
+        "--repository-poll-seconds",
+        "0.05",
+        "--model-cache",
+        tmp_path / "cache",
+        transport="lane",
+        variables=s3.variables,
+    ) as server:
+        answers(server, {"a": 3.0})
+        with InferenceClient(server.address) as client:
+            files.pipe_file("polled/models/b/1/model.onnx", small.twice(tmp_path / "b.onnx").read_bytes())
+            until(lambda: client.is_model_ready("b"))
+            answers(server, {"a": 3.0, "b": 2.0})
+            files.pipe_file("polled/models/a/1/model.onnx_data", np.full(3, 7, np.float32).tobytes())
+            until(lambda: float(client.infer("a", {"x": X})["y"][0, 0]) == 7)
+            files.rm("polled/models/b", recursive=True)
+            until(lambda: not client.is_model_ready("b"))
+
+
+def test_clients_load_models_of_a_repository_in_s3(
+    tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3.variables.items():
+        monkeypatch.setenv(name, value)
+    files = s3.files()
+    files.mkdir("explicit")
+    files.pipe_file("explicit/a/1/model.onnx", small.twice(tmp_path / "a.onnx").read_bytes())
+    with running(
+        "--model-repository",
+        "s3://explicit",
+        "--model-control",
+        "explicit",
+        "--model-cache",
+        tmp_path / "cache",
+        transport="lane",
+        variables=s3.variables,
+    ) as server:
+        assert not list(tmp_path.glob("cache/*/trees/*/*.onnx"))
+        control(server, "load", "a")
+        answers(server, {"a": 2.0})
+        files.pipe_file("explicit/c/1/model.onnx", small.twice(tmp_path / "c.onnx").read_bytes())
+        control(server, "load", "c")
+        answers(server, {"a": 2.0, "c": 2.0})
+        control(server, "unload", "a")
+
+
+def control(server: ServerProcess, verb: str, model: str) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        if verb == "load":
+            stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=model))
+        else:
+            stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=model))
