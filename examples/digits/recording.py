@@ -1,0 +1,77 @@
+"""Write docs/images/session.svg: a terminal session in which the digits model is served and called.
+
+The commands are run, and what they print is drawn. `make recording` calls this.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURE = ROOT / "docs" / "images" / "session.svg"
+ADDRESS = "127.0.0.1:8001"
+WIDTH = 108
+SERVE = "tensorferry serve examples/digits/digits.onnx"
+CALLS = (
+    "tensorferry describe digits",
+    "tensorferry infer digits --input image=examples/digits/images.npy --output label",
+)
+# Of rich's own style sheet, which loads fonts from the network.
+_FONTS = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)
+
+
+def command(text: str) -> list[str]:
+    """Return the arguments of a command that runs in this environment."""
+    return [sys.executable, "-m", "tensorferry.server", *text.split()[1:]]
+
+
+def record(console: Console) -> None:
+    """Serve the model, run the calls, and print all of it to the console."""
+
+    def show(typed: str, printed: str) -> None:
+        console.print(Text("$ " + typed, style="bold green"))
+        console.print(Text(printed.rstrip()))
+
+    server = subprocess.Popen(
+        command(SERVE),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        lines: list[str] = []
+        for line in server.stdout:
+            lines.append(line)
+            if " ready on " in line:
+                break
+        else:
+            sys.exit(f"the server did not start:\n{''.join(lines)}")
+        show(SERVE + " &", "".join(lines))
+        for call in CALLS:
+            done = subprocess.run(command(call), cwd=ROOT, capture_output=True, text=True, check=True)
+            show(call, done.stdout)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def main() -> None:
+    with open("/dev/null", "w") as nowhere:
+        console = Console(record=True, width=WIDTH, file=nowhere, force_terminal=True)
+        record(console)
+    style = _FONTS.sub("", CONSOLE_SVG_FORMAT).replace("Fira Code", "Menlo, Consolas, DejaVu Sans Mono")
+    console.save_svg(str(PICTURE), title="tensorferry", code_format=style, unique_id="session")
+    print(f"wrote {PICTURE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
