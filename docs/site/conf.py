@@ -8,8 +8,13 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
+
+import tensorferry.batcher
+import tensorferry.client
+import tensorferry.serving
 
 ROOT = Path(__file__).resolve().parents[2]
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -47,6 +52,15 @@ SECTIONS = {"Guides": "guides", "Reference": "reference", "Design": "design", "R
 # Pages of a section that are not Markdown, and pages without a folder.
 API = ["docs/api/client", "docs/api/batcher", "docs/api/serving"]
 OTHERS = ["CONTRIBUTING", "SECURITY", "CHANGELOG"]
+
+# The names that the packages export. Each is read once, because some are imported when they are first used, and autodoc
+# documents only those that it finds in the module.
+PUBLIC = {
+    name
+    for package in (tensorferry.client, tensorferry.batcher, tensorferry.serving)
+    for name in package.__all__
+    if getattr(package, name) is not None
+}
 
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([\w./-]+)(#[\w-]+)?\)")
 _FENCE = re.compile(r"^```(\w*)$")
@@ -126,6 +140,14 @@ def converted(lines: list[str]) -> list[str]:
     return made
 
 
+def keep_public_names(
+    app: Sphinx, kind: str, name: str, described: object, skip: bool, options: Any
+) -> bool | None:
+    """Keep the public functions and classes of a module that have no docstring."""
+    is_listed = kind == "module" and name in PUBLIC and name not in (options.exclude_members or ())
+    return False if is_listed else None
+
+
 def write_start_page(app: Sphinx, error: Exception | None) -> None:
     """Write index.html, which web servers show for a folder: it opens the page of README.md."""
     if error is None and app.builder.format == "html":
@@ -136,5 +158,6 @@ def write_start_page(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Register the functions of this file with Sphinx."""
     app.connect("source-read", read_page)
+    app.connect("autodoc-skip-member", keep_public_names)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("build-finished", write_start_page)

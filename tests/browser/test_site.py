@@ -13,9 +13,12 @@ from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from browser.chromium import Chromium, needs_chromium
+
+from tensorferry import batcher, client, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build" / "site"
@@ -148,3 +151,10 @@ def test_every_page_of_the_repository_is_in_the_site() -> None:
     sources = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.rst")]
     names = {source.relative_to(ROOT).with_suffix(".html") for source in sources}
     assert names <= {page.relative_to(SITE) for page in PAGES}
+
+
+@pytest.mark.parametrize("package", [client, batcher, serving], ids=lambda package: package.__name__)
+def test_every_public_name_is_in_the_reference(package: ModuleType) -> None:
+    page = SITE / "docs" / "api" / f"{package.__name__.rpartition('.')[2]}.html"
+    ids = set(re.findall(r'id="([^"]+)"', page.read_text()))
+    assert {f"{package.__name__}.{name}" for name in package.__all__} <= ids
