@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from docs.pages import pages
 
-from tensorferry.client.cli import commands, top
+from tensorferry.client.cli import commands, infer, top
 from tensorferry.server.cli import inspect, make_token, show_config
 from tensorferry.server.config.server_config import OPTIONS
 
@@ -18,7 +18,7 @@ from tensorferry.server.config.server_config import OPTIONS
 OTHERS = frozenset({
     "--apart", "--cap-drop", "--concurrency-range", "--docs", "--enable-feature", "--go", "--go-grpc", "--grpc-java",
     "--java", "--keep", "--load", "--loads", "--minutes", "--namespace", "--only", "--percentile", "--plugin", "--read-only",
-    "--results", "--rounds", "--seconds", "--set", "--shape", "--spare-core", "--strict", "--tmpfs", "--values",
+    "--results", "--rounds", "--seconds", "--set", "--spare-core", "--strict", "--tmpfs", "--values",
 })  # fmt: skip
 SERVE = {f"--{option.flag}" for option in OPTIONS}
 
@@ -26,7 +26,7 @@ SERVE = {f"--{option.flag}" for option in OPTIONS}
 def flags_of_other_commands() -> set[str]:
     found: set[str] = set()
     for command in (
-        commands.infer,
+        infer.main,
         commands.models,
         commands.describe,
         commands.ready,

@@ -22,7 +22,7 @@ _COMMANDS = {
     ),
     "config": ("tensorferry.server.cli.show_config", "main", "print a model's completed configuration"),
     "token": ("tensorferry.server.cli.make_token", "main", "make a bearer token for a caller"),
-    "infer": ("tensorferry.client.cli.commands", "infer", "send one request to a running server"),
+    "infer": ("tensorferry.client.cli.infer", "main", "send one request to a running server"),
     "ready": ("tensorferry.client.cli.commands", "ready", "check whether a running server accepts requests"),
     "models": ("tensorferry.client.cli.commands", "models", "list a running server's models"),
     "describe": ("tensorferry.client.cli.commands", "describe", "show a model's inputs and outputs"),

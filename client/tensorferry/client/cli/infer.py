@@ -1,0 +1,228 @@
+"""The command `tensorferry infer`: one request on a model of a running server."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from tensorferry.client.cli import printing
+from tensorferry.client.cli.array_files import write_archive, write_array
+from tensorferry.client.cli.inputs import JsonRequest, add_once, read_inputs, read_json
+from tensorferry.client.cli.parser import CommandParser
+from tensorferry.client.cli.random_values import random_inputs
+from tensorferry.client.cli.server_flags import add_version, call_server, pair, server_parser, unique
+from tensorferry.client.client import InferenceClient
+from tensorferry.client.errors import InvalidInput
+from tensorferry.client.messages.classification import Classification
+from tensorferry.client.messages.codec import InferenceResult, Parameter
+from tensorferry.client.messages.metadata import TensorMetadata
+
+_DESCRIPTION = """Run one request on a model of a running server. Values become the datatype of the model's input,
+if that loses no more than a float's last digits; missing leading axes are added with length 1."""
+
+_INPUT_HELP = """an input; may be repeated. VALUE is JSON (x=[[1, 2]]), FILE.npy, or @FILE (@- for stdin). For
+BYTES it is a text (text=hello), JSON strings (text=["a", "b"]), or @FILE for the content of a file as one
+element; for other datatypes a file after @ has JSON or a .npy array. FILE.npz has arrays with the names of
+the inputs. NAME= may be left out for a model with one input"""
+
+_JSON_HELP = """the inputs, or a whole request, as JSON, a file with it, or - for stdin: {"x": [[1, 2]]}, or the
+protocol's {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}, which may also have
+"outputs", "parameters" and "id". {"b64": "..."} is an element of BYTES in base64"""
+
+_RANDOM_HELP = """fill the inputs that are not given with random values: floats from 0 to 1, all values of UINT8
+and INT8, 0 or 1 for other integers, words of eight letters for BYTES"""
+
+_OUTPUT_DIR_HELP = """write each output to DIR instead of printing it, as NAME.npy: BYTES as fixed-width
+strings, BF16 as float32 (both lose nothing). BYTES that numpy's fixed-width strings cannot hold, because an
+element ends with a zero byte, are written to NAME.jsonl: first {"datatype", "shape"}, then one base64 string
+per element in row-major order. Characters other than letters, digits, '.', '_' and '-' in a name become '_'"""
+
+_FORMAT_HELP = """table: for people, long arrays shortened; json: the protocol's JSON form on one line, complete
+(default: %(default)s)"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one request; print the outputs or write them to files."""
+    parser = _parser()
+    arguments = parser.parse(argv)
+    _check(parser, arguments)
+
+    def run(client: InferenceClient) -> None:
+        model = client.metadata(arguments.model, arguments.model_version, timeout=arguments.timeout)
+        request = read_json(arguments.json, model) if arguments.json is not None else JsonRequest()
+        add_once(request.inputs, read_inputs(arguments.input, model), "--input")
+        if arguments.random:
+            shapes = unique(parser, "--shape", [_shape_of(one, model.inputs) for one in arguments.shape])
+            seed, rows = arguments.seed or 0, arguments.rows
+            request.inputs.update(random_inputs(model, request.inputs, seed, rows, shapes))
+        result = client.infer(
+            arguments.model,
+            request.inputs,
+            version=arguments.model_version,
+            timeout=arguments.timeout,
+            outputs=_outputs(parser, arguments) or request.outputs,
+            request_id=arguments.request_id or request.request_id,
+            parameters={**request.parameters, **unique(parser, "--parameter", arguments.parameter)},
+        )
+        _show(result, arguments)
+
+    return call_server(parser, arguments, run)
+
+
+def _parser() -> CommandParser:
+    parser = server_parser("infer", _DESCRIPTION)
+    parser.add_argument("model", metavar="MODEL")
+    add_version(parser)
+    inputs = parser.add_argument_group("inputs")
+    inputs.add_argument("--input", metavar="[NAME=]VALUE", action="append", default=[], help=_INPUT_HELP)
+    inputs.add_argument("--json", metavar="JSON|FILE|-", help=_JSON_HELP)
+    inputs.add_argument("--random", action="store_true", help=_RANDOM_HELP)
+    inputs.add_argument(
+        "--seed",
+        metavar="N",
+        type=_count,
+        help="seed of --random; a seed has always the same values (default: 0)",
+    )
+    inputs.add_argument(
+        "--rows", metavar="N", type=_count, help="length of an open first axis, with --random (default: 1)"
+    )
+    inputs.add_argument(
+        "--shape",
+        metavar="[NAME:]DIMS",
+        action="append",
+        type=_dimensions,
+        default=[],
+        help="shape of an input with --random, such as x:2,16; needed if an axis other than the first is open",
+    )
+    request = parser.add_argument_group("request")
+    request.add_argument(
+        "--output",
+        metavar="NAME",
+        action="append",
+        help="name of an output to return; may be repeated (default: all)",
+    )
+    request.add_argument(
+        "--classes",
+        metavar="NAME=N",
+        action="append",
+        type=_classes,
+        default=[],
+        help="return the N classes with the highest values of an output, as VALUE:INDEX:LABEL; may be repeated",
+    )
+    request.add_argument(
+        "--parameter",
+        metavar="NAME=VALUE",
+        action="append",
+        type=parameter,
+        default=[],
+        help="request parameter; true, false and numbers are sent as such, all other values as strings",
+    )
+    request.add_argument(
+        "--request-id", default="", help="id of the request, which the server writes to its logs"
+    )
+    answer = parser.add_argument_group("answer").add_mutually_exclusive_group()
+    answer.add_argument("--format", choices=("table", "json"), default="table", help=_FORMAT_HELP)
+    answer.add_argument("--output-dir", metavar="DIR", type=Path, help=_OUTPUT_DIR_HELP)
+    answer.add_argument(
+        "--output-file",
+        metavar="FILE.npz",
+        type=Path,
+        help="write all outputs to one .npz file instead of printing them",
+    )
+    return parser
+
+
+def _check(parser: CommandParser, arguments: argparse.Namespace) -> None:
+    """Exit with 2 if options do not go together."""
+    if not arguments.random:
+        for option in ("seed", "rows", "shape"):
+            if getattr(arguments, option) not in (None, []):
+                parser.error(f"argument --{option}: it belongs to --random: add --random, or leave it out")
+    named = [one for one in arguments.input if one == "@-" or one.endswith("=@-")]
+    named += [one for one in (arguments.json, arguments.token_file) if one == "-"]
+    if len(named) > 1:
+        parser.error(f"stdin can be read once, got it {len(named)} times: name files for the others")
+
+
+def _outputs(parser: CommandParser, arguments: argparse.Namespace) -> dict[str, Classification | None]:
+    """Return the outputs that --output and --classes name; none for all."""
+    classes = unique(parser, "--classes", arguments.classes)
+    return {**dict.fromkeys(arguments.output or ()), **classes}
+
+
+def _show(result: InferenceResult, arguments: argparse.Namespace) -> None:
+    if arguments.format == "json":
+        print(printing.json_text(result))
+        return
+    model, version = printing.printable(result.model_name), printing.printable(result.model_version or "-")
+    print(f"model {model}, version {version}")
+    if arguments.output_file is not None:
+        write_archive(arguments.output_file, result)
+        for name, array in result.items():
+            print(printing.heading(name, array))
+        print(f"  {arguments.output_file}")
+    elif arguments.output_dir is not None:
+        arguments.output_dir.mkdir(parents=True, exist_ok=True)
+        taken: set[Path] = set()
+        for name, array in result.items():
+            print(printing.heading(name, array))
+            print(f"  {write_array(arguments.output_dir, name, array, taken)}")
+    else:
+        for line in printing.table(result, shutil.get_terminal_size().columns):
+            print(line)
+    for line in printing.parameter_lines(result):
+        print(line)
+
+
+def _shape_of(
+    given: tuple[str | None, tuple[int, ...]], inputs: Sequence[TensorMetadata]
+) -> tuple[str, tuple[int, ...]]:
+    name, shape = given
+    if name is None:
+        if len(inputs) != 1:
+            names = ", ".join(repr(tensor.name) for tensor in inputs)
+            received = ",".join(map(str, shape))
+            change = "write the input's name before it, as in x:2,16"
+            raise InvalidInput(
+                "--shape", f"NAME:DIMS, because the model has the inputs {names}", received, change
+            )
+        name = inputs[0].name
+    return name, shape
+
+
+def _dimensions(text: str) -> tuple[str | None, tuple[int, ...]]:
+    # From the right, because names may have colons.
+    name, colon, sizes = text.rpartition(":")
+    numbers = sizes.split(",") if sizes else []
+    if (not sizes and not colon) or not all(n.isascii() and n.isdecimal() and len(n) < 19 for n in numbers):
+        raise argparse.ArgumentTypeError(f"expected [NAME:]DIMS, such as x:2,16, got {text!r}")
+    return name or None, tuple(map(int, numbers))
+
+
+def _classes(text: str) -> tuple[str, Classification]:
+    name, number = pair(text, "NAME=N")
+    try:
+        return name, Classification(_count(number))
+    except InvalidInput:
+        raise argparse.ArgumentTypeError(f"expected NAME=N with N of at least 1, got {text!r}") from None
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise argparse.ArgumentTypeError(f"expected an integer that is not negative, got {text!r}")
+    return int(text)
+
+
+def parameter(text: str) -> tuple[str, Parameter]:
+    """Return name and value of a request parameter."""
+    name, value = pair(text, "NAME=VALUE")
+    if value in ("true", "false"):
+        return name, value == "true"
+    for number in (int, float):
+        try:
+            return name, number(value)
+        except ValueError:
+            pass
+    return name, value

@@ -1,0 +1,267 @@
+"""Inputs of `tensorferry infer`: what --input and --json say, as arrays of the model's datatypes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tensorferry.client.cli.array_files import read_archive, read_array
+from tensorferry.client.cli.values import array_of, subject_of
+from tensorferry.client.errors import InvalidInput
+from tensorferry.client.messages.arguments import mapping, shown, text
+from tensorferry.client.messages.classification import Classification
+from tensorferry.client.messages.codec import Parameter
+from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.protos.tensors import Array
+
+_NUMPY_MAGIC = b"\x93NUMPY"
+# Keys of the protocol's JSON form that are understood.
+_REQUEST_KEYS = ("inputs", "outputs", "parameters", "id")
+_TENSOR_KEYS = ("name", "shape", "datatype", "data")
+
+
+@dataclass
+class JsonRequest:
+    """A request in JSON: its arrays, and what the protocol's form may add to them."""
+
+    inputs: dict[str, Array] = field(default_factory=dict)
+    outputs: dict[str, Classification | None] | None = None
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    request_id: str = ""
+
+
+def read_inputs(options: Sequence[str], model: ModelMetadata) -> dict[str, Array]:
+    """Return the arrays of all --input options.
+
+    Each is NAME=VALUE, VALUE for a model with one input, or FILE.npz.
+    """
+    inputs: dict[str, Array] = {}
+    for option in options:
+        name, value = _named(option, model)
+        if name is not None:
+            tensor = next(t for t in model.inputs if t.name == name)
+            found = {name: array_of(_read_value(value, tensor, model), tensor, model.name)}
+        else:
+            found = _archive(option, model)
+        add_once(inputs, found, "--input")
+    return inputs
+
+
+def add_once(inputs: dict[str, Array], more: Mapping[str, Array], option: str) -> None:
+    """Add inputs; raise InvalidInput for one that is there already."""
+    for name, array in more.items():
+        if name in inputs:
+            raise InvalidInput(option, "each input once", f"{name!r} more than once", "give it once")
+        inputs[name] = array
+
+
+def read_json(source: str, model: ModelMetadata) -> JsonRequest:
+    """Return the request of --json: JSON itself, the name of a file with it, or - for stdin."""
+    inline = source.lstrip()[:1] in ("{", "[")
+    content = source if inline else read_bytes(source, "--json")
+    value = _parsed(content, "--json", 'a JSON object such as {"x": [[1, 2]]}')
+    if not isinstance(value, dict):
+        tensor = _only_input(model, "--json", value)
+        return JsonRequest({tensor.name: array_of(value, tensor, model.name)})
+    if _is_protocol_form(value, model):
+        return _protocol_form(value, model)
+    known = {tensor.name: tensor for tensor in model.inputs}
+    for name in value:
+        if name not in known:
+            raise _no_such_input("--json", name, model)
+    return JsonRequest({name: array_of(one, known[name], model.name) for name, one in value.items()})
+
+
+def read_bytes(file: str, subject: str) -> bytes:
+    """Return the content of a file, or of stdin for -."""
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInput(
+            subject, "a file that can be read", f"{file!r} ({reason})", "name a file, or - for stdin"
+        ) from None
+
+
+def _named(option: str, model: ModelMetadata) -> tuple[str | None, str]:
+    """Split NAME=VALUE. The name is None for an archive."""
+    names = [tensor.name for tensor in model.inputs if option.startswith(f"{tensor.name}=")]
+    if names:
+        name = max(names, key=len)
+        return name, option[len(name) + 1 :]
+    if option.endswith(".npz"):
+        return None, option
+    before, equals, _ = option.partition("=")
+    if equals and option[0] not in '[{"@':
+        raise _no_such_input("--input", before, model)
+    return _only_input(model, "--input", option).name, option
+
+
+def _only_input(model: ModelMetadata, option: str, value: object) -> TensorMetadata:
+    required = [tensor for tensor in model.inputs if not tensor.optional] or list(model.inputs)
+    if len(required) == 1:
+        return required[0]
+    form = "NAME=VALUE" if option == "--input" else '{"NAME": VALUE}'
+    names = ", ".join(repr(tensor.name) for tensor in model.inputs)
+    expected = f"{form}, because model {model.name!r} has the inputs {names or 'none'}"
+    raise InvalidInput(option, expected, shown(value), "add the input's name")
+
+
+def _no_such_input(option: str, name: str, model: ModelMetadata) -> InvalidInput:
+    names = ", ".join(repr(tensor.name) for tensor in model.inputs)
+    expected = f"an input of model {model.name!r} ({names or 'it has none'})"
+    return InvalidInput(option, expected, repr(name), "name one of these")
+
+
+def _archive(file: str, model: ModelMetadata) -> dict[str, Array]:
+    known = {tensor.name: tensor for tensor in model.inputs}
+    try:
+        arrays = read_archive(Path(file))
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        received = f"{file!r}, which cannot be read ({error})"
+        raise InvalidInput("--input", "a file that numpy.savez wrote", received, "name such a file") from None
+    for name in arrays:
+        if name not in known:
+            raise _no_such_input(f"--input {file}", name, model)
+    return {name: array_of(array, known[name], model.name) for name, array in arrays.items()}
+
+
+def _read_value(given: str, tensor: TensorMetadata, model: ModelMetadata) -> object:
+    """Return what the text of an input's value stands for."""
+    subject = subject_of(tensor, model.name)
+    is_bytes = tensor.datatype == "BYTES"
+    if given.startswith("@"):
+        content = read_bytes(given[1:], subject)
+        if is_bytes:
+            return content
+        if content.startswith(_NUMPY_MAGIC):
+            return _array(io.BytesIO(content), given[1:], subject)
+        example = _example(tensor)
+        return _parsed(content, f"{subject}, {given},", f"JSON such as {example}")
+    if given.endswith(".npy"):
+        return _array_file(given, subject)
+    if given.endswith(".npz"):
+        change = f"write --input {given}, which names its arrays"
+        raise InvalidInput(subject, str(tensor), f"the archive {given!r}", change)
+    if is_bytes:
+        if given[:1] in ("[", '"'):
+            change = f"strings in quotes, such as {_example(tensor)}, or a text without quotes"
+            return _parsed(given, subject, change)
+        return given
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError):
+        if os.path.isfile(given):
+            return _array_file(given, subject)
+    change = f"write JSON, such as {tensor.name}={_example(tensor)}, or name a file that numpy.save wrote"
+    raise InvalidInput(subject, str(tensor), repr(given), change)
+
+
+def _array_file(name: str, subject: str) -> Array:
+    try:
+        with Path(name).open("rb") as file:
+            return _array(file, name, subject)
+    except OSError as error:
+        raise InvalidInput(
+            subject,
+            "a file that can be read",
+            f"{name!r} ({error.strerror})",
+            "name a file that numpy.save wrote",
+        ) from None
+
+
+def _array(file: BinaryIO, name: str, subject: str) -> Array:
+    try:
+        return read_array(file)
+    except ValueError as error:
+        received = f"{name!r}, which cannot be read as an array ({error})"
+        raise InvalidInput(subject, "an array", received, "name a file that numpy.save wrote") from None
+
+
+def _example(tensor: TensorMetadata) -> str:
+    element = '"a"' if tensor.datatype == "BYTES" else "true" if tensor.datatype == "BOOL" else "0"
+    return "[" * len(tensor.shape) + element + "]" * len(tensor.shape)
+
+
+def _parsed(content: str | bytes, subject: str, expected: str) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(subject, expected, shown(content), f"correct it ({error})") from None
+
+
+def _is_protocol_form(value: Mapping[str, object], model: ModelMetadata) -> bool:
+    """Return whether an object is a request of the protocol, and not a map of input names to values."""
+    inputs = value.get("inputs")
+    if all(tensor.name != "inputs" for tensor in model.inputs):
+        return "inputs" in value
+    return isinstance(inputs, list) and all(isinstance(one, dict) and "name" in one for one in inputs)
+
+
+def _protocol_form(value: Mapping[str, Any], model: ModelMetadata) -> JsonRequest:
+    _check_keys("--json", value, _REQUEST_KEYS)
+    known = {tensor.name: tensor for tensor in model.inputs}
+    request = JsonRequest()
+    for one in _objects(value, "inputs", '{"name", "shape", "datatype", "data"}'):
+        name = one.get("name")
+        subject = f"--json: input {name!r}"
+        _check_keys(subject, one, _TENSOR_KEYS)
+        if not isinstance(name, str) or name not in known:
+            raise _no_such_input("--json", str(name), model)
+        if "data" not in one:
+            raise InvalidInput(subject, "data", "none", "add a list of its values")
+        tensor = known[name]
+        if one.get("datatype", tensor.datatype) != tensor.datatype:
+            change = f"write {tensor.datatype!r}, or leave it out"
+            raise InvalidInput(subject_of(tensor, model.name), str(tensor), shown(one["datatype"]), change)
+        shape = one.get("shape")
+        if shape is not None and not _is_shape(shape):
+            raise InvalidInput(subject, "a shape such as [1, 2]", shown(shape), "write a list of lengths")
+        add_once(request.inputs, {name: array_of(one["data"], tensor, model.name, shape)}, "--json")
+    if "outputs" in value:
+        request.outputs = {}
+        for one in _objects(value, "outputs", '{"name"}'):
+            name = text("--json: the name of an output", one.get("name"))
+            request.outputs[name] = _classification(f"--json: output {name!r}", one)
+    if "parameters" in value:
+        change = 'write {"parameters": {"NAME": VALUE}}'
+        request.parameters = dict(mapping("--json: 'parameters'", value["parameters"], change))
+    request.request_id = text("--json: 'id'", value.get("id", ""))
+    return request
+
+
+def _classification(subject: str, output: Mapping[str, Any]) -> Classification | None:
+    _check_keys(subject, output, ("name", "parameters"))
+    change = 'write {"classification": N}, or leave it out'
+    parameters = mapping(f"{subject}: 'parameters'", output.get("parameters", {}), change)
+    _check_keys(f"{subject}: 'parameters'", parameters, ("classification",))
+    return Classification(parameters["classification"]) if parameters else None
+
+
+def _objects(value: Mapping[str, Any], key: str, form: str) -> list[dict[str, Any]]:
+    found = value[key]
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        change = "or give a map of input names to values, without the key 'inputs'"
+        raise InvalidInput(f"--json: {key!r}", f"a list of objects {form}", shown(found), change)
+    return found
+
+
+def _check_keys(subject: str, value: Mapping[str, object], known: Sequence[str]) -> None:
+    unknown = [key for key in value if key not in known]
+    if unknown:
+        expected = f"the keys {', '.join(map(repr, known))}"
+        names = ", ".join(map(repr, unknown))
+        raise InvalidInput(subject, expected, names, f"remove {names}")
+
+
+def _is_shape(shape: object) -> bool:
+    return isinstance(shape, list) and all(
+        isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape
+    )

@@ -1,0 +1,90 @@
+"""Random inputs of a shell command, made from a model's metadata."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tensorferry.client.cli.values import FLOATS, dtype_of, subject_of
+from tensorferry.client.errors import InvalidInput
+from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.protos.tensors import Array
+
+_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
+_WORD = 8
+
+
+def random_inputs(
+    model: ModelMetadata,
+    given: Mapping[str, object],
+    seed: int,
+    rows: int | None,
+    shapes: Mapping[str, Sequence[int]],
+) -> dict[str, Array]:
+    """Return an array for each input that is neither given nor optional.
+
+    The same seed makes the same arrays. `rows` is the length of the first axis where the model
+    leaves it open, 1 by default. Other open axes need a shape in `shapes`.
+    """
+    known = [tensor.name for tensor in model.inputs]
+    for name in shapes:
+        if name not in known:
+            change = f"name one of {', '.join(map(repr, known))}"
+            raise InvalidInput("--shape", f"an input of model {model.name!r}", repr(name), change)
+    generator = np.random.default_rng(seed)
+    return {
+        tensor.name: random_array(
+            tensor, random_shape(tensor, model.name, rows, shapes), model.name, generator
+        )
+        for tensor in model.inputs
+        if tensor.name not in given and (not tensor.optional or tensor.name in shapes)
+    }
+
+
+def random_shape(
+    tensor: TensorMetadata, model: str, rows: int | None, shapes: Mapping[str, Sequence[int]]
+) -> tuple[int, ...]:
+    """Return the shape of an input's random array."""
+    subject = subject_of(tensor, model)
+    first, *rest = tensor.shape or (1,)
+    if tensor.name in shapes:
+        shape = tuple(shapes[tensor.name])
+        if len(shape) != len(tensor.shape) or any(
+            size not in (-1, chosen) for size, chosen in zip(tensor.shape, shape, strict=True)
+        ):
+            change = "give --shape all axes, with the fixed ones as they are"
+            raise InvalidInput(subject, str(tensor), f"the shape {list(shape)}", change)
+        return shape
+    if rows is not None and tensor.shape and first not in (-1, rows):
+        change = f"leave --rows out, or write --rows {first}"
+        raise InvalidInput(subject, str(tensor), f"--rows {rows}", change)
+    if -1 in rest:
+        example = ",".join(str(size) if size >= 0 else "8" for size in (max(first, rows or 1), *rest))
+        change = f"choose its axes, such as --shape {tensor.name}:{example}"
+        raise InvalidInput(subject, str(tensor), "no lengths for its open axes", change)
+    return (first if first >= 0 else rows or 1, *rest) if tensor.shape else ()
+
+
+def random_array(
+    tensor: TensorMetadata, shape: tuple[int, ...], model: str, generator: np.random.Generator
+) -> Array:
+    """Return random values: floats from 0 to 1, words of eight letters, all values of UINT8 and INT8.
+
+    Other integers are 0 or 1, because most of them are indices, masks or flags, which every model
+    accepts at these values.
+    """
+    dtype = dtype_of(tensor, subject_of(tensor, model))
+    if tensor.datatype == "BYTES":
+        count = math.prod(shape)
+        letters = generator.choice(_LETTERS, (count, _WORD))
+        words = np.empty(count, object)
+        words[:] = [letters[index].tobytes() for index in range(count)]
+        return words.reshape(shape)
+    if tensor.datatype in FLOATS:
+        return np.asarray(generator.random(shape)).astype(dtype)
+    if dtype.itemsize == 1 and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return np.asarray(generator.integers(limits.min, limits.max, shape, dtype, endpoint=True))
+    return np.asarray(generator.integers(0, 2, shape)).astype(dtype)
