@@ -118,6 +118,8 @@ def test_models_that_cannot_be_loaded_do_not_keep_others_from_being_printed(
     [
         (["m.onnx", "--sizes", "0"], "--sizes: is '0'; it must be numbers of rows from 1"),
         (["m.onnx", "--sizes", "1,x"], "--sizes: is '1,x'; it must be numbers of rows"),
+        (["m.onnx", "--length", "n=0"], "--length: is 'n=0'; it must be a number of at least 1, such as 128"),
+        (["m.onnx", "--length", "=4"], "--length: is '=4'; it must be a number"),
         (["m.onnx", "--latency-ms", "-1"], "--latency-ms: is '-1'; it must be a number above 0"),
         (["m.onnx", "--measure-seconds", "inf"], "--measure-seconds: is 'inf'; it must be a number above 0"),
         (["m.onnx", "--sise", "1"], "unknown flag --sise"),
@@ -150,6 +152,29 @@ def test_the_table_of_the_model_and_the_flags_of_a_server_apply(
     assert model["batching"]["max_batch_size"] == 4
     (model,) = in_json(capsys, path, "--max-batch-size", "6", "--no-measure", "--device", "cpu")
     assert model["batching"]["max_batch_size"] == 6
+
+
+def test_the_lengths_of_variable_axes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = small.echo(tmp_path / "m.onnx")
+    (model,) = in_json(capsys, path, *FAST)
+    assert model["measured"]["lengths"] == {"n": 4}
+    (model,) = in_json(capsys, path, *FAST, "--length", "7", "--length", "n=9")
+    assert model["measured"]["lengths"] == {"n": 9}
+    assert inspect.main([str(path), *FAST, "--length", "7"]) == 0
+    assert "lengths   n 7 (--length gives others)" in capsys.readouterr().out.splitlines()
+    assert inspect.main([str(path), *FAST, "--length", "m=7"]) == 1
+    assert "--length names the axis 'm'; the inputs have 'n'" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_it_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inspect, "inspect_model", interrupt)
+    assert inspect.main([str(small.twice(tmp_path / "m.onnx"))]) == 130
+    assert capsys.readouterr().out == ""
 
 
 def test_a_process_prints_only_json_on_stdout(tmp_path: Path) -> None:

@@ -131,7 +131,20 @@ def test_a_copy_that_is_not_batched_shows_what_else_to_change(tmp_path: Path) ->
 
 def test_a_model_that_runs_on_no_random_input_is_not_measured(tmp_path: Path) -> None:
     found = inspected(small.multiples_only(tmp_path / "m.onnx", 5), Wanted())
-    assert (found.measured, found.not_measured) == (None, "it does not run on random input")
+    why = "it does not run on random input; --length gives its axes other lengths"
+    assert (found.measured, found.not_measured) == (None, why)
+
+
+def test_lengths_of_axes_can_be_given(tmp_path: Path) -> None:
+    path = small.multiples_only(tmp_path / "m.onnx", 5)
+    for wanted in (Wanted(sizes=(1,), length=5), Wanted(sizes=(1,), length=3, lengths={"n": 5})):
+        measured = inspected(path, wanted).measured
+        assert measured is not None
+        assert (measured.stopped, measured.lengths) == ("", {"n": 5})
+    with pytest.raises(
+        StartError, match="--length names the axis 'm'; the inputs have 'n' besides the batch axis"
+    ):
+        inspected(path, Wanted(length=5, lengths={"m": 1}))
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
@@ -157,7 +170,9 @@ def test_the_models_of_a_python_file_are_measured_through_their_batchers(tmp_pat
     assert [batch.rows for batch in measured.batches] == [1, 2]
     assert measured.memory == ""
     assert found["broken"].measured is None
-    assert found["broken"].not_measured.startswith("it does not run on random input")
+    assert found["broken"].not_measured == (
+        "it does not run on random input: step 'broken' raised ValueError: no"
+    )
     assert found["m"].decision.verdict == "proved"
     assert found["both"].decision.verdict == "trusted"
     assert found["both"].measured is not None

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.models import small
 
-from tensorferry.server.inspection.measuring import measure_file
+from tensorferry.protos.tensors import DATATYPES
+from tensorferry.server.inspection.measuring import lengths_of, measure_file
 from tensorferry.server.inspection.measuring_child import MeasuredModel
 from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.runtime.fp16 import ModelFile
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
+from tensorferry.server.signature import Signature, TensorSpec
 
 
 def subject(path: Path, sizes: tuple[int, ...] = (1, 2, 4)) -> MeasuredModel:
@@ -43,6 +46,27 @@ def test_each_size_is_measured(tmp_path: Path) -> None:
     assert "resident memory" in measured.memory
 
 
+def test_variable_axes_have_the_given_lengths(tmp_path: Path) -> None:
+    given = subject(small.attention(tmp_path / "m.onnx"), (1, 2))
+    (axis,) = lengths_of(given.io_mapping.signature, 4, {})
+    assert measure_file(given).lengths == {axis: 4}
+    assert measure_file(replace(given, lengths={axis: 9})).lengths == {axis: 9}
+
+
+def test_the_length_of_an_axis_is_that_of_the_input_that_runs(tmp_path: Path) -> None:
+    # Other lengths than multiples of 5 fail.
+    given = subject(small.multiples_only(tmp_path / "m.onnx", 5), (1,))
+    assert measure_file(given).stopped.startswith("a batch of 1 rows: ")
+    assert measure_file(replace(given, lengths={"n": 10})).stopped == ""
+    assert measure_file(replace(given, working_size=5)).stopped == ""
+
+
+def test_axes_without_a_name_are_named_by_their_input() -> None:
+    fp32 = DATATYPES["FP32"]
+    inputs = (TensorSpec("x", fp32, ("batch", "", 3, "n")), TensorSpec("y", fp32, ("batch", "n")))
+    assert lengths_of(Signature(inputs, ()), 4, {"n": 7}) == {"x[1]": 4, "n": 7}
+
+
 def test_a_wide_batch_takes_its_memory(tmp_path: Path) -> None:
     width = 1 << 20
     measured = measure_file(subject(small.wide(tmp_path / "m.onnx", width), (1, 8)))
@@ -55,7 +79,9 @@ def test_a_wide_batch_takes_its_memory(tmp_path: Path) -> None:
 def test_a_batch_that_fails_ends_the_sizes(tmp_path: Path) -> None:
     measured = measure_file(subject(small.one_row_only(tmp_path / "m.onnx")))
     assert [batch.rows for batch in measured.batches] == [1]
-    assert measured.stopped.startswith("a batch of 2 rows: the model failed on this request")
+    assert measured.stopped.startswith(
+        "a batch of 2 rows: Non-zero status code returned while running Gather node"
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from tensorferry.server.models.fetched_sources import fetched_sources
 from tensorferry.server.telemetry import logs
 
 _PROGRAM = "tensorferry inspect"
+# As shells report a program that SIGINT ends.
+_INTERRUPTED = 130
 _MOST_ROWS = 1 << 20
 
 
@@ -46,6 +48,16 @@ def _positive(text: str) -> float:
     return number
 
 
+def _length(text: str) -> tuple[str, int]:
+    """Return an axis and its length; "" for all axes."""
+    axis, equals, number = text.rpartition("=")
+    if not number.isascii() or not number.isdigit() or int(number) < 1 or (equals and not axis):
+        raise argparse.ArgumentTypeError(
+            f"is {text!r}; it must be a number of at least 1, such as 128, or an axis with one, such as sequence=128"
+        )
+    return axis, int(number)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog=_PROGRAM,
@@ -67,6 +79,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N,...",
         type=_sizes,
         help="rows of the batches to measure (default: 1, 2, 4 ... 64, or up to --max-batch-size if that is more)",
+    )
+    parser.add_argument(
+        "--length",
+        metavar="[AXIS=]N",
+        type=_length,
+        action="append",
+        default=[],
+        help="length of the inputs' variable axes other than the batch axis, or of the one with that name; can be given "
+        "several times (default: the first of 4, 16, 64, 224 and 1 with which the model runs)",
     )
     parser.add_argument(
         "--latency-ms",
@@ -93,7 +114,14 @@ def main(argv: Sequence[str]) -> int:
     # The output has what the loader's warnings say.
     flags["log-level"] = flags["log-level"] or os.environ.get("TENSORFERRY_LOG_LEVEL", "error")
     path = arguments["config"] or os.environ.get("TENSORFERRY_CONFIG")
-    wanted = Wanted(not arguments["no_measure"], arguments["sizes"], arguments["measure_seconds"])
+    lengths = dict(arguments["length"])
+    wanted = Wanted(
+        not arguments["no_measure"],
+        arguments["sizes"],
+        arguments["measure_seconds"],
+        lengths.pop("", None),
+        lengths,
+    )
     bounds = [milliseconds / 1e3 for milliseconds in arguments["latency_ms"]]
     printed: list[dict[str, Any]] = []
     failed = False
@@ -104,6 +132,8 @@ def main(argv: Sequence[str]) -> int:
                 # Without the secrets of an address.
                 argument = argument if source.origin is None else str(source.origin)
                 logs.configure(config.log_format, config.log_level)
+                if sys.stderr.isatty():
+                    print(f"{_PROGRAM}: loading {argument} and running batches ...", file=sys.stderr)
                 (source,) = fetched_sources([source], config)
                 for found in inspect_model(source, config, wanted):
                     if arguments["json"]:
@@ -117,6 +147,8 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"{_PROGRAM}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     if arguments["json"]:
         print(json.dumps(json_of(printed), indent=2, ensure_ascii=False))
     return 1 if failed else 0

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.runtime.host_memory import GrowthCheck
+from tensorferry.server.runtime.ort import ort_message
 from tensorferry.server.runtime.sampling import Array
 
 # A size is run until both are reached, and at most this often.
@@ -87,7 +88,9 @@ def time_batches(
             memory.start()
             median, runs = _timed(run, inputs_of(rows), clock)
         except (ModelFailedError, StartError) as error:
-            return f"a batch of {rows} rows: {error}"
+            # The error is for clients; its cause has more.
+            reason = ort_message(error.__cause__) if isinstance(error.__cause__, Exception) else str(error)
+            return f"a batch of {rows} rows: {reason}"
         last = BatchTime(rows, median, runs, memory.bytes())
         measured(last)
     return ""

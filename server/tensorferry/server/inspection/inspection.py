@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tensorferry.server.batching_check.cures import fixed_first_axes
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.inspection.measuring import Measurements, measure_file, measure_model
+from tensorferry.server.inspection.measuring import (
+    Measurements,
+    lengths_of,
+    measure_file,
+    measure_model,
+)
 from tensorferry.server.inspection.measuring_child import MeasuredModel
 from tensorferry.server.inspection.model_argument import source_in
 from tensorferry.server.inspection.variable_axis import NoCopy, write_copy
@@ -33,11 +38,17 @@ _LARGEST = 64
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to measure. `sizes` ascend; None for the default ones. All sizes of a model may take `seconds` together."""
+    """What to measure. `sizes` ascend; None for the default ones. All sizes of a model may take `seconds` together.
+
+    `length` is that of variable axes other than the batch axis; None for one with which the model runs. `lengths` has those
+    of axes by name, which precede.
+    """
 
     measure: bool = True
     sizes: tuple[int, ...] | None = None
     seconds: float = 60.0
+    length: int | None = None
+    lengths: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +134,20 @@ def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
         shown = copied if measured_copy and copied is not None else prepared
         if not wanted.measure:
             return replace(found, not_measured="--no-measure")
-        if shown.working_size is None:
-            return replace(found, not_measured="it does not run on random input")
+        length = wanted.length or shown.working_size
+        if length is None:
+            advice = "; --length gives its axes other lengths" if lengths_of(found.signature, 0, {}) else ""
+            return replace(found, not_measured=f"it does not run on random input{advice}")
+        _check_axes(found.signature, wanted.lengths)
         model = MeasuredModel(
             shown.file,
             shown.settings.devices[0],
             shown.settings.ort_options,
             shown.io_mapping,
-            shown.working_size,
+            length,
             _sizes(shown.io_mapping.signature, shown.batching, wanted),
             wanted.seconds,
+            dict(wanted.lengths),
         )
         # The process that measures loads the model again, and a GPU may not hold it twice.
         del prepared, copied, shown
@@ -172,6 +187,17 @@ def _sizes(signature: Signature, decision: BatchingDecision, wanted: Wanted) -> 
     while sizes[-1] * 2 <= max(_LARGEST, decision.max_batch_size):
         sizes.append(sizes[-1] * 2)
     return tuple(sizes)
+
+
+def _check_axes(signature: Signature, lengths: Mapping[str, int]) -> None:
+    """Raise StartError if a length is given for an axis that the inputs do not have."""
+    known = [name for name in lengths_of(signature, 0, {}) if "[" not in name]
+    for name in lengths:
+        if name not in known:
+            raise StartError(
+                f"--length names the axis {name!r}; the inputs have {', '.join(map(repr, known)) or 'no variable axes'} "
+                "besides the batch axis"
+            )
 
 
 def _composing(source: ModelSource) -> Sequence[ModelSource]:
@@ -220,7 +246,8 @@ def _inspect_running(source: ModelSource, model: Model, wanted: Wanted) -> Inspe
     )
     if not wanted.measure:
         return replace(found, not_measured="--no-measure")
-    measured, reason = measure_model(model, _sizes(model.signature, decision, wanted), wanted.seconds)
+    sizes = _sizes(model.signature, decision, wanted)
+    measured, reason = measure_model(model, sizes, wanted.seconds, wanted.length, wanted.lengths)
     return replace(found, measured=measured, not_measured=reason)
 
 

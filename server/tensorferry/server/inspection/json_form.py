@@ -85,6 +85,7 @@ def _measured(measured: Measurements, of_copy: bool) -> dict[str, Any]:
         "of_copy": of_copy,
         "memory": measured.memory,
         "loaded_bytes": measured.loaded_bytes,
+        "lengths": dict(measured.lengths),
         "batches": [
             {
                 "rows": batch.rows,

@@ -9,14 +9,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from tensorferry.server.errors import ModelFailedError
+from tensorferry.server.errors import ModelFailedError, StepFailedError
 from tensorferry.server.inspection.batch_times import BatchTime, UnknownMemory, time_batches
 from tensorferry.server.inspection.measuring_child import LATE, LOAD_SECONDS, MeasuredModel
 from tensorferry.server.models.registry import Model
 from tensorferry.server.runtime.sampling import Array, random_inputs, working_size
+from tensorferry.server.signature import Signature
 
 _CHILD = "tensorferry.server.inspection.measuring_child"
 
@@ -27,6 +28,7 @@ class Measurements:
 
     `memory` says what the `memory_bytes` of the batches are; empty if they are unknown. `loaded_bytes` is the resident
     memory that loading the model took; None if unknown. `stopped` says why larger sizes are missing; empty if none is.
+    `lengths` has those of the inputs' variable axes other than the batch axis, by the axis's name, or the input and axis.
     """
 
     devices: tuple[str, ...]
@@ -34,6 +36,17 @@ class Measurements:
     memory: str = ""
     loaded_bytes: int | None = None
     stopped: str = ""
+    lengths: Mapping[str, int] = field(default_factory=dict)
+
+
+def lengths_of(signature: Signature, size: int, lengths: Mapping[str, int]) -> dict[str, int]:
+    """Return the lengths of variable axes as `Measurements` has them, given the one of all and those of some."""
+    found = {}
+    for spec in signature.inputs:
+        for axis, dim in enumerate(spec.dims):
+            if axis and isinstance(dim, str):
+                found[dim or f"{spec.name}[{axis}]"] = lengths.get(dim, size)
+    return found
 
 
 def measure_file(model: MeasuredModel) -> Measurements:
@@ -65,7 +78,12 @@ def measure_file(model: MeasuredModel) -> Measurements:
     if stopped is None:
         stopped = _death(child.returncode, batches, model)
     return Measurements(
-        (model.device,), tuple(batches), loaded.get("memory", ""), loaded.get("loaded_bytes"), stopped
+        (model.device,),
+        tuple(batches),
+        loaded.get("memory", ""),
+        loaded.get("loaded_bytes"),
+        stopped,
+        lengths_of(model.io_mapping.signature, model.working_size, model.lengths),
     )
 
 
@@ -79,27 +97,40 @@ def _death(code: int, batches: Sequence[BatchTime], model: MeasuredModel) -> str
     return f"the process that measures {how} at {where}"
 
 
-def measure_model(model: Model, sizes: Sequence[int], seconds: float) -> tuple[Measurements | None, str]:
-    """Measure a loaded function or pipeline through its batcher. Return None and the reason if it cannot be run."""
+def measure_model(
+    model: Model,
+    sizes: Sequence[int],
+    seconds: float,
+    length: int | None = None,
+    lengths: Mapping[str, int] | None = None,
+) -> tuple[Measurements | None, str]:
+    """Measure a loaded function or pipeline through its batcher. Return None and the reason if it cannot be run.
+
+    `length` is that of variable axes, or one that works if it is None; `lengths` has those of axes by name.
+    """
 
     def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         submit = model.batcher.submit_rows if model.batched else model.batcher.submit
         try:
             outputs: Mapping[str, Array] = submit(inputs).result(seconds)
         except Exception as error:
-            raise ModelFailedError(str(error) or type(error).__name__) from error
+            reason = error.reason if isinstance(error, StepFailedError) else str(error)
+            raise ModelFailedError(reason or type(error).__name__) from None
         return outputs
 
-    size, reason = working_size(model.signature, run)
+    size = length
+    if size is None:
+        size, reason = working_size(model.signature, run)
     if size is None:
         return None, f"it does not run on random input: {reason}"
     batches: list[BatchTime] = []
     stopped = time_batches(
         run,
-        lambda rows: random_inputs(model.signature, rows, size),
+        lambda rows: random_inputs(model.signature, rows, size, sizes=lengths or {}),
         [rows for rows in sizes if rows <= max(1, model.max_batch_size)],
         batches.append,
         memory=UnknownMemory(),
         seconds=seconds,
     )
-    return Measurements(model.devices, tuple(batches), stopped=stopped), ""
+    used = lengths_of(model.signature, size, lengths or {})
+    return Measurements(model.devices, tuple(batches), stopped=stopped, lengths=used), ""

@@ -11,8 +11,8 @@ import pickle
 import resource
 import signal
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tensorferry.server import malloc
@@ -30,8 +30,8 @@ LATE = 3
 class MeasuredModel:
     """A model and the batches to measure.
 
-    `working_size` is a length of the dynamic axes, besides the batch axis, with which the model runs. All sizes together
-    may take `seconds`.
+    `working_size` is a length of the variable axes, besides the batch axis, with which the model runs; `lengths` has those
+    of axes by name, which precede. All sizes together may take `seconds`.
     """
 
     file: ModelFile
@@ -41,6 +41,7 @@ class MeasuredModel:
     working_size: int
     sizes: tuple[int, ...]
     seconds: float
+    lengths: Mapping[str, int] = field(default_factory=dict)
 
 
 def _main() -> None:
@@ -59,7 +60,7 @@ def _main() -> None:
     _measure(pickle.load(sys.stdin.buffer), send)
 
 
-def _measure(model: MeasuredModel, send: Any) -> None:
+def _measure(model: MeasuredModel, send: Callable[[Mapping[str, Any]], None]) -> None:
     # Imported here, because the parent imports this module for its records.
     from tensorferry.server.inspection.batch_times import UnknownMemory, time_batches
     from tensorferry.server.inspection.memory_growth import GpuMemory, ResidentMemory
@@ -86,7 +87,7 @@ def _measure(model: MeasuredModel, send: Any) -> None:
     signature = model.io_mapping.signature
     stopped = time_batches(
         model.io_mapping.runner(session.run),
-        lambda rows: random_inputs(signature, rows, model.working_size),
+        lambda rows: random_inputs(signature, rows, model.working_size, sizes=model.lengths),
         model.sizes,
         lambda time: send(asdict(time)),
         memory=memory,

@@ -101,6 +101,9 @@ def _measured(found: Inspection, measured: Measurements) -> Iterator[str]:
     yield from _labelled("measured", what)
     if measured.memory:
         yield from _labelled("memory", measured.memory)
+    if measured.lengths:
+        lengths = ", ".join(f"{axis} {length}" for axis, length in measured.lengths.items())
+        yield from _labelled("lengths", f"{lengths} (--length gives others)")
     yield ""
     yield f"{'rows':>{_INDENT}}{'ms':>12}{'µs/row':>12}{'rows/s':>12}{'runs':>8}{'memory MiB':>14}"
     for batch in measured.batches:
