@@ -6,7 +6,7 @@ import one_process
 import pytest
 from support.processes.server import FRONT_ENDS
 
-pytest_plugins = ["e2e.fixtures"]
+pytest_plugins = ["e2e.fixtures", "support.coalesced_clients"]
 
 # Folders whose tests start processes: their files take the longest.
 _LONGEST = ("wire", "e2e", "fuzz", "deploy", "browser", "conformance", "benchmarks")

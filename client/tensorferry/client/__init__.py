@@ -4,6 +4,7 @@
 """
 
 from tensorferry.client.client import InferenceClient
+from tensorferry.client.coalescing import Coalesce
 from tensorferry.client.connection.channel import Tls
 from tensorferry.client.connection.retry import Retry
 from tensorferry.client.errors import (
@@ -34,6 +35,7 @@ __all__ = [
     "ClassScore",
     "Classification",
     "ClientClosed",
+    "Coalesce",
     "DeadlineExceeded",
     "FailedPrecondition",
     "InferenceClient",

@@ -13,6 +13,7 @@ import grpc
 from tensorferry.client import aio_stream, errors
 from tensorferry.client.aio_server_calls import AsyncServerCalls
 from tensorferry.client.base import StreamPlan
+from tensorferry.client.coalescing.tasks import CoalescedInfer
 from tensorferry.client.connection import channel
 from tensorferry.client.connection.context import CallContext, Compression, Headers
 from tensorferry.client.connection.endpoints import Endpoint, Endpoints, OpenChannel
@@ -46,12 +47,14 @@ class InferenceClient(AsyncServerCalls):
         self._open_endpoints = endpoints
         # Opened by the first call, because channels of grpcio belong to a running event loop.
         self._opened: Endpoints | None = None
+        self._coalesced: list[CoalescedInfer] = []
 
     @property
     def _endpoints(self) -> Endpoints:
         if self._opened is None:
             self._check_open()
             self._opened = self._open_endpoints(channel.aio_channel)
+            self._coalesced = self._join_calls(self._opened, CoalescedInfer)
         return self._opened
 
     async def __aenter__(self) -> Self:
@@ -70,6 +73,8 @@ class InferenceClient(AsyncServerCalls):
         """
         self._closed = True
         self._closing.set()
+        for coalesced in self._coalesced:
+            coalesced.close()
         for endpoint in self._opened or ():
             await endpoint.channel.close()
             await endpoint.stream_channel.close()

@@ -136,7 +136,11 @@ def test_model_metadata(served: ServedTransport, version: str) -> None:
             tensor(name="b", datatype="BYTES", shape=[-1]),
         ],
         outputs=[tensor(name="y", datatype="INT64", shape=[-1])],
-        properties={"batching": "batches of up to 8 rows (proved)", "batching_verdict": "proved"},
+        properties={
+            "batching": "batches of up to 8 rows (proved)",
+            "batching_verdict": "proved",
+            "shared_batch_rows": "0",
+        },
     )
 
 

@@ -73,7 +73,11 @@ class CoreMethods:
         """Return the model's signature, in which -1 is a variable dimension."""
         model = self._registry.get(request.name, request.version)
         tensor = pb.ModelMetadataResponse.TensorMetadata
-        properties = {"batching": model.batching, "batching_verdict": model.batching_verdict}
+        properties = {
+            "batching": model.batching,
+            "batching_verdict": model.batching_verdict,
+            "shared_batch_rows": str(model.shared_batch_rows),
+        }
         if model.signature.optional:
             properties["optional_inputs"] = ",".join(spec.name for spec in model.signature.optional)
         return pb.ModelMetadataResponse(

@@ -97,6 +97,13 @@ class Model:
         """Whether axis 0 counts rows."""
         return self.max_batch_size > 0
 
+    @property
+    def shared_batch_rows(self) -> int:
+        """Most rows of a batch that several requests share; 0 if each request runs alone, and if steps have batches."""
+        if not isinstance(self.batcher, Batcher) or not self.batcher.settings.merge:
+            return 0
+        return self.max_batch_size
+
     def __str__(self) -> str:
         return f"{self.name}{self.signature}, {self.batching}"
 
