@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from docs.pages import pages
 
-from tensorferry.client.cli import commands, infer, top
+from tensorferry.client.cli import bench, commands, infer, top
 from tensorferry.server.cli import inspect, make_token, show_config
 from tensorferry.server.config.server_config import OPTIONS
 
@@ -30,6 +30,7 @@ def flags_of_other_commands() -> set[str]:
         commands.models,
         commands.describe,
         commands.ready,
+        bench.main,
         top.main,
         show_config.main,
         inspect.main,

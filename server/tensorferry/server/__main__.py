@@ -26,6 +26,7 @@ _COMMANDS = {
     "ready": ("tensorferry.client.cli.commands", "ready", "check whether a running server accepts requests"),
     "models": ("tensorferry.client.cli.commands", "models", "list a running server's models"),
     "describe": ("tensorferry.client.cli.commands", "describe", "show a model's inputs and outputs"),
+    "bench": ("tensorferry.client.cli.bench", "main", "measure a running server under load"),
     "top": ("tensorferry.client.cli.top", "main", "show the activity of a running server, in the terminal"),
 }
 

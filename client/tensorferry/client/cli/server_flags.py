@@ -6,12 +6,14 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.client import InferenceClient
-from tensorferry.client.connection.channel import Tls
+from tensorferry.client.connection.bearer import bearer
+from tensorferry.client.connection.channel import CallMetadata, Tls, call_metadata
 from tensorferry.client.connection.deadline import seconds_of
 from tensorferry.client.connection.target import TARGET_VARIABLE, check_target, default_targets
 from tensorferry.client.errors import InferenceError, InvalidInput
@@ -28,7 +30,7 @@ def server_parser(command: str, description: str) -> CommandParser:
     server = parser.add_argument_group("server")
     server.add_argument(
         "--target",
-        type=_target,
+        type=target_address,
         metavar="HOST:PORT",
         help=f"address of the server (default: the environment variable {TARGET_VARIABLE}, otherwise {default_targets({})[0]})",
     )
@@ -39,6 +41,12 @@ def server_parser(command: str, description: str) -> CommandParser:
         metavar="SECONDS",
         help="longest wait for the answer; inf for no limit (default: %(default)s)",
     )
+    add_connection_flags(server)
+    return parser
+
+
+def add_connection_flags(server: argparse._ArgumentGroup) -> None:
+    """Add the flags of metadata, token and TLS to a group of flags."""
     server.add_argument(
         "--header",
         metavar="NAME=VALUE",
@@ -67,7 +75,6 @@ def server_parser(command: str, description: str) -> CommandParser:
         "--cert-file", metavar="FILE", help="PEM file of the client's certificate, for mutual TLS"
     )
     server.add_argument("--key-file", metavar="FILE", help="PEM file of the private key of --cert-file")
-    return parser
 
 
 def add_version(parser: CommandParser) -> None:
@@ -80,15 +87,17 @@ def add_version(parser: CommandParser) -> None:
     )
 
 
-def call_server(
-    parser: CommandParser,
-    arguments: argparse.Namespace,
-    command: Callable[[InferenceClient], None],
-) -> int:
-    """Run a command with a client of the server that the flags name; return the exit code.
+@dataclass(frozen=True, slots=True)
+class ServerConnection:
+    """The servers that the flags name, and how calls reach them. `metadata` includes the token."""
 
-    InvalidInput exits with 2. Other errors of calls and of files return 1 after one line on stderr.
-    """
+    targets: tuple[str, ...]
+    tls: bool | Tls
+    metadata: CallMetadata
+
+
+def connection_of(parser: CommandParser, arguments: argparse.Namespace) -> ServerConnection:
+    """Return the connection that the flags describe; exit with 2 if they do not fit together."""
     try:
         targets = (arguments.target,) if arguments.target else default_targets()
     except InvalidInput as error:
@@ -107,13 +116,29 @@ def call_server(
         tls = Tls(arguments.ca_file, arguments.cert_file, arguments.key_file)
     token = _token(parser, arguments.token_file)
     try:
-        client = InferenceClient(
+        metadata = call_metadata(arguments.header) + bearer(
+            token,
             targets,
-            tls=tls,
-            metadata=arguments.header,
-            token=token,
-            token_over_plaintext=arguments.token_over_plaintext,
+            secure=bool(tls),
+            over_plaintext=arguments.token_over_plaintext,
         )
+    except InvalidInput as error:
+        parser.error(str(error))
+    return ServerConnection(targets, tls, metadata)
+
+
+def call_server(
+    parser: CommandParser,
+    arguments: argparse.Namespace,
+    command: Callable[[InferenceClient], None],
+) -> int:
+    """Run a command with a client of the server that the flags name; return the exit code.
+
+    InvalidInput exits with 2. Other errors of calls and of files return 1 after one line on stderr.
+    """
+    connection = connection_of(parser, arguments)
+    try:
+        client = InferenceClient(connection.targets, tls=connection.tls, metadata=connection.metadata)
     except InvalidInput as error:
         parser.error(str(error))
     try:
@@ -122,7 +147,7 @@ def call_server(
     except InvalidInput as error:
         parser.error(str(error))
     except InferenceError as error:
-        print(f"{parser.prog}: {','.join(targets)}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{parser.prog}: {','.join(connection.targets)}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -161,7 +186,8 @@ def _header(text: str) -> tuple[str, str | bytes]:
     return name, value.encode() if name.lower().endswith("-bin") else value
 
 
-def _target(text: str) -> str:
+def target_address(text: str) -> str:
+    """Return a target; raise ArgumentTypeError if gRPC could never reach it."""
     try:
         return check_target(text)
     except InvalidInput as error:

@@ -1,0 +1,242 @@
+"""The flags of `tensorferry bench`, checked and read."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tensorferry.client.cli.array_files import read_array
+from tensorferry.client.cli.infer import parameter
+from tensorferry.client.cli.parser import CommandParser
+from tensorferry.client.cli.server_flags import add_connection_flags, add_version, target_address
+from tensorferry.client.connection.target import TARGET_VARIABLE, default_targets
+from tensorferry.client.load.run import default_processes
+from tensorferry.client.load.steps import BadLoad, Step, concurrencies, rates
+from tensorferry.protos.tensors import Array
+
+# The three kinds of load by their flag, as the results name them.
+MODES = {"concurrency": "closed", "rate": "open", "trace": "trace"}
+_DEFAULT_CONCURRENCY = "1:64"
+_MOST_SECONDS = 86_400.0
+_MOST_TIMEOUT = 600.0
+
+
+def bench_parser() -> CommandParser:
+    """Return the parser of the command."""
+    parser = CommandParser(
+        prog="tensorferry bench",
+        description="Measure a model of a running server under load: throughput, latencies, errors, and the server's own times.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "target",
+        type=target_address,
+        metavar="TARGET",
+        nargs="?",
+        help=f"address of the server, as HOST:PORT (default: the environment variable {TARGET_VARIABLE}, otherwise {default_targets({})[0]})",
+    )
+    parser.add_argument("model", metavar="MODEL")
+    add_version(parser)
+    _add_load(parser.add_argument_group("load"))
+    _add_requests(parser.add_argument_group("requests"))
+    _add_output(parser.add_argument_group("output"))
+    add_connection_flags(parser.add_argument_group("server"))
+    return parser
+
+
+def _add_load(load: argparse._ArgumentGroup) -> None:
+    load.add_argument(
+        "--concurrency",
+        metavar="N",
+        type=_loads(concurrencies),
+        help="requests in flight (closed loop): a number, a list 1,8,32, or a range 1:256, which doubles "
+        f"(default: {_DEFAULT_CONCURRENCY})",
+    )
+    load.add_argument(
+        "--rate",
+        metavar="R",
+        type=_loads(rates),
+        help="requests per second, sent whether or not the others are answered (open loop): a number, a list or a "
+        "range. Latencies are from the intended time of sending",
+    )
+    load.add_argument(
+        "--trace",
+        metavar="FILE",
+        type=Path,
+        help='recorded arrivals to send again: JSON lines {"at": SECONDS, "rows": N}, or the server\'s access log in JSON',
+    )
+    load.add_argument(
+        "--arrivals",
+        choices=("poisson", "constant"),
+        help="times between the requests of --rate: random (default) or all the same",
+    )
+    load.add_argument(
+        "--duration",
+        metavar="SECONDS",
+        type=_seconds(0.1, _MOST_SECONDS),
+        help="time of each measurement (default: 5, or that of the trace)",
+    )
+    load.add_argument(
+        "--warmup",
+        metavar="SECONDS",
+        type=_seconds(0.0, _MOST_SECONDS),
+        help="time before each measurement, under the same load (default: 1; with --trace 0)",
+    )
+    load.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds(0.001, _MOST_TIMEOUT),
+        default=10.0,
+        help="gRPC deadline of each request; with --stream the client checks it (default: %(default)g)",
+    )
+    load.add_argument(
+        "--stream", action="store_true", help="send the requests over streams, one on each connection"
+    )
+    load.add_argument(
+        "--processes",
+        metavar="N",
+        type=_whole(1, 256),
+        help="processes that send (default: half of the cores, at most 8; here "
+        f"{default_processes()}). A warning says when they are the limit",
+    )
+    load.add_argument(
+        "--connections",
+        metavar="N",
+        type=_whole(1, 1024),
+        help="connections of each process (default: one for each 64 requests in flight)",
+    )
+    load.add_argument(
+        "--seed",
+        metavar="N",
+        type=_whole(0, 2**32),
+        default=1,
+        help="number that decides random inputs and arrivals (default: %(default)s)",
+    )
+
+
+def _add_requests(requests: argparse._ArgumentGroup) -> None:
+    requests.add_argument(
+        "--rows", metavar="N", type=_whole(1, 1_000_000), default=1, help="rows of each request (default: 1)"
+    )
+    requests.add_argument(
+        "--input",
+        metavar="[NAME=]FILE",
+        action="append",
+        type=_input,
+        default=[],
+        help="array of an input as NAME=FILE.npy, or of several as FILE.npz; its rows are sent in turn "
+        "(default: random values by the model's metadata)",
+    )
+    requests.add_argument(
+        "--shape",
+        metavar="NAME:DIMS",
+        action="append",
+        type=_shape,
+        default=[],
+        help="shape of a random input whose dimensions the model leaves open, such as ids:128, without the rows",
+    )
+    requests.add_argument(
+        "--parameter",
+        metavar="NAME=VALUE",
+        action="append",
+        type=parameter,
+        default=[],
+        help="request parameter, as for tensorferry infer",
+    )
+
+
+def _add_output(output: argparse._ArgumentGroup) -> None:
+    output.add_argument(
+        "--json", metavar="FILE", type=Path, help="write all results to FILE, for programs and for --compare"
+    )
+    output.add_argument("--html", metavar="FILE", type=Path, help="write a report with plots to FILE")
+    output.add_argument(
+        "--compare",
+        metavar="FILE",
+        type=Path,
+        help="file of --json from another test; its figures are shown beside the new ones",
+    )
+
+
+def mode_of(parser: CommandParser, arguments: argparse.Namespace) -> str:
+    """Return which of --concurrency, --rate and --trace is used; exit with 2 if it is more than one."""
+    given = [mode for mode in MODES if getattr(arguments, mode) is not None]
+    if len(given) > 1:
+        parser.error(f"argument --{given[1]}: not allowed with --{given[0]}: give one of them")
+    if not given:
+        arguments.concurrency = concurrencies(_DEFAULT_CONCURRENCY)
+        given = ["concurrency"]
+    if arguments.arrivals is not None and given != ["rate"]:
+        parser.error("argument --arrivals: only allowed with --rate")
+    return given[0]
+
+
+def read_inputs(parser: CommandParser, given: Sequence[tuple[str, Path]]) -> Mapping[str, Array]:
+    """Return the arrays of --input by name; exit with 2 if a file cannot be read or a name is repeated."""
+    found: dict[str, Array] = {}
+    for name, path in given:
+        try:
+            if name:
+                arrays = {name: read_array(path)}
+            else:
+                with np.load(path, allow_pickle=False) as archive:
+                    if not isinstance(archive, np.lib.npyio.NpzFile):
+                        raise ValueError("it is no .npz file")
+                    arrays = {key: archive[key] for key in archive.files}
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            parser.error(
+                f"argument --input: {str(path)!r} cannot be read ({error}): give NAME=FILE.npy or FILE.npz"
+            )
+        for key, array in arrays.items():
+            if key in found:
+                parser.error(f"argument --input: {key!r} is given more than once: give it once")
+            found[key] = array
+    return found
+
+
+def _loads(read: Callable[[str], tuple[Step, ...]]) -> Callable[[str], tuple[Step, ...]]:
+    def loads(text: str) -> tuple[Step, ...]:
+        try:
+            return read(text)
+        except BadLoad as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return loads
+
+
+def _seconds(least: float, most: float) -> Callable[[str], float]:
+    def seconds(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"expected seconds from {least:g} to {most:g}, got {text!r}")
+        return value
+
+    return seconds
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text!r}")
+        return int(text)
+
+    return whole
+
+
+def _input(text: str) -> tuple[str, Path]:
+    name, equals, file = text.partition("=")
+    return (name, Path(file)) if equals else ("", Path(text))
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, colon, dims = text.rpartition(":")
+    parts = dims.split(",")
+    if not (name and colon) or not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"expected NAME:DIMS such as image:3,224,224, got {text!r}")
+    return name, tuple(map(int, parts))

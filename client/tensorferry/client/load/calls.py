@@ -1,0 +1,187 @@
+"""Calls of a load test: serialised requests out, completion callbacks in, as little work as possible between.
+
+The callables are grpcio's own, without serialisers. Answers of unary calls are not parsed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from tensorferry.client.connection.channel import COMPLETION_ORDER, CallMetadata
+from tensorferry.protos import inference_pb2 as pb
+
+UNARY_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+# Code and message of a failed call.
+Failure = tuple[str, str]
+# Called once for each call, on any thread: with None for an answer, otherwise with the failure.
+Done = Callable[[Failure | None], None]
+
+_STATUS_PARAMETER = "tensorferry_status"
+_LATE = ("DEADLINE_EXCEEDED", "no answer within the timeout (measured by the client, on a stream)")
+
+
+class Calls(Protocol):
+    """Starts calls. Thread-safe."""
+
+    def start(self, body: bytes, done: Done) -> None:
+        """Send a request, and return before its answer."""
+
+    def expire(self) -> None:
+        """End calls whose time is over, if gRPC does not."""
+
+    def close(self) -> None:
+        """End calls in progress. No call may be started afterwards."""
+
+
+class UnaryCalls:
+    """Unary calls, on all channels in turn; the timeout becomes their gRPC deadline."""
+
+    def __init__(self, channels: Sequence[grpc.Channel], metadata: CallMetadata, timeout: float) -> None:
+        self._methods: Iterator[Callable[..., Any]] = itertools.cycle(
+            [channel.unary_unary(UNARY_METHOD).future for channel in channels]
+        )
+        self._metadata, self._timeout = metadata or None, timeout
+
+    def start(self, body: bytes, done: Done) -> None:
+        """Send a request, and return before its answer."""
+        call = next(self._methods)(body, timeout=self._timeout, metadata=self._metadata)
+        call.add_done_callback(functools.partial(_ended, done))
+
+    def expire(self) -> None:
+        """Do nothing, because each call has a gRPC deadline."""
+
+    def close(self) -> None:
+        """Do nothing: closing the channels ends the calls."""
+
+
+def _ended(done: Done, call: Any) -> None:
+    code = call.code()
+    if code is grpc.StatusCode.OK:
+        done(None)
+    else:
+        done((code.name, call.details() or ""))
+
+
+class StreamCalls:
+    """Requests on one stream of each channel, in turn.
+
+    A stream that broke fails its requests, and the next request opens another. A request that is
+    not answered within the timeout fails with DEADLINE_EXCEEDED, because a deadline of gRPC would
+    be that of the whole stream.
+    """
+
+    def __init__(self, channels: Sequence[grpc.Channel], metadata: CallMetadata, timeout: float) -> None:
+        self._streams = [_Stream(channel, metadata, timeout) for channel in channels]
+        self._turns = itertools.cycle(self._streams)
+
+    def start(self, body: bytes, done: Done) -> None:
+        """Send a request, and return before its answer."""
+        next(self._turns).start(body, done)
+
+    def expire(self) -> None:
+        """End requests whose timeout has passed."""
+        for stream in self._streams:
+            stream.expire()
+
+    def close(self) -> None:
+        """Cancel the streams."""
+        for stream in self._streams:
+            stream.close()
+
+
+class _Stream:
+    """One stream, opened again after it broke."""
+
+    def __init__(self, channel: grpc.Channel, metadata: CallMetadata, timeout: float) -> None:
+        self._method: Callable[..., Any] = channel.stream_stream(STREAM_METHOD)
+        self._metadata = (*metadata, *COMPLETION_ORDER)
+        self._timeout = timeout
+        self._numbers = itertools.count(1)
+        # Guards the three below. No call of grpcio and no callback while holding it.
+        self._lock = threading.Lock()
+        self._pending: dict[str, tuple[float, Done]] = {}
+        self._requests: queue.SimpleQueue[bytes | None] | None = None
+        self._call: Any = None
+
+    def start(self, body: bytes, done: Done) -> None:
+        name = str(next(self._numbers))
+        # Fields of concatenated messages are merged, so this sets the id of a serialised request.
+        message = body + _ID_TAG + bytes((len(name),)) + name.encode()
+        opened = None
+        with self._lock:
+            self._pending[name] = (time.monotonic(), done)
+            if self._requests is None:
+                opened = self._requests = queue.SimpleQueue()
+            self._requests.put(message)
+        if opened is not None:
+            call = self._method(_until_none(opened), metadata=self._metadata)
+            with self._lock:
+                self._call = call
+            threading.Thread(
+                target=self._receive, args=(call, opened), name="answers-of-stream", daemon=True
+            ).start()
+
+    def expire(self) -> None:
+        before = time.monotonic() - self._timeout
+        with self._lock:
+            names = [name for name, (begun, _) in self._pending.items() if begun < before]
+            late = [self._pending.pop(name)[1] for name in names]
+        for done in late:
+            done(_LATE)
+
+    def close(self) -> None:
+        with self._lock:
+            call, requests = self._call, self._requests
+        if requests is not None:
+            requests.put(None)
+        if call is not None:
+            call.cancel()
+
+    def _receive(self, call: Any, requests: queue.SimpleQueue[bytes | None]) -> None:
+        try:
+            for message in call:
+                self._answered(message)
+            failure = ("UNAVAILABLE", "the server ended the stream")
+        except grpc.RpcError as error:
+            failure = (call.code().name, call.details() or str(error))
+        requests.put(None)
+        with self._lock:
+            self._requests = None
+            lost, self._pending = self._pending, {}
+        for _, done in lost.values():
+            done(failure)
+
+    def _answered(self, message: bytes) -> None:
+        answer = pb.ModelStreamInferResponse.FromString(message)
+        with self._lock:
+            begun, done = self._pending.pop(answer.infer_response.id, (0.0, None))
+        if done is None:
+            # It has expired.
+            return
+        if time.monotonic() - begun > self._timeout:
+            done(_LATE)
+        elif answer.error_message:
+            parameters = answer.infer_response.parameters
+            named = parameters[_STATUS_PARAMETER].string_param if _STATUS_PARAMETER in parameters else ""
+            done((named or "UNKNOWN", answer.error_message))
+        else:
+            done(None)
+
+
+# Field 3 of ModelInferRequest, of wire type 2.
+_ID_TAG = bytes(((pb.ModelInferRequest.DESCRIPTOR.fields_by_name["id"].number << 3) | 2,))
+
+
+def _until_none(requests: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
+    while (request := requests.get()) is not None:
+        yield request

@@ -1,0 +1,157 @@
+"""One load process: connects, waits for the start of each step, sends, and reports every second."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+
+import grpc
+
+from tensorferry.client.connection import channel
+from tensorferry.client.errors import InferenceError
+from tensorferry.client.load.calls import Calls, StreamCalls, UnaryCalls
+from tensorferry.client.load.histogram import Histogram
+from tensorferry.client.load.loops import ClosedLoop, OpenLoop, Recorder
+from tensorferry.client.load.records import Failed, Part, Report, Tally, Target
+from tensorferry.client.load.steps import Arrival, arrivals_of
+
+INTERVAL_SECONDS = 1.0
+# Time after its deadline in which gRPC ends a call.
+_MARGIN_SECONDS = 1.0
+
+Bodies = Mapping[int, Sequence[bytes]]
+
+
+def main(connection: Connection, target: Target, bodies: Bodies) -> None:
+    """Run steps until the command sends None, or ends.
+
+    For each step the command sends a `Part`, gets True when all connections are made, sends the
+    start as a time of the monotonic clock, and gets reports. Failures are sent as `Failed`.
+    """
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while (part := connection.recv()) is not None:
+            try:
+                with opened(target, part.connections) as calls:
+                    connection.send(True)
+                    begin = connection.recv()
+                    if begin is not None:
+                        run(part, calls, bodies, connection, begin, target.timeout + _MARGIN_SECONDS)
+            except (InferenceError, grpc.RpcError, grpc.FutureTimeoutError, OSError) as error:
+                if isinstance(error, BrokenPipeError):
+                    raise
+                connection.send(Failed(_reason(error, target)))
+
+
+def _reason(error: Exception, target: Target) -> str:
+    if isinstance(error, grpc.FutureTimeoutError):
+        return f"no connection to {target.address} within {target.connect_timeout:g} s"
+    return str(error)
+
+
+@contextlib.contextmanager
+def opened(target: Target, connections: int) -> Iterator[Calls]:
+    """Connect, and yield the calls; raise grpc.FutureTimeoutError if there is no connection in time."""
+    credentials = channel.channel_credentials(target.tls, None)
+    options = channel.channel_options(channel.DEFAULT_MAX_MESSAGE_BYTES, ())
+    # Retries would hide failures.
+    options = channel.stream_options(options)
+    with contextlib.ExitStack() as stack:
+        channels = []
+        for _ in range(connections):
+            made = channel.sync_channel(target.address, credentials, options)
+            stack.callback(made.close)
+            channels.append(made)
+        for made in channels:
+            grpc.channel_ready_future(made).result(target.connect_timeout)
+        kind = StreamCalls if target.stream else UnaryCalls
+        calls: Calls = kind(channels, target.metadata, target.timeout)
+        stack.callback(calls.close)
+        yield calls
+
+
+def run(
+    part: Part, calls: Calls, bodies: Bodies, connection: Connection, begin: float, patience: float
+) -> None:
+    """Run one step that begins with the warm-up at `begin`, and send its reports."""
+    measured_from = begin + part.warmup
+    until = measured_from + part.duration
+    recorder = Recorder(measured_from, until)
+    reports = _Reports(recorder, connection)
+    time.sleep(max(0.0, begin - time.monotonic()))
+    if part.in_flight:
+        closed = ClosedLoop(calls, bodies[part.rows], part.rows, recorder)
+        closed.start(part.in_flight)
+        _report_until(reports, calls, measured_from, until)
+        closed.stop(patience)
+    else:
+        loop = OpenLoop(calls, bodies, recorder)
+        sender = threading.Thread(
+            target=loop.run, args=(_arrivals(part), begin, until), name="sender", daemon=True
+        )
+        sender.start()
+        _report_until(reports, calls, measured_from, until)
+        sender.join()
+        loop.stop(patience)
+    calls.expire()
+    reports.send(0.0, final=True)
+
+
+def _arrivals(part: Part) -> Iterator[Arrival]:
+    if part.trace:
+        return itertools.islice(part.trace, part.part, None, part.parts)
+    return arrivals_of(part.arrivals, part.rate, part.rows, part.parts, part.part, part.seed)
+
+
+def _report_until(reports: _Reports, calls: Calls, begin: float, end: float) -> None:
+    """Send a report each second; the last interval is as long as the others, up to twice as long."""
+    _sleep_until(begin)
+    reports.reset()
+    at = begin
+    while at < end:
+        following = at + INTERVAL_SECONDS
+        at = end if following + INTERVAL_SECONDS > end else following
+        _sleep_until(at)
+        reports.send(time.monotonic() - reports.since)
+        calls.expire()
+
+
+def _sleep_until(at: float) -> None:
+    while (left := at - time.monotonic()) > 0:
+        time.sleep(left)
+
+
+class _Reports:
+    """Reports of one step. One thread may use it."""
+
+    def __init__(self, recorder: Recorder, connection: Connection) -> None:
+        self._recorder, self._connection = recorder, connection
+        self._interval = itertools.count()
+        self.since = 0.0
+        self._cpu = 0.0
+
+    def reset(self) -> None:
+        self.since, self._cpu = time.monotonic(), time.process_time()
+
+    def send(self, seconds: float, final: bool = False) -> None:
+        recorded = self._recorder.take()
+        latencies, lags = Histogram(), Histogram()
+        latencies.add(recorded.latencies)
+        lags.add(recorded.lags)
+        cpu = time.process_time()
+        tally = Tally(
+            seconds,
+            latencies.sparse(),
+            latencies.total,
+            latencies.least,
+            latencies.most,
+            recorded.rows,
+            lags.sparse(),
+            recorded.failures,
+            (0.0 if final else cpu - self._cpu,),
+        )
+        self._connection.send(Report(next(self._interval), tally, final))
+        self.reset()

@@ -1,0 +1,149 @@
+"""The file of `--json`: results of a load test in a stable form, written and read.
+
+docs/guides/load_testing.md describes the fields. New versions may add fields without another
+`schema`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tensorferry.client.load.histogram import GROWTH, LEAST_SECONDS, Histogram
+from tensorferry.client.load.results import PERCENTILES, ErrorCount, Interval, StepResult
+from tensorferry.client.load.server_statistics import ServerSide
+from tensorferry.client.load.steps import Step
+
+SCHEMA = 1
+
+Document = dict[str, Any]
+
+
+class BadResults(ValueError):
+    """A file that has no results of this schema."""
+
+
+def document(about: Mapping[str, Any], steps: Sequence[StepResult]) -> Document:
+    """Return the contents of the file; `about` describes the test."""
+    return {"schema": SCHEMA, **about, "steps": [_step(step) for step in steps]}
+
+
+def write(path: Path, contents: Document) -> None:
+    """Write the file; raise OSError if that fails."""
+    path.write_text(json.dumps(contents, indent=1) + "\n")
+
+
+def read(path: Path) -> Document:
+    """Read a file; raise OSError, or BadResults for another file than one of `--json`."""
+    try:
+        contents = json.loads(path.read_text())
+        if contents["schema"] != SCHEMA:
+            raise BadResults(f"{path} has schema {contents['schema']!r}; this version reads schema {SCHEMA}")
+        steps_of(contents)
+    except BadResults:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise BadResults(f"{path} is no file that tensorferry bench --json wrote") from None
+    return dict(contents)
+
+
+def steps_of(contents: Document) -> list[StepResult]:
+    """Return the steps of a file."""
+    return [_read_step(step) for step in contents["steps"]]
+
+
+def _step(result: StepResult) -> Document:
+    latencies = result.latencies
+    return {
+        "concurrency": result.step.concurrency,
+        "rate": result.step.rate,
+        "seconds": result.seconds,
+        "answered": result.answered,
+        "failed": result.failed,
+        "rows": result.rows,
+        "requests_per_second": result.rate,
+        "rows_per_second": result.row_rate,
+        "latency_seconds": {
+            "mean": latencies.mean,
+            **{name: latencies.percentile(share) for name, share in PERCENTILES},
+            "max": latencies.most if result.answered else None,
+        },
+        "histogram": _histogram(latencies),
+        "errors": [asdict(error) for error in result.errors],
+        "server": _server(result.server),
+        "client": {
+            "cores_by_process": list(result.cpu),
+            "lag_p99_seconds": result.lags.percentile(0.99),
+            "lag_histogram": _histogram(result.lags),
+        },
+        "intervals": [
+            {
+                "seconds": one.seconds,
+                "answered": one.answered,
+                "failed": one.failed,
+                "p50_seconds": one.p50,
+                "p99_seconds": one.p99,
+            }
+            for one in result.intervals
+        ],
+        "warnings": list(result.warnings),
+    }
+
+
+def _histogram(histogram: Histogram) -> Document:
+    return {
+        "first_bound_seconds": LEAST_SECONDS,
+        "growth": GROWTH,
+        "total_seconds": histogram.total,
+        "min_seconds": histogram.least if math.isfinite(histogram.least) else None,
+        "max_seconds": histogram.most,
+        "counts": {str(bucket): count for bucket, count in histogram.sparse().items()},
+    }
+
+
+def _server(server: ServerSide | None) -> Document | None:
+    if server is None:
+        return None
+    return {
+        **asdict(server),
+        "batches_by_rows": {str(rows): number for rows, number in server.batches_by_rows.items()},
+    }
+
+
+def _read_step(fields: Document) -> StepResult:
+    server = fields["server"]
+    if server is not None:
+        by_rows = {int(rows): number for rows, number in server["batches_by_rows"].items()}
+        names = ("answered", "failed", "queue_seconds", "compute_seconds", "mean_batch_rows")
+        server = ServerSide(**{name: server[name] for name in names}, batches_by_rows=by_rows)
+    return StepResult(
+        Step(fields["concurrency"], fields["rate"]),
+        float(fields["seconds"]),
+        _read_histogram(fields["histogram"]),
+        int(fields["rows"]),
+        tuple(ErrorCount(error["code"], error["count"], error["message"]) for error in fields["errors"]),
+        _read_histogram(fields["client"]["lag_histogram"]),
+        tuple(fields["client"]["cores_by_process"]),
+        tuple(
+            Interval(one["seconds"], one["answered"], one["failed"], one["p50_seconds"], one["p99_seconds"])
+            for one in fields["intervals"]
+        ),
+        server,
+        tuple(fields["warnings"]),
+    )
+
+
+def _read_histogram(fields: Document) -> Histogram:
+    if (fields["first_bound_seconds"], fields["growth"]) != (LEAST_SECONDS, GROWTH):
+        raise BadResults("the histograms of the file have other buckets than this version's")
+    least = fields["min_seconds"]
+    return Histogram.of(
+        {int(bucket): count for bucket, count in fields["counts"].items()},
+        fields["total_seconds"],
+        math.inf if least is None else least,
+        fields["max_seconds"],
+    )

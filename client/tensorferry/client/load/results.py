@@ -1,0 +1,155 @@
+"""Results of a load test: what each step measured, and where the client was the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tensorferry.client.load.histogram import Histogram
+from tensorferry.client.load.records import Tally
+from tensorferry.client.load.server_statistics import ServerSide
+from tensorferry.client.load.steps import Step
+
+# Names and shares of the percentiles in tables and files.
+PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99.9", 0.999))
+
+# Share of a core above which a load process is the limit, and what one late send may be, in
+# seconds and as a share of the median latency.
+_BUSY_CORES = 0.85
+_LAG_SECONDS, _LAG_SHARE = 0.001, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCount:
+    """Failures with one gRPC code, and the message of the first."""
+
+    code: str
+    count: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """One interval of a step, of about a second: for the spread of the results, and for plots."""
+
+    seconds: float
+    answered: int
+    failed: int
+    p50: float | None
+    p99: float | None
+
+    @property
+    def rate(self) -> float:
+        """Answers per second."""
+        return self.answered / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step measured. Times are in seconds; `cpu` has the cores that each process used."""
+
+    step: Step
+    seconds: float
+    latencies: Histogram
+    rows: int
+    errors: tuple[ErrorCount, ...]
+    lags: Histogram
+    cpu: tuple[float, ...]
+    intervals: tuple[Interval, ...]
+    server: ServerSide | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def answered(self) -> int:
+        """The number of answers."""
+        return self.latencies.count
+
+    @property
+    def failed(self) -> int:
+        """The number of failures."""
+        return sum(error.count for error in self.errors)
+
+    @property
+    def rate(self) -> float:
+        """Answers per second."""
+        return self.answered / self.seconds
+
+    @property
+    def row_rate(self) -> float:
+        """Answered rows per second."""
+        return self.rows / self.seconds
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Sums of the reports of all processes in one step. Not thread-safe."""
+
+    step: Step
+    latencies: Histogram = field(default_factory=Histogram)
+    lags: Histogram = field(default_factory=Histogram)
+    rows: int = 0
+    seconds: float = 0.0
+    errors: dict[str, ErrorCount] = field(default_factory=dict)
+    cpu_seconds: list[float] = field(default_factory=list)
+    intervals: list[Interval] = field(default_factory=list)
+
+    def add(self, tallies: Sequence[Tally]) -> Interval | None:
+        """Add the tallies of all processes for one interval, and return it; None for the final reports."""
+        latencies = Histogram()
+        failed = 0
+        for tally in tallies:
+            latencies.merge(tally.histogram())
+            self.lags.merge(Histogram.of(tally.lags, 0.0, 0.0, 0.0))
+            self.rows += tally.rows
+            for code, (count, message) in tally.failures.items():
+                failed += count
+                known = self.errors.get(code, ErrorCount(code, 0, message))
+                self.errors[code] = ErrorCount(code, known.count + count, known.message)
+        self.latencies.merge(latencies)
+        used = [seconds for tally in tallies for seconds in tally.cpu]
+        self.cpu_seconds = [
+            before + now for before, now in zip(self.cpu_seconds or [0.0] * len(used), used, strict=True)
+        ]
+        seconds = max(tally.seconds for tally in tallies)
+        self.seconds += seconds
+        if not seconds:
+            return None
+        interval = Interval(
+            seconds, latencies.count, failed, latencies.percentile(0.5), latencies.percentile(0.99)
+        )
+        self.intervals.append(interval)
+        return interval
+
+    def result(self, server: ServerSide | None) -> StepResult:
+        """Return the result of the step."""
+        seconds = self.seconds or 1e-9
+        cpu = tuple(used / seconds for used in self.cpu_seconds)
+        errors = tuple(sorted(self.errors.values(), key=lambda error: -error.count))
+        return StepResult(
+            self.step,
+            seconds,
+            self.latencies,
+            self.rows,
+            errors,
+            self.lags,
+            cpu,
+            tuple(self.intervals),
+            server,
+            tuple(limits(cpu, self.lags, self.latencies)),
+        )
+
+
+def limits(cpu: Sequence[float], lags: Histogram, latencies: Histogram) -> Iterable[str]:
+    """Yield a sentence for each sign that the client was the limit, not the server."""
+    busiest = max(cpu, default=0.0)
+    if busiest >= _BUSY_CORES:
+        yield (
+            f"the client is the limit: a load process used {busiest:.0%} of a core; "
+            f"use more than --processes {len(cpu)}, on a machine with cores to spare"
+        )
+    late, median = lags.percentile(0.99), latencies.percentile(0.5)
+    if late is not None and late > max(_LAG_SECONDS, _LAG_SHARE * (median or 0.0)):
+        yield (
+            f"the client is late: 1 % of the requests were sent {1e3 * late:.1f} ms or more after the intended time, "
+            "which their latencies include; use more --processes or a lower --rate"
+        )

@@ -1,0 +1,126 @@
+"""Text of the results of a load test: progress, the table, errors and comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tensorferry.client.load.comparison import Difference
+from tensorferry.client.load.results import PERCENTILES, Interval, StepResult
+from tensorferry.client.load.steps import Step
+
+_LONGEST_MESSAGE = 200
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return a time with three digits and its unit; "-" for None."""
+    if seconds is None:
+        return "-"
+    for limit, factor, unit in ((9.995e-4, 1e6, "µs"), (0.9995, 1e3, "ms")):
+        if seconds < limit:
+            return f"{_digits(seconds * factor)} {unit}"
+    return f"{_digits(seconds)} s"
+
+
+def _digits(value: float) -> str:
+    if not value:
+        return "0"
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def number_text(value: float) -> str:
+    """Return a rate or a count: whole from 100 on, otherwise with one digit behind the point."""
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def progress_line(step: Step, second: int, seconds: int, interval: Interval) -> str:
+    """Return the line of one interval, which counts from 0."""
+    failed = f", {interval.failed} failed" if interval.failed else ""
+    return (
+        f"{step.label}, {second + 1} of {seconds}: {number_text(interval.rate)} per second, "
+        f"p50 {seconds_text(interval.p50)}, p99 {seconds_text(interval.p99)}{failed}"
+    )
+
+
+def table(results: Sequence[StepResult], rows: int) -> list[str]:
+    """Return the lines of the table; `rows` is the rows of a request, for the column of rows per second."""
+    closed = any(result.step.concurrency is not None for result in results)
+    with_rows = rows > 1 or any(result.rows != result.answered for result in results)
+    with_server = any(result.server is not None for result in results)
+    head = ["in flight" if closed else "rate", "requests/s", *(["rows/s"] if with_rows else [])]
+    head += [*(name for name, _ in PERCENTILES), "max", "failed"]
+    head += ["queue", "compute", "batch"] if with_server else []
+    lines = [tuple(head)]
+    for result in results:
+        step, latencies = result.step, result.latencies
+        load = step.concurrency if closed else "trace" if step.rate is None else f"{step.rate:g}"
+        line = [str(load), number_text(result.rate), *([number_text(result.row_rate)] if with_rows else [])]
+        line += [seconds_text(latencies.percentile(share)) for _, share in PERCENTILES]
+        line += [seconds_text(latencies.most if result.answered else None), number_text(result.failed)]
+        if with_server:
+            line += _server_cells(result)
+        lines.append(tuple(line))
+    return _aligned(lines)
+
+
+def _server_cells(result: StepResult) -> list[str]:
+    server = result.server
+    if server is None:
+        return ["-", "-", "-"]
+    batch = "-" if server.mean_batch_rows is None else f"{server.mean_batch_rows:.1f}"
+    return [seconds_text(server.queue_seconds), seconds_text(server.compute_seconds), batch]
+
+
+def errors_and_warnings(results: Sequence[StepResult]) -> list[str]:
+    """Return a line for each error code and each warning of each step."""
+    lines = []
+    for result in results:
+        for error in result.errors:
+            message = plain(error.message) or "no message"
+            lines.append(f"{result.step.label}: {error.count:,} × {error.code}, the first: {message}")
+        lines += [f"{result.step.label}: WARNING: {warning}" for warning in result.warnings]
+    return lines
+
+
+def plain(message: str) -> str:
+    """Return a server's text on one line, cut, and without characters that a terminal could obey."""
+    text = " ".join(message.split())
+    text = "".join(one if one.isprintable() else "?" for one in text)
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}..."
+
+
+def value_text(value: float, unit: str) -> str:
+    """Return a figure of a comparison."""
+    if unit == "s":
+        return seconds_text(value)
+    return f"{value:.1f}" if unit == "rows" else number_text(value)
+
+
+def comparison_table(differences: Sequence[Difference], other: str) -> list[str]:
+    """Return the lines that compare with the file `other`."""
+    if not differences:
+        return [f"nothing to compare: {other} has none of these loads"]
+    lines = [("load", "figure", "other", "this", "change", "")]
+    for one in differences:
+        change = "-" if one.change is None else f"{one.change:+.1%}"
+        lines.append(
+            (
+                one.step.label,
+                one.figure,
+                value_text(one.other, one.unit),
+                value_text(one.this, one.unit),
+                change,
+                "within the spread of the intervals" if one.within_spread else "",
+            )
+        )
+    return [f"compared with {other}:", *_aligned(lines, left=(0, 1, 5))]
+
+
+def _aligned(lines: Sequence[tuple[str, ...]], left: Sequence[int] = ()) -> list[str]:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]

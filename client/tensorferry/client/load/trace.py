@@ -1,0 +1,78 @@
+"""Recorded traces: when requests arrived, and how many rows each had.
+
+A trace is a file of JSON lines. A line is `{"at": 0.25, "rows": 4}`: seconds since the beginning,
+and rows, by default 1. Lines of a tensorferry server's access log in JSON are understood, too;
+other lines of that log are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tensorferry.client.load.steps import Arrival
+
+_FORM = 'expected {"at": SECONDS, "rows": NUMBER}, or a line of the server\'s access log'
+
+
+class BadTrace(ValueError):
+    """A file that is no trace; the message names the line."""
+
+
+def read_trace(path: Path, rows: int) -> tuple[Arrival, ...]:
+    """Return the arrivals of a trace, from 0 on in order of time; `rows` is for lines without their own.
+
+    Raises BadTrace, or OSError if the file cannot be read.
+    """
+    found: list[Arrival] = []
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                arrival = _arrival(line, f"{path}, line {number}", rows)
+                if arrival is not None:
+                    found.append(arrival)
+    if not found:
+        raise BadTrace(f"{path} has no arrivals: {_FORM} on each line")
+    first = min(arrival.at for arrival in found)
+    return tuple(sorted((Arrival(one.at - first, one.rows) for one in found), key=lambda arrival: arrival.at))
+
+
+def _arrival(line: str, place: str, rows: int) -> Arrival | None:
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise BadTrace(f"{place}: {_FORM}, got {line.strip()[:80]!r}")
+    if "at" not in fields and "message" in fields:
+        return _logged(fields, place, rows)
+    at, count = fields.get("at"), fields.get("rows", rows)
+    return Arrival(_number(at, place), _rows(count, place))
+
+
+def _logged(fields: dict[str, Any], place: str, rows: int) -> Arrival | None:
+    """Return the arrival of a request in the access log; None for another line of the log."""
+    if fields.get("method") not in ("ModelInfer", "ModelStreamInfer") or "duration_seconds" not in fields:
+        return None
+    try:
+        ended = datetime.fromisoformat(str(fields.get("time"))).timestamp()
+    except ValueError:
+        raise BadTrace(f"{place}: expected an ISO 8601 time, got {fields.get('time')!r}") from None
+    return Arrival(
+        ended - _number(fields["duration_seconds"], place), _rows(fields.get("rows") or rows, place)
+    )
+
+
+def _number(value: object, place: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise BadTrace(f"{place}: {_FORM}, got {value!r} for the seconds")
+    return float(value)
+
+
+def _rows(value: object, place: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadTrace(f"{place}: {_FORM}, got {value!r} for the rows")
+    return value

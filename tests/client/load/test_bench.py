@@ -1,0 +1,284 @@
+"""The command, with real load processes, against servers whose answers the tests define."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import polling
+import pytest
+from client.scripted import Context, ScriptedServer, echo, model
+
+from tensorferry.client.cli import bench
+from tensorferry.client.cli.bench_flags import bench_parser
+from tensorferry.client.load.records import Target
+from tensorferry.client.load.run import LoadError, LoadProcesses, Plan
+from tensorferry.client.load.steps import Step
+from tensorferry.protos import inference_pb2 as pb
+
+SHORT = ["--duration", "0.3", "--warmup", "0.05", "--processes", "1"]
+
+
+def run(server: ScriptedServer, folder: Path, *arguments: str, model: str = "row") -> dict[str, Any]:
+    path = folder / "results.json"
+    assert bench.main([server.target, model, *SHORT, *arguments, "--json", str(path)]) == 0
+    return dict(json.loads(path.read_text()))
+
+
+def test_a_server_without_statistics(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = run(server, tmp_path, "--concurrency", "1,3", "--header", "X-Secret=hidden")
+    assert (results["schema"], results["mode"], results["server"]) == (1, "closed", "scripted 9")
+    assert [step["concurrency"] for step in results["steps"]] == [1, 3]
+    for step in results["steps"]:
+        assert step["answered"] > 0
+        assert (step["failed"], step["errors"], step["server"]) == (0, [], None)
+        assert step["requests_per_second"] == pytest.approx(step["answered"] / step["seconds"])
+    assert server.metadata_of("ModelInfer")["x-secret"] == "hidden"
+    assert server.servicer.calls.count("ModelStatistics") == 0, "it has no such method"
+    out = capsys.readouterr()
+    assert "no figures of the server's side: UNIMPLEMENTED" in out.out
+    assert out.err == "", "stderr is no terminal, so there is no progress"
+    assert "hidden" not in (tmp_path / "results.json").read_text()
+    assert "--header X-Secret=..." in results["command"]
+
+
+def test_streams(server: ScriptedServer, tmp_path: Path) -> None:
+    results = run(server, tmp_path, "--stream", "--concurrency", "2")
+    assert results["steps"][0]["answered"] > 0
+    assert "ModelInfer" not in server.servicer.calls
+    assert server.servicer.calls.count("ModelStreamInfer") == 1
+
+
+def test_failures_are_shown_with_the_first_message(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = iter(range(1_000_000))
+
+    def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        if (number := next(numbers)) % 2:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"full after {number}")
+        return echo(request)
+
+    server.servicer.infer = infer
+    (step,) = run(server, tmp_path, "--concurrency", "1", "--warmup", "0")["steps"]
+    (error,) = step["errors"]
+    assert (error["code"], error["message"]) == ("RESOURCE_EXHAUSTED", "full after 1")
+    assert abs(step["failed"] - step["answered"]) <= 1
+    assert "× RESOURCE_EXHAUSTED, the first: full after 1" in capsys.readouterr().out
+
+
+def test_a_request_that_the_server_refuses_is_one_line(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such\nshape")
+        raise AssertionError
+
+    server.servicer.infer = infer
+    assert bench.main([server.target, "row", *SHORT]) == 1
+    expected = f"tensorferry bench: {server.target}: INVALID_ARGUMENT: no such shape\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_no_answer_at_all_is_a_failure(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    first = iter([True])
+
+    def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        if not next(first, False):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        return echo(request)
+
+    server.servicer.infer = infer
+    assert bench.main([server.target, "row", *SHORT, "--rate", "50"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == "tensorferry bench: no request was answered\n"
+    assert "× UNAVAILABLE, the first: gone" in captured.out
+
+
+def test_a_server_without_metadata_needs_files(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes: set[tuple[int, ...]] = set()
+
+    def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        shapes.add(tuple(request.inputs[0].shape))
+        return echo(request)
+
+    server.servicer.infer = infer
+    server.servicer.failures = [grpc.StatusCode.UNIMPLEMENTED]
+    np.savez(tmp_path / "inputs.npz", x=np.zeros((6, 3), np.float32))
+    results = run(
+        server,
+        tmp_path,
+        "--input",
+        str(tmp_path / "inputs.npz"),
+        "--rows",
+        "2",
+        "--concurrency",
+        "1",
+        model="m",
+    )
+    assert results["steps"][0]["answered"] > 0
+    assert shapes == {(2, 3)}
+    server.servicer.failures = [grpc.StatusCode.UNIMPLEMENTED]
+    assert bench.main([server.target, "m", *SHORT]) == 1
+    assert "UNIMPLEMENTED: scripted failure" in capsys.readouterr().err
+
+
+def test_progress_on_a_terminal(
+    server: ScriptedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    run(server, tmp_path, "--concurrency", "1,2")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["1 in flight, 1 of 1", "2 in flight, 1 of 1"]
+    assert all("per second, p50 " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--concurrency", "0"], "argument --concurrency: expected whole numbers from 1 to 65536"),
+        (["--rate", "x"], "argument --rate: expected numbers above 0"),
+        (["--rate", "1", "--concurrency", "1"], "argument --rate: not allowed with --concurrency"),
+        (["--arrivals", "constant"], "argument --arrivals: only allowed with --rate"),
+        (["--duration", "0"], "argument --duration: expected seconds from 0.1 to 86400, got '0'"),
+        (["--timeout", "inf"], "argument --timeout: expected seconds from 0.001 to 600, got 'inf'"),
+        (["--warmup", "soon"], "argument --warmup: expected seconds from 0 to 86400, got 'soon'"),
+        (["--processes", "0"], "argument --processes: expected a whole number from 1 to 256, got '0'"),
+        (["--shape", "x"], "argument --shape: expected NAME:DIMS such as image:3,224,224, got 'x'"),
+        (["--shape", "x:1", "--shape", "x:2"], "argument --shape: 'x' is given more than once"),
+        (["--shape", "z:1"], "--shape expects one of 'x', got 'z'"),
+        (["--rows", "2"], "rows expects 1, got 2"),
+        (["--input", "/no/such.npz"], "argument --input: '/no/such.npz' cannot be read"),
+        (["--input", f"x={__file__}"], "cannot be read"),
+        (["--input", __file__], "give NAME=FILE.npy or FILE.npz"),
+        (["--trace", "/no/such"], "argument --trace: [Errno 2]"),
+        (["--trace", __file__], 'line 1: expected {"at": SECONDS, "rows": NUMBER}'),
+        (["--compare", "/no/such"], "argument --compare: [Errno 2]"),
+        (["--compare", __file__], "is no file that tensorferry bench --json wrote"),
+        (["--json", "/no/such/r.json"], "argument --json: '/no/such' is no directory"),
+        (["--cert-file", "c.pem"], "argument --cert-file: got 'c.pem' without --key-file"),
+        (["--imput", "x"], "unknown flag --imput; did you mean --input?"),
+    ],
+)
+def test_a_bad_argument_exits_with_2(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.main([server.target, "row", *arguments])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.startswith("tensorferry bench: ")
+    assert error.count("\n") == 1
+
+
+def test_an_unknown_model_or_server_is_one_line(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main([server.target, "nothing"]) == 1
+    assert capsys.readouterr().err == f"tensorferry bench: {server.target}: NOT_FOUND: no model 'nothing'\n"
+    assert bench.main(["127.0.0.1:1", "row"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("tensorferry bench: 127.0.0.1:1: UNAVAILABLE: ")
+    assert error.count("\n") == 1
+
+
+def test_the_target_may_be_left_out() -> None:
+    parser = bench_parser()
+    assert (parser.parse(["row"]).target, parser.parse(["row"]).model) == (None, "row")
+    assert parser.parse(["a:1", "row"]).target == "a:1"
+
+
+def group_is_empty(leader: int) -> bool:
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_ctrl_c_ends_all_processes(server: ScriptedServer) -> None:
+    begun = threading.Event()
+    numbers = iter(range(1_000_000))
+
+    def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        if next(numbers) == 5:
+            begun.set()
+        return echo(request)
+
+    server.servicer.infer = infer
+    words = [server.target, "row", "--concurrency", "2", "--duration", "1000", "--processes", "2"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "tensorferry.server", "bench", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert begun.wait(60)
+    # As a terminal does: to all processes of the group.
+    os.killpg(started.pid, signal.SIGINT)
+    out, error = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert (out, error) == ("", "tensorferry bench: interrupted before the first step had ended\n")
+    polling.until(lambda: group_is_empty(started.pid))
+
+
+def test_a_load_process_that_is_killed_is_an_error(server: ScriptedServer) -> None:
+    body = pb.ModelInferRequest(model_name="row").SerializeToString()
+    target = Target(server.target)
+
+    def kill(step: Step, number: int, interval: object) -> None:
+        processes._processes[0].kill()
+
+    with LoadProcesses(1, target, {1: [body]}) as processes:
+        plan = Plan(warmup=0.0, duration=1000.0)
+        with pytest.raises(LoadError, match="load process 0 ended unexpectedly with status -9"):
+            processes.run(plan, Step(concurrency=1), target.timeout, progress=kill)
+
+
+def test_a_server_that_cannot_be_reached_by_the_load() -> None:
+    target = Target("127.0.0.1:1", connect_timeout=0.2)
+    with (
+        LoadProcesses(1, target, {1: [b""]}) as processes,
+        pytest.raises(LoadError, match=r"no connection to 127\.0\.0\.1:1 within 0\.2 s"),
+    ):
+        processes.run(Plan(), Step(concurrency=1), 1.0)
+
+
+@pytest.mark.parametrize("command", [bench.main])
+def test_help_is_available(command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command(["--help"])
+    assert ended.value.code == 0
+    assert "--concurrency" in capsys.readouterr().out
+
+
+def test_models_with_open_dimensions(server: ScriptedServer, tmp_path: Path) -> None:
+    server.servicer.models["ids"] = model("ids", {"ids": "INT64 -1 -1"}, {"y": "FP32 -1"})
+    received: list[list[int]] = []
+
+    def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        received.append(list(request.inputs[0].shape))
+        return echo(request)
+
+    server.servicer.infer = infer
+    results = run(server, tmp_path, "--shape", "ids:7", "--rows", "3", "--concurrency", "1", model="ids")
+    assert {tuple(shape) for shape in received} == {(3, 7)}
+    assert results["steps"][0]["rows"] == 3 * results["steps"][0]["answered"]

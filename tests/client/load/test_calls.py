@@ -1,0 +1,167 @@
+"""Calls against a real gRPC server whose answers the test defines."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from client.scripted import Context, Hang, ScriptedServer, echo, failed, streamed
+
+from tensorferry.client.load.calls import Calls, Failure, StreamCalls
+from tensorferry.client.load.process import opened
+from tensorferry.client.load.records import Target
+from tensorferry.protos import inference_pb2 as pb
+
+BODY = pb.ModelInferRequest(model_name="row").SerializeToString()
+
+
+class Ends:
+    """Ends of calls, in order."""
+
+    def __init__(self) -> None:
+        self._ends: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
+
+    def __call__(self, failure: Failure | None) -> None:
+        self._ends.put(failure)
+
+    def next(self) -> Failure | None:
+        return self._ends.get(timeout=30)
+
+
+@pytest.fixture
+def ends() -> Ends:
+    return Ends()
+
+
+@pytest.fixture
+def unary(server: ScriptedServer) -> Iterator[Calls]:
+    with opened(Target(server.target, metadata=(("x-key", "a"),)), 2) as calls:
+        yield calls
+
+
+@pytest.fixture
+def stream(server: ScriptedServer) -> Iterator[Calls]:
+    with opened(Target(server.target, metadata=(("x-key", "a"),), stream=True), 1) as calls:
+        yield calls
+
+
+def test_unary_calls(server: ScriptedServer, unary: Calls, ends: Ends) -> None:
+    received: list[pb.ModelInferRequest] = []
+
+    def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        received.append(request)
+        if len(received) == 2:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        return echo(request)
+
+    server.servicer.infer = infer
+    for expected in (None, ("RESOURCE_EXHAUSTED", "full"), None):
+        unary.start(BODY, ends)
+        assert ends.next() == expected
+    assert [request.model_name for request in received] == ["row"] * 3
+    assert server.metadata_of("ModelInfer")["x-key"] == "a"
+
+
+def test_the_timeout_is_the_deadline_of_a_unary_call(server: ScriptedServer, ends: Ends) -> None:
+    hang = Hang()
+    server.servicer.infer = hang.infer
+    with opened(Target(server.target, timeout=0.2), 1) as calls:
+        calls.start(BODY, ends)
+        failure = ends.next()
+    assert failure is not None
+    assert failure[0] == "DEADLINE_EXCEEDED"
+    assert hang.left.wait(30), "the server heard of it"
+
+
+def test_requests_of_a_stream_have_ids_of_their_own(
+    server: ScriptedServer, stream: Calls, ends: Ends
+) -> None:
+    received: list[str] = []
+
+    def answer(
+        requests: Iterator[pb.ModelInferRequest], context: Context
+    ) -> Iterator[pb.ModelStreamInferResponse]:
+        first, second, third, fourth = (next(requests) for _ in range(4))
+        received.extend(request.id for request in (first, second, third, fourth))
+        # Answers are matched by id, not by order.
+        yield failed(third.id, "refused", "RESOURCE_EXHAUSTED")
+        yield streamed(first)
+        yield failed(fourth.id, "no status")
+        yield streamed(second)
+        next(requests, None)
+
+    server.servicer.stream = answer
+    names = [Ends() for _ in range(4)]
+    for each in names:
+        stream.start(BODY, each)
+    assert names[0].next() is None
+    assert names[1].next() is None
+    assert names[2].next() == ("RESOURCE_EXHAUSTED", "refused")
+    assert names[3].next() == ("UNKNOWN", "no status")
+    assert len(set(received)) == 4
+    assert server.metadata_of("ModelStreamInfer")["x-key"] == "a"
+
+
+def test_a_broken_stream_fails_its_requests_and_the_next_opens_another(
+    server: ScriptedServer, stream: Calls, ends: Ends
+) -> None:
+    def broken(
+        requests: Iterator[pb.ModelInferRequest], context: Context
+    ) -> Iterator[pb.ModelStreamInferResponse]:
+        next(requests)
+        context.abort(grpc.StatusCode.INTERNAL, "broken")
+        yield pb.ModelStreamInferResponse()
+
+    whole = server.servicer.stream
+    server.servicer.stream = broken
+    stream.start(BODY, ends)
+    assert ends.next() == ("INTERNAL", "broken")
+    server.servicer.stream = whole
+    stream.start(BODY, ends)
+    assert ends.next() is None
+
+
+def test_a_stream_that_the_server_ends(server: ScriptedServer, stream: Calls, ends: Ends) -> None:
+    server.servicer.stream = lambda requests, context: iter([streamed(next(requests))])
+    other = Ends()
+    stream.start(BODY, ends)
+    assert ends.next() is None
+    stream.start(BODY, other)
+    failure = other.next()
+    # Either the request was sent before the end of the stream was known, or it opened another.
+    assert failure in (None, ("UNAVAILABLE", "the server ended the stream"))
+
+
+def test_requests_of_a_stream_expire(
+    server: ScriptedServer, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("tensorferry.client.load.calls.time.monotonic", lambda: now)
+    hang = Hang()
+    server.servicer.stream = hang.stream
+    with opened(Target(server.target, timeout=5.0, stream=True), 1) as calls:
+        calls.start(BODY, ends)
+        assert ends.next() is None
+        calls.start(BODY, ends)
+        now = 1004.9
+        calls.expire()
+        now = 1005.1
+        calls.expire()
+        failure = ends.next()
+        assert failure is not None
+        assert failure[0] == "DEADLINE_EXCEEDED"
+
+
+def test_a_late_answer_of_a_stream_is_a_failure(
+    server: ScriptedServer, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([1000.0, 1006.0])
+    with opened(Target(server.target, timeout=5.0, stream=True), 1) as calls:
+        assert isinstance(calls, StreamCalls)
+        monkeypatch.setattr("tensorferry.client.load.calls.time.monotonic", lambda: next(times))
+        calls.start(BODY, ends)
+        failure = ends.next()
+    assert failure is not None
+    assert failure[0] == "DEADLINE_EXCEEDED"

@@ -1,0 +1,155 @@
+"""`tensorferry bench` against real servers: ours on both transports, and Triton."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from e2e.fixtures import Serve
+from support.processes.server import command, environment
+
+from serving.measure import Bench
+from serving.processes import Cores
+from serving.run import cache_folder
+from serving.servers import TRITON, servers
+from serving.workloads import WORKLOADS, write_models
+
+_SECONDS = 100
+
+
+def bench(*arguments: object, folder: Path, code: int = 0) -> tuple[dict[str, Any], str]:
+    """Run the command; return the contents of its file, and its output."""
+    path = folder / "results.json"
+    words = [*command("bench", *map(str, arguments)), "--json", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, env=environment())
+    assert done.returncode == code, done.stdout + done.stderr
+    assert done.stderr == ("tensorferry bench: no request was answered\n" if code else "")
+    return json.loads(path.read_text()), done.stdout
+
+
+@pytest.mark.parametrize("mode", [[], ["--stream"]], ids=["unary", "stream"])
+def test_a_closed_loop(serve: Serve, digits_model: Path, tmp_path: Path, mode: list[str]) -> None:
+    server = serve(digits_model, "--max-batch-size", 8)
+    options = ["--concurrency", "1,8", "--duration", 0.5, "--warmup", 0.1, "--processes", 2, *mode]
+    results, printed = bench(server.address, "digits", *options, folder=tmp_path)
+    one, eight = results["steps"]
+    assert [one["concurrency"], eight["concurrency"]] == [1, 8]
+    assert [len(step["client"]["cores_by_process"]) for step in (one, eight)] == [1, 2]
+    for step in (one, eight):
+        assert step["failed"] == 0, step["errors"]
+        assert step["answered"] > 0
+        latency, theirs = step["latency_seconds"], step["server"]
+        assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["p99.9"] <= latency["max"]
+        # The server counts the same requests, but for those that were in flight at the ends.
+        assert theirs["failed"] == 0
+        assert 0 < theirs["queue_seconds"] + theirs["compute_seconds"] < latency["max"]
+        rows = sum(int(size) * number for size, number in theirs["batches_by_rows"].items())
+        batches = sum(theirs["batches_by_rows"].values())
+        assert rows / batches == pytest.approx(theirs["mean_batch_rows"])
+    # In a closed loop the requests in flight are throughput times latency (Little's law).
+    assert eight["requests_per_second"] * eight["latency_seconds"]["mean"] == pytest.approx(8, rel=0.5)
+    assert one["server"]["mean_batch_rows"] == 1
+    assert printed.splitlines()[0].split()[:4] == ["in", "flight", "requests/s", "p50"]
+
+
+def test_an_open_loop_with_a_report(serve: Serve, digits_model: Path, tmp_path: Path) -> None:
+    server = serve(digits_model)
+    images = Path(digits_model).with_name("images.npy")
+    options = ["--rate", "40", "--arrivals", "constant", "--duration", 1, "--warmup", 0.1, "--processes", 2]
+    more = ["--input", f"image={images}", "--rows", 2, "--html", tmp_path / "report.html"]
+    results, _ = bench(server.address, "digits", *options, *more, folder=tmp_path)
+    (step,) = results["steps"]
+    assert step["rate"] == 40
+    # Constant arrivals: their number in a second is certain, but for those at the ends.
+    assert 39 <= step["answered"] <= 41
+    assert step["rows"] == 2 * step["answered"]
+    assert step["rows_per_second"] == pytest.approx(2 * step["requests_per_second"])
+    assert step["client"]["lag_p99_seconds"] >= 0
+    report = (tmp_path / "report.html").read_text()
+    assert '"model": "digits"' in report
+    again, printed = bench(
+        server.address, "digits", *options, *more, "--compare", tmp_path / "results.json", folder=tmp_path
+    )
+    assert "compared with" in printed
+    assert again["steps"][0]["answered"] > 0
+
+
+def test_a_trace(serve: Serve, digits_model: Path, tmp_path: Path) -> None:
+    server = serve(digits_model)
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f'{{"at": {at / 20}, "rows": {1 + at % 3}}}\n' for at in range(12)))
+    results, printed = bench(server.address, "digits", "--trace", trace, "--processes", 2, folder=tmp_path)
+    (step,) = results["steps"]
+    assert (results["mode"], step["answered"], step["failed"], step["rows"]) == ("trace", 12, 0, 24)
+    assert printed.splitlines()[1].split()[0] == "trace"
+
+
+def test_a_trace_from_the_servers_own_access_log(serve: Serve, digits_model: Path, tmp_path: Path) -> None:
+    server = serve(digits_model, "--access-log", 1000)
+    np.save(tmp_path / "x.npy", np.zeros((4, 8, 8), np.uint8))
+    first = [
+        "--rate",
+        30,
+        "--duration",
+        0.5,
+        "--warmup",
+        0,
+        "--rows",
+        2,
+        "--input",
+        f"image={tmp_path / 'x.npy'}",
+    ]
+    recorded, _ = bench(server.address, "digits", *first, folder=tmp_path)
+    server.stop()
+    other = serve(digits_model)
+    log = tmp_path / "log"
+    log.write_text("\n".join(line.rstrip("\n") for line in server.log))
+    results, _ = bench(other.address, "digits", "--trace", log, folder=tmp_path)
+    (step,) = results["steps"]
+    # The log also has the request with which the test began.
+    assert step["answered"] == recorded["steps"][0]["answered"] + 1
+    assert step["rows"] == 2 * step["answered"]
+
+
+def test_failures_are_counted_by_code(serve: Serve, digits_model: Path, tmp_path: Path) -> None:
+    server = serve(digits_model)
+    options = ["--concurrency", 2, "--duration", 0.3, "--warmup", 0, "--parameter", "timeout=1"]
+    # The probe fails before the load begins.
+    words = command("bench", server.address, "digits", *map(str, options))
+    done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, env=environment())
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "DEADLINE_EXCEEDED" in done.stderr
+    # Streams are not probed.
+    results, printed = bench(server.address, "digits", *options, "--stream", folder=tmp_path, code=1)
+    (step,) = results["steps"]
+    assert [error["code"] for error in step["errors"]] == ["DEADLINE_EXCEEDED"]
+    assert step["failed"] == step["errors"][0]["count"] > 0
+    assert "× DEADLINE_EXCEEDED, the first:" in printed
+
+
+@pytest.mark.skipif(
+    not servers()[TRITON].installed(cache_folder()),
+    reason="Triton is not installed: make bench-peers installs it",
+)
+def test_triton(tmp_path: Path) -> None:
+    cache = cache_folder()
+    write_models(cache)
+    allowed = sorted(Cores.split().of_server())
+    running = Bench(cache, tmp_path / "load", Cores(allowed[0], allowed[0], shared=True))
+    workload = WORKLOADS["tiny"]
+    with running.started(servers()[TRITON], workload) as (serving, _):
+        options = ["--duration", 0.5, "--warmup", 0.2, "--processes", 1]
+        address = f"127.0.0.1:{serving.port}"
+        closed, _ = bench(address, "tiny", "--concurrency", "1,8", *options, folder=tmp_path)
+        stream, _ = bench(address, "tiny", "--concurrency", 4, "--stream", *options, folder=tmp_path)
+    assert closed["server"].startswith("triton")
+    for step in (*closed["steps"], *stream["steps"]):
+        assert (step["failed"], step["errors"]) == (0, [])
+        assert step["answered"] > 0
+        assert step["server"]["mean_batch_rows"] >= 1
+        assert step["server"]["queue_seconds"] >= 0
