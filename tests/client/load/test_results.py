@@ -27,7 +27,9 @@ def histogram(*seconds: float) -> Histogram:
     return made
 
 
-def tally(seconds: float, *latencies: float, cpu: float = 0.1, **fields: object) -> Tally:
+def tally(
+    seconds: float, *latencies: float, cpu: float = 0.1, waited: float = 0.05, **fields: object
+) -> Tally:
     made = histogram(*latencies)
     return Tally(
         seconds,
@@ -37,6 +39,7 @@ def tally(seconds: float, *latencies: float, cpu: float = 0.1, **fields: object)
         made.most,
         len(latencies),
         cpu=(cpu,),
+        waited=(waited,),
         **fields,  # type: ignore[arg-type]
     )
 
@@ -76,6 +79,7 @@ def test_reports_of_several_processes_are_added_up() -> None:
     assert (done.answered, done.failed, done.seconds) == (5, 4, 2.0)
     assert done.rate == 2.5
     assert done.cpu == pytest.approx((0.2, 0.4))
+    assert done.waited == pytest.approx((0.075, 0.075))
     assert done.latencies.most == 0.5, "answers after the end count"
     assert len(done.intervals) == 2
     assert [(error.code, error.count, error.message) for error in done.errors] == [
@@ -85,18 +89,27 @@ def test_reports_of_several_processes_are_added_up() -> None:
 
 
 def test_no_warning_while_the_client_has_time() -> None:
-    assert list(limits([0.5, 0.84], histogram(0.0002), histogram(0.005))) == []
+    assert list(limits([0.5, 0.6], [0.3, 0.2], histogram(0.0002), histogram(0.005))) == []
 
 
 def test_a_busy_process_is_a_warning() -> None:
-    (warning,) = limits([0.5, 0.97], Histogram(), histogram(0.005))
+    (warning,) = limits([0.5, 0.97], [0.0, 0.9], Histogram(), histogram(0.005))
     assert warning.startswith("the client is the limit: a load process used 97% of a core")
 
 
+def test_a_process_without_a_core_is_a_warning() -> None:
+    (warning,) = limits([0.5, 0.4], [0.1, 0.5], Histogram(), histogram(0.005))
+    assert warning.startswith(
+        "the client is the limit: a load process used 40% of a core and waited 50% of the time for one"
+    )
+
+
 def test_late_sends_are_a_warning() -> None:
-    (warning,) = limits([0.1], histogram(*[0.0001] * 90, *[0.004] * 10), histogram(0.005))
+    (warning,) = limits([0.1], [0.0], histogram(*[0.0001] * 90, *[0.004] * 10), histogram(0.005))
     assert warning.startswith("the client is late: 1 % of the requests were sent 4.0 ms")
-    assert list(limits([0.1], histogram(0.004), histogram(0.1))) == [], "it is small beside the latency"
+    assert list(limits([0.1], [0.0], histogram(0.004), histogram(0.1))) == [], (
+        "it is small beside the latency"
+    )
 
 
 def test_parts_share_a_step() -> None:

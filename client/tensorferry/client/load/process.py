@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import grpc
 
@@ -124,6 +126,16 @@ def _sleep_until(at: float) -> None:
         time.sleep(left)
 
 
+def waited_seconds() -> float:
+    """Return how long the threads of this process were ready to run and had no core; 0 where Linux does not say."""
+    waited = 0
+    with contextlib.suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                waited += int(Path("/proc/self/task", thread, "schedstat").read_text().split()[1])
+    return waited / 1e9
+
+
 class _Reports:
     """Reports of one step. One thread may use it."""
 
@@ -131,17 +143,17 @@ class _Reports:
         self._recorder, self._connection = recorder, connection
         self._interval = itertools.count()
         self.since = 0.0
-        self._cpu = 0.0
+        self._cpu = self._waited = 0.0
 
     def reset(self) -> None:
-        self.since, self._cpu = time.monotonic(), time.process_time()
+        self.since, self._cpu, self._waited = time.monotonic(), time.process_time(), waited_seconds()
 
     def send(self, seconds: float, final: bool = False) -> None:
         recorded = self._recorder.take()
         latencies, lags = Histogram(), Histogram()
         latencies.add(recorded.latencies)
         lags.add(recorded.lags)
-        cpu = time.process_time()
+        cpu, waited = time.process_time() - self._cpu, waited_seconds() - self._waited
         tally = Tally(
             seconds,
             latencies.sparse(),
@@ -151,7 +163,9 @@ class _Reports:
             recorded.rows,
             lags.sparse(),
             recorded.failures,
-            (0.0 if final else cpu - self._cpu,),
+            (0.0 if final else cpu,),
+            # Several threads can wait at the same time, and a thread that ended takes its time with it.
+            (min(seconds, max(0.0, waited)),),
         )
         self._connection.send(Report(next(self._interval), tally, final))
         self.reset()

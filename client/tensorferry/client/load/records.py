@@ -53,7 +53,8 @@ class Tally:
 
     The last report of a step has no seconds: it has the answers of an open loop that came after
     the end. `latencies` and `lags` have the buckets of `Histogram`. `failures` has number and
-    first message by code. `cpu` has the processor seconds of each process.
+    first message by code. `cpu` has the processor seconds of each process, and `waited` the seconds
+    in which its threads were ready to run and had no core.
     """
 
     seconds: float
@@ -65,6 +66,7 @@ class Tally:
     lags: Mapping[int, int] = field(default_factory=dict)
     failures: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     cpu: tuple[float, ...] = ()
+    waited: tuple[float, ...] = ()
 
     def histogram(self) -> Histogram:
         """Return the latencies."""

@@ -77,6 +77,7 @@ def _step(result: StepResult) -> Document:
         "server": _server(result.server),
         "client": {
             "cores_by_process": list(result.cpu),
+            "waited_by_process": list(result.waited),
             "lag_p99_seconds": result.lags.percentile(0.99),
             "lag_histogram": _histogram(result.lags),
         },
@@ -128,6 +129,7 @@ def _read_step(fields: Document) -> StepResult:
         tuple(ErrorCount(error["code"], error["count"], error["message"]) for error in fields["errors"]),
         _read_histogram(fields["client"]["lag_histogram"]),
         tuple(fields["client"]["cores_by_process"]),
+        tuple(fields["client"]["waited_by_process"]),
         tuple(
             Interval(one["seconds"], one["answered"], one["failed"], one["p50_seconds"], one["p99_seconds"])
             for one in fields["intervals"]

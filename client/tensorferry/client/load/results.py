@@ -46,7 +46,10 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step measured. Times are in seconds; `cpu` has the cores that each process used."""
+    """What one step measured. Times are in seconds.
+
+    `cpu` has the cores that each process used, and `waited` the share of the time in which it waited for one.
+    """
 
     step: Step
     seconds: float
@@ -55,6 +58,7 @@ class StepResult:
     errors: tuple[ErrorCount, ...]
     lags: Histogram
     cpu: tuple[float, ...]
+    waited: tuple[float, ...]
     intervals: tuple[Interval, ...]
     server: ServerSide | None = None
     warnings: tuple[str, ...] = ()
@@ -91,6 +95,7 @@ class StepTotals:
     seconds: float = 0.0
     errors: dict[str, ErrorCount] = field(default_factory=dict)
     cpu_seconds: list[float] = field(default_factory=list)
+    waited_seconds: list[float] = field(default_factory=list)
     intervals: list[Interval] = field(default_factory=list)
 
     def add(self, tallies: Sequence[Tally]) -> Interval | None:
@@ -106,10 +111,8 @@ class StepTotals:
                 known = self.errors.get(code, ErrorCount(code, 0, message))
                 self.errors[code] = ErrorCount(code, known.count + count, known.message)
         self.latencies.merge(latencies)
-        used = [seconds for tally in tallies for seconds in tally.cpu]
-        self.cpu_seconds = [
-            before + now for before, now in zip(self.cpu_seconds or [0.0] * len(used), used, strict=True)
-        ]
+        self.cpu_seconds = _added(self.cpu_seconds, [one for tally in tallies for one in tally.cpu])
+        self.waited_seconds = _added(self.waited_seconds, [one for tally in tallies for one in tally.waited])
         seconds = max(tally.seconds for tally in tallies)
         self.seconds += seconds
         if not seconds:
@@ -124,6 +127,7 @@ class StepTotals:
         """Return the result of the step."""
         seconds = self.seconds or 1e-9
         cpu = tuple(used / seconds for used in self.cpu_seconds)
+        waited = tuple(used / seconds for used in self.waited_seconds)
         errors = tuple(sorted(self.errors.values(), key=lambda error: -error.count))
         return StepResult(
             self.step,
@@ -133,19 +137,33 @@ class StepTotals:
             errors,
             self.lags,
             cpu,
+            waited,
             tuple(self.intervals),
             server,
-            tuple(limits(cpu, self.lags, self.latencies)),
+            tuple(limits(cpu, waited, self.lags, self.latencies)),
         )
 
 
-def limits(cpu: Sequence[float], lags: Histogram, latencies: Histogram) -> Iterable[str]:
+def _added(before: Sequence[float], now: Sequence[float]) -> list[float]:
+    """Return the sums by process."""
+    return [one + other for one, other in zip(before or [0.0] * len(now), now, strict=True)]
+
+
+def limits(
+    cpu: Sequence[float], waited: Sequence[float], lags: Histogram, latencies: Histogram
+) -> Iterable[str]:
     """Yield a sentence for each sign that the client was the limit, not the server."""
     busiest = max(cpu, default=0.0)
+    used, wait = max(zip(cpu, waited, strict=True), key=sum, default=(0.0, 0.0))
     if busiest >= _BUSY_CORES:
         yield (
             f"the client is the limit: a load process used {busiest:.0%} of a core; "
             f"use more than --processes {len(cpu)}, on a machine with cores to spare"
+        )
+    elif used + wait >= _BUSY_CORES:
+        yield (
+            f"the client is the limit: a load process used {used:.0%} of a core and waited {wait:.0%} of the time for one, "
+            "which the server or other programs had; run the client on other cores"
         )
     late, median = lags.percentile(0.99), latencies.percentile(0.5)
     if late is not None and late > max(_LAG_SECONDS, _LAG_SHARE * (median or 0.0)):
