@@ -199,6 +199,16 @@ def test_an_unknown_model_or_server_is_one_line(
     assert error.count("\n") == 1
 
 
+def test_several_targets_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORFERRY_TARGET", "127.0.0.1:1,127.0.0.1:2")
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["row"])
+    assert ended.value.code == 2
+    assert "TENSORFERRY_TARGET names 2 servers: give one TARGET" in capsys.readouterr().err
+
+
 def test_the_target_may_be_left_out() -> None:
     parser = bench_parser()
     assert (parser.parse(["row"]).target, parser.parse(["row"]).model) == (None, "row")

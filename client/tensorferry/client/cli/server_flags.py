@@ -147,7 +147,9 @@ def call_server(
     except InvalidInput as error:
         parser.error(str(error))
     except InferenceError as error:
-        print(f"{parser.prog}: {','.join(connection.targets)}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(
+            f"{parser.prog}: {','.join(connection.targets)}: {' '.join(str(error).split())}", file=sys.stderr
+        )
         return 1
     except OSError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
