@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +29,64 @@ from tensorferry.protos import inference_pb2 as pb
 SHORT = ["--duration", "0.3", "--warmup", "0.05", "--processes", "1"]
 
 
+@pytest.fixture
+def minimal() -> Iterator[str]:
+    """The address of a server with the least of the protocol: metadata of models, and unary inference."""
+    described = model("row", {"x": "FP32 -1 3"}, {"x": "FP32 -1 3"})
+    handlers: dict[str, Any] = {
+        "ModelMetadata": grpc.unary_unary_rpc_method_handler(
+            lambda request, context: described,
+            pb.ModelMetadataRequest.FromString,
+            pb.ModelMetadataResponse.SerializeToString,
+        ),
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(
+            echo, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
+        ),
+    }
+    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers)]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def test_a_minimal_server(minimal: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results.json"
+    assert (
+        bench.main([minimal, "row", *SHORT, "--concurrency", "1,3", "--rows", "2", "--json", str(path)]) == 0
+    )
+    results = json.loads(path.read_text())
+    assert (results["schema"], results["mode"], results["server"]) == (1, "closed", None)
+    assert [step["concurrency"] for step in results["steps"]] == [1, 3]
+    for step in results["steps"]:
+        assert step["answered"] > 0
+        assert (step["failed"], step["errors"], step["server"]) == (0, [], None)
+        assert step["rows"] == 2 * step["answered"]
+        assert step["requests_per_second"] == pytest.approx(step["answered"] / step["seconds"])
+    out = capsys.readouterr()
+    assert "no figures of the server's side: UNIMPLEMENTED" in out.out
+    assert out.err == "", "stderr is no terminal, so there is no progress"
+    # It has no streams.
+    assert bench.main([minimal, "row", *SHORT, "--stream", "--concurrency", "1"]) == 1
+    assert "× UNIMPLEMENTED" in capsys.readouterr().out
+
+
 def run(server: ScriptedServer, folder: Path, *arguments: str, model: str = "row") -> dict[str, Any]:
     path = folder / "results.json"
     assert bench.main([server.target, model, *SHORT, *arguments, "--json", str(path)]) == 0
     return dict(json.loads(path.read_text()))
 
 
-def test_a_server_without_statistics(
-    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results = run(server, tmp_path, "--concurrency", "1,3", "--header", "X-Secret=hidden")
-    assert (results["schema"], results["mode"], results["server"]) == (1, "closed", "scripted 9")
-    assert [step["concurrency"] for step in results["steps"]] == [1, 3]
-    for step in results["steps"]:
-        assert step["answered"] > 0
-        assert (step["failed"], step["errors"], step["server"]) == (0, [], None)
-        assert step["requests_per_second"] == pytest.approx(step["answered"] / step["seconds"])
+def test_headers_are_sent_and_their_values_written_nowhere(server: ScriptedServer, tmp_path: Path) -> None:
+    results = run(server, tmp_path, "--concurrency", "1", "--header", "X-Secret=hidden")
     assert server.metadata_of("ModelInfer")["x-secret"] == "hidden"
-    assert server.servicer.calls.count("ModelStatistics") == 0, "it has no such method"
-    out = capsys.readouterr()
-    assert "no figures of the server's side: UNIMPLEMENTED" in out.out
-    assert out.err == "", "stderr is no terminal, so there is no progress"
+    assert server.metadata_of("ModelStatistics")["x-secret"] == "hidden"
     assert "hidden" not in (tmp_path / "results.json").read_text()
     assert "--header X-Secret=..." in results["command"]
+    assert results["server"] == "scripted 9"
 
 
 def test_streams(server: ScriptedServer, tmp_path: Path) -> None:
