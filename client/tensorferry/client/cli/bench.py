@@ -21,6 +21,7 @@ import grpc
 from tensorferry.client import errors
 from tensorferry.client.cli.bench_flags import MODES, bench_parser, mode_of, read_inputs
 from tensorferry.client.cli.parser import CommandParser
+from tensorferry.client.cli.random_values import random_array
 from tensorferry.client.cli.server_flags import ServerConnection, connection_of, unique
 from tensorferry.client.connection import channel
 from tensorferry.client.connection.target import TARGET_VARIABLE
@@ -151,6 +152,7 @@ def _bench(
     maker = RequestMaker(
         metadata,
         model_version,
+        draw=lambda tensor, shape, generator: random_array(tensor, shape, model, generator),
         arrays=arguments.input,
         shapes=arguments.shape,
         parameters=arguments.parameter,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from zipfile import BadZipFile
 
-import numpy as np
-
-from tensorferry.client.cli.array_files import read_array
+from tensorferry.client.cli.array_files import read_archive, read_array
 from tensorferry.client.cli.infer import parameter
 from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.cli.server_flags import add_connection_flags, add_version, target_address
@@ -180,13 +179,11 @@ def read_inputs(parser: CommandParser, given: Sequence[tuple[str, Path]]) -> Map
     for name, path in given:
         try:
             if name:
-                arrays = {name: read_array(path)}
+                with path.open("rb") as file:
+                    arrays = {name: read_array(file)}
             else:
-                with np.load(path, allow_pickle=False) as archive:
-                    if not isinstance(archive, np.lib.npyio.NpzFile):
-                        raise ValueError("it is no .npz file")
-                    arrays = {key: archive[key] for key in archive.files}
-        except (OSError, ValueError, AttributeError, TypeError) as error:
+                arrays = read_archive(path)
+        except (OSError, ValueError, BadZipFile) as error:
             parser.error(
                 f"argument --input: {str(path)!r} cannot be read ({error}): give NAME=FILE.npy or FILE.npz"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,21 +10,19 @@ from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import codec
 from tensorferry.client.messages.codec import Parameter
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
-from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
 # Different random requests that are sent in turn, and the bytes that all of one number of rows may take.
 _RANDOM_REQUESTS, _MOST_BYTES = 16, 64 << 20
-# Random integers are below this, so that they are indices of most tables; eight-bit ones have all values.
-_INTEGERS_BELOW = 100
-_STRING_BYTES = 16
-_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", "S1")
+
+# Returns random values of an input's datatype, of this shape.
+Draw = Callable[[TensorMetadata, tuple[int, ...], np.random.Generator], Array]
 
 
 class RequestMaker:
     """Requests for one model with any number of rows.
 
-    `arrays` are inputs from files; the other inputs are random, of `shapes` where the metadata
+    `arrays` are inputs from files; `draw` makes the other inputs, of `shapes` where the metadata
     leaves dimensions open. Raises InvalidInput if something does not fit the model. Rows are on
     axis 0 if the metadata leaves that axis open in every input. Not thread-safe.
     """
@@ -34,12 +32,13 @@ class RequestMaker:
         model: ModelMetadata,
         version: str = "",
         *,
+        draw: Draw,
         arrays: Mapping[str, Array] | None = None,
         shapes: Mapping[str, Sequence[int]] | None = None,
         parameters: Mapping[str, Parameter] | None = None,
         seed: int = 1,
     ) -> None:
-        self._model, self._version = model, version
+        self._model, self._version, self._draw = model, version, draw
         self._arrays = dict(arrays or {})
         self._parameters = parameters
         self._random = np.random.default_rng(seed)
@@ -89,7 +88,7 @@ class RequestMaker:
     def _part(self, tensor: TensorMetadata, rows: int, at: int) -> Array:
         array = self._arrays.get(tensor.name)
         if array is None:
-            return self._drawn(tensor, self._shape_of(tensor, rows))
+            return self._draw(tensor, self._shape_of(tensor, rows), self._random)
         if not self._by_rows or not array.ndim:
             return array
         if not len(array):
@@ -122,28 +121,6 @@ class RequestMaker:
                 f" or --input {tensor.name}=FILE.npy",
             )
         return declared
-
-    def _drawn(self, tensor: TensorMetadata, shape: tuple[int, ...]) -> Array:
-        kind = tensor.datatype
-        try:
-            storage = tensors.datatype(kind).storage
-        except tensors.TensorError as error:
-            raise InvalidInput(f"input {tensor.name!r}", "a datatype", repr(kind), str(error)) from None
-        if kind == "BYTES":
-            letters = self._random.choice(_LETTERS, (tensors.element_count(shape), _STRING_BYTES))
-            drawn = np.empty(len(letters), object)
-            drawn[:] = [row.tobytes() for row in letters]
-            return drawn.reshape(shape)
-        if kind == "BF16":
-            values = self._random.random(shape, np.float32)
-            return tensors.values((values.view(np.uint32) >> 16).astype("<u2"), kind)
-        if storage.kind == "b":
-            return self._random.integers(0, 2, shape, dtype=storage)
-        if storage.kind in "iu":
-            info = np.iinfo(storage)
-            low, high = (info.min, info.max + 1) if info.bits == 8 else (0, _INTEGERS_BELOW)
-            return self._random.integers(low, high, shape, dtype=storage)
-        return self._random.random(shape).astype(storage)
 
 
 def _one_of(model: ModelMetadata) -> str:
