@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.models import mixing, small
 from support.processes.server import command, environment
+from support.remote.web_server import web_server
 
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.cli import inspect
@@ -164,6 +165,19 @@ def test_the_lengths_of_variable_axes(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "lengths   n 7 (--length gives others)" in capsys.readouterr().out.splitlines()
     assert inspect.main([str(path), *FAST, "--length", "m=7"]) == 1
     assert "--length names the axis 'm'; the inputs have 'n'" in capsys.readouterr().err
+
+
+def test_a_model_from_elsewhere_is_fetched_and_its_copy_is_made_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with web_server(None) as web:
+        web.files["/m.onnx"] = small.twice(tmp_path / "m.onnx", dims=(1, 3)).read_bytes()
+        argv = (f"{web.url}/m.onnx", "--allow-http", "--no-measure", "--device", "cpu")
+        (model,) = in_json(capsys, *argv)
+    copy = model["copy_with_variable_first_axis"]
+    assert (model["name"], copy["verdict"]) == ("m", "proved")
+    assert copy["command"].endswith(', "m-batch.onnx")\'')
 
 
 def test_an_interrupt_ends_it_without_a_traceback(

@@ -164,7 +164,7 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> tuple[Ba
         trusted = replace(found, verdict=BatchingVerdict.TRUSTED)
         return _batched(max_batch_size, max_queue_delay, trusted, why), None
     _log.warning(
-        "model %s: each request runs alone: %s; to let requests share batches: %s (--batching trust does so anyway)",
+        "model %s: each request runs alone: %s; to change that: %s (--batching trust lets requests share batches anyway)",
         name,
         found.reason,
         "; ".join(found.cures),

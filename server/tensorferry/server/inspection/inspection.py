@@ -19,7 +19,7 @@ from tensorferry.server.inspection.measuring import (
 )
 from tensorferry.server.inspection.measuring_child import MeasuredModel
 from tensorferry.server.inspection.model_argument import source_in
-from tensorferry.server.inspection.variable_axis import NoCopy, write_copy
+from tensorferry.server.inspection.variable_axis import NoCopy, copy_name, write_copy
 from tensorferry.server.model_config.ensembles import is_ensemble
 from tensorferry.server.model_config.pbtxt import BatchingDecision
 from tensorferry.server.models.declared_sources import declared_source, declared_sources, named_steps
@@ -170,7 +170,9 @@ def _try_copy(
     scratch.callback(folder.remove)
     path = folder.path / source.path.name
     try:
-        command = write_copy(source.path, signature, path)
+        # A file that was fetched is in a cache, in which the command must write nothing.
+        made = None if source.keep_alive is None else Path(copy_name(source.path))
+        command = write_copy(source.path, signature, path, made)
         prepared = prepare_model(replace(source, path=path), config, device, scratch)
     except (NoCopy, StartError) as error:
         return TriedCopy(error=str(error).replace(str(path), str(source.path))), None

@@ -24,10 +24,10 @@ class NoCopy(Exception):
     """The file cannot be changed; the message says why."""
 
 
-def write_copy(path: Path, signature: Signature, target: Path) -> str:
+def write_copy(path: Path, signature: Signature, target: Path, made: Path | None = None) -> str:
     """Write the model with a variable first axis; return a command that does the same. NoCopy if it is not possible.
 
-    All inputs and outputs get it whose first dimension is that of the first tensor with a fixed one.
+    The command writes the file `made`, by default one beside the model. All inputs and outputs get it whose first dimension is that of the first tensor with a fixed one.
     """
     fixed = fixed_first_axes((*signature.inputs, *signature.outputs))
     if not fixed:
@@ -42,7 +42,12 @@ def write_copy(path: Path, signature: Signature, target: Path) -> str:
         onnx.save(update_inputs_outputs_dims(model, inputs, outputs), str(target))
     except Exception as error:
         raise NoCopy(" ".join(str(error).split())) from error
-    return _command(path, inputs, outputs)
+    return _command(path, inputs, outputs, made or path.with_name(copy_name(path)))
+
+
+def copy_name(path: Path) -> str:
+    """Return the name of the file that the command makes."""
+    return f"{path.stem}-batch{path.suffix}"
 
 
 def _dims_of(tensors: Collection[onnx.ValueInfoProto], names: Collection[str]) -> _Dims:
@@ -58,11 +63,10 @@ def _dims_of(tensors: Collection[onnx.ValueInfoProto], names: Collection[str]) -
     return found
 
 
-def _command(path: Path, inputs: _Dims, outputs: _Dims) -> str:
+def _command(path: Path, inputs: _Dims, outputs: _Dims, made: Path) -> str:
     def literal(value: object) -> str:
         return json.dumps(value, ensure_ascii=False)
 
-    made = path.with_name(f"{path.stem}-batch{path.suffix}")
     code = (
         "import onnx; from onnx.tools.update_model_dims import update_inputs_outputs_dims as update; "
         f"onnx.save(update(onnx.load({literal(str(path))}), {literal(inputs)}, {literal(outputs)}), {literal(str(made))})"
