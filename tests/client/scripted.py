@@ -123,6 +123,7 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         # Last message of a call that is not inference.
         self.request: Any = None
         self.config = ModelConfig()
+        self.shares_memory = False
         self.statistics = pb.ModelStatisticsResponse()
         self.failures: list[grpc.StatusCode] = []
         self.failure_trailers: tuple[tuple[str, str], ...] = ()
@@ -206,6 +207,20 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         for name, setting in request.settings.items():
             answer.settings[name].MergeFromString(setting.SerializeToString())
         return answer
+
+    def SystemSharedMemoryRegister(
+        self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
+    ) -> Any:
+        self._called("SystemSharedMemoryRegister", context, request)
+        if not self.shares_memory:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "no shared memory")
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    def SystemSharedMemoryUnregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
+    ) -> Any:
+        self._called("SystemSharedMemoryUnregister", context, request)
+        return pb.SystemSharedMemoryUnregisterResponse()
 
     def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         self._called("ModelInfer", context)

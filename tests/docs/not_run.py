@@ -47,6 +47,10 @@ PYTHON: dict[tuple[str, str], str] = {
         "docs/guides/clients.md",
         "from kserve import",
     ): "KServe's client has an environment of its own: tests/wire runs it there",
+    (
+        "docs/reference/client.md",
+        "with client.shared_memory(",
+    ): "it needs a server with shared memory; tests/client/test_docstrings.py runs the same",
 }
 
 # Indented blocks that are not commands but output, trees or configuration.

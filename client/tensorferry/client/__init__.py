@@ -28,6 +28,7 @@ from tensorferry.client.messages.classification import Classification, ClassScor
 from tensorferry.client.messages.codec import InferenceResult, StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata, TensorMetadata
 from tensorferry.client.messages.statistics import BatchStatistics, ModelStatistics, Times
+from tensorferry.client.shared_memory import SharedMemory
 
 __all__ = [
     "BatchStatistics",
@@ -53,6 +54,7 @@ __all__ = [
     "ResourceExhausted",
     "Retry",
     "ServerMetadata",
+    "SharedMemory",
     "StreamRequest",
     "TensorMetadata",
     "Times",

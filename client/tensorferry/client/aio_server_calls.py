@@ -34,7 +34,7 @@ class AsyncServerCalls(ClientBase):
         """
         arguments.model(model, version)
         context = self._settings.of_call(metadata).begin(timeout)
-        return self._cache.get(model, version) or await self._fetch(model, version, context)
+        return await self._known(model, version, context)
 
     async def server_metadata(
         self, *, timeout: float | None = None, metadata: Headers = ()
@@ -206,6 +206,9 @@ class AsyncServerCalls(ClientBase):
         False
         """
         return await self._run(rpcs.log_settings(settings), self._settings.of_call(metadata).begin(timeout))
+
+    async def _known(self, model: str, version: str, context: CallContext) -> ModelMetadata:
+        return self._cache.get(model, version) or await self._fetch(model, version, context)
 
     async def _fetch(self, model: str, version: str, context: CallContext) -> ModelMetadata:
         known = await self._run(rpcs.model_metadata(model, version), context)

@@ -30,6 +30,12 @@ class InferenceError(Exception):
     `code` is the gRPC status code, and `message` the server's text. `request_id` is the id of the
     failed request, or "". `retry_after` is the time in seconds after which the server asks to try
     again, or None.
+
+    >>> try:
+    ...     client.metadata("letters")
+    ... except InferenceError as error:
+    ...     print(error.code.name)
+    NOT_FOUND
     """
 
     def __init__(
@@ -51,11 +57,23 @@ class InferenceError(Exception):
 
 
 class Cancelled(InferenceError):
-    """CANCELLED: the call was cancelled, by the caller, by `close()` or by the server."""
+    """CANCELLED: the call was cancelled, by the caller, by `close()` or by the server.
+
+    >>> issubclass(Cancelled, InferenceError)
+    True
+    """
 
 
 class InvalidArgument(InferenceError):
-    """INVALID_ARGUMENT: the server refused the request as malformed."""
+    """INVALID_ARGUMENT: the server refused the request as malformed.
+
+    >>> with InferenceClient("127.0.0.1:8001", check=False) as unchecked:
+    ...     try:
+    ...         unchecked.infer("digits", {"picture": np.zeros((1, 8, 8), np.uint8)})
+    ...     except InvalidArgument as error:
+    ...         print(error.message.partition(" for ")[0])
+    unexpected inference input 'picture'
+    """
 
 
 class InvalidInput(InvalidArgument, ValueError):
@@ -63,6 +81,12 @@ class InvalidInput(InvalidArgument, ValueError):
 
     `subject` names the argument, such as "timeout" or "input 'image' of model 'digits'".
     `expected` and `received` describe the values, and `change` says what to change.
+
+    >>> try:
+    ...     client.infer("digits", {"image": np.zeros((1, 8, 8))})
+    ... except InvalidInput as error:
+    ...     print(f"expected {error.expected}, received {error.received}: {error.change}")
+    expected UINT8 [-1, 8, 8], received FP64 [1, 8, 8]: use array.astype(np.uint8)
     """
 
     def __init__(self, subject: str, expected: str, received: str, change: str, request_id: str = "") -> None:
@@ -79,43 +103,105 @@ class InvalidInput(InvalidArgument, ValueError):
 
 
 class DeadlineExceeded(InferenceError, TimeoutError):
-    """DEADLINE_EXCEEDED: the answer did not arrive within the call's timeout."""
+    """DEADLINE_EXCEEDED: the answer did not arrive within the call's timeout.
+
+    >>> try:
+    ...     client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}, timeout=1e-9)
+    ... except TimeoutError as error:
+    ...     print(type(error).__name__)
+    DeadlineExceeded
+    """
 
 
 class NotFound(InferenceError):
-    """NOT_FOUND: the server has no such model, or no such version of it."""
+    """NOT_FOUND: the server has no such model, or no such version of it.
+
+    >>> try:
+    ...     client.infer("digits", {}, version="9")
+    ... except NotFound:
+    ...     print("no version 9")
+    no version 9
+    """
 
 
 class PermissionDenied(InferenceError):
-    """PERMISSION_DENIED: the caller is authenticated, but lacks the role for this call."""
+    """PERMISSION_DENIED: the caller is authenticated, but lacks the role for this call.
+
+    >>> issubclass(PermissionDenied, InferenceError)
+    True
+    """
 
 
 class Unauthenticated(InferenceError):
-    """UNAUTHENTICATED: the caller's credentials are missing or wrong."""
+    """UNAUTHENTICATED: the caller's credentials are missing or wrong.
+
+    >>> issubclass(Unauthenticated, InferenceError)
+    True
+    """
 
 
 class ResourceExhausted(InferenceError):
-    """RESOURCE_EXHAUSTED: the server is overloaded; `retry_after` says when to retry."""
+    """RESOURCE_EXHAUSTED: the server is overloaded, or the message too large; `retry_after` says when to retry.
+
+    >>> with InferenceClient("127.0.0.1:8001", max_message_bytes=1024) as small:
+    ...     try:
+    ...         small.infer("digits", {"image": np.zeros((99, 8, 8), np.uint8)})
+    ...     except ResourceExhausted as error:
+    ...         print(error.retry_after)
+    None
+    """
 
 
 class FailedPrecondition(InferenceError):
-    """FAILED_PRECONDITION: the server is not in the state that the call needs."""
+    """FAILED_PRECONDITION: the server is not in the state that the call needs.
+
+    >>> issubclass(ClientClosed, FailedPrecondition)
+    True
+    """
 
 
 class ClientClosed(FailedPrecondition, RuntimeError):
-    """The client was closed before the call; nothing was sent."""
+    """The client was closed before the call; nothing was sent.
+
+    >>> closed = InferenceClient("127.0.0.1:8001")
+    >>> closed.close()
+    >>> try:
+    ...     closed.is_live()
+    ... except ClientClosed as error:
+    ...     print(error.message)
+    this InferenceClient is closed: create another one
+    """
 
 
 class Unimplemented(InferenceError):
-    """UNIMPLEMENTED: the server does not offer this call."""
+    """UNIMPLEMENTED: the server does not offer this call, or its options do not allow it.
+
+    >>> try:
+    ...     client.update_trace_settings({"trace_file": "elsewhere.json"})
+    ... except Unimplemented:
+    ...     print("only the server's operator names the file")
+    only the server's operator names the file
+    """
 
 
 class Internal(InferenceError):
-    """INTERNAL: a bug of the server, or an answer that cannot be decoded."""
+    """INTERNAL: a bug of the server, or an answer that cannot be decoded.
+
+    >>> issubclass(Internal, InferenceError)
+    True
+    """
 
 
 class Unavailable(InferenceError):
-    """UNAVAILABLE: the server cannot be reached, is starting or stopping, or ended during the call."""
+    """UNAVAILABLE: the server cannot be reached, is starting or stopping, or ended during the call.
+
+    >>> with InferenceClient("127.0.0.1:1", retry=None) as other:
+    ...     try:
+    ...         other.server_metadata()
+    ...     except Unavailable:
+    ...         print("no server there")
+    no server there
+    """
 
 
 _CLASSES: dict[grpc.StatusCode, type[InferenceError]] = {

@@ -30,6 +30,10 @@ class InferenceFuture(Future[InferenceResult]):
     call that `attempts` allows to repeat is in `retry_queue` until then. The future has one owner
     at a time, which alone may complete it: grpcio, which runs `_finish` once per call, or the code
     that removed it from `retry_queue`.
+
+    >>> future = client.submit("digits", {"image": np.zeros((1, 8, 8), np.uint8)})
+    >>> future.result(timeout=30)["probabilities"].shape
+    (1, 10)
     """
 
     def __init__(
@@ -54,7 +58,12 @@ class InferenceFuture(Future[InferenceResult]):
         call.add_done_callback(self._finish)
 
     def cancel(self) -> bool:
-        """Cancel the future and its call; return False if the answer has already arrived."""
+        """Cancel the future and its call; return False if the answer has already arrived.
+
+        >>> future = client.submit("digits", {"image": np.zeros((1, 8, 8), np.uint8)})
+        >>> future.cancel() == future.cancelled()
+        True
+        """
         if not super().cancel():
             return False
         call = self._call

@@ -36,7 +36,7 @@ class ServerCalls(ClientBase):
         """
         arguments.model(model, version)
         context = self._settings.of_call(metadata).begin(timeout)
-        return self._cache.get(model, version) or self._fetch(model, version, context)
+        return self._known(model, version, context)
 
     def server_metadata(self, *, timeout: float | None = None, metadata: Headers = ()) -> ServerMetadata:
         """Return the server's name, version and extensions. Thread-safe.
@@ -202,6 +202,9 @@ class ServerCalls(ClientBase):
         False
         """
         return self._run(rpcs.log_settings(settings), self._settings.of_call(metadata).begin(timeout))
+
+    def _known(self, model: str, version: str, context: CallContext) -> ModelMetadata:
+        return self._cache.get(model, version) or self._fetch(model, version, context)
 
     def _fetch(self, model: str, version: str, context: CallContext) -> ModelMetadata:
         known = self._run(rpcs.model_metadata(model, version), context)

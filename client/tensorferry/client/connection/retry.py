@@ -49,6 +49,10 @@ class Retry:
 
     `budget` bounds the retries of a client: each retry takes 1, each answer returns `ratio`, up to
     the initial value. In the long run a failing server gets at most `1 + ratio` times the requests.
+
+    >>> with InferenceClient("127.0.0.1:8001", retry=Retry(attempts=2)) as other:
+    ...     other.is_live()
+    True
     """
 
     attempts: int = 5

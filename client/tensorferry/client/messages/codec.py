@@ -51,6 +51,10 @@ class StreamRequest:
 
     `inputs` is as for `infer`. A `request_id` of "" is replaced by a generated one. `outputs` and
     `parameters` override those given to `stream`.
+
+    >>> request = StreamRequest({"image": np.zeros((1, 8, 8), np.uint8)}, request_id="first")
+    >>> [result.id for result in client.stream("digits", [request])]
+    ['first']
     """
 
     inputs: Inputs
@@ -66,6 +70,10 @@ class InferenceResult(Mapping[str, Array]):
     Numbers and bools have their numpy dtype, BF16 is `ml_dtypes.bfloat16`, and BYTES is an object
     array of `bytes`. Arrays of a fixed width are read-only views of the received message; copy
     an array to write to it. `id` is the request's id, or "".
+
+    >>> result = client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}, request_id="a")
+    >>> sorted(result), result.id, result.model_name
+    (['label', 'probabilities'], 'a', 'digits')
     """
 
     model_name: str

@@ -13,6 +13,9 @@ class TensorMetadata:
     """One input or output: protocol datatype, and shape with -1 for a dynamic axis.
 
     A request may omit an `optional` input.
+
+    >>> print(client.metadata("digits").inputs[0])
+    UINT8 [-1, 8, 8]
     """
 
     name: str
@@ -26,7 +29,12 @@ class TensorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """One model: available versions, inputs, outputs, and the server's other properties."""
+    """One model: available versions, inputs, outputs, and the server's other properties.
+
+    >>> model = client.metadata("digits")
+    >>> model.versions, [output.name for output in model.outputs]
+    (('1',), ['label', 'probabilities'])
+    """
 
     name: str
     versions: tuple[str, ...]
@@ -53,7 +61,11 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ServerMetadata:
-    """The server: name, version, and supported protocol extensions."""
+    """The server: name, version, and supported protocol extensions.
+
+    >>> "statistics" in client.server_metadata().extensions
+    True
+    """
 
     name: str
     version: str
@@ -67,7 +79,11 @@ class ServerMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """One model version in the server's repository; `reason` says why it is not READY."""
+    """One model version in the server's repository; `reason` says why it is not READY.
+
+    >>> [(model.name, model.state) for model in client.models()]
+    [('digits', 'READY')]
+    """
 
     name: str
     version: str

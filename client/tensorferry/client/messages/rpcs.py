@@ -137,6 +137,17 @@ def log_settings(changes: Mapping[str, object] | None = None) -> Rpc[LogSettings
     return Rpc("LogSettings", message, _log_settings)
 
 
+def register_system_memory(key: str, nbytes: int) -> Rpc[None]:
+    """Return the call SystemSharedMemoryRegister, with the key as the region's name."""
+    message = pb.SystemSharedMemoryRegisterRequest(name=key, key=f"/{key}", byte_size=nbytes)
+    return Rpc("SystemSharedMemoryRegister", message, _nothing)
+
+
+def unregister_system_memory(key: str) -> Rpc[None]:
+    """Return the call SystemSharedMemoryUnregister."""
+    return Rpc("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(name=key), _nothing)
+
+
 def _nothing(answer: object) -> None:
     return None
 

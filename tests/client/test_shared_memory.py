@@ -1,0 +1,194 @@
+"""Shared memory that one call of the client sets up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from client.either import IDS, KINDS, Client, call, close
+from client.scripted import ScriptedServer, model
+from support.processes.server import ServerProcess, running
+
+from tensorferry.client import InferenceClient, InferenceError, Internal, InvalidInput, Unimplemented
+from tensorferry.client.connection.system_memory import DIRECTORY, SystemMemory
+from tensorferry.protos import inference_pb2 as pb
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
+IMAGES = np.random.default_rng(1).integers(0, 17, (32, 8, 8), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def sharing() -> Iterator[ServerProcess]:
+    with running(f"digits={DIGITS}", "--allow-shared-memory", transport="lane") as process:
+        yield process
+
+
+@pytest.fixture(params=KINDS, ids=IDS)
+async def local(sharing: ServerProcess, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+    client = request.param(sharing.address)
+    yield client
+    await close(client)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test there is no file, and the server has no region."""
+    yield
+    assert files() == []
+    if "sharing" in request.fixturenames:
+        with InferenceClient(request.getfixturevalue("sharing").address) as client:
+            stub = client._endpoints.pick().stub
+            assert not stub.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest()).regions
+
+
+def files() -> list[str]:
+    return sorted(path.name for path in DIRECTORY.glob("tensorferry-*"))
+
+
+@contextlib.asynccontextmanager
+async def shared(client: Client, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
+    """Enter the shared memory of either client."""
+    memory: Any = client.shared_memory(*arguments, **options)
+    if isinstance(client, InferenceClient):
+        with memory:
+            yield memory
+    else:
+        async with memory:
+            yield memory
+
+
+async def test_results_are_those_of_arrays(local: Client) -> None:
+    expected = await call(local, "infer", "digits", {"image": IMAGES})
+    async with shared(local, "digits", 32) as memory:
+        assert len(files()) == 1
+        assert memory.inputs["image"].shape == (32, 8, 8)
+        memory.inputs["image"][...] = IMAGES
+        result = await call(memory, "infer", request_id="a", timeout=30, parameters={"explain": True})
+        assert set(result) == set(expected)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(result[name], array)
+            assert result[name].dtype == array.dtype
+        assert (result.id, result.model_name, result.parameters["batch_rows"]) == ("a", "digits", 32)
+        memory.inputs["image"][:3] = IMAGES[10:13]
+        part = await call(memory, "infer", rows=3)
+        np.testing.assert_array_equal(part["label"], expected["label"][10:13])
+        np.testing.assert_array_equal(part["probabilities"], expected["probabilities"][10:13])
+        np.testing.assert_array_equal(result["label"][:3], part["label"])
+    np.testing.assert_array_equal(part["label"], expected["label"][10:13])
+
+
+async def test_a_failed_call_leaves_nothing(local: Client) -> None:
+    with pytest.raises(RuntimeError, match="mine"):
+        async with shared(local, "digits", 2) as memory:
+            raise RuntimeError("mine")
+    with pytest.raises(InvalidInput, match="rows expects an int from 1 to 2, got 3"):
+        async with shared(local, "digits", 2) as memory:
+            await call(memory, "infer", rows=3)
+    with pytest.raises(InferenceError):
+        async with shared(local, "digits", 2) as memory:
+            await call(memory, "infer", timeout=1e-6)
+
+
+async def test_a_closed_client_leaves_no_file(sharing: ServerProcess) -> None:
+    with InferenceClient(sharing.address) as other, InferenceClient(sharing.address) as client:
+        with client.shared_memory("digits", 2):
+            [name] = files()
+            client.close()
+        stub = other._endpoints.pick().stub
+        stub.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest(name=name))
+
+
+async def test_a_refused_region_leaves_nothing(either: Client) -> None:
+    """The scripted server has no shared memory."""
+    with pytest.raises(Unimplemented):
+        async with shared(either, "digits", 2):
+            raise AssertionError("registered")
+
+
+async def test_the_arrays_exist_only_inside_the_with_statement(local: Client) -> None:
+    memory: Any = local.shared_memory("digits", 2)
+    with pytest.raises(RuntimeError, match="exists only inside its `with` statement"):
+        await call(memory, "infer")
+    async with shared(local, "digits", 2) as memory:
+        pass
+    with pytest.raises(RuntimeError, match="exists only inside its `with` statement"):
+        _ = memory.inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "shapes", "message"),
+    [
+        ("digits", 0, None, "rows expects an int from 1"),
+        ("digits", "2", None, "rows expects an int from 1"),
+        ("text", 2, None, "tensor 'words' of model 'text' in shared memory expects a datatype of a fixed size, got BYTES"),
+        ("free", 2, None, r"expects a fixed shape, got \[2, -1, 3\]: give its whole shape, as in shapes={'x': \(2, 128, 3\)}"),
+        ("free", 2, {"x": (2, 5)}, r"expects a shape like \[2, -1, 3\], got \[2, 5\]"),
+        ("free", 2, {"x": (2, 5, 4)}, r"expects a shape like \[2, -1, 3\], got \[2, 5, 4\]"),
+        ("free", 2, {"x": (2, 0, 3)}, "each axis of 'x' in shapes expects an int from 1"),
+        ("free", 2, {"z": (2,)}, "shapes expects inputs and outputs of model 'free': 'x', got 'z': remove 'z'"),
+        ("free", 2, [1], "shapes expects a dict"),
+    ],
+)  # fmt: skip
+async def test_what_has_no_size_is_refused(
+    server: ScriptedServer, either: Client, name: str, rows: Any, shapes: Any, message: str
+) -> None:
+    server.servicer.models["free"] = model("free", {"x": "FP32 -1 -1 3"}, {"x": "FP32 -1 -1 3"})
+    with pytest.raises(InvalidInput, match=message):
+        async with shared(either, name, rows, shapes=shapes):
+            raise AssertionError("created")
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "1", True])
+async def test_wrong_timeouts_are_refused(local: Client, timeout: Any) -> None:
+    with pytest.raises(InvalidInput, match="timeout expects a positive number of seconds"):
+        async with shared(local, "digits", 2, timeout=timeout):
+            raise AssertionError("created")
+    async with shared(local, "digits", 2) as memory:
+        with pytest.raises(InvalidInput, match="timeout expects a positive number of seconds"):
+            await call(memory, "infer", timeout=timeout)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_several_targets_are_refused(kind: type[Any]) -> None:
+    client = kind(["127.0.0.1:1", "127.0.0.1:2"])
+    with pytest.raises(InvalidInput, match="shared memory expects a client of one target, got 2 targets"):
+        client.shared_memory("digits", 2)
+    await close(client)
+
+
+def registering(server: ScriptedServer, **output: Any) -> None:
+    """Let the scripted server register regions, and answer with one output."""
+    server.servicer.shares_memory = True
+    answer = pb.ModelInferResponse(model_name="row")
+    answer.outputs.add(**output)
+    server.servicer.infer = lambda request, context: answer
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        {"name": "y", "datatype": "INT64", "shape": [1]},
+        {"name": "x", "datatype": "INT32", "shape": [1]},
+        {"name": "x", "datatype": "BYTES", "shape": [1]},
+        {"name": "x", "datatype": "INT64", "shape": [2]},
+        {"name": "x", "datatype": "INT64", "shape": [-1]},
+    ],
+)
+async def test_an_answer_that_was_not_requested_is_refused(
+    server: ScriptedServer, either: Client, output: dict[str, Any]
+) -> None:
+    registering(server, **output)
+    async with shared(either, "row", 1) as memory:
+        with pytest.raises(Internal, match="is not what was requested in shared memory"):
+            await call(memory, "infer")
+
+
+async def test_without_memory_nothing_is_left() -> None:
+    free = os.statvfs(DIRECTORY)
+    with pytest.raises(OSError, match="No space left"):
+        SystemMemory(free.f_frsize * free.f_blocks + (1 << 30))

@@ -1,0 +1,95 @@
+"""One client of several real servers, one of which is killed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.processes.server import ServerProcess
+
+from tensorferry.client import InferenceClient, aio
+
+IMAGES = {"image": np.zeros((1, 8, 8), np.uint8)}
+
+
+@pytest.fixture
+def pair(digits_model: Path) -> Iterator[list[ServerProcess]]:
+    with ThreadPoolExecutor(2) as threads:
+        starts = [
+            threads.submit(ServerProcess.start, f"digits={digits_model}", transport="lane") for _ in range(2)
+        ]
+    servers = [start.result() for start in starts]
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+def by_address(server: ServerProcess) -> str:
+    return server.address
+
+
+def by_name(server: ServerProcess) -> str:
+    return server.address.replace("127.0.0.1", "localhost")
+
+
+def requests_of(server: ServerProcess) -> int:
+    with InferenceClient(server.address) as client:
+        [statistics] = client.statistics("digits")
+        return statistics.success.count
+
+
+@pytest.mark.parametrize("form", [by_address, by_name])
+def test_threads_lose_no_call_when_a_server_is_killed(
+    pair: list[ServerProcess], form: Callable[[ServerProcess], str]
+) -> None:
+    first, second = pair
+    with InferenceClient([form(first), form(second)]) as client, ThreadPoolExecutor(8) as threads:
+        assert client.wait_ready(60)
+        calls = [threads.submit(client.infer, "digits", IMAGES, timeout=60) for _ in range(400)]
+        calls[100].result(60)
+        first.signal(signal.SIGKILL)
+        for one in calls:
+            assert one.result(60)["label"].size == 1
+        first.wait()
+        before = requests_of(second)
+        for _ in range(10):
+            client.infer("digits", IMAGES, timeout=60)
+            assert client.submit("digits", IMAGES, timeout=60).result(60)["label"].size == 1
+            assert len(list(client.stream("digits", [IMAGES], timeout=60))) == 1
+        assert requests_of(second) == before + 30
+
+
+@pytest.mark.parametrize("form", [by_address, by_name])
+async def test_asyncio_loses_no_call_when_a_server_is_killed(
+    pair: list[ServerProcess], form: Callable[[ServerProcess], str]
+) -> None:
+    first, second = pair
+    async with aio.InferenceClient([form(first), form(second)]) as client:
+        assert await client.wait_ready(60)
+        tasks = [client.submit("digits", IMAGES, timeout=60) for _ in range(200)]
+        await tasks[20]
+        first.signal(signal.SIGKILL)
+        for task in tasks:
+            assert (await task)["label"].size == 1
+        first.wait()
+        before = requests_of(second)
+        for _ in range(10):
+            await client.infer("digits", IMAGES, timeout=60)
+            assert len([one async for one in client.stream("digits", [IMAGES], timeout=60)]) == 1
+        assert requests_of(second) == before + 20
+
+
+@pytest.mark.parametrize("form", [by_address, by_name])
+def test_both_servers_get_calls(pair: list[ServerProcess], form: Callable[[ServerProcess], str]) -> None:
+    before = [requests_of(server) for server in pair]
+    with InferenceClient([form(server) for server in pair]) as client:
+        # gRPC's round_robin uses a connection as soon as it is there, so the second may come late.
+        for _ in range(2000):
+            client.infer("digits", IMAGES, timeout=60)
+            if all(requests_of(server) > count for server, count in zip(pair, before, strict=True)):
+                return
+    raise AssertionError([requests_of(server) for server in pair])
