@@ -8,6 +8,7 @@ Without an argument, the version is that of pyproject.toml. `Unreleased` names t
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import tomllib
 from pathlib import Path
@@ -47,4 +48,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # The reader of the output may end first, as `head` does.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main(sys.argv[1:]))
