@@ -54,7 +54,8 @@ class ModelUnloader:
         thread = threading.Thread(target=end, name=f"unload-{held[0].name}-{held[0].version}", daemon=True)
         with self._lock:
             self._models[thread] = held[0]
-        thread.start()
+            # Here, because `close` joins the threads that it sees, and one that has not started cannot be joined.
+            thread.start()
 
     def _await_users(self, model: Model) -> None:
         """Wait until no accepted request of another model needs this one for a step. New ones are not accepted."""
