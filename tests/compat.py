@@ -29,11 +29,13 @@ LEFT_OUT = (
     "test_fp16",
 )
 
-# These files need packages that the environment lacks, because their own dependencies need newer versions.
+# These need packages that the environment lacks, because their own dependencies need newer versions.
 NEED_OTHER_PACKAGES = (
     "tests/e2e/test_custom_operators.py",
     "tests/e2e/test_embeddings.py",
     "tests/e2e/test_otel_export.py",
+    "tests/e2e/test_remote_models.py",
+    "tests/server/remote",
 )
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
-from polling import until
+from polling import PATIENCE, until
 from support.models import external, small
 from support.processes.server import ServerProcess, command, environment, running
 from support.remote.hub import FakeHub
 from support.remote.s3_server import S3Server, s3_server
-from support.remote.web_server import WebServer, web_server
+from support.remote.web_server import Request, Response, WebServer, web_server
 
 from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2 as pb
@@ -119,6 +120,33 @@ def test_a_model_that_cannot_be_fetched_ends_the_start_with_one_line(
     assert line.startswith("tensorferry serve: ")
     assert said in line
     assert "s3cr3t" not in line
+
+
+@pytest.mark.parametrize("front_ends", ["0", "1"])
+def test_a_server_that_is_fetching_a_model_stops_at_once(
+    front_ends: str, tmp_path: Path, web: WebServer, hub: FakeHub
+) -> None:
+    asked, stopped = threading.Event(), threading.Event()
+
+    def never(request: Request) -> Response:
+        asked.set()
+        stopped.wait()
+        return Response(status=503)
+
+    web.respond = never
+    with subprocess.Popen(
+        command("serve", "--front-ends", front_ends, f"{web.url}/m.onnx", "--port", "0"),
+        env={**environment(), **variables_of(web, hub, tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert asked.wait(PATIENCE)
+        process.terminate()
+        _, log = process.communicate(timeout=PATIENCE)
+        stopped.set()
+    assert process.returncode == 0, log
+    assert "Traceback" not in log
 
 
 def test_a_model_repository_in_s3_is_followed(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from pathlib import Path
 
 import pytest
 from support.models import external, small
 from support.remote.hub import FakeHub
-from support.remote.web_server import Response, WebServer
+from support.remote.web_server import Request, Response, WebServer
 
 from tensorferry.server.onnx_graph import external_files
 from tensorferry.server.remote.failures import RemoteError, UnreachableError
@@ -74,6 +76,40 @@ def test_the_token_is_sent_and_never_shown(
     assert "hf_wrong" not in str(caught.value)
     monkeypatch.setenv("HF_TOKEN", "hf_right")
     assert files_of(hub, cache).fetch(parse_file("hf://org/repo/m.onnx")).path.is_file()
+
+
+def test_neither_tokens_nor_redirects_are_logged(
+    hub: FakeHub,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Large files of a hub are on another host, at an address that is presigned."""
+    body = small.twice(tmp_path / "a.onnx").read_bytes()
+    commit = hub.commit("org/repo", {"m.onnx": body})
+    serve = hub.server.respond
+
+    def redirect(request: Request) -> Response:
+        if request.path == "/elsewhere":
+            return Response(body)
+        assert request.headers["Authorization"] == "Bearer hf_token"
+        headers = {
+            "Location": f"{hub.server.url}/elsewhere?Signature=s3cr3t".replace("127.0.0.1", "localhost"),
+            "X-Repo-Commit": commit,
+            "X-Linked-Etag": f'"{hashlib.sha256(body).hexdigest()}"',
+            "X-Linked-Size": str(len(body)),
+        }
+        return Response(status=302, headers=headers)
+
+    hub.server.respond = redirect
+    monkeypatch.setenv("HF_TOKEN", "hf_token")
+    caplog.set_level(logging.DEBUG)
+    assert files_of(hub, cache).fetch(parse_file("hf://org/repo/m.onnx")).path.read_bytes() == body
+    assert "Authorization" not in hub.server.requests[-1].headers
+    assert "hf_token" not in caplog.text
+    assert "s3cr3t" not in caplog.text
+    hub.server.respond = serve
 
 
 def test_what_is_missing_is_named(hub: FakeHub, cache: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -48,6 +49,19 @@ def test_an_object_is_described_and_read_in_parts(bucket: tuple[str, Any]) -> No
     assert store.describe(file.url).version != file.version
     with pytest.raises(ChangedError):
         read(store, file)
+
+
+def test_a_session_token_is_not_logged(
+    bucket: tuple[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, files = bucket
+    files.pipe_file(f"{name}/m.onnx", BODY)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "s3cr3t-session")
+    caplog.set_level(logging.DEBUG)
+    store = ObjectStore(open_s3)
+    assert read(store, store.describe(parse_file(f"s3://{name}/m.onnx"))) == BODY
+    assert "s3cr3t-session" not in caplog.text
+    assert "Signature=" not in caplog.text
 
 
 def test_a_version_of_an_object_can_be_named(bucket: tuple[str, Any]) -> None:

@@ -147,7 +147,10 @@ class CacheEntry:
     def add_tree(self, files: Mapping[str, Path], digest: str) -> Tree:
         """Move complete files into a tree, and return it."""
         path = self._trees / digest
-        if not path.is_dir():
+        if path.is_dir():
+            for file in files.values():
+                file.unlink()
+        else:
             made = self._trees / f"{digest}.new"
             shutil.rmtree(made, ignore_errors=True)
             made.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -9,6 +10,23 @@ from typing import Any, Protocol
 
 from tensorferry.server.remote.failures import RemoteError
 from tensorferry.server.remote.url import RemoteUrl
+
+# Of the packages of the extras, and of those that they use.
+_LOGGERS = (
+    "aiobotocore",
+    "aiohttp",
+    "botocore",
+    "fsspec",
+    "gcsfs",
+    "google",
+    "httpcore",
+    "httpcore2",
+    "httpx",
+    "httpx2",
+    "huggingface_hub",
+    "s3fs",
+    "urllib3",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +63,17 @@ class Store(Protocol):
 
 
 def package(name: str, extra: str, url: RemoteUrl) -> Any:
-    """Return a package of an extra. RemoteError, with the command that installs it, if it is missing."""
+    """Return a package of an extra. RemoteError, with the command that installs it, if it is missing.
+
+    Its own log is switched off: failures are raised, and lines can have tokens or presigned addresses.
+    """
     try:
-        return import_module(name)
+        module = import_module(name)
     except ModuleNotFoundError as error:
         raise RemoteError(
             f"{url}: the package {error.name} is missing, which {url.scheme}:// needs: pip install 'tensorferry[{extra}]'"
         ) from None
+    # After the import, which can set levels.
+    for logger in _LOGGERS:
+        logging.getLogger(logger).setLevel(logging.CRITICAL + 1)
+    return module
