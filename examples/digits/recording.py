@@ -20,7 +20,7 @@ ADDRESS = "127.0.0.1:8001"
 WIDTH = 108
 SERVE = "tensorferry serve examples/digits/digits.onnx"
 CALLS = (
-    "tensorferry describe digits",
+    "tensorferry inspect examples/digits/digits.onnx --sizes 1,8,64 --latency-ms 1 --log-level warning",
     "tensorferry infer digits --input image=examples/digits/images.npy --output label",
 )
 # Of rich's own style sheet, which loads fonts from the network.
