@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.models import external, small
-from support.remote.web_server import Response, WebServer, etag_of
+from support.remote.web_server import Request, Response, WebServer, etag_of
 
 from tensorferry.server.onnx_graph import external_files
 from tensorferry.server.remote.cache import CacheEntry, default_cache
@@ -121,6 +121,52 @@ def test_a_pinned_model_that_was_damaged_in_the_cache_is_fetched_again(
     path.write_bytes(bytes(len(model)))
     assert fetch(cache, pinned).path.read_bytes() == model
     assert "is damaged; it is fetched again" in caplog.text
+
+
+def test_a_download_never_writes_into_a_tree_that_a_process_uses(
+    web: WebServer, pair: tuple[bytes, bytes], cache: Path, tmp_path: Path
+) -> None:
+    """What has not changed is linked from the last tree; if the rest cannot be fetched, the link stays behind."""
+    address = f"{web.url}/a/big.onnx"
+    used = fetch(cache, address)
+    web.files["/a/big.onnx_data"] = newer = external.scaled(tmp_path / "made" / "big.onnx", 5.0)[1]
+    serve = web.respond
+    web.respond = lambda request: (
+        Response(status=404)
+        if request.path.endswith("_data") and "Range" not in request.headers
+        else serve(request)
+    )
+    with pytest.raises(RemoteError):
+        fetch(cache, address)
+    # The record is lost, so everything is downloaded again.
+    (record,) = cache.glob("*/record.json")
+    record.unlink()
+    web.respond = serve
+    web.files["/a/big.onnx"] = pair[0]
+    fetched = fetch(cache, address)
+    assert (fetched.path.parent / "big.onnx_data").read_bytes() == newer
+    assert used.path.read_bytes() == pair[0]
+    assert used.path.stat().st_ino != fetched.path.stat().st_ino
+
+
+def test_a_host_that_states_no_size_is_asked_for_changes_only(
+    web: WebServer, model: bytes, cache: Path
+) -> None:
+    serve = web.respond
+
+    def without_size(request: Request) -> Response:
+        response = serve(request)
+        response.ranges = False
+        # Without a length, the end of the connection is the end of the body.
+        response.headers["Transfer-Encoding"] = "chunked"
+        return response
+
+    web.respond = without_size
+    first = fetch(cache, f"{web.url}/m.onnx")
+    assert first.path.read_bytes() == model
+    before = len(web.requests)
+    assert fetch(cache, f"{web.url}/m.onnx").path == first.path
+    assert len(web.requests) == before + 1
 
 
 def test_a_truncated_model_in_the_cache_is_fetched_again(web: WebServer, model: bytes, cache: Path) -> None:

@@ -119,7 +119,8 @@ class WebServer:
         handler.send_response(response.status)
         for name, value in response.headers.items():
             handler.send_header(name, value)
-        if "Content-Length" not in response.headers:
+        chunked = response.headers.get("Transfer-Encoding") == "chunked"
+        if not chunked:
             handler.send_header("Content-Length", str(len(response.body)))
         handler.end_headers()
         if request.method == "HEAD":
@@ -128,7 +129,7 @@ class WebServer:
         if self.cut_after and len(body) > self.cut_after[0]:
             body = body[: self.cut_after.pop(0)]
             handler.close_connection = True
-        handler.wfile.write(body)
+        handler.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
 
 
 class _Quiet(ThreadingHTTPServer):

@@ -64,6 +64,7 @@ class Downloader:
                 self._pause(_PAUSE_SECONDS * 2 ** (failures - 1))
             _log.debug("%s; the download is continued at byte %d", problem, got)
         self._check_size(file, target)
+        _write_to_disk(target)
         digest = sha256_of(target)
         if file.sha256 is not None and digest != file.sha256:
             target.unlink()
@@ -118,6 +119,12 @@ def _writing(file: RemoteFile, target: Path) -> Iterator[None]:
             f"{file.url} cannot be stored in {target.parent}: {os.strerror(error.errno)}; make room, or name another "
             "directory by --model-cache"
         ) from None
+
+
+def _write_to_disk(path: Path) -> None:
+    """Wait until a file is on the disk, so that it is whole after a loss of power, too."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sha256_of(path: Path) -> str:

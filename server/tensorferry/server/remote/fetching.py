@@ -57,16 +57,19 @@ class TreeBuilder:
         if self._before is None or self._tree_before is None or file.version is None:
             return False
         known = self._before.files.get(name)
-        return known is not None and known.version == file.version and known.size == file.size
+        return known is not None and known.version == file.version and file.size in (None, known.size)
 
     def add(self, name: str, file: RemoteFile, pin: str | None = None) -> Path:
         """Obtain a file; return its path for now. RemoteError if it does not have the hash `pin`: it is removed."""
-        target = self._entry.partial(f"{self._part}/{name}", file.version)
+        place = f"{self._part}/{name}"
         if self._before is not None and self._tree_before is not None and self._has(name, file):
             digest = self._before.files[name].sha256
+            # Never where a download could be continued, because that would write into the last tree.
+            target = self._entry.partial(place, f"link to {digest}")
             target.unlink(missing_ok=True)
             _link(self._tree_before.path / name, target)
         else:
+            target = self._entry.partial(place, file.version)
             began = time.monotonic()
             digest = self._downloader.download(self._store, file, target)
             size = target.stat().st_size

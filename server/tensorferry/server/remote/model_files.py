@@ -50,8 +50,8 @@ class ModelFiles:
     def fetch(self, url: RemoteUrl) -> FetchedModel:
         """Return a model from the cache, after it was fetched if it is not there or has changed. RemoteError.
 
-        If the address names one version, or a hash is pinned, the host is not asked about a model in the cache. If the
-        host cannot be reached, the last copy is used, and a warning logged.
+        If the address names one version, or a hash is pinned, the host is not asked about a model in the cache, whose hash
+        is checked. If the host cannot be reached, the last copy is used, and a warning logged.
         """
         entry = CacheEntry(self._cache, url)
         with entry.locked():
@@ -85,7 +85,7 @@ class ModelFiles:
         for name, file in known.files.items():
             path, pin = tree.path / name, url.pin("" if name == url.file_name else name)
             complete = path.is_file() and path.stat().st_size == file.size
-            if not complete or (url.pins and sha256_of(path) != file.sha256):
+            if not complete or ((url.pins or url.immutable) and sha256_of(path) != file.sha256):
                 _log.warning("%s: %s in the cache is damaged; it is fetched again", url, path)
                 entry.remove(known.digest)
                 return None
