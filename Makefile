@@ -36,7 +36,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,front_ends.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo recording embeddings test test-embeddings test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench-coalescing bench bench-peers bench-report bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train gpu-check clean
+.PHONY: help run demo recording embeddings test test-embeddings test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench-coalescing bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -142,6 +142,9 @@ bench-python: $(LOAD) $(VENV)/.dev $(VENV)/.plots $(VENV)/.embeddings $(SENTENCE
 
 bench-python-report: $(VENV)/.dev ## write docs/results/python_models.md from the last `make bench-python`
 	@$(PYTHON_MODELS).report
+
+bench-agreement: $(LOAD) $(VENV)/.dev ## compare `tensorferry bench` with the load generator in C (three minutes; QUICK=1: half a minute; ROUNDS=5)
+	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/load_test_agreement.py --load $(LOAD) $(if $(QUICK),--quick) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-memory: $(LOAD) $(VENV)/.dev ## measure memory over a million calls and ten thousand dropped streams (QUICK=1: a tenth)
 	@$(SERVING).memory --load $(LOAD) $(if $(QUICK),--quick)

@@ -138,9 +138,13 @@ def cpu_seconds_of(pid: int) -> float:
 def serving(
     model: Path, core: int | None, *options: str, program: Sequence[str] = ("-m", "tensorferry.server")
 ) -> Iterator[RealServer]:
-    """Run `tensorferry serve` on a core until the block ends; raise RuntimeError if it does not start."""
+    """Run `tensorferry serve` on a core until the block ends; raise RuntimeError if it does not start.
+
+    `model` is an ONNX model, or a file with Python models, which has their names.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TENSORFERRY_")}
-    command = [sys.executable, *program, "serve", f"{MODEL}={model}", "--host", "127.0.0.1", "--port", "0"]
+    served = str(model) if model.suffix == ".py" else f"{MODEL}={model}"
+    command = [sys.executable, *program, "serve", served, "--host", "127.0.0.1", "--port", "0"]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [*command, "--device", "cpu", "--log-format", "json", *options],

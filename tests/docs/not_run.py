@@ -23,7 +23,6 @@ COMMANDS: dict[tuple[str, str], str] = {
     ("docs/guides/clients.md", "tests/wire/perf_analyzer.sh"): TOOLS,
     ("docs/guides/clients.md", "LD_LIBRARY_PATH="): TOOLS,
     ("docs/guides/clients.md", 'grpcurl -plaintext -d \'{"model_name": "embed"'): MODEL,
-    ("docs/guides/operations.md", "perf_analyzer "): TOOLS,
     ("docs/guides/operations.md", "docker run "): "it needs Docker and the image",
     ("docs/guides/operations.md", "helm rollback "): CLUSTER,
     ("docs/guides/operations.md", "kubectl rollout "): CLUSTER,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -228,7 +229,13 @@ def test_errors_cannot_send_commands_to_the_terminal() -> None:
     error, warning = tables.errors_and_warnings([totals.result(None)])
     assert error.startswith("1 in flight: 1,200 × INTERNAL, the first: a ?[2Jbxxx")
     assert error.endswith("x...")
-    assert warning.startswith("1 in flight: WARNING: the client is the limit")
+    assert warning.startswith("WARNING (1 in flight): the client is the limit")
+    several = [totals.result(None), replace(totals.result(None), step=Step(rate=2.0))]
+    lines = tables.errors_and_warnings(several)
+    assert len(lines) == 3
+    assert lines[2].startswith(
+        "WARNING (1 in flight, 2 per second), at 2 per second: the client is the limit"
+    )
 
 
 @pytest.mark.parametrize(

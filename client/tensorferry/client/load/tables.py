@@ -71,13 +71,19 @@ def _server_cells(result: StepResult) -> list[str]:
 
 
 def errors_and_warnings(results: Sequence[StepResult]) -> list[str]:
-    """Return a line for each error code and each warning of each step."""
+    """Return a line for each error code of each step, and one for each kind of warning."""
     lines = []
+    warned: dict[str, tuple[list[str], str]] = {}
     for result in results:
         for error in result.errors:
             message = plain(error.message) or "no message"
             lines.append(f"{result.step.label}: {error.count:,} × {error.code}, the first: {message}")
-        lines += [f"{result.step.label}: WARNING: {warning}" for warning in result.warnings]
+        for warning in result.warnings:
+            labels, _ = warned.get(warning.partition(":")[0], ([], ""))
+            warned[warning.partition(":")[0]] = ([*labels, result.step.label], warning)
+    for labels, text in warned.values():
+        of_last = f", at {labels[-1]}" if len(labels) > 1 else ""
+        lines.append(f"WARNING ({', '.join(labels)}){of_last}: {text}")
     return lines
 
 

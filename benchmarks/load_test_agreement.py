@@ -1,0 +1,174 @@
+"""Compare `tensorferry bench` with the load generator in C: the same server, requests and numbers in flight.
+
+    python benchmarks/load_test_agreement.py --load PROGRAM [--quick] [--rounds N]
+
+Two models: a function whose batches take 4 ms, so that neither client is the limit, and an ONNX model
+that computes next to nothing, where a client in Python is. The server has the first core and the load
+the last. The two programs take turns; the medians of all rounds are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from real_server import MODEL, Cores, build_mlp, examples, request_bytes, serving
+
+from serving.load import UNARY_PATH, Load, Shape, run_load
+
+IN_FLIGHT = (1, 8, 32)
+_FIGURES = ("requests/s", "p50 ms", "p99 ms")
+_WARMUP_SECONDS = 0.5
+
+
+# A function that waits, so that the time of a batch does not depend on what else the machine does.
+_FUNCTION = """
+import time
+
+from tensorferry.serving import FP32, model
+
+
+@model(inputs={"x": FP32[-1, 1, 64]}, outputs={"y": FP32[-1, 8]})
+def mlp(x):
+    time.sleep(0.004)
+    return x[:, 0, :8]
+"""
+
+
+def write_function(folder: Path) -> Path:
+    """Write the file of a function whose batches take 4 ms."""
+    (folder / "app.py").write_text(_FUNCTION)
+    return folder / "app.py"
+
+
+def write_tiny(folder: Path) -> Path:
+    """Write an ONNX model that computes next to nothing."""
+    build_mlp(folder / "mlp.onnx", 2, 16)
+    return folder / "mlp.onnx"
+
+
+MODELS = {"4 ms": write_function, "tiny": write_tiny}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Figures of one run, in the order of the table, and the warnings of `tensorferry bench`."""
+
+    figures: tuple[float, float, float]
+    warnings: tuple[str, ...] = ()
+
+
+def c_run(program: Path, address: str, body: Path, in_flight: int, seconds: float, core: int | None) -> Run:
+    """Run the load generator in C, on one connection."""
+    port = int(address.rpartition(":")[2])
+    shape = Shape("unary", 1, in_flight, 1)
+    measured = run_load(program, Load(port, UNARY_PATH, body, shape, seconds, _WARMUP_SECONDS, 1), core=core)
+    return Run((measured.rate, measured.p50_ms, measured.p99_ms))
+
+
+def python_run(
+    folder: Path, address: str, rows: Path, in_flight: int, seconds: float, core: int | None
+) -> Run:
+    """Run `tensorferry bench` with one process, which has one connection."""
+    results = folder / "results.json"
+    pinned = [] if core is None else ["taskset", "-c", str(core)]
+    words = ["bench", address, MODEL, "--concurrency", in_flight, "--duration", seconds]
+    words += ["--warmup", _WARMUP_SECONDS, "--processes", 1, "--input", f"x={rows}", "--json", results]
+    program = [sys.executable, "-m", "tensorferry.server"]
+    subprocess.run([*pinned, *program, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+    (step,) = json.loads(results.read_text())["steps"]
+    if step["failed"]:
+        raise RuntimeError(f"requests failed: {step['errors']}")
+    latency = step["latency_seconds"]
+    return Run(
+        (step["requests_per_second"], 1e3 * latency["p50"], 1e3 * latency["p99"]), tuple(step["warnings"])
+    )
+
+
+def medians(runs: Sequence[Run]) -> tuple[float, ...]:
+    """Return the median of each figure."""
+    return tuple(median(values) for values in zip(*(run.figures for run in runs), strict=True))
+
+
+def table(name: str, runs: Mapping[int, tuple[Sequence[Run], Sequence[Run]]]) -> list[str]:
+    """Return lines of Markdown: the medians of C and Python, and their difference."""
+    lines = ["| model | in flight | figure | generator in C | `tensorferry bench` | difference |"]
+    lines.append("|---|---:|---|---:|---:|---:|")
+    for in_flight, (theirs, ours) in runs.items():
+        for figure, c, python in zip(_FIGURES, medians(theirs), medians(ours), strict=True):
+            digits = 0 if figure == "requests/s" else 2
+            values = f"{c:,.{digits}f} | {python:,.{digits}f} | {python / c - 1:+.1%}"
+            lines.append(f"| {name} | {in_flight} | {figure} | {values} |")
+    return lines
+
+
+def measure(
+    write: Callable[[Path], Path], program: Path, rounds: int, seconds: float
+) -> Mapping[int, tuple[Sequence[Run], Sequence[Run]]]:
+    """Return the runs of both programs, by the number in flight."""
+    runs: dict[int, tuple[list[Run], list[Run]]] = {number: ([], []) for number in IN_FLIGHT}
+    cores = Cores.split()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        model = write(folder)
+        row = examples(1)
+        np.save(folder / "row.npy", row)
+        message = request_bytes(row)
+        (folder / "body").write_bytes(struct.pack(">BI", 0, len(message)) + message)
+        with serving(model, cores.server, "--max-batch-size", "32") as server:
+            for number in range(rounds):
+                for in_flight, (theirs, ours) in runs.items():
+                    # Each begins half of the rounds.
+                    for python in (False, True) if number % 2 else (True, False):
+                        if python:
+                            ours.append(
+                                python_run(
+                                    folder, server.address, folder / "row.npy", in_flight, seconds, cores.load
+                                )
+                            )
+                        else:
+                            theirs.append(
+                                c_run(
+                                    program, server.address, folder / "body", in_flight, seconds, cores.load
+                                )
+                            )
+    return runs
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--load", type=Path, required=True, help="the load generator, built by make")
+    parser.add_argument("--quick", action="store_true", help="one round of a second each")
+    parser.add_argument("--rounds", type=int, help="(default: 5; with --quick 1)")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds or (1 if arguments.quick else 5)
+    seconds = 1.0 if arguments.quick else 3.0
+    os.environ.pop("TENSORFERRY_TARGET", None)
+    print(f"{Cores.split()}; medians of {rounds} rounds of {seconds:g} s each", flush=True)
+    for name, write in MODELS.items():
+        runs = measure(write, arguments.load.resolve(), rounds, seconds)
+        print("\n".join(table(name, runs)), flush=True)
+        for in_flight, (_, ours) in runs.items():
+            warned = [warning for run in ours for warning in run.warnings]
+            if warned:
+                print(
+                    f"{in_flight} in flight: {len(warned)} warnings in {rounds} runs, the first: {warned[0]}"
+                )
+        print()
+
+
+if __name__ == "__main__":
+    main()
