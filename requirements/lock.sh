@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compile the lock files: every package is pinned with its hashes, without index addresses.
-# All but the last five share one solution, so that the tested versions are those that run
+# All but the last seven share one solution, so that the tested versions are those that run
 # (tritonclient, which the tests use, requires protobuf below 7).
 set -eu
 cd "$(dirname "$0")"
@@ -19,6 +19,6 @@ for name in cpu gpu dev plots docs bench-gpu fuzz embeddings; do
 done
 # For Python 3.11 only, because some of these versions have no wheels for newer ones.
 compile oldest.in --output-file oldest.lock
-for name in kserve manifests ray release; do
+for name in kserve manifests ray release exporters torch; do
     compile --universal "$name.in" --output-file "$name.lock"
 done

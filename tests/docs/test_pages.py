@@ -29,7 +29,13 @@ BLOCKS = list(blocks())
 COMMANDS = [command for block in BLOCKS if is_shell(block) for command in commands(block)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 # These pages have their own tests below, with their own servers.
-WITH_OWN_SERVER = ("docs/guides/python_models.md", "docs/guides/security.md", "docs/reference/repository.md")
+WITH_OWN_SERVER = (
+    "docs/guides/exporting.md",
+    "docs/guides/python_models.md",
+    "docs/guides/security.md",
+    "docs/guides/tables.md",
+    "docs/reference/repository.md",
+)
 PATIENCE = 60
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
@@ -235,3 +241,24 @@ def test_everything_that_is_listed_as_not_run_exists() -> None:
         assert any(b.page == page and begins in b.text for b in PYTHON), (page, begins)
     for page, begins in not_run.OTHERS:
         assert any(b.page == page and b.text.startswith(begins) for b in BLOCKS), (page, begins)
+
+
+def test_the_page_of_tables(place: Place) -> None:
+    """Serve the example, and run the page's commands and blocks; skl2onnx is not installed for the first one."""
+    page = "docs/guides/tables.md"
+    other = place.with_server("examples/table/rents.onnx")
+    for command in COMMANDS:
+        if command.page == page and command.words[:2] == ["tensorferry", "serve"]:
+            check_serve(command, place.directory)
+        elif command.page == page:
+            run(command, other)
+    for block in PYTHON:
+        if block.page == page:
+            if block.text.startswith("from skl2onnx"):
+                written = (ROOT / "examples" / "table" / "train.py").read_text()
+                assert all(line.strip() in written for line in block.text.splitlines())
+            else:
+                execute(block, other)
+    with InferenceClient(other.server.address) as client:
+        assert client.metadata("rents").properties["batching_verdict"] == "proved"
+    assert other.server.stop() == 0, other.server.log
