@@ -21,7 +21,7 @@ from tensorferry.client.connection.endpoints import Endpoint, Endpoints, OpenCha
 from tensorferry.client.connection.retry import Attempts
 from tensorferry.client.errors import InferenceError, ResourceExhausted
 from tensorferry.client.inflight import Outcome, id_of
-from tensorferry.client.messages import codec, rpcs
+from tensorferry.client.messages import chunks, codec, rpcs
 from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter, StreamRequest
 from tensorferry.client.messages.rpcs import Rpc
 from tensorferry.client.messages.shared_layout import Shapes
@@ -100,8 +100,11 @@ class InferenceClient(AsyncServerCalls):
         model's datatype if that loses nothing; arrays are never cast. A pandas DataFrame, a pyarrow
         table or a dict of lists gives columns. A `version` of "" lets the server choose. `outputs`
         names the requested outputs, None for all; as a dict, a `Classification` asks for the classes
-        of an output. `metadata` is added to
-        the client's, and `compression` replaces the client's, for this call.
+        of an output. `metadata` is added to the client's, and `compression` replaces the client's,
+        for this call.
+
+        A request above the limits that the server states is sent in several parts, one after the
+        other, and their results are joined. All have the same deadline.
 
         Raises InvalidInput before anything is sent if inputs or outputs do not fit the model.
 
@@ -112,12 +115,14 @@ class InferenceClient(AsyncServerCalls):
         request = codec.request_of(inputs, request_id, outputs, parameters)
         context = self._settings.of_call(metadata, compression).begin(timeout, request.request_id)
         encoded = await self._encode(model, version, context, request)
+        results: list[InferenceResult] = []
         try:
-            answer = await self._call("ModelInfer", encoded, context)
+            for part in self._parts(model, version, request, encoded):
+                results.append(codec.decode(await self._call("ModelInfer", part, context)))
         except InferenceError as error:
             self._cache.refused(model, version, error)
             raise
-        return codec.decode(answer)
+        return chunks.join(results)
 
     def submit(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -27,7 +27,7 @@ from tensorferry.client.connection.retry import DEFAULT_RETRY, Attempts, Retry, 
 from tensorferry.client.connection.target import targets_of
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.inflight import InFlight
-from tensorferry.client.messages import arguments, codec
+from tensorferry.client.messages import arguments, chunks, codec
 from tensorferry.client.messages.codec import Outputs, Parameter, StreamDefaults, StreamRequest
 from tensorferry.client.messages.metadata_cache import MetadataCache
 from tensorferry.protos import inference_pb2 as pb
@@ -80,6 +80,7 @@ class ClientBase(ABC):
         self._retries = RetryBudget(retry_of(retry))
         self._cache = MetadataCache()
         self._closed = False
+        self._max_message_bytes = max_message_bytes
         self._coalesce = coalesce_of(coalesce, check=check)
         channel_options = channel.channel_options(max_message_bytes, options)
         self._open(lambda opener: open_endpoints(targets, opener, secured, channel_options))
@@ -134,6 +135,16 @@ class ClientBase(ABC):
         if not self._check:
             return codec.encode(model, version, request, None)
         return self._cache.encode(model, version, request)
+
+    def _parts(
+        self, model: str, version: str, request: StreamRequest, encoded: pb.ModelInferRequest
+    ) -> Iterable[pb.ModelInferRequest]:
+        """Return the request's message, or those of its parts if it is above the server's limits."""
+        known = self._cache.get(model, version) if self._check else None
+        limits = None if known is None else chunks.limits_of(known, self._max_message_bytes)
+        if known is None or limits is None:
+            return (encoded,)
+        return chunks.split(request, encoded, known, limits)
 
     def _plan_stream(
         self,

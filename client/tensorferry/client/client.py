@@ -21,7 +21,7 @@ from tensorferry.client.connection.retry import Attempts
 from tensorferry.client.errors import InferenceError, ResourceExhausted
 from tensorferry.client.future import InferenceFuture, RetryQueue
 from tensorferry.client.inflight import Outcome, id_of
-from tensorferry.client.messages import codec, rpcs
+from tensorferry.client.messages import chunks, codec, rpcs
 from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter, StreamRequest
 from tensorferry.client.messages.rpcs import Rpc
 from tensorferry.client.messages.shared_layout import Shapes
@@ -131,8 +131,11 @@ class InferenceClient(ServerCalls):
         model's datatype if that loses nothing; arrays are never cast. A pandas DataFrame, a pyarrow
         table or a dict of lists gives columns. A `version` of "" lets the server choose. `outputs`
         names the requested outputs, None for all; as a dict, a `Classification` asks for the classes
-        of an output. `metadata` is added to
-        the client's, and `compression` replaces the client's, for this call.
+        of an output. `metadata` is added to the client's, and `compression` replaces the client's,
+        for this call.
+
+        A request above the limits that the server states is sent in several parts, one after the
+        other, and their results are joined. All have the same deadline.
 
         Raises InvalidInput before anything is sent if inputs or outputs do not fit the model.
         Thread-safe.
@@ -144,12 +147,14 @@ class InferenceClient(ServerCalls):
         request = codec.request_of(inputs, request_id, outputs, parameters)
         context = self._settings.of_call(metadata, compression).begin(timeout, request.request_id)
         encoded = self._encode(model, version, context, request)
+        results: list[InferenceResult] = []
         try:
-            answer = self._call("ModelInfer", encoded, context)
+            for part in self._parts(model, version, request, encoded):
+                results.append(codec.decode(self._call("ModelInfer", part, context)))
         except InferenceError as error:
             self._cache.refused(model, version, error)
             raise
-        return codec.decode(answer)
+        return chunks.join(results)
 
     def submit(
         self,
@@ -166,7 +171,7 @@ class InferenceClient(ServerCalls):
     ) -> InferenceFuture:
         """Send one request and return a `concurrent.futures.Future` of its result.
 
-        Arguments are those of `infer`. Errors after the request was sent are raised by the future.
+        Arguments are those of `infer`, but the request is always sent whole. Errors after the request was sent are raised by the future.
         `cancel()` of the future cancels the call on the server. The first request for a model
         waits for the model's metadata. Thread-safe.
 

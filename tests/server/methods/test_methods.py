@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -35,8 +36,9 @@ def model(name: str = "m", version: str = "1") -> Model:
         spec("b", "BYTES", "", binary=True),
         outputs=(spec("y", "INT64", "batch"),),
     )
+    batcher = cast(Any, SimpleNamespace(settings=SimpleNamespace(max_queue_size=4096)))
     return Model(
-        name, version, made, 8, "batches of up to 8 rows (proved)", cast(Any, None), batching_verdict="proved"
+        name, version, made, 8, "batches of up to 8 rows (proved)", batcher, batching_verdict="proved"
     )
 
 
@@ -140,6 +142,8 @@ def test_model_metadata(served: ServedTransport, version: str) -> None:
             "batching": "batches of up to 8 rows (proved)",
             "batching_verdict": "proved",
             "shared_batch_rows": "0",
+            "max_request_rows": "4096",
+            "max_message_bytes": str(64 << 20),
         },
     )
 

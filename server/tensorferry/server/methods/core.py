@@ -13,6 +13,9 @@ from tensorferry.server.models.registry import ModelRegistry, ModelState
 
 _OWN_EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy")
 
+# Verdicts of models whose rows are independent, so that a request may be split.
+_INDEPENDENT = ("proved", "tested", "trusted")
+
 
 class CoreMethods:
     """The metadata methods over one service and one registry. Thread-safe.
@@ -78,6 +81,11 @@ class CoreMethods:
             "batching_verdict": model.batching_verdict,
             "shared_batch_rows": str(model.shared_batch_rows),
         }
+        if model.batched and model.batching_verdict in _INDEPENDENT:
+            # Clients split larger requests.
+            limits = self._service.limits
+            properties["max_request_rows"] = str(limits.rows or model.batcher.settings.max_queue_size)
+            properties["max_message_bytes"] = str(limits.message_bytes)
         if model.signature.optional:
             properties["optional_inputs"] = ",".join(spec.name for spec in model.signature.optional)
         return pb.ModelMetadataResponse(

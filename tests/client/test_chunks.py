@@ -1,0 +1,208 @@
+"""Requests above the limits of the server: split, and their results joined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from client.either import KINDS, Client, call, close
+from client.scripted import Hang, ScriptedServer, echo, model
+
+from tensorferry.client import DeadlineExceeded, InvalidInput, NotFound
+from tensorferry.client.connection.deadline import Deadline
+from tensorferry.protos import inference_pb2 as pb
+
+LIMITS = {"max_request_rows": "10", "max_message_bytes": "1000"}
+Sent = list[pb.ModelInferRequest]
+
+
+def limited(server: ScriptedServer, inputs: dict[str, str], **properties: str) -> Sent:
+    """Let the server state limits for a model `m`; return the list of its requests."""
+    server.servicer.models["m"] = model("m", inputs, inputs)
+    server.servicer.models["m"].properties.update(properties or LIMITS)
+    sent: Sent = []
+
+    def infer(request: pb.ModelInferRequest, context: Any = None) -> pb.ModelInferResponse:
+        sent.append(request)
+        return echo(request)
+
+    server.servicer.infer = infer
+    return sent
+
+
+def rows_of(sent: Sent) -> list[int]:
+    return [request.inputs[0].shape[0] for request in sent]
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"),
+    [(1, [1]), (10, [10]), (11, [5, 6]), (20, [10, 10]), (21, [7, 7, 7]), (35, [8, 9, 9, 9])],
+)
+async def test_rows_are_split_evenly_and_joined_in_order(
+    server: ScriptedServer, either: Client, rows: int, parts: list[int]
+) -> None:
+    sent = limited(server, {"x": "INT32 -1 2", "y": "FP32 -1"})
+    x, y = np.arange(2 * rows, dtype=np.int32).reshape(rows, 2), np.arange(rows, dtype=np.float32)
+    result = await call(either, "infer", "m", {"x": x, "y": y}, request_id="a", parameters={"priority": 1})
+    np.testing.assert_array_equal(result["x"], x)
+    np.testing.assert_array_equal(result["y"], y)
+    assert (result.id, result.parameters) == ("a", {"priority": 1})
+    assert rows_of(sent) == parts
+    assert all(request.id == "a" and request.parameters["priority"].int64_param == 1 for request in sent)
+
+
+async def test_lists_and_columns_are_split(server: ScriptedServer, either: Client) -> None:
+    sent = limited(server, {"x": "INT32 -1 2"})
+    expected = np.stack([np.arange(12), np.arange(12)], axis=1)
+    for inputs in ({"x": expected.tolist()}, {"a": list(range(12)), "b": list(range(12))}):
+        result = await call(either, "infer", "m", inputs)
+        np.testing.assert_array_equal(result["x"], expected)
+    assert rows_of(sent) == [6, 6, 6, 6]
+
+
+async def test_bytes_are_bounded(server: ScriptedServer, either: Client) -> None:
+    sent = limited(server, {"x": "FP32 -1 100"})
+    x = np.arange(500, dtype=np.float32).reshape(5, 100)
+    np.testing.assert_array_equal((await call(either, "infer", "m", {"x": x}))["x"], x)
+    assert sum(rows_of(sent)) == 5
+    assert len(sent) > 1
+    assert all(request.ByteSize() <= 1000 for request in sent)
+
+
+async def test_strings_of_different_lengths_are_split_until_they_fit(
+    server: ScriptedServer, either: Client
+) -> None:
+    sent = limited(server, {"x": "BYTES -1"})
+    x = np.array([b"a"] * 5 + [b"b" * 400] * 4, object)
+    assert (await call(either, "infer", "m", {"x": x}))["x"].tolist() == x.tolist()
+    assert all(request.ByteSize() <= 1000 for request in sent)
+    assert rows_of(sent)[0] > 1
+
+
+async def test_a_large_answer_is_split(server: ScriptedServer, either: Client) -> None:
+    """The outputs of known size decide, too."""
+    sent = limited(server, {"x": "UINT8 -1"}, max_request_rows="1000", max_message_bytes="8192")
+    server.servicer.models["m"].outputs[0].shape[:] = [-1, 100]
+    server.servicer.models["m"].outputs[0].datatype = "FP64"
+    await call(either, "infer", "m", {"x": np.zeros(10, np.uint8)})
+    assert rows_of(sent) == [5, 5]
+
+
+async def test_inputs_without_rows_are_sent_with_each_part(server: ScriptedServer, either: Client) -> None:
+    sent = limited(server, {"x": "INT32 -1", "scale": "FP32 1"})
+    server.servicer.models["m"].outputs.pop()
+    inputs = {"x": np.arange(20, dtype=np.int32), "scale": np.array([2], np.float32)}
+    result = await call(either, "infer", "m", inputs, outputs=["x"])
+    assert result["x"].tolist() == list(range(20))
+    assert [[list(tensor.shape) for tensor in request.inputs] for request in sent] == [
+        [[10], [1]],
+        [[10], [1]],
+    ]
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"batching": "unbatched"},
+        {"max_request_rows": "10"},
+        {"max_request_rows": "0", "max_message_bytes": "1000"},
+        {"max_request_rows": "-1", "max_message_bytes": "1000"},
+        {"max_request_rows": "x", "max_message_bytes": "1000"},
+        {"max_request_rows": "1" * 19, "max_message_bytes": "1000"},
+    ],
+)
+async def test_without_limits_a_request_is_sent_whole(
+    server: ScriptedServer, either: Client, properties: dict[str, str]
+) -> None:
+    sent = limited(server, {"x": "INT32 -1"}, **properties)
+    await call(either, "infer", "m", {"x": np.arange(2000, dtype=np.int32)})
+    assert rows_of(sent) == [2000]
+
+
+async def test_what_cannot_be_split_is_sent_whole(server: ScriptedServer, either: Client) -> None:
+    sent = limited(server, {"x": "INT32 -1", "y": "INT32 -1"})
+    await call(either, "infer", "m", {"x": np.zeros(20, np.int32), "y": np.zeros(19, np.int32)})
+    same = {"x": np.zeros(20, np.int32), "y": np.zeros(20, np.int32)}
+    await call(either, "infer", "m", same, parameters={"sequence_id": 1})
+    assert rows_of(sent) == [20, 20]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_clients_own_limit_counts(server: ScriptedServer, kind: type[Any]) -> None:
+    sent = limited(server, {"x": "UINT8 -1"}, max_request_rows="1000000", max_message_bytes="1000000")
+    client = kind(server.target, max_message_bytes=3000)
+    result = await call(client, "infer", "m", {"x": np.zeros(5000, np.uint8)}, outputs=["x"])
+    assert result["x"].shape == (5000,)
+    assert len(sent) > 1
+    await close(client)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_without_check_nothing_is_split(server: ScriptedServer, kind: type[Any]) -> None:
+    sent = limited(server, {"x": "INT32 -1"})
+    client = kind(server.target, check=False)
+    await call(client, "infer", "m", {"x": np.zeros(30, np.int32)})
+    assert rows_of(sent) == [30]
+    await close(client)
+
+
+async def test_the_first_error_ends_the_request(server: ScriptedServer, either: Client) -> None:
+    sent = limited(server, {"x": "INT32 -1"})
+    infer = server.servicer.infer
+
+    def fail(request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
+        if len(sent) == 1:
+            context.abort(grpc.StatusCode.NOT_FOUND, "gone")
+        return infer(request, context)
+
+    server.servicer.infer = fail
+    with pytest.raises(NotFound, match="gone"):
+        await call(either, "infer", "m", {"x": np.zeros(30, np.int32)})
+    assert len(sent) == 1
+
+
+async def test_all_parts_have_one_deadline(
+    server: ScriptedServer, either: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline begins once, and ends the part in progress."""
+    sent = limited(server, {"x": "INT32 -1"})
+    infer, hang = server.servicer.infer, Hang()
+    begun: list[float | None] = []
+    after = Deadline.after
+
+    def counted(timeout: float | None) -> Deadline:
+        begun.append(timeout)
+        return after(timeout)
+
+    def second_hangs(request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
+        if sent:
+            hang.infer(request, context)
+        return infer(request, context)
+
+    monkeypatch.setattr(Deadline, "after", counted)
+    server.servicer.infer = second_hangs
+    with pytest.raises(DeadlineExceeded):
+        await call(either, "infer", "m", {"x": np.zeros(30, np.int32)}, timeout=1.0)
+    assert begun == [1.0]
+    assert hang.begun.is_set()
+    assert len(sent) == 1
+
+
+async def test_answers_of_different_shapes_are_not_joined(server: ScriptedServer, either: Client) -> None:
+    sent = limited(server, {"x": "INT32 -1 -1"})
+    infer = server.servicer.infer
+
+    def wider(request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
+        answer = infer(request, context)
+        if len(sent) == 2:
+            answer.outputs[0].shape[:] = [5, 2]
+        return answer
+
+    server.servicer.infer = wider
+    message = (
+        r"in 2 parts expects answers that can be joined along the rows of output 'x', got \[10, 1\], \[5, 2\]"
+    )
+    with pytest.raises(InvalidInput, match=message):
+        await call(either, "infer", "m", {"x": np.zeros((20, 1), np.int32)})
