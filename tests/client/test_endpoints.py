@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -10,7 +14,7 @@ import pytest
 from client.either import KINDS, call
 from client.scripted import ScriptedServer, model
 
-from tensorferry.client import InferenceClient, Unavailable
+from tensorferry.client import Cancelled, ClientClosed, InferenceClient, Unauthenticated, Unavailable, aio
 from tensorferry.client.connection.endpoints import Endpoint, Endpoints, open_endpoints
 from tensorferry.client.connection.target import address_list, default_targets
 from tensorferry.client.errors import InvalidInput
@@ -211,6 +215,57 @@ async def test_calls_take_turns_and_leave_out_a_target_that_is_down(
     with pytest.raises(Unavailable):
         await call(client, method, *arguments, timeout=30)
     await call(client, "close")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_waiting_needs_one_target_that_answers(server: ScriptedServer, kind: type[Any]) -> None:
+    for targets in (["localhost:1", by_name(server.target)], [by_name(server.target), "localhost:1"]):
+        client = kind(targets)
+        assert await call(client, "wait_ready", 60)
+        server.servicer.ready = False
+        assert not await call(client, "wait_ready", 60)
+        server.servicer.ready = True
+        server.servicer.failures = [grpc.StatusCode.UNAUTHENTICATED]
+        with pytest.raises(Unauthenticated, match="scripted failure"):
+            await call(client, "wait_ready", 60)
+        await call(client, "close")
+        with pytest.raises(ClientClosed):
+            await call(client, "wait_ready", 60)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_waiting_ends_with_the_timeout(kind: type[Any]) -> None:
+    client = kind(["localhost:1", "localhost:2"])
+    assert not await call(client, "wait_ready", 0.2)
+    assert not await call(client, "wait_ready", 1e-9)
+    await call(client, "close")
+
+
+def test_closing_ends_waiting() -> None:
+    client = InferenceClient(["localhost:1", "localhost:2"])
+    *_, last = client._endpoints
+    begin, begun = last.stub.ServerReady.future, threading.Event()
+
+    def future(*arguments: Any, **options: Any) -> Any:
+        made = begin(*arguments, **options)
+        begun.set()
+        return made
+
+    last.stub.ServerReady = SimpleNamespace(future=future)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(client.wait_ready, 60)
+        assert begun.wait(30)
+        client.close()
+        assert isinstance(waiting.exception(30), Cancelled)
+
+
+async def test_closing_ends_waiting_of_asyncio() -> None:
+    client = aio.InferenceClient(["localhost:1", "localhost:2"])
+    waiting = asyncio.create_task(client.wait_ready(60))
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises((Cancelled, ClientClosed)):
+        await waiting
 
 
 def test_a_call_to_a_dead_target_is_not_a_retry(server: ScriptedServer) -> None:

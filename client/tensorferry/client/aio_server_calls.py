@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import grpc
+
+from tensorferry.client import aio_stream, errors
 from tensorferry.client.base import ClientBase
 from tensorferry.client.connection.context import CallContext, Headers
-from tensorferry.client.errors import DeadlineExceeded, Unavailable
+from tensorferry.client.errors import DeadlineExceeded, InferenceError, Unavailable
 from tensorferry.client.messages import arguments, rpcs
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
 from tensorferry.client.messages.rpcs import Config, File, LogSettings, Rpc, TraceSettings
@@ -76,11 +80,14 @@ class AsyncServerCalls(ClientBase):
         """Wait until the server can be reached, then return whether it is ready.
 
         False if it cannot be reached in time. Use it for a server that is starting: the channel
-        connects as soon as the server listens.
+        connects as soon as the server listens. Of several targets, the first that answers
+        decides.
 
         >>> await client.wait_ready(timeout=30)
         True
         """
+        if len(self._endpoints) > 1:
+            return await self._wait_any_ready(self._settings.of_call(metadata).begin(timeout))
         return await self._ask(rpcs.server_ready(), timeout, metadata, wait_for_ready=True)
 
     async def models(
@@ -206,6 +213,42 @@ class AsyncServerCalls(ClientBase):
         False
         """
         return await self._run(rpcs.log_settings(settings), self._settings.of_call(metadata).begin(timeout))
+
+    async def _wait_any_ready(self, context: CallContext) -> bool:
+        """Wait until one of several servers answers; return whether it is ready."""
+        rpc = rpcs.server_ready()
+
+        async def outcome(call: Any) -> bool | InferenceError:
+            try:
+                return rpc.decode(await call)
+            except grpc.RpcError as error:
+                return errors.from_rpc(error)
+            except asyncio.CancelledError:
+                if aio_stream.caller_cancelled():
+                    raise
+                return errors.closed_during_call()
+
+        waiting: set[asyncio.Task[bool | InferenceError]] = set()
+        try:
+            options = self._call_options(context)
+            calls = [
+                endpoint.stub.ServerReady(rpc.message, wait_for_ready=True, **options)
+                for endpoint in self._endpoints
+            ]
+            waiting = {asyncio.create_task(outcome(call)) for call in calls}
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for found in (task.result() for task in done):
+                    if isinstance(found, bool):
+                        return found
+                    if not isinstance(found, (Unavailable, DeadlineExceeded)):
+                        raise found
+        except DeadlineExceeded:
+            pass
+        finally:
+            for task in waiting:
+                task.cancel()
+        return False
 
     async def _known(self, model: str, version: str, context: CallContext) -> ModelMetadata:
         return self._cache.get(model, version) or await self._fetch(model, version, context)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import grpc
+
+from tensorferry.client import errors
 from tensorferry.client.base import ClientBase
 from tensorferry.client.connection.context import CallContext, Headers
 from tensorferry.client.errors import DeadlineExceeded, Unavailable
@@ -76,11 +80,14 @@ class ServerCalls(ClientBase):
         """Wait until the server can be reached, then return whether it is ready.
 
         False if it cannot be reached in time. Use it for a server that is starting: the channel
-        connects as soon as the server listens. Thread-safe.
+        connects as soon as the server listens. Of several targets, the first that answers
+        decides. Thread-safe.
 
         >>> client.wait_ready(timeout=30)
         True
         """
+        if len(self._endpoints) > 1:
+            return self._wait_any_ready(self._settings.of_call(metadata).begin(timeout))
         return self._ask(rpcs.server_ready(), timeout, metadata, wait_for_ready=True)
 
     def models(
@@ -202,6 +209,31 @@ class ServerCalls(ClientBase):
         False
         """
         return self._run(rpcs.log_settings(settings), self._settings.of_call(metadata).begin(timeout))
+
+    def _wait_any_ready(self, context: CallContext) -> bool:
+        """Wait until one of several servers answers; return whether it is ready."""
+        rpc = rpcs.server_ready()
+        ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        calls: list[Any] = []
+        try:
+            options = self._call_options(context)
+            for endpoint in self._endpoints:
+                call = endpoint.stub.ServerReady.future(rpc.message, wait_for_ready=True, **options)
+                calls.append(call)
+                call.add_done_callback(ended.put)
+            for _ in calls:
+                call = ended.get()
+                if call.code() is grpc.StatusCode.OK:
+                    return rpc.decode(call.result())
+                failure = errors.from_rpc(call)
+                if not isinstance(failure, (Unavailable, DeadlineExceeded)):
+                    raise failure
+        except DeadlineExceeded:
+            pass
+        finally:
+            for call in calls:
+                call.cancel()
+        return False
 
     def _known(self, model: str, version: str, context: CallContext) -> ModelMetadata:
         return self._cache.get(model, version) or self._fetch(model, version, context)
