@@ -78,9 +78,8 @@ class ClientBase(ABC):
         )
         self._check = check
         self._retries = RetryBudget(retry_of(retry))
-        self._cache = MetadataCache()
+        self._cache = MetadataCache(max_message_bytes)
         self._closed = False
-        self._max_message_bytes = max_message_bytes
         self._coalesce = coalesce_of(coalesce, check=check)
         channel_options = channel.channel_options(max_message_bytes, options)
         self._open(lambda opener: open_endpoints(targets, opener, secured, channel_options))
@@ -140,11 +139,11 @@ class ClientBase(ABC):
         self, model: str, version: str, request: StreamRequest, encoded: pb.ModelInferRequest
     ) -> Iterable[pb.ModelInferRequest]:
         """Return the request's message, or those of its parts if it is above the server's limits."""
-        known = self._cache.get(model, version) if self._check else None
-        limits = None if known is None else chunks.limits_of(known, self._max_message_bytes)
-        if known is None or limits is None:
+        limits = self._cache.limits(model, version) if self._check else None
+        if limits is None or limits.admit(encoded):
             return (encoded,)
-        return chunks.split(request, encoded, known, limits)
+        known = self._cache.get(model, version)
+        return (encoded,) if known is None else chunks.split(request, encoded, known, limits)
 
     def _plan_stream(
         self,

@@ -145,7 +145,7 @@ class ResourceExhausted(InferenceError):
 
     >>> with InferenceClient("127.0.0.1:8001", max_message_bytes=1024) as small:
     ...     try:
-    ...         small.infer("digits", {"image": np.zeros((99, 8, 8), np.uint8)})
+    ...         small.submit("digits", {"image": np.zeros((99, 8, 8), np.uint8)}).result()
     ...     except ResourceExhausted as error:
     ...         print(error.retry_after)
     None

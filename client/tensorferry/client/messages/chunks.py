@@ -35,10 +35,23 @@ _MOST_DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Rows of the largest request, and bytes of the largest message."""
+    """Rows of the largest request, bytes of the largest message, and bytes of an answer's row as far as known."""
 
     rows: int
     nbytes: int
+    answer_row: int
+
+    @property
+    def answer_nbytes(self) -> int:
+        """Bytes of the largest contents of an answer."""
+        return self.nbytes - min(_ANSWER_OVERHEAD, self.nbytes // 2)
+
+    def admit(self, message: pb.ModelInferRequest) -> bool:
+        """Return whether the request is surely within the limits. It is called for each request."""
+        if message.ByteSize() > self.nbytes:
+            return False
+        rows = max([tensor.shape[0] for tensor in message.inputs if tensor.shape], default=0)
+        return rows <= self.rows and rows * self.answer_row <= self.answer_nbytes
 
 
 def limits_of(metadata: ModelMetadata, max_message_bytes: int) -> Limits | None:
@@ -46,7 +59,8 @@ def limits_of(metadata: ModelMetadata, max_message_bytes: int) -> Limits | None:
     rows, nbytes = (metadata.properties.get(name, "") for name in (MAX_ROWS, MAX_BYTES))
     if not all(text.isdecimal() and 0 < len(text) <= _MOST_DIGITS and int(text) for text in (rows, nbytes)):
         return None
-    return Limits(int(rows), min(int(nbytes), max_message_bytes))
+    answer_row = _answer_row(metadata, [tensor.name for tensor in metadata.outputs])
+    return Limits(int(rows), min(int(nbytes), max_message_bytes), answer_row)
 
 
 def split(
@@ -97,15 +111,20 @@ def _parts(message: pb.ModelInferRequest, rows: int, metadata: ModelMetadata, li
     """Return how many parts are needed for the rows, the bytes sent, and the bytes of the answer."""
     size = message.ByteSize()
     contents = sum(map(len, message.raw_input_contents))
-    wanted = {output.name for output in message.outputs}
-    answer = sum(
-        rows * tensors.DATATYPES[tensor.datatype].size * math.prod(tensor.shape[1:])
-        for tensor in metadata.outputs
-        # Strings and dynamic axes have no size that is known before.
-        if (not wanted or tensor.name in wanted) and tensor.shape and min(tensor.shape[1:], default=0) >= 0
-    )
+    wanted = [output.name for output in message.outputs] or [tensor.name for tensor in metadata.outputs]
+    answer = rows * _answer_row(metadata, wanted)
     parts = max(1, -(-rows // limits.rows))
     if size > limits.nbytes:
         parts = max(parts, -(-contents // max(1, limits.nbytes - (size - contents))))
-    room = limits.nbytes - min(_ANSWER_OVERHEAD, limits.nbytes // 2)
-    return max(parts, -(-answer // max(1, room)))
+    return max(parts, -(-answer // limits.answer_nbytes))
+
+
+def _answer_row(metadata: ModelMetadata, outputs: Sequence[str]) -> int:
+    """Return the bytes of one row of these outputs, without strings and dynamic axes, whose size is unknown."""
+    return sum(
+        tensors.DATATYPES[tensor.datatype].size * math.prod(tensor.shape[1:])
+        for tensor in metadata.outputs
+        if tensor.name in outputs
+        and tensor.datatype in tensors.DATATYPES
+        and min(tensor.shape[1:], default=0) >= 0
+    )

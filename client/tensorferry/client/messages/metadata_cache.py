@@ -6,6 +6,7 @@ import grpc
 
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages import codec
+from tensorferry.client.messages.chunks import Limits, limits_of
 from tensorferry.client.messages.codec import StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata
 from tensorferry.protos import inference_pb2 as pb
@@ -19,8 +20,10 @@ class MetadataCache:
     Thread-safe: each method is one operation on a dict.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_message_bytes: int) -> None:
+        self._max_message_bytes = max_message_bytes
         self._known: dict[tuple[str, str], ModelMetadata] = {}
+        self._limits: dict[tuple[str, str], Limits | None] = {}
 
     def get(self, model: str, version: str) -> ModelMetadata | None:
         """Return the metadata, None if it must be fetched."""
@@ -38,7 +41,12 @@ class MetadataCache:
 
     def put(self, model: str, version: str, metadata: ModelMetadata) -> None:
         """Store the server's answer."""
+        self._limits[model, version] = limits_of(metadata, self._max_message_bytes)
         self._known[model, version] = metadata
+
+    def limits(self, model: str, version: str) -> Limits | None:
+        """Return the limits of a model whose requests may be split."""
+        return self._limits.get((model, version))
 
     def refused(self, model: str, version: str, error: InferenceError) -> None:
         """Drop the metadata if the error's code means that it may be out of date."""
