@@ -2,8 +2,9 @@
 
     python benchmarks/load_test_agreement.py --load PROGRAM [--quick] [--rounds N]
 
-Two models: a function whose batches take 4 ms, so that neither client is the limit, and an ONNX model
-that computes next to nothing, where a client in Python is. The server has the first core and the load
+Two models: a function whose batches of at most 4 rows take 4 ms, so that neither client is the limit,
+and an ONNX model that computes next to nothing, where a client in Python is. With larger batches the
+time in which the client reads a batch's answers would count, too: the next batch waits for it. The server has the first core and the load
 the last. The two programs take turns; the medians of all rounds are compared.
 """
 
@@ -38,7 +39,7 @@ import time
 from tensorferry.serving import FP32, model
 
 
-@model(inputs={"x": FP32[-1, 1, 64]}, outputs={"y": FP32[-1, 8]})
+@model(inputs={"x": FP32[-1, 1, 64]}, outputs={"y": FP32[-1, 8]}, max_batch_size=4)
 def mlp(x):
     time.sleep(0.004)
     return x[:, 0, :8]
