@@ -165,6 +165,11 @@ def _from_python(value: object, tensor: TensorMetadata, subject: str) -> Array:
     if natural.dtype.kind not in "biuf":
         received = f"{_python_kind(natural)} {list(natural.shape)}"
         raise InvalidInput(subject, str(tensor), received, f"use numbers that {tensor.datatype} can hold")
+    if natural.dtype.kind == "f" and tensor.datatype == "UINT64":
+        # numpy reads integers above INT64 beside smaller ones as float64, which rounds them.
+        elements = _as_array(value, subject, str(tensor), object)
+        if all(isinstance(element, int) and 0 <= element < 2**64 for element in elements.flat):
+            natural = elements.astype(np.uint64)
     return _exactly(natural, tensor, subject)
 
 
