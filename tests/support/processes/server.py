@@ -11,8 +11,11 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from polling import until
 
 STOP_SECONDS = 60
 
@@ -135,6 +138,11 @@ class ServerProcess:
         children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         return [parent, *map(int, children)]
 
+    @staticmethod
+    def _state_of(pid: int) -> str:
+        """Return the letter of a process's state, "T" if it is stopped."""
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """Stop the process, as a debugger does: it answers nothing until the end of the `with`."""
@@ -144,6 +152,8 @@ class ServerProcess:
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
         for child in children:
             os.kill(child, signal.SIGSTOP)
+        for child in children:
+            until(partial(self._state_of, child), "T".__eq__)
         try:
             yield
         finally:
