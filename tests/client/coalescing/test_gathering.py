@@ -175,7 +175,7 @@ def test_forms_without_calls_are_forgotten() -> None:
     assert len(rig.take()) == 100
     for _ in range(100):
         rig.end()
-    assert not rig.gathering._lines
+    assert not rig.gathering._states
 
 
 def test_what_was_not_sent_can_be_dropped() -> None:

@@ -77,7 +77,7 @@ def test_threads(server: ScriptedServer, script: Script) -> None:
         with ThreadPoolExecutor(CALLERS) as threads:
             assert list(threads.map(call, range(CALLERS))) == [CALLS] * CALLERS
         # A message ends after its calls.
-        until(lambda: not client._coalesced[0]._gathering._lines)
+        until(lambda: not client._coalesced[0]._gathering._states)
     assert max(map(len, script.messages)) > 1
 
 
@@ -109,5 +109,5 @@ async def test_tasks(server: ScriptedServer, script: Script) -> None:
 
         callers = asyncio.gather(*(call(caller) for caller in range(CALLERS)))
         assert await asyncio.wait_for(callers, 100) == [CALLS] * CALLERS
-        await asyncio.to_thread(until, lambda: not client._coalesced[0]._gathering._lines)
+        await asyncio.to_thread(until, lambda: not client._coalesced[0]._gathering._states)
     assert max(map(len, script.messages)) > 1

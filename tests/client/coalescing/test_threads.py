@@ -42,8 +42,8 @@ class Caller:
     def gathered(self) -> int:
         """Return how many calls wait for a message."""
         (coalesced,) = self.client._coalesced
-        lines = list(coalesced._gathering._lines.values())
-        return sum(len(line.group.calls) for line in lines if line.group is not None)
+        states = list(coalesced._gathering._states.values())
+        return sum(len(state.group.calls) for state in states if state.group is not None)
 
     def gather(self, numbers: Iterator[float] | list[float] | range, **options: Any) -> list[Answer]:
         """Make calls one after the other, and wait until all are gathered."""
@@ -347,8 +347,8 @@ class Rig:
         return codes
 
     def gathered(self) -> int:
-        lines = list(self.infer._gathering._lines.values())
-        return sum(len(line.group.calls) for line in lines if line.group is not None)
+        states = list(self.infer._gathering._states.values())
+        return sum(len(state.group.calls) for state in states if state.group is not None)
 
     def later(self, seconds: float, error: Exception) -> Any:
         def step() -> None:

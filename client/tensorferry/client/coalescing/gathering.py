@@ -30,7 +30,7 @@ class Group(Generic[Call]):
 
 
 @dataclass(slots=True, eq=False)
-class _Line(Generic[Call]):
+class _FormState(Generic[Call]):
     """State of one form. `limit` bounds the calls of a message; `released`: the open group need not wait."""
 
     in_flight: int = 0
@@ -54,21 +54,21 @@ class Gathering(Generic[Call]):
     def __init__(self, max_bytes: int, max_wait: float) -> None:
         self._max_bytes = max_bytes
         self.max_wait = max_wait
-        self._lines: dict[Hashable, _Line[Call]] = {}
+        self._states: dict[Hashable, _FormState[Call]] = {}
         self._full: list[Group[Call]] = []
 
     def add(self, form: Form, call: Call, deadline: float | None, now: float) -> Group[Call]:
         """Add a call to the open group of its form, and return the group."""
-        line = self._lines.get(form.key)
-        if line is None:
-            line = self._lines[form.key] = _Line()
-        group = line.group
+        state = self._states.get(form.key)
+        if state is None:
+            state = self._states[form.key] = _FormState()
+        group = state.group
         if group is not None and not self._fits(group, form, deadline):
-            self._close(line)
+            self._close(state)
             group = None
         if group is None:
-            group = line.group = Group(form, now + self.max_wait, earliest=deadline, latest=deadline)
-            line.released = line.in_flight == 0
+            group = state.group = Group(form, now + self.max_wait, earliest=deadline, latest=deadline)
+            state.released = state.in_flight == 0
         group.calls.append(call)
         group.rows += form.rows
         group.nbytes += form.nbytes
@@ -77,52 +77,54 @@ class Gathering(Generic[Call]):
             assert group.latest is not None
             group.earliest = min(group.earliest, deadline)
             group.latest = max(group.latest, deadline)
-        if group.rows >= form.max_rows or group.nbytes >= self._max_bytes or len(group.calls) >= line.limit:
-            self._close(line)
+        if group.rows >= form.max_rows or group.nbytes >= self._max_bytes or len(group.calls) >= state.limit:
+            self._close(state)
         return group
 
     def take(self, now: float) -> list[Group[Call]]:
         """Remove and return the groups to send now. Each counts as in flight until `ended`."""
         taken, self._full = self._full, []
-        for line in self._lines.values():
-            group = line.group
-            if group is not None and (line.released or group.due <= now):
-                line.group = None
-                line.in_flight += 1
+        for state in self._states.values():
+            group = state.group
+            if group is not None and (state.released or group.due <= now):
+                state.group = None
+                state.in_flight += 1
                 taken.append(group)
         return taken
 
     def ended(self, group: Group[Call], *, answered: bool) -> Group[Call] | None:
         """Record the end of a group's message; return the open group of its form, which can now be taken."""
-        line = self._lines[group.form.key]
-        line.in_flight -= 1
+        state = self._states[group.form.key]
+        state.in_flight -= 1
         if answered:
-            line.limit = min(_UNLIMITED, 2 * line.limit)
+            state.limit = min(_UNLIMITED, 2 * state.limit)
         elif len(group.calls) > 1:
-            line.limit = 1
-        if line.group is not None:
-            line.released = True
-        elif not line.in_flight:
-            del self._lines[group.form.key]
-        return line.group
+            state.limit = 1
+        if state.group is not None:
+            state.released = True
+        elif not state.in_flight:
+            del self._states[group.form.key]
+        return state.group
 
     def released(self) -> bool:
         """Return whether `take` would return a group that is not overdue."""
         return bool(self._full) or any(
-            line.released and line.group is not None for line in self._lines.values()
+            state.released and state.group is not None for state in self._states.values()
         )
 
     def next_due(self) -> float | None:
         """Return when the next open group is due; None if there is none."""
-        return min((line.group.due for line in self._lines.values() if line.group is not None), default=None)
+        return min(
+            (state.group.due for state in self._states.values() if state.group is not None), default=None
+        )
 
     def drop(self) -> list[Group[Call]]:
         """Remove and return all groups that were not taken."""
         dropped, self._full = self._full, []
-        for line in self._lines.values():
-            if line.group is not None:
-                dropped.append(line.group)
-                line.group = None
+        for state in self._states.values():
+            if state.group is not None:
+                dropped.append(state.group)
+                state.group = None
         return dropped
 
     def _fits(self, group: Group[Call], form: Form, deadline: float | None) -> bool:
@@ -133,8 +135,8 @@ class Gathering(Generic[Call]):
         spread = max(group.latest, deadline) - min(group.earliest, deadline)
         return spread <= _SPREAD * self.max_wait
 
-    def _close(self, line: _Line[Call]) -> None:
-        assert line.group is not None
-        self._full.append(line.group)
-        line.group = None
-        line.in_flight += 1
+    def _close(self, state: _FormState[Call]) -> None:
+        assert state.group is not None
+        self._full.append(state.group)
+        state.group = None
+        state.in_flight += 1
