@@ -259,6 +259,15 @@ def group_is_empty(leader: int) -> bool:
     return False
 
 
+# A shell's background jobs ignore SIGINT, and so do the processes that they start.
+_BENCH = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from tensorferry.server.__main__ import main
+sys.exit(main())
+"""
+
+
 def test_ctrl_c_ends_all_processes(server: ScriptedServer) -> None:
     begun = threading.Event()
     numbers = iter(range(1_000_000))
@@ -270,17 +279,21 @@ def test_ctrl_c_ends_all_processes(server: ScriptedServer) -> None:
 
     server.servicer.infer = infer
     words = [server.target, "row", "--concurrency", "2", "--duration", "1000", "--processes", "2"]
-    started = subprocess.Popen(
-        [sys.executable, "-m", "tensorferry.server", "bench", *words],
+    with subprocess.Popen(
+        [sys.executable, "-c", _BENCH, "bench", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    assert begun.wait(60)
-    # As a terminal does: to all processes of the group.
-    os.killpg(started.pid, signal.SIGINT)
-    out, error = started.communicate(timeout=60)
+    ) as started:
+        try:
+            assert begun.wait(60)
+            # As a terminal does: to all processes of the group.
+            os.killpg(started.pid, signal.SIGINT)
+            out, error = started.communicate(timeout=60)
+        except BaseException:
+            os.killpg(started.pid, signal.SIGKILL)
+            raise
     assert started.returncode == 130
     assert (out, error) == ("", "tensorferry bench: interrupted before the first step had ended\n")
     polling.until(lambda: group_is_empty(started.pid))
