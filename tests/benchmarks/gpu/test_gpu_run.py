@@ -248,7 +248,8 @@ def test_the_whole_in_seconds_on_the_cpu(tmp_path: Path) -> None:
     assert all(row["errors"] == 0 and row["rate"] > 0 for row in (*got["offline"], *got["server"]))
     assert all(row["account"]["rows"] <= 16 for row in got["offline"])
     assert {row["variant"] for row in got["server"]} == {"default", "eager"}
-    assert got["predicted"]["offline"] > 0
+    # None if this machine is so busy that the wire alone takes longer than the bound.
+    assert got["predicted"] is None or got["predicted"]["offline"] > 0
     assert got["skipped"]["CUDA graphs"] == "it differs on a GPU only"
     assert "failure" not in got
     described = {"date": "", "command": "", "device": "CPU", "small": True, "layout": "", "workload": RESNET}
