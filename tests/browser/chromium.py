@@ -152,14 +152,8 @@ class Chromium:
 
     def open(self, url: str) -> None:
         """Load a page."""
-        # None if only the fragment changes, so that nothing is loaded.
-        loader = self.send("Page.navigate", url=url).get("loaderId")
-        # Until then, the state is that of the page before.
-        self.until("1", lambda _: loader in (None, self._loader()))
+        self.send("Page.navigate", url=url)
         self.until("document.readyState", lambda value: value == "complete")
-
-    def _loader(self) -> Any:
-        return self.send("Page.getFrameTree")["frameTree"]["frame"]["loaderId"]
 
     def key(self, key: str, code: str, number: int, text: str = "") -> None:
         """Press a key."""
