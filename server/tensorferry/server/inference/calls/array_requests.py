@@ -60,8 +60,10 @@ def _numbers(value: npt.ArrayLike, spec: TensorSpec, what: str) -> Array:
         if isinstance(value, (list, tuple, bool, int, float)) and (
             not array.size or np.can_cast(array.dtype, storage, "same_kind")
         ):
-            # Not `astype`, which lets integers overflow.
-            array = np.asarray(value, storage)
+            given, array = array, array.astype(storage)
+            # Numpy lets integers wrap around: `astype` always, `asarray` before version 2.
+            if storage.kind in "iu" and not np.array_equal(given, array):
+                raise OverflowError(f"an element is out of bounds for {storage.name}")
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequestError(
             f"{what} is of type {type(value).__name__}, which is no array of {spec.datatype.name}: {error}"
