@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import text_format
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import StartError
+from tensorferry.server.models import repository
 from tensorferry.server.models.repository import Repository, RepositoryError
 
 
@@ -92,6 +95,23 @@ def test_several_repositories_are_combined(tmp_path: Path) -> None:
     ) as caught:
         repository.versions("a")
     assert f"{roots[0] / 'a'} and {roots[1] / 'a'}" in str(caught.value)
+
+
+@pytest.mark.parametrize("during", ["read_config", "_by_policy", "_files"])
+def test_a_model_that_is_removed_while_it_is_read_is_no_model(
+    during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(tmp_path, "m", "1")
+    (tmp_path / "m" / "config.pbtxt").write_text("")
+    real = getattr(repository, during)
+
+    def removing(*arguments: Any, **options: Any) -> Any:
+        result = real(*arguments, **options)
+        shutil.rmtree(tmp_path / "m", ignore_errors=True)
+        return result
+
+    monkeypatch.setattr(repository, during, removing)
+    assert Repository([tmp_path]).versions("m") == ()
 
 
 @pytest.mark.parametrize("root", ["missing", "file"])

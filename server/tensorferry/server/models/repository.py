@@ -80,9 +80,15 @@ class Repository:
             )
         (directory,) = directories
         try:
-            return _versions(directory, config, self._mirrors.get(directory.parent))
-        except OSError as error:
+            versions = _versions(directory, config, self._mirrors.get(directory.parent))
+        except (OSError, StartError) as error:
+            if not directory.is_dir():
+                return ()
+            if isinstance(error, StartError):
+                raise
             raise RepositoryError(f"{directory} cannot be read: {error}") from None
+        # A directory that was removed meanwhile may have been read in part.
+        return versions if directory.is_dir() else ()
 
 
 def _names(root: Path) -> Sequence[str]:
