@@ -14,15 +14,13 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError, StartError
+from tensorferry.server.inspection.loaded_models import loaded_models
 from tensorferry.server.inspection.model_argument import MODEL_HELP, MODEL_OPTIONS, find_model
 from tensorferry.server.model_config.ensembles import complete_ensemble, is_ensemble, named_models
 from tensorferry.server.model_config.pbtxt import config_text
 from tensorferry.server.model_config.supported_fields import ModelKind, check_fields
 from tensorferry.server.models.declared_sources import declared_source, declared_sources
 from tensorferry.server.models.fetched_sources import fetched_sources
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.loader import load_model
-from tensorferry.server.models.registry import ModelRegistry
 from tensorferry.server.onnx_models.preparation import prepare_model
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.telemetry import logs
@@ -86,22 +84,9 @@ def _completed(source: ModelSource, server_config: ServerConfig) -> Iterator[tup
         yield f"an ensemble of {names}, with whose configurations a server compares it", config
     elif source.path.suffix == PYTHON_SUFFIX:
         sources = declared_sources([source]) if source.directory is None else [declared_source(source)]
-        yield from _loaded(sources, server_config)
+        for _, model in loaded_models(sources, server_config):
+            yield model.batching, model.config
     else:
         with ExitStack() as scratch:
             prepared = prepare_model(source, server_config, choose_device(server_config.device), scratch)
         yield prepared.batching.description, prepared.config
-
-
-def _loaded(sources: Sequence[ModelSource], config: ServerConfig) -> Iterator[tuple[str, ModelConfig]]:
-    """Load models that may use each other; yield as `_completed` does."""
-    registry = ModelRegistry()
-    devices = {config.device: choose_device(config.device)}
-    context = LoadContext(config, devices, served=registry.get, step_model=registry.step_model)
-    with ExitStack() as loaded:
-        for source in sources:
-            model = load_model(source, context)
-            loaded.callback(model.release)
-            loaded.callback(model.batcher.close)
-            registry.mark_ready(model)
-            yield model.batching, model.config

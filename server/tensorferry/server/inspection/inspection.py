@@ -11,6 +11,7 @@ from pathlib import Path
 from tensorferry.server.batching_check.cures import fixed_first_axes
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
+from tensorferry.server.inspection.loaded_models import loaded_models
 from tensorferry.server.inspection.measuring import (
     Measurements,
     lengths_of,
@@ -23,9 +24,8 @@ from tensorferry.server.inspection.variable_axis import NoCopy, copy_name, write
 from tensorferry.server.model_config.ensembles import is_ensemble
 from tensorferry.server.model_config.pbtxt import BatchingDecision
 from tensorferry.server.models.declared_sources import declared_source, declared_sources, named_steps
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.loader import declared_onnx, load_model
-from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.models.loader import declared_onnx
+from tensorferry.server.models.registry import Model
 from tensorferry.server.onnx_models.preparation import PreparedModel, prepare_model
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.scratch_directory import ScratchDirectory
@@ -221,22 +221,14 @@ def _inspect_loaded(
     sources: Sequence[ModelSource], only: str | None, config: ServerConfig, wanted: Wanted
 ) -> Iterator[Inspection]:
     """Load models that may use each other; yield what is known of all, or of one."""
-    registry = ModelRegistry()
-    devices = {config.device: choose_device(config.device)}
-    context = LoadContext(config, devices, served=registry.get, step_model=registry.step_model)
-    with ExitStack() as loaded:
-        for source in sources:
-            model = load_model(source, context)
-            loaded.callback(model.release)
-            loaded.callback(model.batcher.close)
-            registry.mark_ready(model)
-            if only is not None and source.name != only:
-                continue
-            if isinstance(source.declaration, OnnxModel):
-                file, options = declared_onnx(source, source.declaration, config.for_model(source.name))
-                yield replace(_inspect_file(file, options, wanted), name=source.name)
-            else:
-                yield _inspect_running(source, model, wanted)
+    for source, model in loaded_models(sources, config):
+        if only is not None and source.name != only:
+            continue
+        if isinstance(source.declaration, OnnxModel):
+            file, options = declared_onnx(source, source.declaration, config.for_model(source.name))
+            yield replace(_inspect_file(file, options, wanted), name=source.name)
+        else:
+            yield _inspect_running(source, model, wanted)
 
 
 def _inspect_running(source: ModelSource, model: Model, wanted: Wanted) -> Inspection:
