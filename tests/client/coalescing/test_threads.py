@@ -17,7 +17,9 @@ from polling import until
 
 from tensorferry import client as tf
 from tensorferry.client import Coalesce, InferenceClient, InferenceResult, Retry
+from tensorferry.client.coalescing.calls import WaitingCall
 from tensorferry.client.coalescing.forms import Form, Forms
+from tensorferry.client.coalescing.gathering import Group
 from tensorferry.client.coalescing.threads import CoalescedInfer
 from tensorferry.client.messages import codec
 from tensorferry.protos import inference_pb2 as pb
@@ -393,6 +395,26 @@ def test_an_interrupted_thread_does_not_take_others_with_it() -> None:
     rig = Rig()
     assert rig.outcomes([None, None, None], [KeyboardInterrupt()]) == [KeyboardInterrupt, OK, OK]
     assert sorted(rig.method.made[2:]) == [([1], None), ([2], None)]
+
+
+@pytest.mark.parametrize("method", ["wait", "sending"])
+def test_a_thread_that_is_interrupted_before_it_sends_leaves_its_message_to_another(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig()
+    real = getattr(WaitingCall, method)
+    interrupted: list[WaitingCall] = []
+
+    def interrupting(call: WaitingCall, *arguments: Any) -> Any:
+        event = call._to_send if method == "sending" else real(call, *arguments)
+        if isinstance(event, Group) and len(event.calls) > 1 and not interrupted:
+            interrupted.append(call)
+            raise KeyboardInterrupt
+        return event if method == "wait" else real(call)
+
+    monkeypatch.setattr(WaitingCall, method, interrupting)
+    assert rig.outcomes([None, None, None], []) == [KeyboardInterrupt, OK, OK]
+    assert len(interrupted) == 1
 
 
 def test_an_unexpected_exception_reaches_only_its_thread() -> None:

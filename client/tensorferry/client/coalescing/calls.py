@@ -36,6 +36,8 @@ class WaitingCall:
         # When the thread sends the call's open group at the latest, if this is the group's first call.
         self.due: float | None = None
         self._inbox: SimpleQueue[Any] = SimpleQueue()
+        # Kept until the thread sends it, because an interrupt may come between the inbox and there.
+        self._to_send: Group[AnyCall] | None = None
         self._left = False
 
     def cancelled(self) -> bool:
@@ -45,13 +47,7 @@ class WaitingCall:
     def leave(self) -> Group[AnyCall] | None:
         """Record that the thread has left; return a group that it should have sent."""
         self._left = True
-        while True:
-            try:
-                event = self._inbox.get_nowait()
-            except Empty:
-                return None
-            if isinstance(event, Group):
-                return event
+        return self._to_send
 
     def wait(self, seconds: float | None) -> Any:
         """Return the next event: a Signal, a group to send, an answer or an exception; RELEASED after `seconds`."""
@@ -66,7 +62,12 @@ class WaitingCall:
 
     def send(self, group: Group[AnyCall]) -> None:
         """Let the thread send a group that has this call."""
+        self._to_send = group
         self._inbox.put(group)
+
+    def sending(self) -> None:
+        """Record that the thread sends the group."""
+        self._to_send = None
 
     def answer(self, response: pb.ModelInferResponse) -> None:
         """Complete the call."""

@@ -66,7 +66,8 @@ class CoalescedInfer:
             return answer
         call = WaitingCall(request, self._deadline(timeout), options)
         try:
-            return self._outcome(call, self._admit(form, call))
+            self._admit(form, call)
+            return self._outcome(call)
         except grpc.RpcError:
             raise
         except BaseException:
@@ -87,9 +88,7 @@ class CoalescedInfer:
         if form is None:
             return self._method.future(request, timeout=timeout, **options)
         call = FutureCall(request, self._deadline(timeout), options, self._begin)
-        group = self._admit(form, call)
-        if group is not None:
-            self._start(group)
+        self._admit(form, call)
         return call
 
     def close(self) -> None:
@@ -112,40 +111,38 @@ class CoalescedInfer:
 
     # Groups.
 
-    def _admit(self, form: Form, call: AnyCall) -> Group[AnyCall] | None:
-        """Add a call; return a group with it if the caller must send it."""
-        own: Group[AnyCall] | None = None
-        others: list[Group[AnyCall]] = []
+    def _admit(self, form: Form, call: AnyCall) -> None:
+        """Add a call, and have the groups sent that need not wait."""
+        threadless: list[Group[AnyCall]] = []
         with self._work_or_closed:
             closed = self._closed
             if not closed:
                 now = self._clock()
                 group = self._gathering.add(form, call, call.deadline, now)
-                own, others = self._assigned_locked(self._gathering.take(now), call)
-                if own is None and group.calls[0] is call:
+                taken = self._gathering.take(now)
+                threadless = self._assign_locked(taken, call)
+                if group not in taken and group.calls[0] is call:
                     if isinstance(call, WaitingCall):
                         call.due = group.due
                     else:
-                        others += self._woken_locked()
+                        threadless += self._woken_locked()
         if closed:
             call.fail(outcomes.client_closed())
-        self._start_all(others)
-        return own
+        self._start_all(threadless)
 
-    def _assigned_locked(
+    def _assign_locked(
         self, groups: Sequence[Group[AnyCall]], own: AnyCall | None = None
-    ) -> tuple[Group[AnyCall] | None, list[Group[AnyCall]]]:
-        """Return the group with the call `own`, and those without a thread; let the threads of others send theirs."""
-        mine, threadless = None, []
+    ) -> list[Group[AnyCall]]:
+        """Let a waiting thread send each group, that of `own` if it can; return the groups without such a thread."""
+        threadless = []
         for group in groups:
             waiting = [call for call in group.calls if isinstance(call, WaitingCall) and not call.cancelled()]
-            if own is not None and own in group.calls:
-                mine = group
-            elif waiting:
-                waiting[0].send(group)
+            if waiting:
+                sender = next((call for call in waiting if call is own), waiting[0])
+                sender.send(group)
             else:
                 threadless.append(group)
-        return mine, threadless
+        return threadless
 
     def _woken_locked(self) -> list[Group[AnyCall]]:
         """Let the sending thread look for work; return the groups to send if there can be no such thread."""
@@ -156,7 +153,7 @@ class CoalescedInfer:
             threading.Thread(target=self._run, name="tensorferry-coalesce", daemon=True).start()
         except (RuntimeError, MemoryError):
             # The system has no thread left, or the interpreter is exiting.
-            return self._assigned_locked(self._gathering.take(math.inf))[1]
+            return self._assign_locked(self._gathering.take(math.inf))
         self._running = True
         return []
 
@@ -174,22 +171,20 @@ class CoalescedInfer:
 
     # A waiting thread.
 
-    def _outcome(self, call: WaitingCall, group: Group[AnyCall] | None) -> pb.ModelInferResponse:
-        """Return the call's answer, after sending the group if there is one."""
+    def _outcome(self, call: WaitingCall) -> pb.ModelInferResponse:
+        """Return the call's answer; send the groups that this thread is to send meanwhile."""
         due = call.due
         while True:
-            if group is not None:
-                alone = self._send(call, group)
-                if alone is not None:
-                    return alone
             event = call.wait(None if due is None else max(0.0, due - self._clock()))
-            group = None
             if isinstance(event, pb.ModelInferResponse):
                 return event
             if isinstance(event, Group):
-                group = event
+                alone = self._send(call, event)
+                if alone is not None:
+                    return alone
             elif event is Signal.RELEASED:
-                group, due = self._taken(call, due or 0.0), None
+                self._take(call, due or 0.0)
+                due = None
             elif event is Signal.ALONE:
                 answer: pb.ModelInferResponse = self._method(
                     call.request, timeout=self._left(call.deadline), **call.options
@@ -198,21 +193,22 @@ class CoalescedInfer:
             else:
                 raise event
 
-    def _taken(self, call: WaitingCall, due: float) -> Group[AnyCall] | None:
-        """Take the groups that are due now, or were due at this time; return the one with this call."""
+    def _take(self, call: WaitingCall, due: float) -> None:
+        """Have the groups sent that are due now, or were due at this time."""
         with self._work_or_closed:
             # The wait may end a little before its time.
-            groups = self._gathering.take(max(due, self._clock()))
-            own, others = self._assigned_locked(groups, call)
-        self._start_all(others)
-        return own
+            threadless = self._assign_locked(self._gathering.take(max(due, self._clock())), call)
+        self._start_all(threadless)
 
     def _send(self, call: WaitingCall, group: Group[AnyCall]) -> pb.ModelInferResponse | None:
         """Send a group on this thread and complete its calls; return the answer if the call is alone."""
-        calls = self._wanted(group, call)
+        calls: list[AnyCall] = []
         answer = failure = None
         answered = False
         try:
+            # From here on, this method handles an exception, and not `_leave`.
+            call.sending()
+            calls = self._wanted(group, call)
             request = call.request if len(calls) == 1 else joining.join([one.request for one in calls])
             timeout = self._left(group.latest)
             try:
@@ -226,7 +222,7 @@ class CoalescedInfer:
                 return answer
             answered = self._share(calls, answer, failure)
         except BaseException:
-            for other in calls:
+            for other in calls or group.calls:
                 if other is not call:
                     self._repeat(other)
             raise
@@ -239,9 +235,9 @@ class CoalescedInfer:
         """Let other threads do what a thread that left should have done."""
         with self._work_or_closed:
             group = call.leave()
-            others = [] if group is None else self._assigned_locked([group])[1]
-            others += self._woken_locked()
-        self._start_all(others)
+            threadless = [] if group is None else self._assign_locked([group])
+            threadless += self._woken_locked()
+        self._start_all(threadless)
 
     # Groups without a waiting thread.
 
@@ -256,7 +252,7 @@ class CoalescedInfer:
                 now = self._clock()
                 groups = self._gathering.take(now)
                 if groups:
-                    return self._assigned_locked(groups)[1]
+                    return self._assign_locked(groups)
                 due = self._gathering.next_due()
                 if due is not None:
                     self._work_or_closed.wait(due - now)
