@@ -314,7 +314,7 @@ class Clock:
 
 
 class Rig:
-    """Coalesced calls of threads, of which the first runs `within` while its message is in flight."""
+    """Coalesced calls of threads. The first runs `within` while its message is in flight."""
 
     def __init__(self) -> None:
         self.method, self.clock = Method(), Clock()

@@ -40,7 +40,7 @@ class Frame(Mapping[str, Array]):
 
 
 def frame_of(inputs: Any) -> Any:
-    """Return the columns of a pandas DataFrame or a pyarrow table; any other value as it is."""
+    """Return the columns of a pandas DataFrame or a pyarrow table; any other value unchanged."""
     if isinstance(inputs, Mapping):
         return inputs
     pandas = sys.modules.get("pandas")
