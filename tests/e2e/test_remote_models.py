@@ -83,6 +83,38 @@ def test_each_place_that_names_a_model_takes_an_address(tmp_path: Path, web: Web
     assert "s3cr3t" not in inspected.stdout + inspected.stderr
 
 
+def test_a_tokenizer_can_be_elsewhere(tmp_path: Path, web: WebServer, hub: FakeHub) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the package tokenizers")
+    numbers = {"[PAD]": 0, "[UNK]": 1, "cat": 5, "sat": 7}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    mean = small.mean_of_numbers(tmp_path / "mean.onnx").read_bytes()
+    hub.commit("org/repo", {"tokenizer.json": words.to_str().encode(), "onnx/mean.onnx": mean})
+    app = tmp_path / "app.py"
+    app.write_text(
+        """
+from tensorferry.serving import onnx, pipeline, step, tokenizer
+
+alone = tokenizer("hf://org/repo/tokenizer.json", outputs=["input_ids"])
+tokens = tokenizer("hf://org/repo/tokenizer.json", name="tokens", outputs=["input_ids", "attention_mask"])
+mean = pipeline(
+    "mean",
+    step(tokens, outputs={"input_ids": "ids", "attention_mask": "mask"}),
+    onnx("hf://org/repo/onnx/mean.onnx", name="average"),
+)
+"""
+    )
+    variables = variables_of(web, hub, tmp_path)
+    with (
+        running(app, "--device", "cpu", transport="lane", variables=variables) as server,
+        InferenceClient(server.address) as client,
+    ):
+        found = client.infer("tokenizer", {"text": ["cat sat dog"]})
+        assert found["input_ids"].tolist() == [[5, 7, 1]]
+        found = client.infer("mean", {"text": ["cat sat", "cat"]})
+        np.testing.assert_allclose(found["mean"], [6, 5])
+
+
 def variables_of(web: WebServer, hub: FakeHub, folder: Path) -> Mapping[str, str]:
     return {
         "SSL_CERT_FILE": str(web.authorities),

@@ -235,6 +235,25 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
         loaded(tokenizer(path))
 
 
+def test_a_file_elsewhere_is_read_from_its_copy(file: Path) -> None:
+    address = "https://user:secret@host/dir/words.json?key=secret#sha256=" + 64 * "0"
+    declared = tokenizer(address, input="words", max_length=3, max_batch_size=5)
+    assert (declared.name, declared.inputs, declared.max_batch_size) == ("words", {"words": STRING[-1]}, 5)
+    assert "secret" not in repr(declared)
+    with pytest.raises(
+        DeclarationError, match=r"'words' is elsewhere, and only a server fetches it: .* the path of a copy"
+    ):
+        loaded(declared)
+    assert declared.elsewhere is not None
+    assert declared.elsewhere.address == address
+    local = declared.elsewhere.declare(file)
+    assert (local.name, local.inputs, local.max_batch_size) == ("words", {"words": STRING[-1]}, 5)
+    assert local.elsewhere is None
+    assert lists(loaded(local)(words=texts("a cat")))["input_ids"] == [[2, 4, 3]]
+    assert local.row_padding is not None
+    assert local.row_padding().lengths == (3,)
+
+
 def test_a_missing_package_is_named_with_the_extra(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     declared = tokenizer(file)

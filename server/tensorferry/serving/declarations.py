@@ -36,12 +36,21 @@ class RowPadding:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class FileElsewhere:
+    """A file that the server fetches before it loads a function; `declare` returns the function that reads the copy."""
+
+    address: str = field(repr=False)
+    declare: Callable[[Path], FunctionModel]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FunctionModel:
     """A Python function, or a class with `load` and `__call__`, that is served as a model. Made by `model`.
 
     A call runs the function; of a class it makes an object. `max_batch_size` is None for the server's default, 0 for
     requests without a batch axis. `batched` is false for a function of one row. `example` has an array for each input.
     `steady` is as in `model`. `row_padding` returns how rows of its outputs are padded by default; it may read files.
+    `elsewhere` is the file that it reads, if that must be fetched first.
     """
 
     name: str
@@ -56,6 +65,7 @@ class FunctionModel:
     steady: bool = False
     example: Mapping[str, npt.ArrayLike] | None = None
     row_padding: Callable[[], RowPadding] | None = None
+    elsewhere: FileElsewhere | None = None
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -216,9 +226,8 @@ def onnx(
     lengths are padded to the next one, with the `pad_values` of each input, so that they can share a batch. Other settings
     are those of the server, or of the model's table in its configuration file. Raises DeclarationError.
     """
-    address = path if isinstance(path, str) and "://" in path else ""
-    # An address can have a query and a hash after the name of the file.
-    file = Path(re.split("[?#]", address)[0].rpartition("/")[2] if address else path)
+    address = address_of(path)
+    file = Path(name_at(address) if address else path)
     named = name or file.name.removesuffix(".onnx")
     _check_name(named)
     lengths = None
@@ -230,6 +239,17 @@ def onnx(
             f"model {named!r} has pad_values without pad_lengths; say which axis is padded to which lengths"
         )
     return OnnxModel(named, file, max_batch_size, lengths, dict(pad_values or {}), address)
+
+
+def address_of(path: str | Path) -> str:
+    """Return the address that was given in place of a path, or an empty string."""
+    return path if isinstance(path, str) and "://" in path else ""
+
+
+def name_at(address: str) -> str:
+    """Return the name of the file that an address is of."""
+    # A query and a hash can follow it.
+    return re.split("[?#]", address)[0].rpartition("/")[2]
 
 
 def step(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.serving.declarations import FunctionModel, RowPadding
+from tensorferry.serving.declarations import FileElsewhere, FunctionModel, RowPadding, address_of, name_at
 from tensorferry.serving.errors import DeclarationError
 from tensorferry.serving.tensor_types import INT64, STRING
 
@@ -50,8 +50,8 @@ def tokenizer(
 
         embed = pipeline("embed", tokenizer("tokenizer.json"), onnx("encoder.onnx"))
 
-    A relative path starts at the directory of the file that calls this function. `name` is that of the file by default.
-    `input` is the name of the input, or two names for models that read pairs of texts. `outputs` are some of `input_ids`,
+    A relative path starts at the directory of the file that calls this function. In place of a path there can be an
+    address, such as "hf://ORG/REPO/tokenizer.json"; the server fetches it. `name` is that of the file by default. `input` is the name of the input, or two names for models that read pairs of texts. `outputs` are some of `input_ids`,
     `attention_mask` and `token_type_ids`, each with one int64 array a row, of the length of its tokens.
 
     Special tokens, normalization and truncation are those of the file. `max_length`, the most tokens in a row with special
@@ -63,7 +63,11 @@ def tokenizer(
     RAYON_NUM_THREADS limit that. Raises DeclarationError; the server reads the file when it loads the model.
     """
     caller = sys._getframe(1).f_globals.get("__file__", "")
-    file = Path(caller).absolute().parent / path if caller else Path(path).absolute()
+    address = address_of(path)
+    if address:
+        file = Path(name_at(address))
+    else:
+        file = Path(caller).absolute().parent / path if caller else Path(path).absolute()
     named = file.name.removesuffix(".json") if name is None else name
     inputs = (input,) if isinstance(input, str) else tuple(input)
     if len(inputs) not in (1, 2) or len(set(inputs)) != len(inputs):
@@ -82,22 +86,15 @@ def tokenizer(
             f"tokenizer {named!r}: max_length is {max_length!r}; it must be an integer of at least 1, or None for the "
             "truncation of the file"
         )
-    settings = _Settings(named, file, inputs, tuple(outputs), max_length)
-
-    class FileTokenizer(_FileTokenizer):
-        """The tokenizer of one file; a worker makes its own object."""
-
-        def __init__(self) -> None:
-            super().__init__(settings)
-
-    return FunctionModel(
-        named,
-        FileTokenizer,
-        dict.fromkeys(inputs, STRING[-1]),
-        dict.fromkeys(outputs, INT64[-1, "tokens"]),
-        max_batch_size,
-        example={each: np.array(_EXAMPLES, object) for each in inputs},
-        row_padding=lambda: _row_padding(settings),
+    settings = _Settings(named, file, inputs, tuple(outputs), max_length, address)
+    declared = _declared(settings, max_batch_size)
+    if not address:
+        return declared
+    return replace(
+        declared,
+        elsewhere=FileElsewhere(
+            address, lambda copy: _declared(replace(settings, file=copy, address=""), max_batch_size)
+        ),
     )
 
 
@@ -108,6 +105,26 @@ class _Settings:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     max_length: int | None
+    # Where the file is fetched from, if it has not been.
+    address: str = field(repr=False)
+
+
+def _declared(settings: _Settings, max_batch_size: int) -> FunctionModel:
+    class FileTokenizer(_FileTokenizer):
+        """The tokenizer of one file; a worker makes its own object."""
+
+        def __init__(self) -> None:
+            super().__init__(settings)
+
+    return FunctionModel(
+        settings.name,
+        FileTokenizer,
+        dict.fromkeys(settings.inputs, STRING[-1]),
+        dict.fromkeys(settings.outputs, INT64[-1, "tokens"]),
+        max_batch_size,
+        example={each: np.array(_EXAMPLES, object) for each in settings.inputs},
+        row_padding=lambda: _row_padding(settings),
+    )
 
 
 class _FileTokenizer:
@@ -144,6 +161,11 @@ def _read(settings: _Settings) -> Tokenizer:
         raise DeclarationError(
             f"tokenizer {settings.name!r} needs the package tokenizers; install it: pip install 'tensorferry[text]'"
         ) from None
+    if settings.address:
+        raise DeclarationError(
+            f"tokenizer {settings.name!r} is elsewhere, and only a server fetches it: tensorferry serve FILE.py; to use it "
+            "without one, give the path of a copy"
+        )
     if not settings.file.is_file():
         raise DeclarationError(
             f"tokenizer {settings.name!r}: there is no file {settings.file}; a relative path starts at the directory of the "

@@ -29,6 +29,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ),
         ("https://host/download?id=7", "host", "download", "", "download", "download.onnx"),
         ("https://host/a.ort", "host", "a.ort", "", "a.ort", "a.ort"),
+        (
+            "hf://org/repo/tokenizer.json",
+            "org/repo",
+            "tokenizer.json",
+            "",
+            "tokenizer.json",
+            "tokenizer.json",
+        ),
     ],
 )
 def test_an_address_has_a_place_and_a_name(

@@ -14,7 +14,7 @@ from tensorferry.server.remote.model_files import FetchedModel, ModelFiles
 from tensorferry.server.remote.repository_mirror import RepositoryMirror
 from tensorferry.server.remote.sources import stores
 from tensorferry.server.remote.url import RemoteUrl, parse_file
-from tensorferry.serving import OnnxModel
+from tensorferry.serving import FunctionModel, OnnxModel
 
 
 def fetched_sources(sources: Sequence[ModelSource], config: ServerConfig) -> Sequence[ModelSource]:
@@ -30,16 +30,30 @@ def _fetched(source: ModelSource, url: RemoteUrl, files: ModelFiles) -> ModelSou
 
 def fetch_declared(declared: OnnxModel, config: ServerConfig) -> FetchedModel:
     """Return the file of an ONNX model that a Python file declares by its address. StartError."""
+    return _model_files(config).fetch(_parsed(declared.address, declared.name))
+
+
+def fetched_function(declared: FunctionModel, config: ServerConfig) -> tuple[FunctionModel, object]:
+    """Return a function whose file is fetched, and what keeps the copy while it is referred to. StartError."""
+    elsewhere = declared.elsewhere
+    if elsewhere is None:
+        return declared, None
+    fetched = _model_files(config, of_onnx=False).fetch(_parsed(elsewhere.address, declared.name))
+    return elsewhere.declare(fetched.path), fetched.tree
+
+
+def _parsed(address: str, name: str) -> RemoteUrl:
     try:
-        url = parse_file(declared.address)
+        return parse_file(address)
     except ConfigError as error:
-        raise StartError(f"model {declared.name!r}: {error}") from None
-    return _model_files(config).fetch(url)
+        raise StartError(f"model {name!r}: {error}") from None
 
 
-def _model_files(config: ServerConfig) -> ModelFiles:
+def _model_files(config: ServerConfig, *, of_onnx: bool = True) -> ModelFiles:
     return ModelFiles(
-        config.model_cache or default_cache(), stores(allow_http=config.allow_http), external_files
+        config.model_cache or default_cache(),
+        stores(allow_http=config.allow_http),
+        external_files if of_onnx else lambda path: (),
     )
 
 

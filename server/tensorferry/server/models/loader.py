@@ -16,7 +16,7 @@ from tensorferry.server.model_config.ensembles import PLATFORM as ENSEMBLE_PLATF
 from tensorferry.server.model_config.ensembles import NamedModel, complete_ensemble, is_ensemble, named_models
 from tensorferry.server.model_config.pbtxt import BatchingDecision, complete_config
 from tensorferry.server.model_config.supported_fields import ModelKind, check_fields
-from tensorferry.server.models.fetched_sources import fetch_declared
+from tensorferry.server.models.fetched_sources import fetch_declared, fetched_function
 from tensorferry.server.models.labels import StepLabels, read_labels
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.registry import Model
@@ -64,7 +64,13 @@ def load_model(source: ModelSource, context: LoadContext) -> Model:
 def _load_pipeline(source: ModelSource, declared: PipelineModel, context: LoadContext) -> Model:
     steps: list[PlacedStep] = []
     ragged: dict[str, RaggedInput] = {}
+    # They stay in the cache while they are referred to.
+    copies: list[object] = []
     for step in declared.steps:
+        if isinstance(step.model, FunctionModel):
+            function, copy = fetched_function(step.model, context.config)
+            step = replace(step, model=function)
+            copies.append(copy)
         steps.append(_place_step(source, declared, step, context, ragged))
         ragged.update(_ragged_outputs(step, steps[-1]))
     plan = plan_pipeline(source.name, steps, declared.outputs)
@@ -190,7 +196,8 @@ def _load_step(
 ) -> LoadedStep:
     declared, config = source.declaration, context.config.for_model(source.name)
     if isinstance(declared, FunctionModel):
-        return load_function_step(declared, source, config, context.watchdog)
+        function, copy = fetched_function(declared, config)
+        return load_function_step(function, replace(source, keep_alive=copy), config, context.watchdog)
     if isinstance(declared, OnnxModel):
         source, config = declared_onnx(source, declared, config)
     device = context.devices.get(config.device, "cpu")

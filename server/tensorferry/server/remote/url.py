@@ -28,7 +28,7 @@ _SIGNING = re.compile(r"(?i)(x-amz-|x-goog-)")
 # Version of an object in a versioned bucket.
 _VERSION = "versionId"
 _PIN = "sha256"
-_SUFFIXES = (".onnx", ".ort")
+_SUFFIXES = (".onnx", ".ort", ".json")
 
 
 def is_remote(text: str) -> bool:
@@ -67,7 +67,7 @@ class RemoteUrl:
 
     @property
     def file_name(self) -> str:
-        """The name of the local file. It ends in .onnx or .ort, by which files are recognised."""
+        """The name of the local file. It ends in .onnx, .ort or .json, by which files are recognised."""
         name = re.sub(r"[^A-Za-z0-9._-]", "_", PurePosixPath(self.location).name).lstrip(".") or "model"
         return name if name.endswith(_SUFFIXES) else f"{name}.onnx"
 
