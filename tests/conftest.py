@@ -9,7 +9,18 @@ from support.processes.server import FRONT_ENDS
 pytest_plugins = ["e2e.fixtures", "support.coalesced_clients"]
 
 # Folders whose tests start processes: their files take the longest.
-_LONGEST = ("wire", "e2e", "fuzz", "deploy", "browser", "conformance", "benchmarks")
+_LONGEST = (
+    "docs",
+    "crashes",
+    "e2e",
+    "wire",
+    "browser",
+    "hostile",
+    "conformance",
+    "deploy",
+    "benchmarks",
+    "fuzz",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,6 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     are about one process.
     """
     order = {folder: place for place, folder in enumerate(_LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
+    # The node id of a test is tests/FOLDER/...
+    items.sort(key=lambda item: order.get(item.nodeid.partition("/")[2].partition("/")[0], len(order)))
     if FRONT_ENDS:
         one_process.skip(items)

@@ -20,7 +20,7 @@ from typing import Any
 from chaos import faulty_server
 from polling import until
 from support.processes import observed
-from support.processes.server import bytecode_in, environment
+from support.processes.server import environment
 
 # A server starts or stops in less, even on a busy machine.
 PATIENCE = 60.0
@@ -100,7 +100,6 @@ class Server:
             **environment(),
             "PYTHONPATH": os.pathsep.join([str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "TMPDIR": str(temporary),
-            **bytecode_in(folder / "bytecode"),
         }
         if leaks:
             self._variables[faulty_server.LEAKS] = "1"

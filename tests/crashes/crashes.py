@@ -20,7 +20,7 @@ from crashes.callers import Caller
 from polling import until
 from support.models.recurrent import aborting
 from support.processes import observed
-from support.processes.server import ServerProcess, bytecode_in
+from support.processes.server import ServerProcess
 
 FRONT_ENDS = 2
 FRONT_END_MODULE, ENGINE_MODULE = "tensorferry.server.front_end", "tensorferry.server.engine"
@@ -150,7 +150,7 @@ def start(folder: Path, transport: str) -> ServerProcess:
         *("--front-ends", str(FRONT_ENDS), "--drain-seconds", "20"),
         transport=transport,
         host="0.0.0.0",
-        variables={"TMPDIR": str(folder), **bytecode_in(folder.with_name("bytecode"))},
+        variables={"TMPDIR": str(folder)},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import signal
 from pathlib import Path
 
 import gpu_check
@@ -113,5 +114,10 @@ def test_a_case_that_raises_does_not_hide_the_others(monkeypatch: pytest.MonkeyP
 def test_a_time_out_of_the_tests_is_reported(tmp_path: Path) -> None:
     test = tmp_path / "test_long.py"
     test.write_text("import threading\ndef test_long():\n    threading.Event().wait(100)\n")
-    (line,) = gpu_check.on_cuda([str(test), "-n0", "-p", "no:cacheprovider"], 0.0)
+    # A shell's background jobs ignore SIGINT, and so do the processes that they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        (line,) = gpu_check.on_cuda([str(test), "-n0", "-p", "no:cacheprovider"], 0.0)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert line.startswith("the tests did not end within 0 s")

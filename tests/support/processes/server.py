@@ -50,14 +50,6 @@ def environment() -> dict[str, str]:
     }
 
 
-def bytecode_in(folder: Path) -> dict[str, str]:
-    """Return variables with which servers keep bytecode in this folder.
-
-    Installed packages have it beside their sources. Without it, each process would compile what it imports.
-    """
-    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
-
-
 def _python_path() -> str:
     return os.pathsep.join(filter(None, (str(_TESTS), os.environ.get("PYTHONPATH"))))
 
