@@ -67,7 +67,7 @@ def test_a_minimal_server(minimal: str, tmp_path: Path, capsys: pytest.CaptureFi
         assert step["rows"] == 2 * step["answered"]
         assert step["requests_per_second"] == pytest.approx(step["answered"] / step["seconds"])
     out = capsys.readouterr()
-    assert "no figures of the server's side: UNIMPLEMENTED" in out.out
+    assert "no figures of the server's side: the server has no ModelStatistics (UNIMPLEMENTED" in out.out
     assert out.err == "", "stderr is no terminal, so there is no progress"
     # It has no streams.
     assert bench.main([minimal, "row", *SHORT, "--stream", "--concurrency", "1"]) == 1

@@ -10,7 +10,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ import grpc
 
 from tensorferry.client import errors
 from tensorferry.client.cli.bench_flags import MODES, bench_parser, mode_of, read_inputs
+from tensorferry.client.cli.inputs import without_inputs
 from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.cli.random_values import random_array
 from tensorferry.client.cli.server_flags import ServerConnection, connection_of, unique
@@ -37,7 +38,7 @@ from tensorferry.client.load.run import LoadProcesses, Plan, default_processes
 from tensorferry.client.load.server_statistics import StatisticsReader
 from tensorferry.client.load.steps import Arrival, Step
 from tensorferry.client.load.trace import BadTrace, read_trace
-from tensorferry.client.messages import codec
+from tensorferry.client.messages import checks, codec
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc, tensors
@@ -162,7 +163,12 @@ def _bench(
     bodies = {rows: maker.requests(rows) for rows in sizes}
     if not arguments.stream:
         # Once, so that a wrong request fails before the load begins.
-        codec.decode(server.call("ModelInfer", pb.ModelInferRequest.FromString(bodies[sizes[0]][0])))
+        try:
+            codec.decode(server.call("ModelInfer", pb.ModelInferRequest.FromString(bodies[sizes[0]][0])))
+        except InferenceError as error:
+            if metadata.inputs:
+                raise
+            raise without_inputs(error, metadata) from None
     reader = StatisticsReader(server.stub, model, model_version, connection.metadata)
     target = Target(
         connection.targets[0], connection.tls, connection.metadata, arguments.timeout, arguments.stream
@@ -212,13 +218,20 @@ def _metadata(server: _Server, model: str, model_version: str, arrays: Mapping[s
     except errors.Unimplemented:
         if not arrays:
             raise
-        # The files say all that a request needs. Rows are on axis 0 if all files have as many.
-        inputs = tuple(
-            TensorMetadata(name, tensors.datatype_of(array), (-1, *array.shape[1:]) if array.ndim else ())
-            for name, array in arrays.items()
+        answer = pb.ModelMetadataResponse(name=model)
+    metadata = ModelMetadata.from_message(answer)
+    if metadata.inputs:
+        return metadata
+    # The files say all that a request needs. Rows are on axis 0 if all files have as many.
+    inputs = tuple(
+        TensorMetadata(
+            name,
+            tensors.datatype_of(checks.array_of(name, array)),
+            (-1, *array.shape[1:]) if array.ndim else (),
         )
-        return ModelMetadata(model, (), "", inputs, ())
-    return ModelMetadata.from_message(answer)
+        for name, array in arrays.items()
+    )
+    return replace(metadata, inputs=inputs)
 
 
 def _server_name(server: _Server) -> str | None:

@@ -13,7 +13,7 @@ import grpc
 from tensorferry.client.cli import examples
 from tensorferry.client.cli.server_flags import add_version, call_server, server_parser
 from tensorferry.client.client import InferenceClient
-from tensorferry.client.errors import InvalidInput, Unavailable
+from tensorferry.client.errors import InvalidInput, Unavailable, Unimplemented
 
 
 def ready(argv: Sequence[str]) -> int:
@@ -34,11 +34,13 @@ def models(argv: Sequence[str]) -> int:
     arguments = parser.parse(argv)
 
     def run(client: InferenceClient) -> None:
+        try:
+            found = client.models(timeout=arguments.timeout)
+        except Unimplemented as error:
+            text = "the server does not list its models (RepositoryIndex): name one, as in tensorferry describe MODEL"
+            raise Unimplemented(error.code, text) from None
         rows = [("NAME", "VERSION", "STATE", "REASON")]
-        rows += [
-            (m.name, m.version or "-", m.state or "-", m.reason)
-            for m in client.models(timeout=arguments.timeout)
-        ]
+        rows += [(m.name, m.version or "-", m.state or "-", m.reason) for m in found]
         _print_table(rows)
 
     return call_server(parser, arguments, run)
@@ -55,21 +57,28 @@ def describe(argv: Sequence[str]) -> int:
 
     def run(client: InferenceClient) -> None:
         model = client.metadata(arguments.model, arguments.model_version, timeout=arguments.timeout)
-        print(f"{model.name}: {model.platform or 'unknown platform'}, versions {', '.join(model.versions)}")
+        versions = f"versions {', '.join(model.versions)}" if model.versions else "no named versions"
+        print(f"{model.name}: {model.platform or 'unknown platform'}, {versions}")
         rows = [("", "NAME", "DATATYPE", "SHAPE")]
         rows += [
             ("optional input" if t.optional else "input", t.name, t.datatype, str(list(t.shape)))
             for t in model.inputs
         ]
         rows += [("output", t.name, t.datatype, str(list(t.shape))) for t in model.outputs]
-        _print_table(rows)
+        if len(rows) > 1:
+            _print_table(rows)
         if "batching" in model.properties:
             print(f"batching: {model.properties['batching']}")
+        title = "Call it, with values of your own:"
         try:
-            commands = [examples.infer_command(model, arguments), examples.grpcurl_command(model, arguments)]
+            commands = [examples.infer_command(model, arguments)]
+            if model.inputs:
+                commands.append(examples.grpcurl_command(model, arguments))
+            else:
+                title = "The server names no inputs. If the model has some, send them as arrays:"
         except InvalidInput as error:
             commands = [f"no example: {error}"]
-        print("\nCall it, with values of your own:\n")
+        print(f"\n{title}\n")
         print("\n\n".join(commands))
 
     return call_server(parser, arguments, run)

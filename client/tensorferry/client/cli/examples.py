@@ -32,6 +32,8 @@ def infer_command(model: ModelMetadata, arguments: argparse.Namespace) -> str:
     if arguments.model_version:
         words += ["--model-version", arguments.model_version]
     words += _server_flags(arguments)
+    if not model.inputs:
+        words += ["--input", "NAME=FILE.npy"]
     random = False
     for tensor in _required(model):
         if _is_short(tensor):

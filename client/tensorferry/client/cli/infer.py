@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tensorferry.client.cli import printing
 from tensorferry.client.cli.array_files import write_archive, write_array
-from tensorferry.client.cli.inputs import JsonRequest, add_once, read_inputs, read_json
+from tensorferry.client.cli.inputs import JsonRequest, add_once, read_inputs, read_json, without_inputs
 from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.cli.random_values import random_inputs
 from tensorferry.client.cli.server_flags import add_version, call_server, pair, server_parser, unique
 from tensorferry.client.client import InferenceClient
-from tensorferry.client.errors import InvalidInput
+from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages.classification import Classification
 from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.metadata import TensorMetadata
@@ -53,19 +53,28 @@ def main(argv: Sequence[str]) -> int:
         model = client.metadata(arguments.model, arguments.model_version, timeout=arguments.timeout)
         request = read_json(arguments.json, model) if arguments.json is not None else JsonRequest()
         add_once(request.inputs, read_inputs(arguments.input, model), "--input")
+        if arguments.random and not model.inputs:
+            received = f"model {model.name!r}, of which it names none"
+            change = "give --input NAME=FILE.npy for each input"
+            raise InvalidInput("--random", "a model whose inputs the server names", received, change)
         if arguments.random:
             shapes = unique(parser, "--shape", [_shape_of(one, model.inputs) for one in arguments.shape])
             seed, rows = arguments.seed or 0, arguments.rows
             request.inputs.update(random_inputs(model, request.inputs, seed, rows, shapes))
-        result = client.infer(
-            arguments.model,
-            request.inputs,
-            version=arguments.model_version,
-            timeout=arguments.timeout,
-            outputs=_outputs(parser, arguments) or request.outputs,
-            request_id=arguments.request_id or request.request_id,
-            parameters={**request.parameters, **unique(parser, "--parameter", arguments.parameter)},
-        )
+        try:
+            result = client.infer(
+                arguments.model,
+                request.inputs,
+                version=arguments.model_version,
+                timeout=arguments.timeout,
+                outputs=_outputs(parser, arguments) or request.outputs,
+                request_id=arguments.request_id or request.request_id,
+                parameters={**request.parameters, **unique(parser, "--parameter", arguments.parameter)},
+            )
+        except InferenceError as error:
+            if model.inputs or request.inputs or isinstance(error, InvalidInput):
+                raise
+            raise without_inputs(error, model) from None
         _show(result, arguments)
 
     return call_server(parser, arguments, run)

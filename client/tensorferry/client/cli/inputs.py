@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tensorferry.client import errors
 from tensorferry.client.cli.array_files import read_archive, read_array
 from tensorferry.client.cli.values import array_of, subject_of
-from tensorferry.client.errors import InvalidInput
+from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages.arguments import mapping, shown, text
 from tensorferry.client.messages.classification import Classification
 from tensorferry.client.messages.codec import Parameter
@@ -25,6 +26,7 @@ _NUMPY_MAGIC = b"\x93NUMPY"
 # Keys of the protocol's JSON form that are understood.
 _REQUEST_KEYS = ("inputs", "outputs", "parameters", "id")
 _TENSOR_KEYS = ("name", "shape", "datatype", "data")
+_TENSOR_FORM = '{"name", "shape", "datatype", "data"}'
 
 
 @dataclass
@@ -44,6 +46,9 @@ def read_inputs(options: Sequence[str], model: ModelMetadata) -> dict[str, Array
     """
     inputs: dict[str, Array] = {}
     for option in options:
+        if not model.inputs:
+            add_once(inputs, _file_for_undeclared(option, model), "--input")
+            continue
         name, value = _named(option, model)
         if name is not None:
             tensor = next(t for t in model.inputs if t.name == name)
@@ -67,6 +72,8 @@ def read_json(source: str, model: ModelMetadata) -> JsonRequest:
     inline = source.lstrip()[:1] in ("{", "[")
     content = source if inline else read_bytes(source, "--json")
     value = _parsed(content, "--json", 'a JSON object such as {"x": [[1, 2]]}')
+    if not model.inputs and not (isinstance(value, dict) and "inputs" in value):
+        raise _undeclared("--json", f'{{"inputs": [{_TENSOR_FORM}]}}', value, model)
     if not isinstance(value, dict):
         tensor = _only_input(model, "--json", value)
         return JsonRequest({tensor.name: array_of(value, tensor, model.name)})
@@ -88,6 +95,28 @@ def read_bytes(file: str, subject: str) -> bytes:
         raise InvalidInput(
             subject, "a file that can be read", f"{file!r} ({reason})", "name a file, or - for stdin"
         ) from None
+
+
+def without_inputs(error: InferenceError, model: ModelMetadata) -> InferenceError:
+    """Return the error of a request without inputs, with the reason why it had none."""
+    hint = f"the request had no inputs, because the server names none of model {model.name!r}: give --input NAME=FILE.npy"
+    return errors.of_code(error.code, f"{error.message} ({hint})", error.request_id, error.retry_after)
+
+
+def _undeclared(option: str, form: str, received: object, model: ModelMetadata) -> InvalidInput:
+    """Return the error for an input without a datatype, of a model whose metadata names no inputs."""
+    expected = f"{form}, because the server names no inputs of model {model.name!r}"
+    return InvalidInput(option, expected, shown(received), "give each input's name and datatype")
+
+
+def _file_for_undeclared(option: str, model: ModelMetadata) -> dict[str, Array]:
+    """Return the arrays of --input for a model whose metadata names no inputs: a file has their datatypes."""
+    name, equals, file = option.partition("=")
+    if equals and file.endswith(".npy"):
+        return {name: _array_file(file, f"input {name!r} of model {model.name!r}")}
+    if option.endswith(".npz"):
+        return _read_archive(option)
+    raise _undeclared("--input", "NAME=FILE.npy or FILE.npz", option, model)
 
 
 def _named(option: str, model: ModelMetadata) -> tuple[str | None, str]:
@@ -122,15 +151,19 @@ def _no_such_input(option: str, name: str, model: ModelMetadata) -> InvalidInput
 
 def _archive(file: str, model: ModelMetadata) -> dict[str, Array]:
     known = {tensor.name: tensor for tensor in model.inputs}
-    try:
-        arrays = read_archive(Path(file))
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        received = f"{file!r}, which cannot be read ({error})"
-        raise InvalidInput("--input", "a file that numpy.savez wrote", received, "name such a file") from None
+    arrays = _read_archive(file)
     for name in arrays:
         if name not in known:
             raise _no_such_input(f"--input {file}", name, model)
     return {name: array_of(array, known[name], model.name) for name, array in arrays.items()}
+
+
+def _read_archive(file: str) -> dict[str, Array]:
+    try:
+        return read_archive(Path(file))
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        received = f"{file!r}, which cannot be read ({error})"
+        raise InvalidInput("--input", "a file that numpy.savez wrote", received, "name such a file") from None
 
 
 def _read_value(given: str, tensor: TensorMetadata, model: ModelMetadata) -> object:
@@ -209,22 +242,25 @@ def _protocol_form(value: Mapping[str, Any], model: ModelMetadata) -> JsonReques
     _check_keys("--json", value, _REQUEST_KEYS)
     known = {tensor.name: tensor for tensor in model.inputs}
     request = JsonRequest()
-    for one in _objects(value, "inputs", '{"name", "shape", "datatype", "data"}'):
+    for one in _objects(value, "inputs", _TENSOR_FORM):
         name = one.get("name")
         subject = f"--json: input {name!r}"
         _check_keys(subject, one, _TENSOR_KEYS)
-        if not isinstance(name, str) or name not in known:
-            raise _no_such_input("--json", str(name), model)
-        if "data" not in one:
-            raise InvalidInput(subject, "data", "none", "add a list of its values")
-        tensor = known[name]
-        if one.get("datatype", tensor.datatype) != tensor.datatype:
-            change = f"write {tensor.datatype!r}, or leave it out"
-            raise InvalidInput(subject_of(tensor, model.name), str(tensor), shown(one["datatype"]), change)
         shape = one.get("shape")
         if shape is not None and not _is_shape(shape):
             raise InvalidInput(subject, "a shape such as [1, 2]", shown(shape), "write a list of lengths")
-        add_once(request.inputs, {name: array_of(one["data"], tensor, model.name, shape)}, "--json")
+        if not model.inputs:
+            tensor = _declared_by(one, shape, subject, model)
+        elif isinstance(name, str) and name in known:
+            tensor = known[name]
+        else:
+            raise _no_such_input("--json", str(name), model)
+        if "data" not in one:
+            raise InvalidInput(subject, "data", "none", "add a list of its values")
+        if one.get("datatype", tensor.datatype) != tensor.datatype:
+            change = f"write {tensor.datatype!r}, or leave it out"
+            raise InvalidInput(subject_of(tensor, model.name), str(tensor), shown(one["datatype"]), change)
+        add_once(request.inputs, {tensor.name: array_of(one["data"], tensor, model.name, shape)}, "--json")
     if "outputs" in value:
         request.outputs = {}
         for one in _objects(value, "outputs", '{"name"}'):
@@ -235,6 +271,16 @@ def _protocol_form(value: Mapping[str, Any], model: ModelMetadata) -> JsonReques
         request.parameters = dict(mapping("--json: 'parameters'", value["parameters"], change))
     request.request_id = text("--json: 'id'", value.get("id", ""))
     return request
+
+
+def _declared_by(
+    one: Mapping[str, object], shape: Sequence[int] | None, subject: str, model: ModelMetadata
+) -> TensorMetadata:
+    """Return the metadata that an input in the protocol's form states of itself."""
+    name, datatype = one.get("name"), one.get("datatype")
+    if not isinstance(name, str) or not isinstance(datatype, str) or shape is None:
+        raise _undeclared(subject, _TENSOR_FORM, dict(one), model)
+    return TensorMetadata(name, datatype, (-1,) * len(shape))
 
 
 def _classification(subject: str, output: Mapping[str, Any]) -> Classification | None:

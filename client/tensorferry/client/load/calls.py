@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from tensorferry.client.connection.channel import COMPLETION_ORDER, CallMetadata
 from tensorferry.protos import inference_pb2 as pb
@@ -27,6 +28,10 @@ Failure = tuple[str, str]
 Done = Callable[[Failure | None], None]
 
 _STATUS_PARAMETER = "tensorferry_status"
+_FOREIGN = (
+    "UNKNOWN",
+    "a message of the stream answers no request, so the server may have other streams: leave out --stream",
+)
 _LATE = ("DEADLINE_EXCEEDED", "no answer within the timeout (measured by the client, on a stream)")
 
 
@@ -149,9 +154,13 @@ class _Stream:
 
     def _receive(self, call: Any, requests: queue.SimpleQueue[bytes | None]) -> None:
         try:
-            for message in call:
-                self._answered(message)
             failure = ("UNAVAILABLE", "the server ended the stream")
+            for message in call:
+                foreign = self._answered(message)
+                if foreign is not None:
+                    failure = foreign
+                    call.cancel()
+                    break
         except grpc.RpcError as error:
             failure = (call.code().name, call.details() or str(error))
         requests.put(None)
@@ -161,13 +170,21 @@ class _Stream:
         for _, done in lost.values():
             done(failure)
 
-    def _answered(self, message: bytes) -> None:
-        answer = pb.ModelStreamInferResponse.FromString(message)
+    def _answered(self, message: bytes) -> Failure | None:
+        """End the request that a message answers; return why the stream is unusable if it names none."""
+        try:
+            answer = pb.ModelStreamInferResponse.FromString(message)
+        except DecodeError:
+            return _FOREIGN
+        if not answer.infer_response.id:
+            # Such as MLServer, whose streams have other messages: one request, many answers.
+            code, text = _FOREIGN
+            return code, f"{text}: {answer.error_message}" if answer.error_message else text
         with self._lock:
             begun, done = self._pending.pop(answer.infer_response.id, (0.0, None))
         if done is None:
             # It has expired.
-            return
+            return None
         if time.monotonic() - begun > self._timeout:
             done(_LATE)
         elif answer.error_message:
@@ -176,6 +193,7 @@ class _Stream:
             done((named or "UNKNOWN", answer.error_message))
         else:
             done(None)
+        return None
 
 
 # Field 3 of ModelInferRequest, of wire type 2.

@@ -107,7 +107,9 @@ class StatisticsReader:
             answer = self._stub.ModelStatistics(self._request, timeout=_SECONDS, metadata=self._metadata)
         except grpc.RpcError as error:
             failure = errors.from_rpc(error)
-            if failure.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            if isinstance(failure, errors.Unimplemented):
+                self.missing = f"the server has no ModelStatistics ({failure})"
+            elif not isinstance(failure, errors.DeadlineExceeded):
                 self.missing = str(failure)
             return None
         if not answer.model_stats:

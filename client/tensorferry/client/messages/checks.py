@@ -26,8 +26,13 @@ def check_inputs(inputs: Mapping[str, object], model: ModelMetadata) -> dict[str
     Arrays are never cast. A list, a tuple or a Python scalar becomes an array of the expected
     datatype if that loses nothing. Python floats round to the nearest value of a float datatype,
     as in numpy. The values of a column are treated like a list.
+
+    If the metadata names no inputs, the values are converted as without metadata, and only the
+    server can check them.
     """
     inputs = frames.columns_for(inputs, model)
+    if not model.inputs:
+        return _undeclared(inputs, model)
     if isinstance(inputs, Frame):
         return {
             tensor.name: _from_columns(columns, tensor, model)
@@ -52,7 +57,9 @@ def check_inputs(inputs: Mapping[str, object], model: ModelMetadata) -> dict[str
 
 
 def check_outputs(outputs: Iterable[str], model: ModelMetadata) -> None:
-    """Check that the model has each requested output."""
+    """Check that the model has each requested output, if its metadata names outputs."""
+    if not model.outputs:
+        return
     known = {tensor.name for tensor in model.outputs}
     unknown = [name for name in outputs if name not in known]
     if unknown:
@@ -76,6 +83,17 @@ def array_of(name: str, value: object) -> Array:
             f"input {name!r}", "a datatype of the protocol", f"numpy dtype {array.dtype}", str(error)
         ) from None
     return array
+
+
+def _undeclared(inputs: Mapping[str, object], model: ModelMetadata) -> dict[str, Array]:
+    if isinstance(inputs, Frame):
+        raise InvalidInput(
+            f"model {model.name!r}",
+            "a dict of arrays, because its metadata names no inputs",
+            "a data frame",
+            "give the arrays by the names that the model's author chose",
+        )
+    return {name: array_of(name, value) for name, value in inputs.items()}
 
 
 def _check_input(value: object, tensor: TensorMetadata, model_name: str) -> Array:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from google.protobuf.message import DecodeError
+
 from tensorferry.protos import inference_pb2 as pb
 
 
@@ -31,6 +33,9 @@ class TensorMetadata:
 class ModelMetadata:
     """One model: available versions, inputs, outputs, and the server's other properties.
 
+    Not every server names the inputs and outputs: KServe's and MLServer's leave them empty unless
+    the model's author declared them.
+
     >>> model = client.metadata("digits")
     >>> model.versions, [output.name for output in model.outputs]
     (('1',), ['label', 'probabilities'])
@@ -55,8 +60,24 @@ class ModelMetadata:
                 TensorMetadata(t.name, t.datatype, tuple(t.shape), t.name in optional) for t in message.inputs
             ),
             outputs=tuple(TensorMetadata(t.name, t.datatype, tuple(t.shape)) for t in message.outputs),
-            properties=dict(message.properties),
+            properties={name: _text_of(value) for name, value in message.properties.items()},
         )
+
+
+# First bytes of an InferParameter: the tags of its bool, int64 and string.
+_PARAMETER_TAGS = ("\x08", "\x10", "\x1a")
+
+
+def _text_of(value: str) -> str:
+    """Return a property as text, also if it is an InferParameter, which MLServer sends in this field."""
+    if value.startswith(_PARAMETER_TAGS):
+        try:
+            parameter = pb.InferParameter.FromString(value.encode())
+        except DecodeError:
+            return value
+        choice = parameter.WhichOneof("parameter_choice")
+        return str(getattr(parameter, choice)) if choice else value
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,4 +114,5 @@ class ModelStatus:
     @classmethod
     def from_message(cls, message: pb.RepositoryIndexResponse) -> tuple[ModelStatus, ...]:
         """Convert a `RepositoryIndexResponse`, in the server's order."""
-        return tuple(cls(m.name, m.version, m.state, m.reason) for m in message.models)
+        # MLServer sends the name of Python's enum member: State.READY.
+        return tuple(cls(m.name, m.version, m.state.removeprefix("State."), m.reason) for m in message.models)

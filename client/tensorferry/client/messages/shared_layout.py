@@ -114,6 +114,10 @@ def layout(model: ModelMetadata, version: str, rows: int, shapes: Shapes | None)
     arguments.integer("rows", rows, 1, _MAX_ROWS)
     given = {} if shapes is None else arguments.mapping("shapes", shapes, "write {'ids': (32, 128)}")
     wanted = [tensor for tensor in model.inputs if not tensor.optional]
+    if not wanted or not model.outputs:
+        expected = "a model whose metadata names its inputs and outputs"
+        received = f"model {model.name!r}, of which the server names none"
+        raise InvalidInput("shared_memory()", expected, received, "use infer with arrays")
     known = {tensor.name for tensor in (*wanted, *model.outputs)}
     unknown = [name for name in given if name not in known]
     if unknown:

@@ -1,0 +1,256 @@
+"""Servers that say less than Triton's and tensorferry's, or say it otherwise, as MLServer's and KServe's do.
+
+tests/wire/test_foreign_servers.py has the servers themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from client.either import Client, call
+from client.scripted import Context, ScriptedServer, echo, model
+
+from tensorferry.client import InvalidInput
+from tensorferry.client.cli import bench, commands, infer
+from tensorferry.client.load.calls import Failure
+from tensorferry.client.load.process import opened
+from tensorferry.client.load.records import Target
+from tensorferry.client.messages.checks import check_inputs, check_outputs
+from tensorferry.client.messages.frames import Frame
+from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus
+from tensorferry.client.messages.shared_layout import layout
+from tensorferry.protos import inference_pb2 as pb
+
+X = np.array([[1, 2.5]], np.float32)
+NAMELESS = ModelMetadata("nameless", (), "", (), ())
+
+
+@pytest.fixture
+def nameless(server: ScriptedServer) -> ScriptedServer:
+    """The server with the model `nameless`, of which it names no inputs and outputs."""
+    server.servicer.models["nameless"] = pb.ModelMetadataResponse(name="nameless")
+
+    def answer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        if not request.inputs:
+            context.abort(grpc.StatusCode.INTERNAL, "list index out of range")
+        return echo(request)
+
+    server.servicer.infer = answer
+    return server
+
+
+@pytest.fixture
+def row(tmp_path: Path) -> str:
+    """The name of a file with a row."""
+    np.save(tmp_path / "row.npy", X)
+    return str(tmp_path / "row.npy")
+
+
+async def test_arrays_are_sent_as_they_are_if_no_inputs_are_named(
+    nameless: ScriptedServer, either: Client
+) -> None:
+    answer = await call(either, "infer", "nameless", {"x": X, "y": [1, 2]}, outputs=["y"])
+    assert list(answer) == ["y"]
+    assert answer["y"].tolist() == [1, 2]
+
+
+def test_shared_memory_needs_names() -> None:
+    with pytest.raises(InvalidInput, match="expects a model whose metadata names its inputs and outputs"):
+        layout(NAMELESS, "", 1, None)
+
+
+def test_columns_need_names_of_inputs() -> None:
+    with pytest.raises(InvalidInput, match="expects a dict of arrays, because its metadata names no inputs"):
+        check_inputs(Frame([("a", np.ones(1)), ("b", np.ones(1))]), NAMELESS)
+    check_outputs(["any"], NAMELESS)
+
+
+def test_properties_may_be_messages() -> None:
+    """MLServer has InferParameter messages where the protocol has strings."""
+    message = model("m", {}, {})
+    values: dict[str, dict[str, Any]] = {
+        "content_type": {"string_param": "np"},
+        "rows": {"int64_param": 7},
+        "raw": {"bool_param": True},
+    }
+    for name, value in values.items():
+        message.properties[name] = pb.InferParameter(**value).SerializeToString().decode()
+    message.properties["text"] = "\x1anot a message"
+    assert ModelMetadata.from_message(message).properties == {
+        "shared_batch_rows": "8",
+        "content_type": "np",
+        "rows": "7",
+        "raw": "True",
+        "text": "\x1anot a message",
+    }
+
+
+def test_states_may_be_names_of_an_enum() -> None:
+    index = pb.RepositoryIndexResponse()
+    index.models.add(name="m", state="State.UNAVAILABLE", reason="why")
+    assert ModelStatus.from_message(index) == (ModelStatus("m", "", "UNAVAILABLE", "why"),)
+
+
+def test_describe_without_names_of_inputs(
+    nameless: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands.describe(["nameless", "--target", nameless.target]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "nameless: unknown platform, no named versions",
+        "",
+        "The server names no inputs. If the model has some, send them as arrays:",
+        "",
+        f"tensorferry infer nameless --target {nameless.target} --input NAME=FILE.npy",
+    ]
+
+
+def test_models_without_an_index(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.servicer.failures = [grpc.StatusCode.UNIMPLEMENTED]
+    assert commands.models(["--target", server.target]) == 1
+    expected = (
+        "the server does not list its models (RepositoryIndex): name one, as in tensorferry describe MODEL"
+    )
+    assert capsys.readouterr().err == f"tensorferry models: {server.target}: UNIMPLEMENTED: {expected}\n"
+
+
+@pytest.mark.parametrize("form", ["file", "archive", "json"])
+def test_infer_takes_inputs_with_a_datatype(
+    nameless: ScriptedServer, tmp_path: Path, row: str, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    np.savez(tmp_path / "all.npz", x=X)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5]}
+    arguments = {
+        "file": ["--input", f"x={row}"],
+        "archive": ["--input", str(tmp_path / "all.npz")],
+        "json": ["--json", json.dumps({"inputs": [tensor]})],
+    }[form]
+    assert infer.main(["nameless", "--target", nameless.target, "--format", "json", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["outputs"] == [tensor]
+
+
+_JSON = (
+    '--json expects {"inputs": [{"name", "shape", "datatype", "data"}]}, because the server names no inputs'
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ["--input", "x=[1]"],
+            "--input expects NAME=FILE.npy or FILE.npz, because the server names no inputs of",
+        ),
+        (["--input", "row.npy"], "--input expects NAME=FILE.npy or FILE.npz, because"),
+        (["--input", "x=/no/such.npy"], "input 'x' of model 'nameless' expects a file that can be read"),
+        (["--input", "/no/such.npz"], "--input expects a file that numpy.savez wrote"),
+        (["--json", "[1]"], _JSON),
+        (["--json", '{"x": [1]}'], _JSON),
+        (
+            ["--json", '{"inputs": [{"name": "x", "shape": [1], "data": [1]}]}'],
+            '--json: input \'x\' expects {"name", "shape", "datatype", "data"}, because the server names no inputs',
+        ),
+        (
+            ["--json", '{"inputs": [{"name": "x", "shape": [1], "datatype": "FP8", "data": [1]}]}'],
+            "input 'x' of model 'nameless' expects FP8 [-1], got a datatype that cannot be converted",
+        ),
+        (["--random"], "--random expects a model whose inputs the server names, got model 'nameless'"),
+    ],
+)
+def test_infer_guesses_no_datatype(
+    nameless: ScriptedServer, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        infer.main(["nameless", "--target", nameless.target, *arguments])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (lambda target: infer.main(["nameless", "--target", target]), "infer"),
+        (lambda target: bench.main([target, "nameless"]), "bench"),
+    ],
+)
+def test_a_refused_request_without_inputs_says_why_it_had_none(
+    nameless: ScriptedServer, capsys: pytest.CaptureFixture[str], command: Callable[[str], int], name: str
+) -> None:
+    assert command(nameless.target) == 1
+    assert capsys.readouterr().err == (
+        f"tensorferry {name}: {nameless.target}: INTERNAL: list index out of range (the request had no inputs,"
+        " because the server names none of model 'nameless': give --input NAME=FILE.npy)\n"
+    )
+
+
+def test_bench_sends_files(nameless: ScriptedServer, tmp_path: Path, row: str) -> None:
+    path = tmp_path / "results.json"
+    short = ["--duration", "0.3", "--warmup", "0", "--processes", "1", "--rate", "20"]
+    words = [nameless.target, "nameless", *short, "--input", f"x={row}", "--rows", "3", "--json", str(path)]
+    assert bench.main(words) == 0
+    (step,) = json.loads(path.read_text())["steps"]
+    assert step["answered"] > 0
+    assert (step["failed"], step["rows"]) == (0, 3 * step["answered"])
+
+
+def test_bench_refuses_a_file_of_another_datatype(
+    nameless: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "z.npy", np.zeros((2, 3), np.complex64))
+    with pytest.raises(SystemExit) as ended:
+        bench.main([nameless.target, "nameless", "--input", f"z={tmp_path / 'z.npy'}"])
+    assert ended.value.code == 2
+    assert (
+        "input 'z' expects a datatype of the protocol, got numpy dtype complex64" in capsys.readouterr().err
+    )
+
+
+@pytest.fixture(params=["", "1"], ids=["without a version", "with a version"])
+def other_streams(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a server whose streams have ModelInferResponse messages, as MLServer's have."""
+
+    def answer(requests: Iterator[Any], context: Context) -> Iterator[pb.ModelInferResponse]:
+        next(requests)
+        # With a version it is no ModelStreamInferResponse at all.
+        yield pb.ModelInferResponse(model_name="row", model_version=request.param, id="1")
+
+    handler = grpc.stream_stream_rpc_method_handler(
+        answer, pb.ModelInferRequest.FromString, pb.ModelInferResponse.SerializeToString
+    )
+    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+    server.add_generic_rpc_handlers(
+        [
+            grpc.method_handlers_generic_handler(
+                "inference.GRPCInferenceService", {"ModelStreamInfer": handler}
+            )
+        ]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def test_a_stream_with_other_messages_fails_its_requests(other_streams: str) -> None:
+    ends: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
+    body = pb.ModelInferRequest(model_name="row").SerializeToString()
+    with opened(Target(other_streams, stream=True), 1) as calls:
+        # The second request opens another stream.
+        for _ in range(2):
+            calls.start(body, ends.put)
+            failure = ends.get(timeout=30)
+            assert failure is not None
+            assert failure[0] == "UNKNOWN"
+            assert (
+                "a message of the stream answers no request, so the server may have other streams"
+                in failure[1]
+            )
