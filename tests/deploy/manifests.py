@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 CHECK = Path(__file__).with_name("check_manifests.py")
 KUSTOMIZE = CLIENTS / "kustomize"
+# The job that some alerts name.
+(JOB_OF_ALERTS,) = set(re.findall(r'job="(\w+)"', (DEPLOY / "prometheus" / "alerts.yml").read_text()))
 MANIFEST_TOOLS = needs(KUSTOMIZE, CLIENTS / "manifests" / ".done", CLIENTS / "kserve" / ".done")
 
 Document = Mapping[str, Any]

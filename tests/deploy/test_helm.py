@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from deploy.manifests import (
     DEPLOY,
+    JOB_OF_ALERTS,
     MANIFEST_TOOLS,
     Document,
     built,
@@ -123,6 +125,7 @@ SAME = [
     ("mtls.yaml", "cpu", "mtls"),
     ("autoscaling.yaml", "autoscaling", ""),
     ("model-image.yaml", "cpu", "model-image"),
+    ("model-in-server.yaml", "cpu", "model-in-server"),
 ]
 CHART_LABELS = {
     "app.kubernetes.io/instance",
@@ -134,7 +137,7 @@ CHART_LABELS = {
 
 
 def without_helm(value: Any) -> Any:
-    """Return a document without what Helm adds: labels, by which it finds its objects, and annotations."""
+    """Return a document without what Helm adds: labels, by which it finds its objects, annotations, and namespaces."""
     if isinstance(value, dict):
         kept = {key: without_helm(each) for key, each in value.items() if key not in CHART_LABELS}
         if kept.get("annotations") == {"helm.sh/resource-policy": "keep"}:
@@ -147,7 +150,8 @@ def without_helm(value: Any) -> Any:
         return kept
     if isinstance(value, list):
         return [without_helm(each) for each in value]
-    return value
+    # In queries. kustomize does not know the namespace.
+    return value.replace('namespace="default",', "") if isinstance(value, str) else value
 
 
 def by_name(found: list[Document]) -> dict[tuple[str, str], Any]:
@@ -242,6 +246,30 @@ def test_models_are_downloaded_into_the_folder_that_the_server_reads() -> None:
     assert not of_kind(documents("model-download.yaml"), "PersistentVolumeClaim")
 
 
+def test_models_in_the_image_of_the_server_are_not_hidden() -> None:
+    pod = pod_of("model-in-server.yaml")
+    (server,) = pod["containers"]
+    (repository,) = configuration(server["args"]).model_repositories
+    # A volume that is mounted there, or above it, would hide what the image has.
+    for mount in server["volumeMounts"]:
+        assert not Path(str(repository)).is_relative_to(mount["mountPath"])
+    assert "models" not in {volume["name"] for volume in pod["volumes"]}
+    assert "initContainers" not in pod
+    assert not of_kind(documents("model-in-server.yaml"), "PersistentVolumeClaim")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "labelled"),
+    [("autoscaling.yaml", "PodMonitor", "Deployment"), ("autoscaling-cpu.yaml", "ServiceMonitor", "Service")],
+)
+def test_metrics_have_the_job_of_the_alerts(values: str, kind: str, labelled: str) -> None:
+    """Prometheus operator takes the job from a label of the pods, or of their Service."""
+    (monitor,) = of_kind(documents(values), kind)
+    for found in of_kind(documents(values), labelled):
+        object_ = found["spec"]["template"] if labelled == "Deployment" else found
+        assert object_["metadata"]["labels"][monitor["spec"]["jobLabel"]] == JOB_OF_ALERTS
+
+
 def test_the_autoscaler_scales_the_deployment() -> None:
     for values, kind in (
         ("autoscaling.yaml", "ScaledObject"),
@@ -252,6 +280,20 @@ def test_the_autoscaler_scales_the_deployment() -> None:
         assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
         # An upgrade must not reset it.
         assert "replicas" not in deployment["spec"]
+
+
+def test_the_autoscaler_reads_the_metrics_of_its_own_servers() -> None:
+    ended = helm("template", "digits", CHART, *values_of("autoscaling.yaml"), "--namespace", "ml")
+    (scaler,) = of_kind(checked(ended.stdout, "manifests"), "ScaledObject")
+    for trigger in scaler["spec"]["triggers"]:
+        metrics = re.findall(r"tensorferry_\w+\{([^}]*)\}", trigger["metadata"]["query"])
+        assert len(metrics) == trigger["metadata"]["query"].count("tensorferry_") == 2
+        for labels in metrics:
+            assert 'namespace="ml",' in labels
+            (pods,) = re.findall(r'pod=~"([^"]*)"', labels)
+            assert re.fullmatch(pods, "digits-6d4cf56db6-x2k8v")
+            # Of a release that is named digits-new.
+            assert not re.fullmatch(pods, "digits-new-6d4cf56db6-x2k8v")
 
 
 def test_other_names_and_rights_are_used_everywhere() -> None:

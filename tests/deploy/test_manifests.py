@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from deploy.manifests import (
     DEPLOY,
+    JOB_OF_ALERTS,
     MANIFEST_TOOLS,
     Document,
     built,
@@ -70,9 +71,15 @@ def test_the_container_is_started_as_the_server_understands_it(documents: list[D
     config = configuration(container["args"])
     assert ports(container) == {"grpc": config.port, "metrics": config.metrics_port}
     mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
-    assert mounts["models"]["mountPath"] == str(config.model_repositories[0])
-    assert mounts["models"]["readOnly"] is True
-    assert {volume["name"] for volume in pod["volumes"]} >= set(mounts)
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert volumes == set(mounts)
+    if "models" in volumes:
+        assert mounts["models"]["mountPath"] == str(config.model_repositories[0])
+        assert mounts["models"]["readOnly"] is True
+    else:
+        # They are in the image, where nothing may be mounted over them.
+        assert {mount["mountPath"] for mount in mounts.values()} == {"/tmp"}
+        assert not of_kind(documents, "PersistentVolumeClaim")
     if config.tls_certificate is None:
         for probe in probes(container):
             assert probe["grpc"]["port"] == config.port
@@ -187,6 +194,9 @@ def test_services_lead_to_ports_that_are_served(documents: list[Document]) -> No
     for monitor in of_kind(documents, "PodMonitor"):
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
         assert endpoint["port"] in served
+        # Prometheus operator takes the job from this label of the pods.
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        assert labels[monitor["spec"]["jobLabel"]] == JOB_OF_ALERTS
 
 
 def test_autoscaling_goes_by_metrics_that_there_are(documents: list[Document]) -> None:
