@@ -33,7 +33,8 @@ SENTENCE_ENCODER := examples/embeddings/model/minilm.onnx
 # The load generator of `make bench`.
 LOAD := $(VENV)/load
 # Tests that start server processes.
-REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conformance/test_conformance.py tests/docs/test_pages.py \
+REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conformance/test_conformance.py \
+	tests/docs/test_pages.py tests/docs/test_kubernetes_page.py \
 	$(addprefix tests/deploy/test_,page.py kubernetes_tls.py nginx.py round_robin.py) \
 	$(addprefix tests/fuzz/test_,attacks.py wrong_calls.py unread.py)
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,front_ends.py metrics.py limits.py status.py)

@@ -23,8 +23,27 @@ COMMANDS: dict[tuple[str, str], str] = {
     ("docs/guides/clients.md", "tests/wire/perf_analyzer.sh"): TOOLS,
     ("docs/guides/clients.md", "LD_LIBRARY_PATH="): TOOLS,
     ("docs/guides/clients.md", 'grpcurl -plaintext -d \'{"model_name": "embed"'): MODEL,
+    (
+        "docs/guides/kubernetes.md",
+        "docker ",
+    ): "it needs Docker and a registry; test_kubernetes_page.py checks the Dockerfile and the folders",
+    (
+        "docs/guides/kubernetes.md",
+        "helm upgrade ",
+    ): "it needs a cluster; test_kubernetes_page.py renders the same values",
+    ("docs/guides/kubernetes.md", "helm rollback "): CLUSTER,
+    (
+        "docs/guides/kubernetes.md",
+        "kubectl run ",
+    ): "it needs a cluster; test_kubernetes_page.py runs the container's command",
+    ("docs/guides/kubernetes.md", "kubectl create "): CLUSTER,
+    ("docs/guides/kubernetes.md", "kubectl rollout "): CLUSTER,
+    ("docs/guides/kubernetes.md", "kubectl port-forward "): CLUSTER,
+    (
+        "docs/guides/kubernetes.md",
+        "kubectl apply ",
+    ): "it needs a cluster; test_kubernetes_page.py builds the same folder",
     ("docs/guides/operations.md", "docker run "): "it needs Docker and the image",
-    ("docs/guides/operations.md", "helm rollback "): CLUSTER,
     ("docs/guides/operations.md", "kubectl rollout "): CLUSTER,
     (
         "docs/guides/serving.md",

@@ -16,9 +16,10 @@ from tensorferry.server.config.server_config import OPTIONS
 
 # Flags of other programs, and of scripts and make targets of this repository.
 OTHERS = frozenset({
-    "--apart", "--cap-drop", "--concurrency-range", "--docs", "--enable-feature", "--go", "--go-grpc", "--grpc-java",
-    "--java", "--keep", "--load", "--loads", "--minutes", "--namespace", "--only", "--percentile", "--plugin", "--read-only",
-    "--results", "--rounds", "--seconds", "--set", "--spare-core", "--strict", "--tmpfs", "--values",
+    "--apart", "--cap-drop", "--chmod", "--concurrency-range", "--create-namespace", "--docs", "--enable-feature", "--go",
+    "--go-grpc", "--grpc-java", "--image", "--install", "--java", "--keep", "--labels", "--load", "--loads", "--minutes",
+    "--namespace", "--only", "--percentile", "--plugin", "--read-only", "--restart", "--results", "--rm", "--rounds",
+    "--seconds", "--set", "--spare-core", "--strict", "--tmpfs", "--values",
 })  # fmt: skip
 SERVE = {f"--{option.flag}" for option in OPTIONS}
 

@@ -31,6 +31,7 @@ PYTHON = [block for block in BLOCKS if block.language == "python"]
 # These pages have their own tests below, with their own servers.
 WITH_OWN_SERVER = (
     "docs/guides/exporting.md",
+    "docs/guides/kubernetes.md",
     "docs/guides/python_models.md",
     "docs/guides/security.md",
     "docs/guides/tables.md",

@@ -24,26 +24,26 @@ class Stage:
 def arguments_of(dockerfile: Path) -> dict[str, str]:
     """Return the names and default values of the arguments of the whole file."""
     before, _, _ = dockerfile.read_text().partition("\nFROM ")
-    return dict(arguments.split("=", 1) for kind, arguments in _instructions(before) if kind == "ARG")
+    return dict(arguments.split("=", 1) for kind, arguments in instructions(before) if kind == "ARG")
 
 
 def stages(dockerfile: Path) -> dict[str, Stage]:
     """Return the stages by name, in the order of the file. Each stage must have a name."""
     found: dict[str, Stage] = {}
-    name, base, instructions = "", "", list[tuple[str, str]]()
-    for kind, arguments in [*_instructions(dockerfile.read_text()), ("FROM", "")]:
+    name, base, kept = "", "", list[tuple[str, str]]()
+    for kind, arguments in [*instructions(dockerfile.read_text()), ("FROM", "")]:
         if kind != "FROM":
-            instructions.append((kind, arguments))
+            kept.append((kind, arguments))
             continue
         if name:
-            found[name] = Stage(name, base, tuple(instructions))
+            found[name] = Stage(name, base, tuple(kept))
         base, _, name = arguments.partition(" AS ")
         assert name or not arguments, f"the stage from {arguments} has no name"
-        instructions = []
+        kept = []
     return found
 
 
-def _instructions(text: str) -> Iterator[tuple[str, str]]:
+def instructions(text: str) -> Iterator[tuple[str, str]]:
     """Yield each instruction and its arguments, with continuation lines joined."""
     without_comments = re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE)
     for line in re.sub(r"\\\n\s*", "", without_comments).splitlines():
