@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import stat
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,10 @@ class Place:
         return text.replace("127.0.0.1:8001", self.server.address).replace(
             "127.0.0.1:8002", self.metrics
         ).replace("localhost:8001", self.server.address.replace("127.0.0.1", "localhost"))  # fmt: skip
+
+    def has(self, program: str) -> bool:
+        """Return whether commands find a program, such as one that `make tools` installs."""
+        return shutil.which(program, path=self.variables["PATH"]) is not None
 
     @property
     def metrics(self) -> str:
