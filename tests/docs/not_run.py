@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-NETWORK = "it installs from the network; tests/installs does so"
 TOOLS = "it needs tools of other languages; tests/wire runs it where `make tools` has built them"
 CLUSTER = "it needs a cluster; tests/deploy checks the files"
-LONG = "it takes minutes; only its name is checked"
 MODEL = "it needs a model of the reader's; tests/e2e has such models"
-DEVICE = "it needs a GPU; its flags are checked"
 
 # The reason for each page and beginning of a command.
 COMMANDS: dict[tuple[str, str], str] = {
