@@ -72,9 +72,12 @@ test-embeddings: $(VENV)/.dev $(VENV)/.embeddings ## compare the sentence encode
 test-exporting: $(VENV)/.dev $(CLIENTS)/exporters/.done $(CLIENTS)/torch/.done ## run the blocks of docs/guides/exporting.md, and serve the files (installs PyTorch, Keras, scikit-learn, LightGBM, XGBoost: 6 GB)
 	$(BIN)/python -m pytest -q tests/docs/test_exporting_page.py
 
-test-installs: $(VENV)/.dev ## install the wheel and the sdist with each Python of this machine, beside other packages, and as the image does (minutes, needs network)
+test-installs: $(VENV)/.dev ## install the wheel and the sdist with each Python of this machine, and beside other packages (minutes, needs network)
 	$(PIP) install -q uv==$(UV)
 	$(BIN)/python -m pytest -q tests/installs
+
+first-hour: $(VENV)/.dev ## time a new user's way in a fresh clone of the last commit, by the commands of README.md, and the installs' sizes; writes a section of docs/results/measurements.md (some minutes, needs network; QUICK=1: with pip's cache as it is, two minutes, no page)
+	@PYTHONPATH=tests:benchmarks $(BIN)/python -m first_hour $(if $(QUICK),,--write docs/results/measurements.md)
 
 fuzz: $(VENV)/.fuzz ## fuzz with a million coverage-guided inputs (RUNS= or SECONDS=: other amounts; ONLY=infer: one target)
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY))

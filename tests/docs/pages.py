@@ -59,15 +59,15 @@ def without_variables(text: str) -> str:
     return text
 
 
-def pages() -> list[Path]:
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+def pages(root: Path = ROOT) -> list[Path]:
+    return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
 
 
-def blocks() -> Iterator[Block]:
-    """Yield all fenced and indented blocks."""
-    for page in pages():
+def blocks(root: Path = ROOT) -> Iterator[Block]:
+    """Yield all fenced and indented blocks of a checkout's pages."""
+    for page in pages(root):
         lines = page.read_text().splitlines()
-        name = str(page.relative_to(ROOT))
+        name = str(page.relative_to(root))
         at = 0
         while at < len(lines):
             begin = at
@@ -116,6 +116,17 @@ def _complete(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def commands_in_text(page: str, root: Path = ROOT) -> Iterator[Command]:
+    """Yield the commands that stand between backquotes in the sentences of a page."""
+    outside = True
+    for number, line in enumerate((root / page).read_text().splitlines(), 1):
+        if line.strip().startswith("```"):
+            outside = not outside
+        for text in re.findall(r"`([^`]+)`", line) if outside else ():
+            if text.split()[0] in PROGRAMS and " " in text.strip():
+                yield Command(page, number, text)
 
 
 def expected_output(code: str) -> list[str] | None:

@@ -6,12 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = Path(__file__).with_name("check.py")
 MODEL = ROOT / "examples" / "digits" / "digits.onnx"
+# Bytes that an install may take, by extra.
+LIMITS = {"": 120_000_000, "[cpu]": 230_000_000}
+# What an empty environment has. That of Python 3.11 also has setuptools.
+_OF_VENV = {"pip", "setuptools", "pkg_resources", "_distutils_hack"}
 
 
 def uv(*arguments: str | Path) -> None:
@@ -46,3 +51,29 @@ def environment(folder: Path, python: Path | str, *packages: str) -> Path:
     # With bytecode, as pip installs.
     uv("pip", "install", "--compile-bytecode", "--python", made, *packages)
     return made
+
+
+def sizes(python: Path) -> Counter[str]:
+    """Return the bytes of each entry of an environment's site-packages that was installed into it."""
+    (site,) = (python.parents[1] / "lib").glob("python*/site-packages")
+    found: Counter[str] = Counter()
+    for file in site.rglob("*"):
+        top = file.relative_to(site).parts[0]
+        if file.is_file() and top.partition("-")[0] not in _OF_VENV:
+            found[top] += file.stat().st_size
+    return found
+
+
+def check(python: Path, folder: Path, transport: str, *clients: Path) -> None:
+    """Serve the demo model with an environment, and call it.
+
+    It runs in another folder, so that nothing of the checkout is imported.
+    """
+    checked = subprocess.run(
+        [str(python), str(CHECK), str(MODEL), transport, *map(str, clients)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert checked.returncode == 0, checked.stderr

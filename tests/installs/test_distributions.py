@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import subprocess
 import tomllib
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from installs.environments import CHECK, MODEL, ROOT, environment, interpreter
+from installs.environments import LIMITS, MODEL, ROOT, check, environment, interpreter, sizes
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHONS = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if "Python :: 3." in name]
-# Bytes that an install may take, by extra.
-LIMITS = {"": 120_000_000, "[cpu]": 230_000_000}
 
 
 @pytest.fixture(scope="module", params=PYTHONS)
@@ -38,11 +35,7 @@ def command(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def check_size(python: Path, extra: str) -> None:
-    (site,) = (python.parents[1] / "lib").glob("python*/site-packages")
-    size: Counter[str] = Counter()
-    for file in site.rglob("*"):
-        if file.is_file():
-            size[file.relative_to(site).parts[0]] += file.stat().st_size
+    size = sizes(python)
     largest = ", ".join(f"{name} {number / 1e6:.1f}" for name, number in size.most_common(6))
     text = f"tensorferry{extra}: {size.total() / 1e6:.1f} MB with bytecode; largest: {largest}"
     print(text)
@@ -65,11 +58,4 @@ def test_an_install_is_a_client_or_a_server(kind: str, python: Path, dist: Path,
     assert "Traceback" not in refused.stderr
 
     # The server answers its own client, and the command of the base install.
-    checked = subprocess.run(
-        [str(server), str(CHECK), str(MODEL), "lane", str(client.with_name("tensorferry"))],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert checked.returncode == 0, checked.stderr
+    check(server, tmp_path, "lane", client.with_name("tensorferry"))

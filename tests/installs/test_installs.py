@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from installs.environments import CHECK, MODEL, uv
+from installs.environments import MODEL, check, uv
 
 OURS = "tensorferry[cpu]"
 TRITON = "tritonclient[grpc]"
@@ -40,15 +40,7 @@ def test_the_server_starts_and_answers(case: str, wheel: Path, tmp_path: Path) -
         given = [package.replace(OURS, f"{OURS} @ {wheel.as_uri()}") for package in packages]
         uv("pip", "install", "--python", python, *given)
     for transport in ("lane", "threaded"):
-        # In an empty folder, so that nothing of the checkout is imported.
-        checked = subprocess.run(
-            [str(python), str(CHECK), str(MODEL), transport],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert checked.returncode == 0, checked.stderr
+        check(python, tmp_path, transport)
 
 
 @pytest.mark.timeout(600)
