@@ -36,6 +36,11 @@ def public_objects() -> Iterator[tuple[str, Any]]:
                 yield f"{name}.{attribute}", member
 
 
+def needs_a_gpu(name: str) -> bool:
+    """Return whether the examples of this name use memory of a GPU."""
+    return name.startswith("Device")
+
+
 def examples(kind: Any) -> list[doctest.Example]:
     """Return the examples in the docstring of the object itself, not of a base class."""
     text = vars(kind).get("__doc__") if inspect.isclass(kind) else kind.__doc__

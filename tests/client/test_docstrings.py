@@ -51,7 +51,8 @@ def test_every_public_name_has_an_example(name: str) -> None:
     assert docstrings.examples(OBJECTS[name]), f"add an example to the docstring of {name}"
 
 
-@pytest.mark.parametrize("name", OBJECTS)
+# test_cuda_shared_memory.py runs the others.
+@pytest.mark.parametrize("name", [name for name in OBJECTS if not docstrings.needs_a_gpu(name)])
 async def test_the_examples_are_right(served: ServerProcess, variables: dict[str, Any], name: str) -> None:
     library = {"to_pandas": "pandas", "to_arrow": "pyarrow"}.get(name.rpartition(".")[2])
     if library:

@@ -64,7 +64,11 @@ PYTHON: dict[tuple[str, str], str] = {
     ): "KServe's client has an environment of its own: tests/wire runs it there",
     (
         "docs/reference/client.md",
-        "with client.shared_memory(",
+        'with client.shared_memory("digits", rows=32, device=0)',
+    ): "it needs a GPU and torch; tests/client/test_cuda_shared_memory.py does the same without torch",
+    (
+        "docs/reference/client.md",
+        'with client.shared_memory("digits", rows=32) as',
     ): "it needs a server with shared memory; tests/client/test_docstrings.py runs the same",
 }
 

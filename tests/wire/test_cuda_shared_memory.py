@@ -7,7 +7,6 @@ one; and with the real one if there is a GPU.
 from __future__ import annotations
 
 import base64
-import ctypes
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 from support.processes import models
 from support.processes.server import ServerProcess, running
-from support.wire.device_memory import DeviceMemory, build_stand_in
+from support.wire.device_memory import DeviceMemory, build_stand_in, gpu_is_here
 from support.wire.inputs import given, probe, tensor, wanted
 from support.wire.rig import LONG, Stream
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
@@ -34,15 +33,6 @@ class Served(NamedTuple):
     server: ServerProcess
     memory: DeviceMemory
     client: triton.InferenceServerClient
-
-
-def gpu_is_here() -> bool:
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    count = ctypes.c_int()
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
 @pytest.fixture(scope="module")

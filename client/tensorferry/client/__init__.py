@@ -6,6 +6,7 @@
 from tensorferry.client.client import InferenceClient
 from tensorferry.client.coalescing import Coalesce
 from tensorferry.client.connection.channel import Tls
+from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult
 from tensorferry.client.connection.retry import Retry
 from tensorferry.client.errors import (
     Cancelled,
@@ -38,6 +39,8 @@ __all__ = [
     "ClientClosed",
     "Coalesce",
     "DeadlineExceeded",
+    "DeviceArray",
+    "DeviceResult",
     "FailedPrecondition",
     "InferenceClient",
     "InferenceError",

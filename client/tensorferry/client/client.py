@@ -24,15 +24,13 @@ from tensorferry.client.inflight import Outcome, id_of
 from tensorferry.client.messages import chunks, codec, rpcs
 from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter, StreamRequest
 from tensorferry.client.messages.rpcs import Rpc
-from tensorferry.client.messages.shared_layout import Shapes
-from tensorferry.client.server_calls import ServerCalls
-from tensorferry.client.shared_memory import SharedMemory
+from tensorferry.client.shared_memory import SharedMemoryCalls
 from tensorferry.protos import inference_pb2 as pb
 
 T = TypeVar("T")
 
 
-class InferenceClient(ServerCalls):
+class InferenceClient(SharedMemoryCalls):
     """A client of one server, or of several equal ones. Use it as a context manager, or call `close`.
 
     >>> with InferenceClient("127.0.0.1:8001") as client:
@@ -310,30 +308,6 @@ class InferenceClient(ServerCalls):
                     if plan.raises:
                         raise outcome
                 yield outcome
-
-    def shared_memory(
-        self,
-        model: str,
-        rows: int,
-        version: str = "",
-        *,
-        shapes: Shapes | None = None,
-        timeout: float | None = None,
-    ) -> SharedMemory:
-        """Return memory for requests of up to `rows` rows, which a server of this machine shares.
-
-        Use it with `with`. `shapes` has the whole shapes of inputs and outputs with dynamic axes
-        other than the rows. The server needs `--allow-shared-memory`, and must run as the same user.
-        `timeout` is for creating it. Raises InvalidInput for a tensor of strings or of unknown size,
-        and for a client of several targets, OSError without enough memory, and the server's error if
-        it refuses the region.
-
-        >>> with client.shared_memory("digits", rows=32) as memory:
-        ...     memory.inputs["image"][...] = np.zeros((32, 8, 8), np.uint8)
-        ...     memory.infer()["probabilities"].shape
-        (32, 10)
-        """
-        return SharedMemory(self, model, rows, version, shapes, timeout)
 
     def _stream_endpoint(self, context: CallContext) -> Endpoint:
         """Return the endpoint of the next stream: of several, one that answers a call."""

@@ -5,18 +5,26 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Generic, Self, overload
 
 from tensorferry.client.connection.context import Headers
+from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.shared_layout import Shapes
 from tensorferry.client.server_calls import ServerCalls
-from tensorferry.client.shared_tensors import RELEASE_SECONDS, SharedTensors, check_one_target
+from tensorferry.client.shared_tensors import (
+    RELEASE_SECONDS,
+    ArrayT,
+    ResultT,
+    SharedTensors,
+    check_one_target,
+    shared_tensors,
+)
 from tensorferry.protos.tensors import Array
 
 
-class SharedMemory:
+class SharedMemory(Generic[ArrayT, ResultT]):
     """Inputs and outputs of one model in memory that a server of this machine shares.
 
     `InferenceClient.shared_memory` returns it. The `with` statement creates the memory and registers
@@ -35,6 +43,7 @@ class SharedMemory:
         rows: int,
         version: str,
         shapes: Shapes | None,
+        device: int | None,
         timeout: float | None,
     ) -> None:
         check_one_target(client._arguments["target"])
@@ -43,13 +52,14 @@ class SharedMemory:
         self._version = version
         self._rows = rows
         self._shapes = shapes
+        self._device = device
         self._timeout = timeout
-        self._tensors: SharedTensors | None = None
+        self._tensors: SharedTensors[ArrayT, ResultT] | None = None
 
     def __enter__(self) -> Self:
         context = self._client._settings.begin(self._timeout)
         metadata = self._client._known(self._model, self._version, context)
-        tensors = SharedTensors(metadata, self._version, self._rows, self._shapes)
+        tensors = shared_tensors(metadata, self._version, self._rows, self._shapes, self._device)
         try:
             self._client._run(tensors.register(), context)
         except BaseException:
@@ -65,8 +75,8 @@ class SharedMemory:
         self._release(tensors)
 
     @property
-    def inputs(self) -> Mapping[str, Array]:
-        """Array of each input, with all rows, to be filled before `infer`.
+    def inputs(self) -> Mapping[str, ArrayT]:
+        """Array of each input, with all rows, to be filled before `infer`. On a GPU it is a `DeviceArray`.
 
         >>> with client.shared_memory("digits", rows=32) as memory:
         ...     memory.inputs["image"].shape
@@ -82,11 +92,11 @@ class SharedMemory:
         request_id: str | None = None,
         parameters: Mapping[str, Parameter] | None = None,
         metadata: Headers = (),
-    ) -> InferenceResult:
+    ) -> ResultT:
         """Run the first `rows` rows of the inputs, all of them for None, and wait for the answer.
 
-        The outputs are arrays over the shared memory: the next `infer` overwrites them. Other
-        arguments and errors are those of `InferenceClient.infer`.
+        The outputs are arrays over the shared memory: the next `infer` overwrites them. On a GPU the
+        result is a `DeviceResult`. Other arguments and errors are those of `InferenceClient.infer`.
 
         >>> with client.shared_memory("digits", rows=2) as memory:
         ...     memory.infer(timeout=1.0)["probabilities"].shape
@@ -95,17 +105,74 @@ class SharedMemory:
         context = self._client._settings.of_call(metadata).begin(timeout, request_id or "")
         return self._client._run(self._entered().infer(rows, request_id, parameters), context)
 
-    def _entered(self) -> SharedTensors:
+    def _entered(self) -> SharedTensors[ArrayT, ResultT]:
         if self._tensors is None:
             raise RuntimeError(
                 "the shared memory exists only inside its `with` statement: write `with client.shared_memory(...) as memory:`"
             )
         return self._tensors
 
-    def _release(self, tensors: SharedTensors) -> None:
+    def _release(self, tensors: SharedTensors[ArrayT, ResultT]) -> None:
         try:
             # The server may be gone, or the client closed.
             with contextlib.suppress(InferenceError):
                 self._client._run(tensors.unregister(), self._client._settings.begin(RELEASE_SECONDS))
         finally:
-            tensors.unlink()
+            tensors.release()
+
+
+class SharedMemoryCalls(ServerCalls):
+    """The method of the client that sets up shared memory."""
+
+    @overload
+    def shared_memory(
+        self,
+        model: str,
+        rows: int,
+        version: str = "",
+        *,
+        shapes: Shapes | None = None,
+        device: None = None,
+        timeout: float | None = None,
+    ) -> SharedMemory[Array, InferenceResult]: ...
+
+    @overload
+    def shared_memory(
+        self,
+        model: str,
+        rows: int,
+        version: str = "",
+        *,
+        shapes: Shapes | None = None,
+        device: int,
+        timeout: float | None = None,
+    ) -> SharedMemory[DeviceArray, DeviceResult]: ...
+
+    def shared_memory(
+        self,
+        model: str,
+        rows: int,
+        version: str = "",
+        *,
+        shapes: Shapes | None = None,
+        device: int | None = None,
+        timeout: float | None = None,
+    ) -> SharedMemory[Any, Any]:
+        """Return memory for requests of up to `rows` rows, which a server of this machine shares.
+
+        Use it with `with`. `shapes` has the whole shapes of inputs and outputs with dynamic axes
+        other than the rows. The server needs `--allow-shared-memory`, and must run as the same user.
+        `timeout` is for creating it. Raises InvalidInput for a tensor of strings or of unknown size,
+        and for a client of several targets, OSError without enough memory, and the server's error if
+        it refuses the region.
+
+        `device` is the number of an NVIDIA GPU, whose memory is then shared: see `DeviceArray`. It
+        must have this number in both processes. Raises ImportError without the package cuda-bindings,
+        InvalidInput for an unknown GPU, and OSError for a failed call of the NVIDIA driver.
+
+        >>> with client.shared_memory("digits", rows=32) as memory:
+        ...     memory.inputs["image"][...] = np.zeros((32, 8, 8), np.uint8)
+        ...     memory.infer()["probabilities"].shape
+        (32, 10)
+        """
+        return SharedMemory(self, model, rows, version, shapes, device, timeout)

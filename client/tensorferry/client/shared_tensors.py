@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
+from tensorferry.client.connection.cuda_memory import CudaMemory
+from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult, device_result
 from tensorferry.client.connection.system_memory import SystemMemory
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import rpcs
 from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.metadata import ModelMetadata
 from tensorferry.client.messages.rpcs import Rpc
-from tensorferry.client.messages.shared_layout import Shapes, layout
+from tensorferry.client.messages.shared_layout import Layout, Shapes, layout, without_outputs
+from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import Array
 
 # Longest wait for the server when a region is unregistered.
 RELEASE_SECONDS = 5.0
+
+ArrayT = TypeVar("ArrayT")
+ResultT = TypeVar("ResultT")
 
 
 def check_one_target(targets: tuple[str, ...]) -> None:
@@ -24,31 +33,102 @@ def check_one_target(targets: tuple[str, ...]) -> None:
         raise InvalidInput("shared memory", "a client of one target", f"{len(targets)} targets", change)
 
 
-class SharedTensors:
+class SharedTensors(ABC, Generic[ArrayT, ResultT]):
     """A region of shared memory, and the arrays of a model's inputs in it."""
 
-    def __init__(self, model: ModelMetadata, version: str, rows: int, shapes: Shapes | None) -> None:
-        self._layout = layout(model, version, rows, shapes)
-        self._memory = SystemMemory(self._layout.nbytes)
-        self.inputs: Mapping[str, Array] = {
-            place.name: place.array(self._memory.buffer) for place in self._layout.inputs
-        }
+    inputs: Mapping[str, ArrayT]
 
+    def __init__(self, places: Layout, key: str) -> None:
+        self._layout = places
+        self._key = key
+
+    @abstractmethod
     def register(self) -> Rpc[None]:
         """Return the call that registers the region."""
-        return rpcs.register_system_memory(self._memory.key, self._memory.nbytes)
 
+    @abstractmethod
     def unregister(self) -> Rpc[None]:
         """Return the call that unregisters the region."""
-        return rpcs.unregister_system_memory(self._memory.key)
 
     def infer(
         self, rows: int | None, request_id: str | None, parameters: Mapping[str, Parameter] | None
-    ) -> Rpc[InferenceResult]:
+    ) -> Rpc[ResultT]:
         """Return the call that runs the first rows."""
-        message = self._layout.request(self._memory.key, rows, request_id, parameters)
-        return Rpc("ModelInfer", message, lambda answer: self._layout.result(answer, self._memory.buffer))
+        return Rpc("ModelInfer", self._layout.request(self._key, rows, request_id, parameters), self._result)
 
-    def unlink(self) -> None:
-        """Remove the region's file; the arrays stay usable."""
+    @abstractmethod
+    def _result(self, answer: pb.ModelInferResponse) -> ResultT:
+        """Return the result with outputs in the region."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Remove the region, which is no longer registered."""
+
+
+class SystemTensors(SharedTensors[Array, InferenceResult]):
+    """Tensors in system memory. Arrays stay usable after `release`."""
+
+    def __init__(self, places: Layout) -> None:
+        self._memory = SystemMemory(places.nbytes)
+        super().__init__(places, self._memory.key)
+        self.inputs = {place.name: place.array(self._memory.buffer) for place in places.inputs}
+
+    def register(self) -> Rpc[None]:
+        """Return the call that registers the region."""
+        return rpcs.register_system_memory(self._key, self._memory.nbytes)
+
+    def unregister(self) -> Rpc[None]:
+        """Return the call that unregisters the region."""
+        return rpcs.unregister_system_memory(self._key)
+
+    def _result(self, answer: pb.ModelInferResponse) -> InferenceResult:
+        places = self._layout.filled(answer)
+        outputs = {place.name: place.array(self._memory.buffer) for place in places}
+        return replace(without_outputs(answer), outputs=outputs)
+
+    def release(self) -> None:
+        """Remove the region's file."""
         self._memory.unlink()
+
+
+class CudaTensors(SharedTensors[DeviceArray, DeviceResult]):
+    """Tensors in memory of a GPU. Arrays cannot be used after `release`."""
+
+    def __init__(self, places: Layout, device: int) -> None:
+        self._memory = CudaMemory(places.nbytes, device)
+        super().__init__(places, self._memory.key)
+        self.inputs = {place.name: DeviceArray(self._memory, place) for place in places.inputs}
+
+    def register(self) -> Rpc[None]:
+        """Return the call that registers the region."""
+        memory = self._memory
+        return rpcs.register_cuda_memory(self._key, memory.handle, memory.device, memory.nbytes)
+
+    def unregister(self) -> Rpc[None]:
+        """Return the call that unregisters the region."""
+        return rpcs.unregister_cuda_memory(self._key)
+
+    def infer(
+        self, rows: int | None, request_id: str | None, parameters: Mapping[str, Parameter] | None
+    ) -> Rpc[DeviceResult]:
+        """Return the call that runs the first rows, after the work in the GPU's default stream."""
+        rpc = super().infer(rows, request_id, parameters)
+        # The server's copies cannot wait for streams of this process.
+        self._memory.wait()
+        return rpc
+
+    def _result(self, answer: pb.ModelInferResponse) -> DeviceResult:
+        places = self._layout.filled(answer)
+        return device_result(without_outputs(answer), self._memory, places)
+
+    def release(self) -> None:
+        """Free the memory."""
+        self._memory.close()
+
+
+def shared_tensors(
+    model: ModelMetadata, version: str, rows: int, shapes: Shapes | None, device: int | None
+) -> SharedTensors[Any, Any]:
+    """Return new memory for a model's tensors: of this GPU, or system memory for None."""
+    places = layout(model, version, rows, shapes)
+    return SystemTensors(places) if device is None else CudaTensors(places, device)

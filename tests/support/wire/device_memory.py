@@ -33,10 +33,21 @@ def build_stand_in(directory: Path) -> Path | None:
             "-o",
             str(library),
             "-lpthread",
+            "-ldl",
         ],
         check=True,
     )
     return library
+
+
+def gpu_is_here() -> bool:
+    """Return whether this machine has an NVIDIA GPU, and a driver that works."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
 class DeviceMemory:

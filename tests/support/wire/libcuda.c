@@ -3,11 +3,15 @@
  * - Nothing works before cuInit, or without a context.
  * - A handle is opened only by another process than the one that made it, and closed as often as it was opened.
  * - A copy must be within an allocation, and is made only when its thread waits for the stream.
- * - An allocation has a whole number of pages of 512 bytes, as with cudaMalloc.
+ * - An allocation has a whole number of pages of 512 bytes, as with cudaMalloc. All of a process have 1 GiB together.
+ * - Memory is allocated, freed and exported only with a context.
  *
  * The numbers at the offsets 40, 44 and 48 of a handle are the results of opening it, of copying its memory, and of
- * closing it; 0 for success. STAND_IN_GPUS is the number of devices (2), STAND_IN_INIT the result of cuInit.
+ * closing it; 0 for success. STAND_IN_GPUS is the number of devices (2), STAND_IN_INIT the result of cuInit,
+ * STAND_IN_EXPORT that of cuIpcGetMemHandle, and STAND_IN_OPEN the result of opening each handle exported here.
  */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,7 +21,7 @@
 #include <unistd.h>
 #include <pthread.h>
 
-enum { PAGE = 512, MOST = 256, DEVICES = 16 };
+enum { PAGE = 512, MOST = 256, DEVICES = 16, ROOM = 1 << 30 };
 
 typedef uint64_t CUdeviceptr;
 typedef struct {
@@ -38,7 +42,9 @@ typedef struct {
 static const uint32_t MAGIC = 0x41445543;
 static Memory memories[MOST];
 static int initialised, made;
+static size_t allocated;
 static char contexts[DEVICES], streams[DEVICES];
+static int retained[DEVICES];
 static _Thread_local void *stack[8];
 static _Thread_local int depth;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -58,6 +64,19 @@ int cuInit(unsigned flags) {
     return result;
 }
 
+/* By which NVIDIA's bindings for Python find all other functions. The newest version has "_v2" in its name. */
+int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, void *status) {
+    char newest[128];
+    Dl_info here;
+    dladdr(&memories, &here);
+    void *library = dlopen(here.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    snprintf(newest, sizeof newest, "%s_v2", symbol);
+    *function = dlsym(library, newest);
+    if (!*function) *function = dlsym(library, symbol);
+    dlclose(library);
+    return *function ? 0 : 500;
+}
+
 int cuDeviceGetCount(int *count) {
     *count = number_of("STAND_IN_GPUS", 2);
     return initialised ? 0 : 3;
@@ -73,6 +92,19 @@ int cuDeviceGet(int *device, int number) {
 int cuDevicePrimaryCtxRetain(void **context, int device) {
     if (!initialised) return 3;
     *context = &contexts[device];
+    retained[device]++;
+    return 0;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int device) {
+    if (!retained[device]) return 201;
+    retained[device]--;
+    return 0;
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    *flags = 0;
+    *active = retained[device] > 0;
     return 0;
 }
 
@@ -88,8 +120,18 @@ int cuCtxPopCurrent_v2(void **context) {
     return 0;
 }
 
+int cuCtxGetCurrent(void **context) {
+    *context = depth ? stack[depth - 1] : NULL;
+    return 0;
+}
+
 static uint32_t device_now(void) {
     return (char *)stack[depth - 1] - contexts;
+}
+
+/* CU_STREAM_LEGACY, the default stream, is 1. */
+static int is_stream(void *stream) {
+    return stream == (void *)1 || stream == &streams[device_now()];
 }
 
 int cuStreamCreate(void **stream, unsigned flags) {
@@ -98,25 +140,27 @@ int cuStreamCreate(void **stream, unsigned flags) {
     return result;
 }
 
-static _Thread_local struct { char *to; const char *from; size_t size; } waiting[8];
+static _Thread_local struct { char *to; const char *from; size_t size; void *stream; } waiting[8];
 static _Thread_local int count;
 
 int cuStreamSynchronize(void *stream) {
     int result = ready();
     if (result) return result;
-    if (stream != &streams[device_now()]) return 400;
-    while (count) {
-        count--;
-        memcpy(waiting[count].to, waiting[count].from, waiting[count].size);
-    }
+    if (!is_stream(stream)) return 400;
+    int left = 0;
+    for (int i = 0; i < count; i++)
+        if (waiting[i].stream == stream) memcpy(waiting[i].to, waiting[i].from, waiting[i].size);
+        else waiting[left++] = waiting[i];
+    count = left;
     return 0;
 }
 
-static int later(void *to, const void *from, size_t size) {
+static int later(void *to, const void *from, size_t size, void *stream) {
     if (count == 8) return 2;
     waiting[count].to = to;
     waiting[count].from = from;
-    waiting[count++].size = size;
+    waiting[count].size = size;
+    waiting[count++].stream = stream;
     return 0;
 }
 
@@ -155,26 +199,36 @@ int cuMemAlloc_v2(CUdeviceptr *address, size_t size) {
     if (result) return result;
     pthread_mutex_lock(&lock);
     Handle handle = {MAGIC, getpid(), device_now(), made++, (size + PAGE - 1) / PAGE * PAGE};
-    Memory *memory = mapped(&handle, O_CREAT | O_EXCL);
-    if (memory) *address = (uintptr_t)memory->at;
+    Memory *memory = handle.size > ROOM - allocated ? NULL : mapped(&handle, O_CREAT | O_EXCL);
+    if (memory) {
+        *address = (uintptr_t)memory->at;
+        allocated += handle.size;
+    }
     pthread_mutex_unlock(&lock);
     return memory ? 0 : 2;
 }
 
 int cuMemFree_v2(CUdeviceptr address) {
+    int result = ready();
+    if (result) return result;
     Memory *memory = around(address);
     if (!memory) return 1;
     char name[64];
     snprintf(name, sizeof name, "/tensorferry-cuda-%u-%u", memory->handle.pid, memory->handle.number);
     shm_unlink(name);
+    allocated -= memory->handle.size;
     forget(memory);
     return 0;
 }
 
 int cuIpcGetMemHandle(Handle *handle, CUdeviceptr address) {
+    int result = ready();
+    if (!result) result = number_of("STAND_IN_EXPORT", 0);
+    if (result) return result;
     Memory *memory = around(address);
     if (!memory) return 1;
     *handle = memory->handle;
+    handle->open_result = number_of("STAND_IN_OPEN", 0);
     return 0;
 }
 
@@ -220,7 +274,7 @@ int cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address
 static int copied(CUdeviceptr address, size_t size, void *stream) {
     int result = ready();
     if (result) return result;
-    if (stream != &streams[device_now()]) return 400;
+    if (!is_stream(stream)) return 400;
     Memory *memory = around(address);
     if (!memory || address + size > (uintptr_t)memory->at + memory->handle.size) return 1;
     return memory->handle.copy_result;
@@ -228,12 +282,12 @@ static int copied(CUdeviceptr address, size_t size, void *stream) {
 
 int cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, void *stream) {
     int result = copied(from, size, stream);
-    return result ? result : later(to, (char *)from, size);
+    return result ? result : later(to, (char *)from, size, stream);
 }
 
 int cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, void *stream) {
     int result = copied(to, size, stream);
-    return result ? result : later((char *)to, from, size);
+    return result ? result : later((char *)to, from, size, stream);
 }
 
 int cuGetErrorName(int result, const char **name) {

@@ -148,6 +148,19 @@ def unregister_system_memory(key: str) -> Rpc[None]:
     return Rpc("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(name=key), _nothing)
 
 
+def register_cuda_memory(key: str, handle: bytes, device: int, nbytes: int) -> Rpc[None]:
+    """Return the call CudaSharedMemoryRegister, for the memory of a cudaIpcMemHandle_t."""
+    message = pb.CudaSharedMemoryRegisterRequest(
+        name=key, raw_handle=handle, device_id=device, byte_size=nbytes
+    )
+    return Rpc("CudaSharedMemoryRegister", message, _nothing)
+
+
+def unregister_cuda_memory(key: str) -> Rpc[None]:
+    """Return the call CudaSharedMemoryUnregister."""
+    return Rpc("CudaSharedMemoryUnregister", pb.CudaSharedMemoryUnregisterRequest(name=key), _nothing)
+
+
 def _nothing(answer: object) -> None:
     return None
 

@@ -35,6 +35,7 @@ class Place:
 
     name: str
     datatype: str
+    dtype: np.dtype[Any]
     shape: tuple[int, ...]
     has_rows: bool
     offset: int
@@ -42,7 +43,7 @@ class Place:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return tensors.datatype(self.datatype).size * math.prod(self.shape)
+        return self.dtype.itemsize * math.prod(self.shape)
 
     def of_rows(self, rows: int) -> Place:
         """Return the place of the first rows."""
@@ -50,9 +51,7 @@ class Place:
 
     def array(self, buffer: Any) -> Array:
         """Return the tensor as an array over the memory of the region."""
-        storage = tensors.datatype(self.datatype).storage
-        array: Array = np.ndarray(self.shape, storage, buffer, self.offset)
-        return tensors.values(array, self.datatype)
+        return np.ndarray(self.shape, self.dtype, buffer, self.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +88,10 @@ class Layout:
             _refer(message.outputs.add(name=place.name).parameters, region, place)
         return message
 
-    def result(self, answer: pb.ModelInferResponse, buffer: Any) -> InferenceResult:
-        """Return the result, whose outputs are arrays over the memory of the region."""
+    def filled(self, answer: pb.ModelInferResponse) -> list[Place]:
+        """Return the places of an answer's outputs, with the shapes that the server wrote."""
         places = {place.name: place for place in self.outputs}
-        outputs: dict[str, Array] = {}
+        found: list[Place] = []
         for tensor in answer.outputs:
             place = places.get(tensor.name)
             shape = tuple(tensor.shape)
@@ -101,9 +100,8 @@ class Layout:
             filled = replace(place, shape=shape)
             if filled.nbytes > place.nbytes:
                 raise _wrong(tensor, answer.id)
-            outputs[tensor.name] = filled.array(buffer)
-        del answer.outputs[:], answer.raw_output_contents[:]
-        return replace(codec.decode(answer), outputs=outputs)
+            found.append(filled)
+        return found
 
 
 def layout(model: ModelMetadata, version: str, rows: int, shapes: Shapes | None) -> Layout:
@@ -129,6 +127,7 @@ def layout(model: ModelMetadata, version: str, rows: int, shapes: Shapes | None)
         place = Place(
             tensor.name,
             tensor.datatype,
+            _dtype(tensor, model.name),
             _shape(tensor, model.name, rows, given.get(tensor.name)),
             tensor.shape[:1] == (-1,),
             -(-end // _ALIGNMENT) * _ALIGNMENT,
@@ -138,10 +137,28 @@ def layout(model: ModelMetadata, version: str, rows: int, shapes: Shapes | None)
     return Layout(model.name, version, rows, tuple(places[: len(wanted)]), tuple(places[len(wanted) :]))
 
 
+def without_outputs(answer: pb.ModelInferResponse) -> InferenceResult:
+    """Return the result of an answer, but none of its outputs, which are in shared memory."""
+    del answer.outputs[:], answer.raw_output_contents[:]
+    return codec.decode(answer)
+
+
+def _dtype(tensor: TensorMetadata, model: str) -> np.dtype[Any]:
+    datatype = tensors.DATATYPES[tensor.datatype]
+    if not datatype.size:
+        expected = "a datatype of a fixed size"
+        raise InvalidInput(_subject(tensor, model), expected, tensor.datatype, "use infer with arrays")
+    # BF16 raises here, before there is memory, without the package ml_dtypes.
+    dtype: np.dtype[Any] = tensors.values(np.empty(0, datatype.storage), tensor.datatype).dtype
+    return dtype
+
+
+def _subject(tensor: TensorMetadata, model: str) -> str:
+    return f"tensor {tensor.name!r} of model {model!r} in shared memory"
+
+
 def _shape(tensor: TensorMetadata, model: str, rows: int, given: Sequence[int] | None) -> tuple[int, ...]:
-    subject = f"tensor {tensor.name!r} of model {model!r} in shared memory"
-    if not tensors.DATATYPES[tensor.datatype].size:
-        raise InvalidInput(subject, "a datatype of a fixed size", tensor.datatype, "use infer with arrays")
+    subject = _subject(tensor, model)
     expected = (rows, *tensor.shape[1:]) if tensor.shape[:1] == (-1,) else tensor.shape
     if given is None:
         if -1 in expected:

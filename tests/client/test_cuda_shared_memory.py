@@ -1,0 +1,136 @@
+"""Memory of a GPU that one call of the client sets up.
+
+Client and server run with a stand-in for the driver's library; and with the real one if there is a GPU.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from client import cuda_calls, docstrings
+from client.either import Client
+from support.processes.server import running
+from support.wire.device_memory import build_stand_in, gpu_is_here
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
+LONGEST = 100
+
+WITH_A_GPU = [
+    cuda_calls.results_are_those_of_arrays,
+    cuda_calls.the_region_is_registered,
+    cuda_calls.work_in_the_default_stream_comes_first,
+    cuda_calls.the_context_of_the_thread_stays,
+    cuda_calls.arrays_end_with_the_statement,
+    cuda_calls.a_failed_call_leaves_nothing,
+    cuda_calls.wrong_arrays_are_refused,
+    cuda_calls.wrong_devices_are_refused,
+    cuda_calls.a_closed_client_frees_the_memory,
+]
+WITH_THE_STAND_IN = [
+    cuda_calls.the_interface_of_other_libraries,
+    cuda_calls.a_gpu_that_the_server_lacks,
+    cuda_calls.memory_that_cannot_be_had,
+    cuda_calls.a_driver_without_a_gpu,
+]
+EXAMPLES = [name for name in dict(docstrings.public_objects()) if docstrings.needs_a_gpu(name)]
+
+
+class Rig(NamedTuple):
+    """A server with the model `digits`, and a process for clients, both with the same driver."""
+
+    options: tuple[str, ...]
+    address: str
+    child: ProcessPoolExecutor
+
+    def run(self, function: Callable[..., None], *arguments: Any) -> None:
+        self.child.submit(function, *arguments).result(LONGEST)
+
+
+@pytest.fixture(scope="module", params=["stand-in", "gpu"])
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    pytest.importorskip(
+        "cuda.bindings", reason="NO cuda-bindings: the client's memory of a GPU was not tested"
+    )
+    options: tuple[str, ...] = (f"digits={DIGITS}", "--allow-shared-memory")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "stand-in":
+            library = build_stand_in(tmp_path_factory.mktemp("cuda"))
+            if library is None:
+                pytest.skip("NO C COMPILER: the client's memory of a GPU was not tested with the stand-in")
+            # The server and the child find the stand-in there. Models run on the CPU.
+            patch.setenv("LD_LIBRARY_PATH", str(library.parent))
+            options = (*options, "--device", "cpu")
+        elif not gpu_is_here():
+            pytest.skip("NO GPU: the client's memory of a GPU was not tested with a real one")
+        spawn = multiprocessing.get_context("spawn")
+        # The stand-in has two GPUs elsewhere.
+        one_gpu = {"STAND_IN_GPUS": "1"}
+        with (
+            running(*options, transport="lane", variables=one_gpu) as server,
+            ProcessPoolExecutor(1, mp_context=spawn) as child,
+        ):
+            yield Rig(options, server.address, child)
+
+
+@pytest.fixture
+def stand_in(rig: Rig) -> Rig:
+    if "--device" not in rig.options:
+        pytest.skip("a real GPU does not fail on demand")
+    return rig
+
+
+def name(check: Callable[..., Any]) -> str:
+    return check.__name__
+
+
+@pytest.mark.parametrize("kind", cuda_calls.KINDS)
+@pytest.mark.parametrize("check", WITH_A_GPU, ids=name)
+def test_with_a_gpu(rig: Rig, kind: str, check: Any) -> None:
+    rig.run(cuda_calls.run, check, kind, rig.address)
+
+
+@pytest.mark.parametrize("kind", cuda_calls.KINDS)
+@pytest.mark.parametrize("check", WITH_THE_STAND_IN, ids=name)
+def test_with_the_stand_in(stand_in: Rig, kind: str, check: Any) -> None:
+    stand_in.run(cuda_calls.run, check, kind, stand_in.address)
+
+
+@pytest.mark.parametrize("kind", cuda_calls.KINDS)
+def test_a_server_that_is_gone(rig: Rig, kind: str) -> None:
+    rig.run(cuda_calls.a_server_that_is_gone, kind, *rig.options)
+
+
+def test_a_server_without_shared_memory(rig: Rig) -> None:
+    options = [option for option in rig.options if option != "--allow-shared-memory"]
+    with running(*options, transport="lane") as server:
+        for kind in cuda_calls.KINDS:
+            rig.run(cuda_calls.run, cuda_calls.a_server_without_shared_memory_refuses, kind, server.address)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_are_right(rig: Rig, name: str) -> None:
+    rig.run(cuda_calls.run_examples, name, rig.address)
+
+
+async def test_without_cuda_bindings(either: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(ImportError, match="cuda-bindings, which is not installed: pip install cuda-bindings"):
+        async with cuda_calls.shared(either, 2):
+            raise AssertionError("created")
+
+
+async def test_without_the_driver(either: Client) -> None:
+    pytest.importorskip(
+        "cuda.bindings", reason="NO cuda-bindings: a machine without the driver was not tested"
+    )
+    if gpu_is_here():
+        pytest.skip("a GPU is here")
+    with pytest.raises(OSError, match="CUDA: cuInit"):
+        async with cuda_calls.shared(either, 2):
+            raise AssertionError("created")
