@@ -63,10 +63,11 @@ MODELS = {"4 ms": write_function, "tiny": write_tiny}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Figures of one run, in the order of the table, and the warnings of `tensorferry bench`."""
+    """Figures of one run, in the order of the table. `tensorferry bench` also has warnings and its own time a call."""
 
     figures: tuple[float, float, float]
     warnings: tuple[str, ...] = ()
+    own_ms: float = 0.0
 
 
 def c_run(program: Path, address: str, body: Path, in_flight: int, seconds: float, core: int | None) -> Run:
@@ -92,7 +93,9 @@ def python_run(
         raise RuntimeError(f"requests failed: {step['errors']}")
     latency = step["latency_seconds"]
     return Run(
-        (step["requests_per_second"], 1e3 * latency["p50"], 1e3 * latency["p99"]), tuple(step["warnings"])
+        (step["requests_per_second"], 1e3 * latency["p50"], 1e3 * latency["p99"]),
+        tuple(step["warnings"]),
+        1e3 * step["client"]["seconds_per_call"],
     )
 
 
@@ -163,6 +166,8 @@ def main() -> None:
         runs = measure(write, arguments.load.resolve(), rounds, seconds)
         print("\n".join(table(name, runs)), flush=True)
         for in_flight, (_, ours) in runs.items():
+            own = median(run.own_ms for run in ours)
+            print(f"{in_flight} in flight: tensorferry bench uses {own:.2f} ms of a core for each call")
             warned = [warning for run in ours for warning in run.warnings]
             if warned:
                 print(

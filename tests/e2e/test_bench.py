@@ -41,6 +41,7 @@ def test_a_closed_loop(serve: Serve, digits_model: Path, tmp_path: Path, mode: l
     assert [len(step["client"]["cores_by_process"]) for step in (one, eight)] == [1, 2]
     for step in (one, eight):
         assert step["failed"] == 0, step["errors"]
+        assert 0 < step["client"]["seconds_per_call"] < step["seconds"]
         assert step["answered"] > 0
         latency, theirs = step["latency_seconds"], step["server"]
         assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["p99.9"] <= latency["max"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from tensorferry.client.load import result_file, tables
 from tensorferry.client.load.comparison import compare
 from tensorferry.client.load.histogram import Histogram
+from tensorferry.client.load.loops import Recorder
+from tensorferry.client.load.process import _Reports
 from tensorferry.client.load.records import Tally
 from tensorferry.client.load.report import page
 from tensorferry.client.load.result_file import BadResults
@@ -90,27 +93,66 @@ def test_reports_of_several_processes_are_added_up() -> None:
 
 
 def test_no_warning_while_the_client_has_time() -> None:
-    assert list(limits([0.5, 0.6], [0.3, 0.2], histogram(0.0002), histogram(0.005))) == []
+    assert list(limits([0.5, 0.6], [0.3, 0.2], histogram(0.0002), histogram(0.005), 0.0005)) == []
 
 
 def test_a_busy_process_is_a_warning() -> None:
-    (warning,) = limits([0.5, 0.97], [0.0, 0.9], Histogram(), histogram(0.005))
+    (warning,) = limits([0.5, 0.97], [0.0, 0.9], Histogram(), histogram(0.005), 0.001)
     assert warning.startswith("the client is the limit: a load process used 97% of a core")
 
 
 def test_a_process_without_a_core_is_a_warning() -> None:
-    (warning,) = limits([0.5, 0.4], [0.1, 0.5], Histogram(), histogram(0.005))
+    (warning,) = limits([0.5, 0.4], [0.1, 0.5], Histogram(), histogram(0.005), 0.001)
     assert warning.startswith(
         "the client is the limit: a load process used 40% of a core and waited 50% of the time for one"
     )
 
 
 def test_late_sends_are_a_warning() -> None:
-    (warning,) = limits([0.1], [0.0], histogram(*[0.0001] * 90, *[0.004] * 10), histogram(0.005))
+    (warning,) = limits([0.1], [0.0], histogram(*[0.0001] * 90, *[0.004] * 10), histogram(0.005), 0.0001)
     assert warning.startswith("the client is late: 1 % of the requests were sent 4.0 ms")
-    assert list(limits([0.1], [0.0], histogram(0.004), histogram(0.1))) == [], (
+    assert list(limits([0.1], [0.0], histogram(0.004), histogram(0.1), 0.0001)) == [], (
         "it is small beside the latency"
     )
+
+
+def test_work_of_the_client_in_the_latencies_is_a_warning() -> None:
+    (warning,) = limits([0.4], [0.0], Histogram(), histogram(*[0.00037] * 9, 0.1), 0.00014)
+    assert warning == (
+        "the client's own work is in the latencies: about 0.14 ms of each call, "
+        "so those below 1.4 ms are more than a tenth too high"
+    )
+    for latencies, own in ((histogram(0.0015), 0.00014), (Histogram(), 0.00014), (histogram(0.0001), None)):
+        assert list(limits([0.4], [0.0], Histogram(), latencies, own)) == []
+
+
+def test_the_clients_work_is_shared_by_all_calls() -> None:
+    totals = StepTotals(Step(concurrency=2))
+    failures = {"INTERNAL": (5, "first")}
+    # 0.03 s and 0.05 s for 195 answers and 5 failures.
+    totals.add([tally(2.0, *[0.001] * 95, cpu=0.03, failures=failures), tally(2.0, *[0.001] * 100, cpu=0.05)])
+    done = totals.result(None)
+    assert done.own_seconds == pytest.approx(0.0004)
+    assert done.warnings[0].startswith(
+        "the client's own work is in the latencies: about 0.40 ms of each call"
+    )
+    contents = result_file.document({}, [done, replace(done, latencies=Histogram(), errors=())])
+    assert [step["client"]["seconds_per_call"] for step in contents["steps"]] == [pytest.approx(0.0004), None]
+    (line,) = tables.errors_and_warnings([replace(done, errors=())])
+    assert line == f"WARNING (2 in flight): {done.warnings[0]}"
+    assert json.dumps(done.warnings[0]) in page(contents)
+
+
+def test_reports_do_not_count_their_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_process, of_thread = iter([5.0, 9.0, 9.5]), iter([2.0, 3.0, 3.5])
+    monkeypatch.setattr("tensorferry.client.load.process.time.process_time", lambda: next(of_process))
+    monkeypatch.setattr("tensorferry.client.load.process.time.thread_time", lambda: next(of_thread))
+    ours, theirs = Pipe()
+    with ours, theirs:
+        reports = _Reports(Recorder(0.0, 1.0), theirs)
+        reports.reset()
+        reports.send(1.0)
+        assert ours.recv().tally.cpu == (3.0,)
 
 
 def test_parts_share_a_step() -> None:

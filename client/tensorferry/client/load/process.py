@@ -136,8 +136,13 @@ def waited_seconds() -> float:
     return waited / 1e9
 
 
+def _calls_cpu_seconds() -> float:
+    """Return the processor time of all threads of this process but the calling one, which only reports."""
+    return time.process_time() - time.thread_time()
+
+
 class _Reports:
-    """Reports of one step. One thread may use it."""
+    """Reports of one step. One thread may use it, and does nothing else."""
 
     def __init__(self, recorder: Recorder, connection: Connection) -> None:
         self._recorder, self._connection = recorder, connection
@@ -146,14 +151,14 @@ class _Reports:
         self._cpu = self._waited = 0.0
 
     def reset(self) -> None:
-        self.since, self._cpu, self._waited = time.monotonic(), time.process_time(), waited_seconds()
+        self.since, self._cpu, self._waited = time.monotonic(), _calls_cpu_seconds(), waited_seconds()
 
     def send(self, seconds: float, final: bool = False) -> None:
         recorded = self._recorder.take()
         latencies, lags = Histogram(), Histogram()
         latencies.add(recorded.latencies)
         lags.add(recorded.lags)
-        cpu, waited = time.process_time() - self._cpu, waited_seconds() - self._waited
+        cpu, waited = _calls_cpu_seconds() - self._cpu, waited_seconds() - self._waited
         tally = Tally(
             seconds,
             latencies.sparse(),

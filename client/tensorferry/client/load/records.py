@@ -53,8 +53,8 @@ class Tally:
 
     The last report of a step has no seconds: it has the answers of an open loop that came after
     the end. `latencies` and `lags` have the buckets of `Histogram`. `failures` has number and
-    first message by code. `cpu` has the processor seconds of each process, and `waited` the seconds
-    in which its threads were ready to run and had no core.
+    first message by code. `cpu` has the processor seconds that the calls cost each process, and
+    `waited` the seconds in which its threads were ready to run and had no core.
     """
 
     seconds: float

@@ -78,6 +78,7 @@ def _step(result: StepResult) -> Document:
         "client": {
             "cores_by_process": list(result.cpu),
             "waited_by_process": list(result.waited),
+            "seconds_per_call": result.own_seconds,
             "lag_p99_seconds": result.lags.percentile(0.99),
             "lag_histogram": _histogram(result.lags),
         },

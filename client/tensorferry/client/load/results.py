@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tensorferry.client.load.histogram import Histogram
 from tensorferry.client.load.records import Tally
@@ -17,6 +17,8 @@ PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99.9
 # seconds and as a share of the median latency.
 _BUSY_CORES = 0.85
 _LAG_SECONDS, _LAG_SHARE = 0.001, 0.1
+# Share of the median latency that may be the client's own work.
+_OWN_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,12 @@ class StepResult:
         return self.answered / self.seconds
 
     @property
+    def own_seconds(self) -> float | None:
+        """Processor time of the client for each call; None without calls."""
+        calls = self.answered + self.failed
+        return sum(self.cpu) * self.seconds / calls if calls else None
+
+    @property
     def row_rate(self) -> float:
         """Answered rows per second."""
         return self.rows / self.seconds
@@ -129,7 +137,7 @@ class StepTotals:
         cpu = tuple(used / seconds for used in self.cpu_seconds)
         waited = tuple(used / seconds for used in self.waited_seconds)
         errors = tuple(sorted(self.errors.values(), key=lambda error: -error.count))
-        return StepResult(
+        result = StepResult(
             self.step,
             seconds,
             self.latencies,
@@ -140,7 +148,9 @@ class StepTotals:
             waited,
             tuple(self.intervals),
             server,
-            tuple(limits(cpu, waited, self.lags, self.latencies)),
+        )
+        return replace(
+            result, warnings=tuple(limits(cpu, waited, self.lags, self.latencies, result.own_seconds))
         )
 
 
@@ -150,9 +160,13 @@ def _added(before: Sequence[float], now: Sequence[float]) -> list[float]:
 
 
 def limits(
-    cpu: Sequence[float], waited: Sequence[float], lags: Histogram, latencies: Histogram
+    cpu: Sequence[float], waited: Sequence[float], lags: Histogram, latencies: Histogram, own: float | None
 ) -> Iterable[str]:
-    """Yield a sentence for each sign that the client was the limit, not the server."""
+    """Yield a sentence for each sign that figures are those of the client, not of the server.
+
+    `own` is the processor time of the client for each call, in seconds.
+    """
+    median = latencies.percentile(0.5)
     busiest = max(cpu, default=0.0)
     used, wait = max(zip(cpu, waited, strict=True), key=sum, default=(0.0, 0.0))
     if busiest >= _BUSY_CORES:
@@ -165,7 +179,12 @@ def limits(
             f"the client is the limit: a load process used {used:.0%} of a core and waited {wait:.0%} of the time for one, "
             "which the server or other programs had; run the client on other cores"
         )
-    late, median = lags.percentile(0.99), latencies.percentile(0.5)
+    elif own is not None and median is not None and own > _OWN_SHARE * median:
+        yield (
+            f"the client's own work is in the latencies: about {1e3 * own:.2f} ms of each call, "
+            f"so those below {1e3 * own / _OWN_SHARE:.1f} ms are more than a tenth too high"
+        )
+    late = lags.percentile(0.99)
     if late is not None and late > max(_LAG_SECONDS, _LAG_SHARE * (median or 0.0)):
         yield (
             f"the client is late: 1 % of the requests were sent {1e3 * late:.1f} ms or more after the intended time, "
