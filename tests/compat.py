@@ -53,8 +53,11 @@ def main() -> int:
         return 1
     ignored = [f"--ignore={path}" for path in NEED_OTHER_PACKAGES]
     chosen = ["tests/server", "tests/e2e", *ignored, "-k", " and ".join(f"not {name}" for name in LEFT_OUT)]
+    processes = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
     tests = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *chosen], cwd=ROOT, env={**os.environ, "TRANSPORTS": "lane"}
+        [sys.executable, "-m", "pytest", "-q", *processes, *chosen],
+        cwd=ROOT,
+        env={**os.environ, "TRANSPORTS": "lane"},
     )
     return tests.returncode
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 
 import one_process
+import one_transport
 import pytest
 from support.processes.server import FRONT_ENDS
 
@@ -29,12 +30,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_CACHE_HOME"] = str(config.cache.mkdir("xdg"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start the longest files first, so that no process waits for the last of them. With front-ends, skip tests that
-    are about one process.
+    are about one process. Leave out the other transport where it makes no difference.
     """
     order = {folder: place for place, folder in enumerate(_LONGEST)}
     # The node id of a test is tests/FOLDER/...
     items.sort(key=lambda item: order.get(item.nodeid.partition("/")[2].partition("/")[0], len(order)))
     if FRONT_ENDS:
         one_process.skip(items)
+    if "TRANSPORTS" not in os.environ:
+        left_out = one_transport.left_out(items)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]

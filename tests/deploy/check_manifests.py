@@ -1,6 +1,7 @@
-"""Check of YAML documents on stdin against their schemas; runs in the environments of `make tools`.
+"""Check of YAML documents against their schemas; runs in the environments of `make tools`.
 
-Prints JSON: the documents, and their errors. Kubernetes documents are compared with its OpenAPI
+Each line of stdin is a text with documents, as a string in JSON. The answer is a line of JSON: the
+documents, and their errors. One process checks many texts, because its imports take seconds. Kubernetes documents are compared with its OpenAPI
 schemas, which the package contains; KEDA's and Prometheus operator's with models made from their
 definitions; KServe's, with the argument `kserve`, with those of its SDK. A model ignores unknown
 fields, so they are found by converting the model back into a document.
@@ -110,9 +111,10 @@ def _errors(value: Any, kind: str, path: str) -> Iterator[str]:
 
 def main() -> None:
     check = errors_of_kserve if sys.argv[1:] == ["kserve"] else errors_of
-    documents = [document for document in yaml.safe_load_all(sys.stdin) if document is not None]
-    errors = [error for document in documents for error in check(document)]
-    json.dump({"documents": documents, "errors": errors}, sys.stdout)
+    for line in sys.stdin:
+        documents = [document for document in yaml.safe_load_all(json.loads(line)) if document is not None]
+        errors = [error for document in documents for error in check(document)]
+        print(json.dumps({"documents": documents, "errors": errors}), flush=True)
 
 
 if __name__ == "__main__":

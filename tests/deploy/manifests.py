@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import re
@@ -26,17 +28,25 @@ MANIFEST_TOOLS = needs(KUSTOMIZE, CLIENTS / "manifests" / ".done", CLIENTS / "ks
 Document = Mapping[str, Any]
 
 
+@functools.cache
+def _checker(environment: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a process that checks texts until this one ends."""
+    words: list[str | Path] = [CLIENTS / environment / "bin" / "python", CHECK, *arguments]
+    started = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(started.communicate)
+    return started
+
+
 def checked(text: str, environment: str, *arguments: str) -> list[Document]:
     """Return the documents of a text, which must fit their schemas."""
-    ended = subprocess.run(
-        [CLIENTS / environment / "bin" / "python", CHECK, *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert ended.returncode == 0, ended.stderr
-    result = json.loads(ended.stdout)
+    checker = _checker(environment, *arguments)
+    assert checker.stdin is not None
+    assert checker.stdout is not None
+    checker.stdin.write(json.dumps(text) + "\n")
+    checker.stdin.flush()
+    answer = checker.stdout.readline()
+    assert answer, f"{CHECK.name} has ended with status {checker.wait()}, see its stderr; it got:\n{text}"
+    result = json.loads(answer)
     assert not result["errors"], "\n".join(result["errors"])
     return list(result["documents"])
 

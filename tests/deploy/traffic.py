@@ -19,6 +19,8 @@ from tensorferry.protos import inference_pb2_grpc
 # Bound for waits that end at once unless something is broken.
 PATIENCE = 60.0
 IN_A_STREAM = 8
+# Between two calls of a caller, so that the callers leave the processors some time.
+PAUSE_SECONDS = 0.01
 
 
 class Traffic:
@@ -75,6 +77,7 @@ class Traffic:
         while not self._over.is_set():
             try:
                 turn()
+                self._over.wait(PAUSE_SECONDS)
             except grpc.RpcError as error:
                 self._fail(f"{turn.__name__}: {error.code()}: {error.details()}")
             except Exception as error:
@@ -125,6 +128,7 @@ class Traffic:
                         raise AssertionError("a stream goes on after its server left it")
                     self._answered("_session", response.infer_response, tag)
                     tag = 0
+                    self._over.wait(PAUSE_SECONDS)
                 messages.put(None)
                 assert list(responses) == []
             except grpc.RpcError as error:

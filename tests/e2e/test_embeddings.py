@@ -81,10 +81,13 @@ def expected(app: Path) -> Array:
     return np.array([reference.embed(row) for row in ids])
 
 
+# Small batches take less time to check and to warm up. `make embeddings` has the default.
+MAX_BATCH_SIZE = "8"
+
+
 @pytest.fixture(scope="module")
 def server(app: Path) -> Iterator[ServerProcess]:
-    # Small batches take less time to warm up.
-    with running(app, "--max-batch-size", "8", transport="lane") as server:
+    with running(app, "--max-batch-size", MAX_BATCH_SIZE, transport="lane") as server:
         yield server
 
 
@@ -174,7 +177,7 @@ def test_the_demo_shows_the_published_score(app: Path) -> None:
         [sys.executable, str(app.parent / "demo.py"), "--device", "cpu"],
         capture_output=True,
         text=True,
-        env=environment(),
+        env={**environment(), "TENSORFERRY_MAX_BATCH_SIZE": MAX_BATCH_SIZE},
         timeout=300,
     )
     assert result.returncode == 0, result.stderr

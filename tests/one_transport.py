@@ -1,0 +1,53 @@
+"""Files whose tests are about what lies behind the transports, or beside them: they run on one transport.
+
+With TRANSPORTS="threaded lane" they run on both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+KEPT = "lane"
+
+_LOADING = (
+    "it is about how models are loaded, checked and run, which both transports leave to the same service"
+)
+_CLIENT = "it is about a command of the client"
+
+# By file.
+REASONS: Mapping[str, str] = {
+    "tests/browser/test_status_page.py": "it is about the page, whose figures come from the batcher",
+    "tests/conformance/test_conformance.py": _LOADING,
+    "tests/e2e/test_batching_check.py": _LOADING,
+    "tests/e2e/test_bench.py": _CLIENT,
+    "tests/e2e/test_custom_operators.py": _LOADING,
+    "tests/e2e/test_fp16.py": _LOADING,
+    "tests/e2e/test_infer_command.py": _CLIENT,
+    "tests/e2e/test_inspect.py": _LOADING,
+    "tests/e2e/test_model_calls.py": _LOADING,
+    "tests/e2e/test_model_tables.py": _LOADING,
+    "tests/e2e/test_padding.py": _LOADING,
+    "tests/e2e/test_python_models.py": _LOADING,
+    "tests/wire/test_model_config.py": "it is about methods that are the same with both transports",
+}
+
+
+def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests of these files on the other transport. AssertionError if the table names a file that does not
+    exist.
+    """
+    for file in REASONS:
+        assert (_ROOT / file).is_file(), f"{file} does not exist"
+    return [
+        item
+        for item in items
+        if isinstance(item, pytest.Function)
+        and hasattr(item, "callspec")
+        and item.callspec.params.get("transport", KEPT) != KEPT
+        and item.path.relative_to(_ROOT).as_posix() in REASONS
+    ]
