@@ -62,9 +62,10 @@ def driver(name: str, *arguments: Any) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def allocations() -> list[str]:
-    """Return the files of the stand-in with memory that this process allocated."""
-    return sorted(path.name for path in Path("/dev/shm").glob(f"tensorferry-cuda-{os.getpid()}-*"))
+def allocations(process: int | None = None) -> list[str]:
+    """Return the files of the stand-in with memory that a process, this one for None, allocated."""
+    files = Path("/dev/shm").glob(f"tensorferry-cuda-{process or os.getpid()}-*")
+    return sorted(path.name for path in files)
 
 
 def current_context() -> int:
@@ -305,6 +306,11 @@ async def the_interface_of_other_libraries(client: Client) -> None:
             seen = view(result[name])
             assert (seen.shape, seen.dtype) == (array.shape, array.dtype)
             np.testing.assert_array_equal(seen, array)
+
+
+async def memory_that_is_not_used(client: Client) -> None:
+    async with shared(client, 2):
+        pass
 
 
 async def a_gpu_that_the_server_lacks(client: Client) -> None:

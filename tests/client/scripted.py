@@ -124,6 +124,7 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self.request: Any = None
         self.config = ModelConfig()
         self.shares_memory = False
+        self.cuda_status: Callable[[], pb.CudaSharedMemoryStatusResponse] = pb.CudaSharedMemoryStatusResponse
         self.statistics = pb.ModelStatisticsResponse()
         self.failures: list[grpc.StatusCode] = []
         self.failure_trailers: tuple[tuple[str, str], ...] = ()
@@ -221,6 +222,20 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> Any:
         self._called("SystemSharedMemoryUnregister", context, request)
         return pb.SystemSharedMemoryUnregisterResponse()
+
+    def CudaSharedMemoryRegister(self, request: pb.CudaSharedMemoryRegisterRequest, context: Context) -> Any:
+        self._called("CudaSharedMemoryRegister", context, request)
+        return pb.CudaSharedMemoryRegisterResponse()
+
+    def CudaSharedMemoryUnregister(
+        self, request: pb.CudaSharedMemoryUnregisterRequest, context: Context
+    ) -> Any:
+        self._called("CudaSharedMemoryUnregister", context, request)
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+    def CudaSharedMemoryStatus(self, request: pb.CudaSharedMemoryStatusRequest, context: Context) -> Any:
+        self._called("CudaSharedMemoryStatus", context, self.request)
+        return self.cuda_status()
 
     def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         self._called("ModelInfer", context)

@@ -6,6 +6,7 @@ Client and server run with a stand-in for the driver's library; and with the rea
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -15,8 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 from client import cuda_calls, docstrings
 from client.either import Client
+from client.scripted import ScriptedServer
 from support.processes.server import running
 from support.wire.device_memory import build_stand_in, gpu_is_here
+
+from tensorferry.protos import inference_pb2 as pb
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
 LONGEST = 100
@@ -104,6 +108,25 @@ def test_with_the_stand_in(stand_in: Rig, kind: str, check: Any) -> None:
 @pytest.mark.parametrize("kind", cuda_calls.KINDS)
 def test_a_server_that_is_gone(rig: Rig, kind: str) -> None:
     rig.run(cuda_calls.a_server_that_is_gone, kind, *rig.options)
+
+
+@pytest.mark.parametrize("kind", cuda_calls.KINDS)
+def test_memory_is_freed_after_its_last_use(stand_in: Rig, server: ScriptedServer, kind: str) -> None:
+    """A request whose timeout has passed at the client can still run, and write its outputs."""
+    child = stand_in.child.submit(os.getpid).result(LONGEST)
+    allocated: list[int] = []
+
+    def status() -> pb.CudaSharedMemoryStatusResponse:
+        allocated.append(len(cuda_calls.allocations(child)))
+        answer = pb.CudaSharedMemoryStatusResponse()
+        if len(allocated) < 3:
+            answer.regions[server.servicer.request.name].byte_size = 1
+        return answer
+
+    server.servicer.cuda_status = status
+    stand_in.run(cuda_calls.run, cuda_calls.memory_that_is_not_used, kind, server.target)
+    # The last question is that of `run`, after the memory was freed.
+    assert allocated == [1, 1, 1, 0]
 
 
 def test_a_server_without_shared_memory(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
 from types import TracebackType
@@ -14,6 +15,7 @@ from tensorferry.client.errors import InferenceError
 from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.shared_layout import Shapes
 from tensorferry.client.shared_tensors import (
+    RELEASE_POLL_SECONDS,
     RELEASE_SECONDS,
     ArrayT,
     ResultT,
@@ -116,7 +118,10 @@ class SharedMemory(Generic[ArrayT, ResultT]):
         try:
             # The server may be gone, or the client closed.
             with contextlib.suppress(InferenceError):
-                await self._client._run(tensors.unregister(), self._client._settings.begin(RELEASE_SECONDS))
+                context = self._client._settings.begin(RELEASE_SECONDS)
+                await self._client._run(tensors.unregister(), context)
+                while (rpc := tensors.in_use()) is not None and await self._client._run(rpc, context):
+                    await asyncio.sleep(RELEASE_POLL_SECONDS)
         finally:
             tensors.release()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, overload
@@ -14,6 +15,7 @@ from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.shared_layout import Shapes
 from tensorferry.client.server_calls import ServerCalls
 from tensorferry.client.shared_tensors import (
+    RELEASE_POLL_SECONDS,
     RELEASE_SECONDS,
     ArrayT,
     ResultT,
@@ -116,7 +118,10 @@ class SharedMemory(Generic[ArrayT, ResultT]):
         try:
             # The server may be gone, or the client closed.
             with contextlib.suppress(InferenceError):
-                self._client._run(tensors.unregister(), self._client._settings.begin(RELEASE_SECONDS))
+                context = self._client._settings.begin(RELEASE_SECONDS)
+                self._client._run(tensors.unregister(), context)
+                while (rpc := tensors.in_use()) is not None and self._client._run(rpc, context):
+                    time.sleep(RELEASE_POLL_SECONDS)
         finally:
             tensors.release()
 

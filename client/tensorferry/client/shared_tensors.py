@@ -21,6 +21,8 @@ from tensorferry.protos.tensors import Array
 
 # Longest wait for the server when a region is unregistered.
 RELEASE_SECONDS = 5.0
+# Between two questions whether a request still uses the region: no call of the protocol waits for that.
+RELEASE_POLL_SECONDS = 0.01
 
 ArrayT = TypeVar("ArrayT")
 ResultT = TypeVar("ResultT")
@@ -49,6 +51,14 @@ class SharedTensors(ABC, Generic[ArrayT, ResultT]):
     @abstractmethod
     def unregister(self) -> Rpc[None]:
         """Return the call that unregisters the region."""
+
+    @abstractmethod
+    def in_use(self) -> Rpc[bool] | None:
+        """Return the call that asks whether a request still uses the unregistered region.
+
+        A request whose timeout has passed at the client can still run, and write its outputs.
+        None if that does no harm.
+        """
 
     def infer(
         self, rows: int | None, request_id: str | None, parameters: Mapping[str, Parameter] | None
@@ -81,6 +91,9 @@ class SystemTensors(SharedTensors[Array, InferenceResult]):
         """Return the call that unregisters the region."""
         return rpcs.unregister_system_memory(self._key)
 
+    def in_use(self) -> None:
+        """Return None, because the file can be removed while the server has it open."""
+
     def _result(self, answer: pb.ModelInferResponse) -> InferenceResult:
         places = self._layout.filled(answer)
         outputs = {place.name: place.array(self._memory.buffer) for place in places}
@@ -107,6 +120,10 @@ class CudaTensors(SharedTensors[DeviceArray, DeviceResult]):
     def unregister(self) -> Rpc[None]:
         """Return the call that unregisters the region."""
         return rpcs.unregister_cuda_memory(self._key)
+
+    def in_use(self) -> Rpc[bool]:
+        """Return the call that asks, because CUDA's behaviour is undefined if used memory is freed."""
+        return rpcs.cuda_memory_in_use(self._key)
 
     def infer(
         self, rows: int | None, request_id: str | None, parameters: Mapping[str, Parameter] | None

@@ -161,6 +161,13 @@ def unregister_cuda_memory(key: str) -> Rpc[None]:
     return Rpc("CudaSharedMemoryUnregister", pb.CudaSharedMemoryUnregisterRequest(name=key), _nothing)
 
 
+def cuda_memory_in_use(key: str) -> Rpc[bool]:
+    """Return the call CudaSharedMemoryStatus: whether the server has the region, or still uses it."""
+    return Rpc(
+        "CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest(), lambda answer: key in answer.regions
+    )
+
+
 def _nothing(answer: object) -> None:
     return None
 
