@@ -17,7 +17,7 @@ from deploy.manifests import MANIFEST_TOOLS, Document, checked, configuration, o
 from docs import not_run
 from docs.conftest import Place, start, variables
 from docs.pages import ROOT, Command, blocks, commands, is_shell
-from docs.test_pages import check_files, check_serve, execute, reason, run
+from docs.running import check_files, check_serve, execute, reason, run
 from support.dockerfile import instructions
 from support.processes.server import ServerProcess, environment, running
 from support.wire.programs import CLIENTS, needs
