@@ -4,7 +4,6 @@ from __future__ import annotations
 
 TOOLS = "it needs tools of other languages; tests/wire runs it where `make tools` has built them"
 CLUSTER = "it needs a cluster; tests/deploy checks the files"
-MODEL = "it needs a model of the reader's; tests/e2e has such models"
 
 # The reason for each page and beginning of a command.
 COMMANDS: dict[tuple[str, str], str] = {
@@ -19,7 +18,6 @@ COMMANDS: dict[tuple[str, str], str] = {
     ("docs/guides/clients.md", "java"): TOOLS,
     ("docs/guides/clients.md", "tests/wire/perf_analyzer.sh"): TOOLS,
     ("docs/guides/clients.md", "LD_LIBRARY_PATH="): TOOLS,
-    ("docs/guides/clients.md", 'grpcurl -plaintext -d \'{"model_name": "embed"'): MODEL,
     (
         "docs/guides/kubernetes.md",
         "docker ",

@@ -48,8 +48,12 @@ class Command:
         """The program and its arguments, without variables and comment."""
         return shlex.split(without_variables(self.text), comments=True)
 
+    @property
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
+
     def __str__(self) -> str:
-        return f"{self.page}:{self.line}: {self.text.splitlines()[0]}"
+        return f"{self.place}: {self.text.splitlines()[0]}"
 
 
 def without_variables(text: str) -> str:

@@ -29,8 +29,8 @@ PATIENCE = 60
 
 def parts(page: str) -> list[Command | Block]:
     """Return the commands and the Python blocks of a page, in their order."""
-    found = [part for part in (*COMMANDS, *PYTHON) if part.page == page]
-    return sorted(found, key=lambda part: part.line)
+    found: list[Command | Block] = [*COMMANDS, *PYTHON]
+    return sorted((part for part in found if part.page == page), key=lambda part: part.line)
 
 
 def reason(reasons: Mapping[tuple[str, str], str], page: str, text: str) -> str | None:

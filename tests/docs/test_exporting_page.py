@@ -50,9 +50,26 @@ def exports() -> Iterator[Export]:
 EXPORTS = list(exports())
 
 
+_ENCODER = """
+import sys
+from transformers import BertConfig, BertModel
+
+sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+BertModel(BertConfig(vocab_size=40, **sizes)).save_pretrained(sys.argv[1])
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("exported")
+    """An empty directory, but for a small encoder in place of the one that the page fetches from the hub."""
+    folder = tmp_path_factory.mktemp("exported")
+    python = CLIENTS / "torch" / "bin" / "python"
+    if python.exists():
+        encoder = folder / "sentence-transformers" / "all-MiniLM-L6-v2"
+        subprocess.run(
+            [python, "-c", _ENCODER, encoder], check=True, capture_output=True, env=environment(), timeout=240
+        )
+    return folder
 
 
 def test_the_page_has_files_that_batch_and_files_that_do_not() -> None:

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import tritonclient.grpc as triton
+from docs.conftest import Place
+from docs.running import PYTHON, execute
 from support.models.minilm import Reference
 from support.processes.server import ServerProcess, environment, running
 
@@ -87,7 +89,8 @@ MAX_BATCH_SIZE = "8"
 
 @pytest.fixture(scope="module")
 def server(app: Path) -> Iterator[ServerProcess]:
-    with running(app, "--max-batch-size", MAX_BATCH_SIZE, transport="lane") as server:
+    options = ("--max-batch-size", MAX_BATCH_SIZE, "--metrics-port", "0")
+    with running(app, *options, transport="lane") as server:
         yield server
 
 
@@ -169,6 +172,13 @@ def test_grpcurl_gets_the_published_score_of_two_sentences(server: ServerProcess
     """The model `similarity` is a function that calls `embed`."""
     output = grpcurl(server, "similarity", plain("first", FIRST), plain("second", SECOND))
     assert output["contents"]["fp32_contents"] == [pytest.approx(SCORE, abs=5e-5)]
+
+
+def test_the_blocks_of_the_guide_print_what_it_says(server: ServerProcess, tmp_path: Path) -> None:
+    blocks = [b for b in PYTHON if b.page == "docs/guides/text_embeddings.md" and "print(" in b.text]
+    assert len(blocks) == 2
+    for block in blocks:
+        execute(block, Place(tmp_path, server, {}))
 
 
 def test_the_demo_shows_the_published_score(app: Path) -> None:
