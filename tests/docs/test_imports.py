@@ -12,7 +12,7 @@ from docs.pages import ROOT, blocks
 # Of `pip install '.[cpu]'`.
 INSTALLED = {"google", "grpc", "numpy", "onnx", "onnxruntime", "tensorferry"}
 # Where the module has another name than the package, or the extra.
-PACKAGES = {"opentelemetry": "otel", "sklearn": "scikit-learn"}
+PACKAGES = {"opentelemetry": "otel", "PIL": "pillow", "sklearn": "scikit-learn"}
 PAGES = sorted({block.page for block in blocks() if block.language == "python"})
 
 

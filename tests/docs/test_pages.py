@@ -16,6 +16,7 @@ from tensorferry.client import InferenceClient, InferenceError
 # These pages have their own tests below, with their own servers.
 WITH_OWN_SERVER = (
     "docs/guides/exporting.md",
+    "docs/guides/image_classification.md",
     "docs/guides/kubernetes.md",
     "docs/guides/python_models.md",
     "docs/guides/security.md",

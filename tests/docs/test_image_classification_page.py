@@ -1,0 +1,83 @@
+"""docs/guides/image_classification.md is followed from top to bottom: each server that it starts, and what it asks them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from docs.conftest import Place, start, variables
+from docs.pages import ROOT, Block, Command
+from docs.running import check_pip, execute, follow, parts
+from onnx import TensorProto, helper, numpy_helper
+
+PAGE = "docs/guides/image_classification.md"
+
+pytestmark = pytest.mark.skipif(
+    find_spec("PIL") is None and not os.environ.get("CI"), reason="needs the package Pillow"
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A reader's directory, with a photo, and with a model and labels in place of those of ImageNet."""
+    from PIL import Image
+
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    colours = np.random.default_rng(1).integers(0, 255, (15, 20, 3), np.uint8)
+    Image.fromarray(colours).resize((640, 480)).save(tmp_path / "photo.jpg")
+    (tmp_path / "labels.txt").write_text("".join(f"class {number}\n" for number in range(1000)))
+    weights = np.random.default_rng(2).normal(0, 1, (3, 1000)).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("GlobalAveragePool", ["x"], ["mean"]),
+            helper.make_node("Flatten", ["mean"], ["colour"]),
+            helper.make_node("MatMul", ["colour", "weights"], ["logits"]),
+        ],
+        "colours",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 224, 224])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1000])],
+        [numpy_helper.from_array(weights, "weights")],
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(model, tmp_path / "resnet50.onnx")
+    return tmp_path
+
+
+@contextmanager
+def served(directory: Path, command: Command) -> Iterator[Place]:
+    server = start(directory, *command.words[2:])
+    yield Place(directory, server, variables(directory, server))
+    assert server.stop() == 0, server.log
+
+
+@pytest.mark.timeout(300)
+def test_the_page(directory: Path) -> None:
+    started = 0
+    place: Place | None = None
+    with ExitStack() as stack:
+        for part in parts(PAGE):
+            if isinstance(part, Command) and part.words[:2] == ["tensorferry", "serve"]:
+                stack.close()
+                place = stack.enter_context(served(directory, part))
+                started += 1
+            elif part.text.startswith("# app.py\n"):
+                (directory / "app.py").write_text(part.text)
+            elif isinstance(part, Command) and part.words[0] == "pip":
+                check_pip(part)
+            else:
+                assert place is not None
+                answer(part, place)
+    assert started == 3
+
+
+def answer(part: Command | Block, place: Place) -> None:
+    if isinstance(part, Block):
+        execute(part, place)
+    elif place.has(part.words[0]) or "CI" in os.environ:
+        follow(part, place)
