@@ -22,8 +22,23 @@ _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 project = "tensorferry"
 release = _PROJECT["version"]
 root_doc = "README"
-# Sphinx would search every other folder of the repository, environments included.
-exclude_patterns = [file.name for file in ROOT.iterdir() if file.name != "docs" and file.suffix != ".md"]
+# Sphinx would search every other folder of the repository, environments included. The list does not depend on which of
+# them exist: after a change of it Sphinx builds all pages again.
+exclude_patterns = [
+    *(
+        ".*",
+        "batcher",
+        "benchmarks",
+        "build",
+        "client",
+        "deploy",
+        "dist",
+        "examples",
+        "protos",
+        "requirements",
+    ),
+    *("server", "tests"),
+]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}

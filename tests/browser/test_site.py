@@ -34,11 +34,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the site, built from the pages as they are."""
-    folder = tmp_path_factory.mktemp("site")
+def site() -> Path:
+    """The folder of the site, built from the pages as they are. Pages that `make docs` has built are not built again."""
+    options = ["--quiet", "--fail-on-warning", "--jobs", "auto", "--conf-dir", "docs/site"]
+    folder = ROOT / "build" / "site"
     built = subprocess.run(
-        [SPHINX, "--quiet", "--fail-on-warning", "--jobs", "auto", "--conf-dir", "docs/site", ".", folder],
+        [SPHINX, *options, "--doctree-dir", "build/doctrees", ".", folder],
         cwd=ROOT,
         capture_output=True,
         text=True,
