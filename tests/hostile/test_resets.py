@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
     reason="this grpcio leaks the files of reset connections; the server logs a warning",
 )
 
-RESETS = 100
+RESETS = 60
 MOST_CONNECTIONS = 40
 # Larger than the initial flow-control window of 64 KiB.
 LARGE = request({"x": np.zeros((1, 60_000), np.float32)}, model="m").SerializeToString()

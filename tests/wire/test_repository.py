@@ -21,7 +21,8 @@ from support.processes.server import ServerProcess, command, environment, runnin
 from support.wire.inputs import tensor
 from tritonclient.utils import InferenceServerException
 
-RELOADS, CLIENTS = 50, 4
+# `make soak` reloads models under load for minutes.
+RELOADS, CLIENTS = 20, 4
 
 
 def scaled(factor: float) -> bytes:

@@ -43,7 +43,8 @@ EXEMPT = {"ServerLive", "ServerReady", "Check", "Watch"}
 
 @pytest.fixture
 def app(start: Make, tokens: Path) -> App:
-    return start(auth_tokens=tokens)
+    # The check takes longer than most tests.
+    return start(auth_tokens=tokens, batching="trust")
 
 
 @pytest.fixture
