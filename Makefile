@@ -61,7 +61,7 @@ test: $(VENV)/.dev ## run all tests (PROCESSES=4: number of test processes; TRAN
 	$(BIN)/python -m pytest -q -n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder --ignore tests/deploy/test_ray.py --ignore tests/installs
 
 test-front-ends: $(VENV)/.dev ## run all tests of real servers again, each with FRONT_ENDS=2 front-ends: end to end, wire and foreign clients, hostile ones and attacks, conformance, browser, proxies, commands of the docs (PROCESSES=4; QUICK=1: a few)
-	FRONT_ENDS=$(or $(FRONT_ENDS),2) $(BIN)/python -m pytest -q $(if $(QUICK),$(QUICK_REAL_SERVERS),-n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder $(REAL_SERVERS))
+	FRONT_ENDS=$(or $(FRONT_ENDS),2) $(BIN)/python -m pytest -q -n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder $(if $(QUICK),$(QUICK_REAL_SERVERS),$(REAL_SERVERS))
 
 test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## test the Ray Serve application on a local Ray (three minutes)
 	$(BIN)/python -m pytest -q tests/deploy/test_ray.py

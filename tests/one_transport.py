@@ -1,4 +1,4 @@
-"""Files whose tests are about what lies behind the transports, or beside them: they run on one transport.
+"""Tests of what lies behind the transports, or beside them: they run on one transport.
 
 With TRANSPORTS="threaded lane" they run on both.
 """
@@ -19,7 +19,7 @@ _LOADING = (
 )
 _CLIENT = "it is about a command of the client"
 
-# By file.
+# By file, or file::function.
 REASONS: Mapping[str, str] = {
     "tests/browser/test_status_page.py": "it is about the page, whose figures come from the batcher",
     "tests/conformance/test_conformance.py": _LOADING,
@@ -31,6 +31,9 @@ REASONS: Mapping[str, str] = {
     "tests/e2e/test_inspect.py": _LOADING,
     "tests/e2e/test_model_calls.py": _LOADING,
     "tests/e2e/test_model_tables.py": _LOADING,
+    "tests/e2e/test_otel_export.py::test_a_collector_that_hangs_delays_no_request_and_the_stop_for_a_bounded_time": (
+        "it is about the exporter, for which the stop waits five seconds"
+    ),
     "tests/e2e/test_padding.py": _LOADING,
     "tests/e2e/test_python_models.py": _LOADING,
     "tests/wire/test_model_config.py": "it is about methods that are the same with both transports",
@@ -38,16 +41,20 @@ REASONS: Mapping[str, str] = {
 
 
 def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Return the tests of these files on the other transport. AssertionError if the table names a file that does not
-    exist.
-    """
-    for file in REASONS:
-        assert (_ROOT / file).is_file(), f"{file} does not exist"
+    """Return these tests on the other transport. AssertionError if the table names what does not exist."""
+    for place in REASONS:
+        file, _, name = place.partition("::")
+        assert f"def {name}" in (_ROOT / file).read_text(), f"{place} does not exist"
     return [
-        item
-        for item in items
-        if isinstance(item, pytest.Function)
-        and hasattr(item, "callspec")
-        and item.callspec.params.get("transport", KEPT) != KEPT
-        and item.path.relative_to(_ROOT).as_posix() in REASONS
+        item for item in items if _transport(item) != KEPT and not REASONS.keys().isdisjoint(_places(item))
     ]
+
+
+def _transport(item: pytest.Item) -> object:
+    callspec = getattr(item, "callspec", None)
+    return KEPT if callspec is None else callspec.params.get("transport", KEPT)
+
+
+def _places(item: pytest.Item) -> tuple[str, str]:
+    file = item.path.relative_to(_ROOT).as_posix()
+    return file, f"{file}::{item.name.partition('[')[0]}"
