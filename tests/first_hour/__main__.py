@@ -1,6 +1,6 @@
 """`make first-hour`: what a new user types in a fresh clone, and how long it takes; the sizes of installs.
 
-The commands are those of README.md, docs/guides/from_triton.md and docs/guides/operations.md. The walk is
+The commands are those of README.md, docs/guides/from_triton.md and docs/guides/kubernetes.md. The walk is
 that of the last commit. It fails at the first command that does not work.
 
 With --write there are two walks: one that downloads all packages, and one with pip's caches of the first.

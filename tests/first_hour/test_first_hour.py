@@ -13,7 +13,7 @@ from docs.pages import ROOT, Command
 from first_hour import reader
 from first_hour.__main__ import SECTION, installs, milestones, too_large
 from first_hour.reader import Failed, Reader, without_this_environment
-from first_hour.walk import OPERATIONS, README, TRITON, Milestone, Walk, find, of_own_model
+from first_hour.walk import KUBERNETES, README, TRITON, Milestone, Walk, find, find_dockerfile, of_own_model
 from installs.image import Image
 
 MEGABYTE = 1_000_000
@@ -146,12 +146,17 @@ def test_a_server_that_ignores_ctrl_c_fails(
         (README, "tensorferry infer"),
         (README, "tensorferry bench"),
         (TRITON, "mkdir -p models"),
-        (OPERATIONS, "docker build"),
-        (OPERATIONS, "docker run"),
+        (KUBERNETES, "docker build -f"),
+        (KUBERNETES, "docker build -t"),
+        (KUBERNETES, "docker run"),
     ],
 )
 def test_the_pages_have_the_commands_of_the_walk(shell: Reader, page: str, begins: str) -> None:
     assert find(shell, page, begins).text.startswith(begins)
+
+
+def test_the_guide_has_the_build_file_of_a_models_image(shell: Reader) -> None:
+    assert find_dockerfile(shell).text.startswith("# service/Dockerfile\nFROM ")
 
 
 def test_a_page_without_a_command_of_the_walk_is_named(shell: Reader) -> None:

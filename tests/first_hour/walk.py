@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import time
 from collections import Counter
@@ -17,11 +18,12 @@ from docs.pages import Block, Command, blocks, commands, commands_in_text, is_sh
 from first_hour.reader import Failed, Reader
 from installs.environments import check, sizes
 from installs.image import Image, check_packages
+from support.dockerfile import instructions
 from support.models.small import mlp
 
 README = "README.md"
 TRITON = "docs/guides/from_triton.md"
-OPERATIONS = "docs/guides/operations.md"
+KUBERNETES = "docs/guides/kubernetes.md"
 READY = r" ready on \S+:(\d+):"
 ANSWERS = r"\d+ of \d+ right"
 # Two environments of the reader's, beside the clone.
@@ -169,36 +171,60 @@ def _as_command(block: Block, reader: Reader) -> Command:
 
 
 def container_file(reader: Reader, say: Callable[[str], None]) -> tuple[Milestone, ...]:
-    """Do what `docker build` and `docker run` do for Python, with a model of one's own; Docker is not needed.
+    """Do what `docker build` and `docker run` do, for an image with a model of one's own; Docker is not needed.
 
     Return no milestone on a machine without the image's version of Python.
     """
-    build = find(reader, OPERATIONS, "docker build")
-    options = dict(pairwise(build.words))
-    image = Image(reader.checkout / build.words[-1], options["-f"], options["--target"])
+    base, build, start = (
+        _of_own_image(find(reader, KUBERNETES, f"docker {begins}"))
+        for begins in ("build -f", "build -t", "run")
+    )
+    options = dict(pairwise(base.words))
+    image = Image(reader.checkout / base.words[-1], options["-f"], options["--target"])
     if image.python is None:
         say(f"no container file: this machine has no Python {image.version}, which the image has")
         return ()
+    context = reader.checkout / build.words[-1]
+    written = find_dockerfile(reader)
+    *_, source, target = dict(instructions(written.text))["COPY"].split()
+
     milestone = Milestone("first container file")
     place = of_own_model(find(reader, TRITON, "mkdir -p models"))
+    place = replace(place, text=place.text.replace(" models/", f" {build.words[-1]}/{source}/"))
     milestone = milestone.plus(place, reader.run(place))
+    (context / "Dockerfile").write_text(written.text)
+    for line in written.text.splitlines()[1:]:
+        milestone = milestone.plus(replace(place, text=line), 0.0)
 
     began = time.monotonic()
     try:
         python = image.build(reader.folder / "image", reader.variables)
     except subprocess.CalledProcessError as error:
-        raise Failed.at(build, f"{error.cmd}: exit code {error.returncode}", error.output) from None
-    milestone = milestone.plus(build, time.monotonic() - began)
+        raise Failed.at(base, f"{error.cmd}: exit code {error.returncode}", error.output) from None
+    milestone = milestone.plus(base, time.monotonic() - began)
     check_packages(python)
+    began = time.monotonic()
+    copied = reader.folder / "image" / target.strip("/")
+    shutil.copytree(context / source, copied)
+    milestone = milestone.plus(build, time.monotonic() - began)
 
-    start = find(reader, OPERATIONS, "docker run")
-    mounted = next(word.removesuffix(":/models:ro") for word in start.words if word.endswith(":/models:ro"))
-    models = mounted.replace("$PWD", str(reader.checkout))
-    program, *arguments = (word.replace("/models", models) for word in image.command)
-    contained = replace(start, text=shlex.join([str(python.with_name(program)), *arguments]))
+    program, *arguments = (word.replace(f"={target}", f"={copied}") for word in image.command)
+    container = replace(start, text=shlex.join([str(python.with_name(program)), *arguments]))
     infer = of_own_model(find(reader, README, "tensorferry infer"))
-    with reader.running(contained, READY) as (found, seconds):
+    with reader.running(container, READY) as (found, seconds):
         milestone = milestone.plus(start, seconds)
         reader.activated(SERVER).calling(f"127.0.0.1:{found[1]}").run(infer)
     check(python, reader.folder, "lane", python.with_name("tensorferry"))
     return (milestone,)
+
+
+def find_dockerfile(reader: Reader) -> Block:
+    """Return the block of the guide with the build file of a model's image."""
+    for block in blocks(reader.checkout):
+        if block.page == KUBERNETES and block.language == "dockerfile":
+            return block
+    raise Failed(f"{KUBERNETES} has no block of the language dockerfile")
+
+
+def _of_own_image(command: Command) -> Command:
+    return replace(command, text=command.text.replace("/rents:", "/mine:"))
