@@ -23,6 +23,7 @@ _CLIENT = "it is about a command of the client"
 REASONS: Mapping[str, str] = {
     "tests/browser/test_status_page.py": "it is about the page, whose figures come from the batcher",
     "tests/conformance/test_conformance.py": _LOADING,
+    "tests/e2e/failures/test_unread_log.py": "it is about the log",
     "tests/e2e/test_batching_check.py": _LOADING,
     "tests/e2e/test_bench.py": _CLIENT,
     "tests/e2e/test_custom_operators.py": _LOADING,
@@ -36,6 +37,9 @@ REASONS: Mapping[str, str] = {
     ),
     "tests/e2e/test_padding.py": _LOADING,
     "tests/e2e/test_python_models.py": _LOADING,
+    "tests/wire/test_cuda_shared_memory.py": (
+        "it is about memory of a GPU; test_shared_memory.py has the memory of the system on both transports"
+    ),
     "tests/wire/test_model_config.py": "it is about methods that are the same with both transports",
 }
 

@@ -84,7 +84,7 @@ def expected(app: Path) -> Array:
 
 
 # Small batches take less time to check and to warm up. `make embeddings` has the default.
-MAX_BATCH_SIZE = "8"
+MAX_BATCH_SIZE = "4"
 
 
 @pytest.fixture(scope="module")
