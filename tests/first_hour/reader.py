@@ -129,8 +129,8 @@ class Reader:
         """
         began = time.monotonic()
         process = subprocess.Popen(
-            command.text,
-            shell=True,
+            # A shell's background jobs ignore SIGINT, and so would what they start.
+            ["env", "--default-signal=INT", "sh", "-c", command.text],
             cwd=self.checkout,
             env=dict(self.variables),
             stdin=subprocess.DEVNULL,
@@ -151,7 +151,8 @@ class Reader:
             drain.join(_STOP_SECONDS)
             ended = not drain.is_alive()
             _end(process, signal.SIGKILL)
-            drain.join()
+            # A child in another group may still have the pipe.
+            drain.join(_STOP_SECONDS)
             process.wait()
         printed.extend(iter(lines.get, ""))
         if not ended:
