@@ -1,6 +1,6 @@
 """Tests of what lies behind the transports, or beside them: they run on one transport.
 
-With TRANSPORTS="threaded lane" they run on both.
+With TRANSPORTS="threaded lane", as in CI, they run on both.
 """
 
 from __future__ import annotations

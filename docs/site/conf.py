@@ -25,19 +25,18 @@ root_doc = "README"
 # Sphinx would search every other folder of the repository, environments included. The list does not depend on which of
 # them exist: after a change of it Sphinx builds all pages again.
 exclude_patterns = [
-    *(
-        ".*",
-        "batcher",
-        "benchmarks",
-        "build",
-        "client",
-        "deploy",
-        "dist",
-        "examples",
-        "protos",
-        "requirements",
-    ),
-    *("server", "tests"),
+    ".*",
+    "batcher",
+    "benchmarks",
+    "build",
+    "client",
+    "deploy",
+    "dist",
+    "examples",
+    "protos",
+    "requirements",
+    "server",
+    "tests",
 ]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]

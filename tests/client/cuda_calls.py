@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from client import docstrings
+from client import docstrings, either
 from client.either import Client, call, close
 from support.processes.server import running
 
@@ -84,16 +85,9 @@ def regions(client: InferenceClient) -> dict[str, Any]:
     return dict(status.regions)
 
 
-@contextlib.asynccontextmanager
-async def shared(client: Client, rows: int, **options: Any) -> AsyncIterator[Any]:
+def shared(client: Client, rows: int, **options: Any) -> AbstractAsyncContextManager[Any]:
     """Enter the memory of either client, on GPU 0 unless the options name another one."""
-    memory: Any = client.shared_memory("digits", rows, **{"device": 0, **options})
-    if isinstance(client, InferenceClient):
-        with memory:
-            yield memory
-    else:
-        async with memory:
-            yield memory
+    return either.shared(client, "digits", rows, **{"device": 0, **options})
 
 
 @contextlib.contextmanager

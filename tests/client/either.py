@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 from concurrent.futures import Future
 from typing import Any
 
@@ -32,3 +33,15 @@ async def close(client: Client) -> None:
         client.close()
     else:
         await client.close()
+
+
+@contextlib.asynccontextmanager
+async def shared(client: Client, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
+    """Enter the shared memory of either client."""
+    memory: Any = client.shared_memory(*arguments, **options)
+    if isinstance(client, InferenceClient):
+        with memory:
+            yield memory
+    else:
+        async with memory:
+            yield memory

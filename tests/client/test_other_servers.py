@@ -35,7 +35,7 @@ NAMELESS = ModelMetadata("nameless", (), "", (), ())
 
 @pytest.fixture
 def nameless(server: ScriptedServer) -> ScriptedServer:
-    """The server with the model `nameless`, of which it names no inputs and outputs."""
+    """The server with the model `nameless`, whose metadata names neither inputs nor outputs."""
     server.servicer.models["nameless"] = pb.ModelMetadataResponse(name="nameless")
 
     def answer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:

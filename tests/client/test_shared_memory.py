@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client.either import IDS, KINDS, Client, call, close
+from client.either import IDS, KINDS, Client, call, close, shared
 from client.scripted import ScriptedServer, model
 from support.processes.server import ServerProcess, running
 
@@ -49,18 +48,6 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def files() -> list[str]:
     # Other tests have files with other names.
     return sorted(path.name for path in DIRECTORY.glob("tensorferry-" + 32 * "[0-9a-f]"))
-
-
-@contextlib.asynccontextmanager
-async def shared(client: Client, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
-    """Enter the shared memory of either client."""
-    memory: Any = client.shared_memory(*arguments, **options)
-    if isinstance(client, InferenceClient):
-        with memory:
-            yield memory
-    else:
-        async with memory:
-            yield memory
 
 
 async def test_results_are_those_of_arrays(local: Client) -> None:
