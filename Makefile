@@ -40,7 +40,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,front_ends.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo recording embeddings test test-embeddings test-front-ends test-ray test-installs test-exporting fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench-coalescing bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
+.PHONY: help run demo recording embeddings test test-embeddings test-front-ends test-ray test-installs first-hour test-exporting fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench-coalescing bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16

@@ -196,9 +196,14 @@ def test_a_run_that_hangs_is_ended(started: Start, tmp_path: Path, hang: str) ->
     assert process.restarts == 1
 
 
+class EndedRun(WatchedRun):
+    def _give_up_run(self) -> None:
+        raise AssertionError("the run ended when it was asked to")
+
+
 def test_the_watchdog_ends_a_run(started: Start, tmp_path: Path) -> None:
     process, began = started(), tmp_path / "began"
-    watched = WatchedRun()
+    watched = EndedRun()
     watched._running = process
     watched._due = 1.0
     thread = Thread(lambda: process.run(command(f"hang {began}")))

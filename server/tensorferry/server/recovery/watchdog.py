@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,7 +39,7 @@ class EndableRun(Protocol):
         """Permit runs again."""
 
 
-class WatchedRun:
+class WatchedRun(ABC):
     """Current run of one instance, and its limit; a base class. One thread at a time runs, the watchdog checks.
 
     A run costs no lock. The running thread sets `_running` and `_overdue` and then `_due` when a run begins, and `_due`
@@ -95,9 +96,9 @@ class WatchedRun:
         self._give_up_run()
         return None
 
+    @abstractmethod
     def _give_up_run(self) -> None:
         """Give up a run that did not end when asked to. Called on the watchdog's thread."""
-        raise NotImplementedError
 
 
 class Watchdog:
