@@ -203,7 +203,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/helm $(CLIENTS)/kubeconform $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/nginx/.done ## install foreign clients, a browser, and test tools for deploy/ and the packages (needs Go, Node and npm, Java and Maven, Debian's apt-get)
+tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/helm $(CLIENTS)/kubeconform $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/nginx/.done $(CLIENTS)/exporters/.done ## install foreign clients, a browser, exporters but PyTorch and Keras, and test tools for deploy/ and the packages (needs Go, Node and npm, Java and Maven, Debian's apt-get)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
