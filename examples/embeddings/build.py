@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from safetensors.numpy import load_file
 
 HIDDEN, HEADS, LAYERS, POSITIONS = 384, 12, 6, 512
 EPSILON = 1e-12  # of each layer normalization
@@ -153,6 +152,9 @@ def packaged_files() -> Path:
 
 def build(source: Path, out: Path) -> None:
     """Write minilm.onnx and tokenizer.json."""
+    # Only here, so that the graph can be built of other weights without the package.
+    from safetensors.numpy import load_file
+
     weights = load_file(source / "model.safetensors")
     out.mkdir(parents=True, exist_ok=True)
     onnx.save(Encoder(weights).model(), out / "minilm.onnx")
