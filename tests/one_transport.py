@@ -17,19 +17,27 @@ KEPT = "lane"
 _LOADING = (
     "it is about how models are loaded, checked and run, which both transports leave to the same service"
 )
-_CLIENT = "it is about a command of the client"
+_DEVICES = "it is about devices that fail, which the batcher handles behind both transports"
+_METHODS = "it is about methods that are the same with both transports"
+_CLIENT = "it is about the client"
 
 # By file, or file::function.
 REASONS: Mapping[str, str] = {
     "tests/browser/test_status_page.py": "it is about the page, whose figures come from the batcher",
     "tests/conformance/test_conformance.py": _LOADING,
+    "tests/deploy/test_round_robin.py": "it is about the balancing of grpcio's client",
+    "tests/e2e/failures/test_device_failure.py": _DEVICES,
     "tests/e2e/failures/test_unread_log.py": "it is about the log",
     "tests/e2e/test_batching_check.py": _LOADING,
     "tests/e2e/test_bench.py": _CLIENT,
     "tests/e2e/test_custom_operators.py": _LOADING,
+    "tests/e2e/test_digits.py": _LOADING,
     "tests/e2e/test_fp16.py": _LOADING,
+    "tests/e2e/test_images.py": _LOADING,
     "tests/e2e/test_infer_command.py": _CLIENT,
     "tests/e2e/test_inspect.py": _LOADING,
+    "tests/e2e/test_large_requests.py": _CLIENT,
+    "tests/e2e/test_lost_engines.py": "it is about the engine's process, which has no transport",
     "tests/e2e/test_model_calls.py": _LOADING,
     "tests/e2e/test_model_tables.py": _LOADING,
     "tests/e2e/test_otel_export.py::test_a_collector_that_hangs_delays_no_request_and_the_stop_for_a_bounded_time": (
@@ -37,10 +45,17 @@ REASONS: Mapping[str, str] = {
     ),
     "tests/e2e/test_padding.py": _LOADING,
     "tests/e2e/test_python_models.py": _LOADING,
+    "tests/e2e/test_several_targets.py": _CLIENT,
+    "tests/wire/shapes/test_empty_axes.py": _LOADING,
     "tests/wire/test_cuda_shared_memory.py": (
         "it is about memory of a GPU; test_shared_memory.py has the memory of the system on both transports"
     ),
-    "tests/wire/test_model_config.py": "it is about methods that are the same with both transports",
+    "tests/wire/test_log_settings.py": _METHODS,
+    "tests/wire/test_model_config.py": _METHODS,
+    "tests/wire/test_repository.py": _METHODS,
+    "tests/wire/test_strings.py": _LOADING,
+    "tests/wire/test_trace_settings.py": _METHODS,
+    "tests/wire/triton/test_ensembles.py": _LOADING,
 }
 
 
