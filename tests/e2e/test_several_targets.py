@@ -70,7 +70,8 @@ async def test_asyncio_loses_no_call_when_a_server_is_killed(
     first, second = pair
     async with aio.InferenceClient([form(first), form(second)]) as client:
         assert await client.wait_ready(60)
-        tasks = [client.submit("digits", IMAGES, timeout=60) for _ in range(200)]
+        # Fewer than the budget of retries, even if all are at the server that is killed.
+        tasks = [client.submit("digits", IMAGES, timeout=60) for _ in range(90)]
         await tasks[20]
         first.signal(signal.SIGKILL)
         for task in tasks:
