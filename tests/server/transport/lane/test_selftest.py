@@ -423,3 +423,34 @@ def test_a_wake_up_knows_whether_events_are_waiting(monkeypatch: pytest.MonkeyPa
     queue._on_wakeup, queue.next_wakeup = on_wakeup, 0.0
     own(queue, clock.now)
     assert looks == [(3, False), (6, False), (7, True)]
+
+
+def test_a_wake_up_waits_for_events_that_core_finds_in_its_next_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Core's legacy listener looks at one connection in each poll: a batch would have the calls of one."""
+    clock = _Clock()
+    monkeypatch.setattr(cygrpc, "_MAX_EVENTS", 3)
+    handled: list[Any] = []
+
+    class Call:
+        def arrived(self, event: Any) -> None:
+            handled.append(event)
+
+    arrived = Call().arrived
+    polled = [arrived, None, arrived, None, None]
+    queue, own = _queue(lambda deadline: SimpleNamespace(tag=polled.pop(0)), clock, monkeypatch)
+    looks: list[tuple[int, bool]] = []
+
+    def on_wakeup(now: float) -> float:
+        looks.append((len(handled), queue.idle))
+        return math.inf
+
+    queue._on_wakeup, queue.next_wakeup = on_wakeup, 0.0
+    own(queue, clock.now)
+    assert looks == [(2, True)]
+
+    # Events that follow each other in this way delay it for no longer than others.
+    handled.clear()
+    polled += [arrived, None, arrived, None, arrived, None, None]
+    queue.next_wakeup = 0.0
+    own(queue, clock.now)
+    assert looks[1:] == [(3, False)]
