@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.inline_runs import LONG, MOST, SHORT, Model, await_worker, quietly, short_batches
+from support.batcher.inline_runs import (
+    LONG,
+    MOST,
+    SHORT,
+    Model,
+    await_worker,
+    quietly,
+    short_batches,
+    wake_ups,
+)
 from support.batcher.rig import Recorder, enqueue, reach, result
 
 from tensorferry.batcher import Batcher, BatcherError, Outcome, RunTimedOut
@@ -42,9 +51,13 @@ def test_a_short_batch_runs_on_the_calling_thread(batcher: Batcher, model: Model
     assert second.only.position == 1
 
 
-def test_all_queued_requests_run_batch_by_batch(batcher: Batcher, model: Model) -> None:
+def test_all_queued_requests_run_batch_by_batch(
+    batcher: Batcher, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken = wake_ups(batcher, monkeypatch)
     recorders = [quietly(batcher, [float(number)])[1] for number in range(9)]
     assert batcher.run_inline(MOST) == math.inf
+    assert not woken, "a worker could only wait for the device"
     assert [len(batch) for batch in model.batches] == [4, 4, 1]
     assert model.here
     assert all(recorder.kind == "answered" for recorder in recorders)

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.inline_runs import LONG, MOST, Model, elsewhere, polls, quietly, short_batches
+from support.batcher.inline_runs import LONG, MOST, Model, elsewhere, polls, quietly, short_batches, wake_ups
 from support.batcher.rig import PATIENCE, Recorder, enqueue, reach
 
 from tensorferry.batcher import Batcher, Outcome
@@ -29,19 +29,35 @@ def batcher(make: Make, model: Model, clock: VirtualClock) -> Batcher:
 def test_requests_of_others_run_after_the_inline_batch(
     batcher: Batcher, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The woken worker finds the device in use, and leaves the requests to the thread that runs the batch."""
-    asked, others = polls(monkeypatch), []
-
-    def another() -> None:
-        elsewhere(lambda: others.append(enqueue(batcher, [2.0])[1]))
-        reach(asked)
-
-    model.script = [another]
+    """No worker is woken, because it could only leave them to the thread that runs the batch."""
+    woken, others = wake_ups(batcher, monkeypatch), []
+    model.script = [lambda: elsewhere(lambda: others.append(enqueue(batcher, [2.0])[1]))]
     _, recorder, _ = quietly(batcher, [1.0])
     assert batcher.run_inline(MOST) == math.inf
     assert model.batches == [[1.0], [2.0]]
     assert model.here
+    assert not woken
     assert (recorder.kind, others[0].kind) == ("answered", "answered")
+
+
+def test_a_woken_worker_leaves_the_requests_to_the_thread_that_runs_the_batch(
+    batcher: Batcher, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, others = polls(monkeypatch), []
+
+    def another() -> None:
+        elsewhere(lambda: others.append(enqueue(batcher, [2.0])[1]))
+        ready = batcher._queue._devices.each[0].ready
+        with ready:
+            ready.notify()
+        reach(asked)
+
+    model.script = [another]
+    quietly(batcher, [1.0])
+    assert batcher.run_inline(MOST) == math.inf
+    assert model.batches == [[1.0], [2.0]]
+    assert model.here
+    assert others[0].kind == "answered"
 
 
 def test_requests_of_others_are_run_by_a_worker_if_they_may_be_long(

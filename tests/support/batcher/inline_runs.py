@@ -83,6 +83,20 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return asked
 
 
+def wake_ups(batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """List that grows with each wake-up of the worker from now on."""
+    woken: list[None] = []
+    ready = batcher._queue._devices.each[0].ready
+    notify = ready.notify
+
+    def watched(n: int = 1) -> None:
+        woken.append(None)
+        notify(n)
+
+    monkeypatch.setattr(ready, "notify", watched)
+    return woken
+
+
 def short_batches(make: Make, model: Model, clock: VirtualClock) -> Batcher:
     """A batcher whose batches are known to be short. Its worker waits."""
     made = make(model, 4, clock=clock)

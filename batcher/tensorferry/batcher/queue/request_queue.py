@@ -230,9 +230,14 @@ class RequestQueue:
                 and device.outage is None
                 and not device.in_flight
             ):
-                step = self._poll_locked(device)
+                # Before the batch is dispatched, so that no worker is woken for what is left.
+                device.run_inline = True
+                step: BatchAssignment | Wait | None = None
+                try:
+                    step = self._poll_locked(device)
+                finally:
+                    device.run_inline = isinstance(step, BatchAssignment) and bool(step.batch)
                 if isinstance(step, BatchAssignment):
-                    device.run_inline = bool(step.batch)
                     return step
                 if step is not None and step.until < _INF:
                     return step.until

@@ -146,11 +146,14 @@ class WorkerWakeup:
         return deadline < math.inf or bool(self._limits.preferred) or self._wake_for_timeouts
 
     def wake(self, now: float) -> None:
-        """Wake a worker of the device that can take a batch first, preferring an idle one."""
-        if self.pending:
+        """Wake a worker of the device that can take a batch first, preferring an idle one.
+
+        The submitting thread that runs a batch takes the next ones itself, or calls this again.
+        """
+        each = self._devices.each
+        if self.pending or each[0].run_inline:
             return
         self.pending = True
-        each = self._devices.each
         if len(each) == 1:
             each[0].ready.notify()
         else:
