@@ -20,7 +20,7 @@ from support.server.rig import request
 from tensorferry.client import InferenceClient, Tls
 from tensorferry.server.transport.core_leaks import leaks_files
 
-pytestmark = pytest.mark.skipif(
+needs_no_leaks = pytest.mark.skipif(
     leaks_files(grpc.__version__, os.environ.get("GRPC_EXPERIMENTS", "")),
     reason="this grpcio leaks the files of reset connections; the server logs a warning",
 )
@@ -69,6 +69,7 @@ def target(
         yield Target(server, wrap, tls)
 
 
+@needs_no_leaks
 def test_connections_reset_at_every_step(target: Target) -> None:
     # With front-ends, each has then opened its connection to the engine.
     assert all(target.is_good() for _ in range(1 + 20 * int(FRONT_ENDS or 0)))
@@ -87,6 +88,27 @@ def test_connections_reset_at_every_step(target: Target) -> None:
         assert target.is_good(), step
     assert until(lambda: _accepts_all_connections(client))
     assert until(target.is_good)
+
+
+@pytest.mark.skipif(
+    bool(FRONT_ENDS), reason="front-ends open files later, for their connection to the engine"
+)
+def test_with_the_legacy_listener_they_end_at_the_age_of_connections(
+    transport: str, echo_model: Path
+) -> None:
+    flags = (f"m={echo_model}", "--max-connection-age-seconds", "2")
+    variables = {"GRPC_EXPERIMENTS": "-event_engine_listener"}
+    with running(*flags, transport=transport, variables=variables) as server:
+        target = Target(server, None, False)
+        assert target.is_good()
+        files = until(target.files, lambda now: now == target.files())
+        client = ResettingClient(server.address, LARGE)
+        for _ in range(RESETS):
+            for step in STEPS:
+                client.reset_after(step)
+        assert until(target.files, lambda now: now <= files) <= files
+        assert target.is_good()
+        assert not [line for line in server.log if "GRPC_EXPERIMENTS" in line]
 
 
 def _accepts_all_connections(client: ResettingClient) -> bool:

@@ -219,7 +219,8 @@ class App:
         if self._trace_file is not None:
             self._trace_file.start()
         self._telemetry.start()
-        if warning := leak_warning(grpc.__version__, os.environ.get("GRPC_EXPERIMENTS", "")):
+        experiments = os.environ.get("GRPC_EXPERIMENTS", "")
+        if warning := leak_warning(grpc.__version__, experiments, self.config.max_connection_age):
             _log.warning("%s", warning)
         self._grpc.start(self._serve_metrics)
 

@@ -159,7 +159,7 @@ def serves(app: App) -> None:
 def lines_of_the_server(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the server's log lines except the warning about a leaking grpcio."""
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("tensorferry")]
-    leaks = warning_of(grpc.__version__, "")
+    leaks = warning_of(grpc.__version__, "", 0.0)
     return [line for line in lines if line != leaks]
 
 
