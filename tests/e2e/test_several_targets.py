@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.processes.server import ServerProcess
 
-from tensorferry.client import InferenceClient, aio
+from tensorferry.client import InferenceClient, Retry, aio
 
 IMAGES = {"image": np.zeros((1, 8, 8), np.uint8)}
 
@@ -68,10 +68,11 @@ async def test_asyncio_loses_no_call_when_a_server_is_killed(
     pair: list[ServerProcess], form: Callable[[ServerProcess], str]
 ) -> None:
     first, second = pair
-    async with aio.InferenceClient([form(first), form(second)]) as client:
+    # The default budget is for half as many calls as may be at the server that is killed.
+    retry = Retry(budget=200)
+    async with aio.InferenceClient([form(first), form(second)], retry=retry) as client:
         assert await client.wait_ready(60)
-        # Fewer than the budget of retries, even if all are at the server that is killed.
-        tasks = [client.submit("digits", IMAGES, timeout=60) for _ in range(90)]
+        tasks = [client.submit("digits", IMAGES, timeout=60) for _ in range(200)]
         await tasks[20]
         first.signal(signal.SIGKILL)
         for task in tasks:

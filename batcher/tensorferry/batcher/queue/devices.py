@@ -72,7 +72,7 @@ class Device:
         # A batch may be dispatched to this device. `waiting` workers wait for it.
         self.ready = threading.Condition(lock)
         self.waiting = 0
-        # The submitting thread runs a batch instead of the worker, which waits meanwhile.
+        # The submitting thread dispatches and runs a batch instead of the worker, which waits meanwhile.
         self.run_inline = False
         # None while the device takes batches.
         self.outage: Outage | None = None

@@ -148,7 +148,7 @@ class WorkerWakeup:
     def wake(self, now: float) -> None:
         """Wake a worker of the device that can take a batch first, preferring an idle one.
 
-        The submitting thread that runs a batch takes the next ones itself, or calls this again.
+        While a submitting thread runs a batch, no worker is woken: after it, that thread takes the next one or calls this.
         """
         each = self._devices.each
         if self.pending or each[0].run_inline:

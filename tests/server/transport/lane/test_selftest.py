@@ -376,6 +376,16 @@ def _queue(poll: Callable[[float], Any], clock: _Clock, monkeypatch: pytest.Monk
     return SimpleNamespace(next_wakeup=clock.now + 0.01, idle=True, _on_crash=_raise), rebound
 
 
+class _Call:
+    """The tag of a call's events, which it counts."""
+
+    def __init__(self) -> None:
+        self.events = 0
+
+    def arrived(self, event: Any) -> None:
+        self.events += 1
+
+
 def test_a_clock_that_is_set_back_delays_no_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = _Clock()
     polled: list[float] = []
@@ -404,20 +414,15 @@ def test_a_wake_up_knows_whether_events_are_waiting(monkeypatch: pytest.MonkeyPa
     """A pause while calls are waiting would only delay them, and let more arrive."""
     clock = _Clock()
     monkeypatch.setattr(cygrpc, "_MAX_EVENTS", 3)
-    handled: list[Any] = []
-
-    class Call:
-        def arrived(self, event: Any) -> None:
-            handled.append(event)
-
-    waiting = [Call().arrived] * 7
+    call = _Call()
+    waiting = [call.arrived] * 7
     queue, own = _queue(
         lambda deadline: SimpleNamespace(tag=waiting.pop() if waiting else None), clock, monkeypatch
     )
     looks: list[tuple[int, bool]] = []
 
     def on_wakeup(now: float) -> float:
-        looks.append((len(handled), queue.idle))
+        looks.append((call.events, queue.idle))
         return 0.0 if waiting else math.inf
 
     queue._on_wakeup, queue.next_wakeup = on_wakeup, 0.0
@@ -429,19 +434,13 @@ def test_a_wake_up_waits_for_events_that_core_finds_in_its_next_poll(monkeypatch
     """Core's legacy listener looks at one connection in each poll: a batch would have the calls of one."""
     clock = _Clock()
     monkeypatch.setattr(cygrpc, "_MAX_EVENTS", 3)
-    handled: list[Any] = []
-
-    class Call:
-        def arrived(self, event: Any) -> None:
-            handled.append(event)
-
-    arrived = Call().arrived
-    polled = [arrived, None, arrived, None, None]
+    call = _Call()
+    polled = [call.arrived, None, call.arrived, None, None]
     queue, own = _queue(lambda deadline: SimpleNamespace(tag=polled.pop(0)), clock, monkeypatch)
     looks: list[tuple[int, bool]] = []
 
     def on_wakeup(now: float) -> float:
-        looks.append((len(handled), queue.idle))
+        looks.append((call.events, queue.idle))
         return math.inf
 
     queue._on_wakeup, queue.next_wakeup = on_wakeup, 0.0
@@ -449,8 +448,7 @@ def test_a_wake_up_waits_for_events_that_core_finds_in_its_next_poll(monkeypatch
     assert looks == [(2, True)]
 
     # Events that follow each other in this way delay it for no longer than others.
-    handled.clear()
-    polled += [arrived, None, arrived, None, arrived, None, None]
+    polled += [call.arrived, None, call.arrived, None, call.arrived, None, None]
     queue.next_wakeup = 0.0
     own(queue, clock.now)
-    assert looks[1:] == [(3, False)]
+    assert looks[1:] == [(2 + 3, False)]

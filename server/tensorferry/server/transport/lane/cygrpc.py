@@ -124,7 +124,7 @@ class _EventLoop(CompletionQueue):  # type: ignore[misc]
     def poll(self, deadline: float | None = None) -> Any:
         """Handle the lane's events until one of grpcio's arrives, or the deadline passes; return that."""
         poll = super().poll
-        handled, again = 0, False
+        handled, polled_again = 0, False
         event = tag = None
         while True:
             # Released before the next poll, because an event may hold the last reference to a call.
@@ -134,14 +134,14 @@ class _EventLoop(CompletionQueue):  # type: ignore[misc]
             try:
                 if type(tag) is MethodType:
                     tag(event)
-                    handled, again = handled + 1, False
+                    handled, polled_again = handled + 1, False
                     if handled < _MAX_EVENTS:
                         continue
-                elif tag is None and handled and not again:
+                elif tag is None and handled and not polled_again:
                     # Core's legacy listener looks at one connection in each poll, so another may have a call.
-                    again = True
+                    polled_again = True
                     continue
-                handled, again = 0, False
+                handled, polled_again = 0, False
                 now = time.time()
                 if now >= self.next_wakeup or now + _MAX_WAIT_SECONDS < self.next_wakeup < math.inf:
                     self.next_wakeup = now + _AFTER_CRASH_SECONDS
