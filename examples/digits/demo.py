@@ -63,7 +63,11 @@ def caption(result: InferenceResult, truth: int, milliseconds: float) -> list[st
     sure = float(result["probabilities"][0, label])
     mark = "" if label == truth else f", was {truth}"
     batch, rows = result.parameters["batch_number"], result.parameters["batch_rows"]
-    return [f"{label} ({sure:.0%}{mark})", f"batch {batch} of {rows}", f"{milliseconds:.1f} ms"]
+    return [
+        f"{label} ({sure:.0%}{mark})",
+        f"batch {batch}: {rows} row{'s' * (rows != 1)}",
+        f"{milliseconds:.1f} ms",
+    ]
 
 
 def show(address: str) -> None:
