@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 Noise = Callable[[], float]
 
@@ -14,16 +15,21 @@ Noise = Callable[[], float]
 class Cost:
     """Seconds of a batch: `fixed + per_row * rows`, times the bucket's scale.
 
-    A `step` above 1 rounds the rows up to its multiples, like a GPU's tiles.
+    A `step` above 1 rounds the rows up to its multiples, like a GPU's tiles. `by_rows` has measured seconds of some sizes,
+    ascending from 1 row, which replace all that: other sizes lie on the lines between them.
     """
 
     fixed: float
     per_row: float
     step: int = 1
     scales: tuple[float, ...] = (1.0,)
+    by_rows: tuple[tuple[int, float], ...] = ()
 
     def __call__(self, rows: int, key: int = 0) -> float:
         """Return the batch's seconds, without noise."""
+        for (low, below), (high, above) in pairwise(self.by_rows):
+            if rows <= high:
+                return (below + (rows - low) / (high - low) * (above - below)) * self.scales[key]
         rounded = -(-rows // self.step) * self.step
         return (self.fixed + self.per_row * rounded) * self.scales[key]
 

@@ -25,6 +25,8 @@ OTHERS: tuple[type[Peer], ...] = (*PEERS, NexusByDeadline, StudysRule)
 SPECIAL: tuple[type[Peer], ...] = (TwoEager, FourEager, StrictPriority)
 BLIND = "tensorferry, deadlines not passed on"
 SERIAL = "tensorferry, not pipelined"
+ALWAYS_MAX = "tensorferry, batches up to the maximum"
+BLIND_ALWAYS_MAX = f"{ALWAYS_MAX}, deadlines not passed on"
 
 
 def weighted(*weights: int) -> str:
@@ -38,6 +40,8 @@ SCHEDULERS: dict[str, Callable[[Scenario, Trace], Scheduler]] = {
     **{peer.name: peer for peer in (*OTHERS, *SPECIAL)},
     BLIND: partial(Shipping, deadlines=False),
     SERIAL: partial(Shipping, pipelined=False),
+    ALWAYS_MAX: partial(Shipping, adaptive=False),
+    BLIND_ALWAYS_MAX: partial(Shipping, adaptive=False, deadlines=False),
     **{weighted(*weights): partial(Shipping, weights=weights) for weights in WEIGHTS},
 }
 GOODPUT_SHARE = 0.99

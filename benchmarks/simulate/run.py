@@ -20,6 +20,7 @@ from measure import Results
 from scenarios import STUDY
 from tables import LOADS, Beyond, Goodput, Loads, Overload, Rough, Size, Table
 from tables_classes import Classes, Shares
+from tables_curves import Curves
 from tables_devices import Pipelines
 from tables_stages import Stages
 
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"Seeds {', '.join(map(str, size.seeds))}; {size.poisson} Poisson and {size.mmpp} MMPP arrivals a trace."
     )
     pipelines = Pipelines(size)
-    about: list[Table] = [pipelines, Stages(size), Classes(size), Shares(size)]
+    about: list[Table] = [Curves(size), pipelines, Stages(size), Classes(size), Shares(size)]
     tables: list[Table] = [Goodput(size), overload, Rough(size), Beyond(size), *about, *loads]
     if options.only:
         tables = [table for table in tables if type(table).__name__ == options.only]

@@ -10,6 +10,8 @@ import traces
 from costs import Cost
 from traces import Trace
 
+from tensorferry.batcher.learning.calibration import powers_of_two
+
 Kind = Literal["Poisson", "MMPP"]
 NOTHING = Cost(0.0, 0.0)
 
@@ -40,9 +42,9 @@ class Scenario:
 
     @property
     def capacity(self) -> float:
-        """The offline rate: requests a second in full batches on all devices, without the host's part."""
+        """The offline rate: requests a second in batches of the best size on all devices, without the host's part."""
         seconds = sum(
-            share * self.cost(self.max_batch_size, key) / self.max_batch_size
+            share * min(self.cost(rows, key) / rows for rows in powers_of_two(self.max_batch_size))
             for key, share in enumerate(self.buckets)
         )
         return self.devices * sum(self.buckets) / seconds
@@ -103,6 +105,30 @@ BEYOND = (
     replace(CPU, name="CPU, staircase of 4 rows", cost=Cost(0.001, 0.004, step=4)),
     replace(GPU, name="4 GPUs", devices=4),
     replace(CPU, name="4 CPUs", devices=4),
+)
+
+
+def _curve(name: str, *row_milliseconds: float) -> Scenario:
+    """Return a device with these times per row in batches of 1, 2, 4, ... rows; all timeouts are ten times the first."""
+    points = tuple((1 << power, 1e-3 * each * (1 << power)) for power, each in enumerate(row_milliseconds))
+    return Scenario(
+        name,
+        Cost(0.0, 0.0, by_rows=points),
+        points[-1][0],
+        (10 * points[0][1],),
+        1.0,
+        points[0][1],
+        (4, 8, 16),
+    )
+
+
+# Models of rapidocr and nudenet in ONNX Runtime on one core of a CPU; a perceptron; a GPU that is full from 16 rows on.
+CURVES = (
+    _curve("OCR detection", 23.6, 25.2, 26.9, 32.9, 38.1, 40.9),
+    _curve("OCR recognition", 27.9, 31.2, 29.4, 37.3, 42.6, 47.3),
+    _curve("nudenet", 33.9, 31.9, 32.3, 28.5, 29.3, 30.2),
+    _curve("perceptron", 3.0, 1.8, 1.1, 0.8, 0.6, 0.5),
+    _curve("GPU, full from 16 rows on", 8.0, 4.0, 2.0, 1.0, 0.5, 0.5, 0.5, 0.5),
 )
 
 # With a host part: before the device only, and before and after it, growing with the rows.

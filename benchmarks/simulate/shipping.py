@@ -59,7 +59,7 @@ class Shipping:
     """`RequestQueue` behind the simulation's interface.
 
     Without `weights` there are no classes. `deadlines` passes the requests' deadlines; `pipelined`
-    pipelines if the host has a part in batches.
+    pipelines if the host has a part in batches. `adaptive` learns which batch size pays.
     """
 
     name: ClassVar[str] = "tensorferry"
@@ -73,6 +73,7 @@ class Shipping:
         weights: tuple[int, ...] = (),
         deadlines: bool = True,
         pipelined: bool = True,
+        adaptive: bool = True,
     ) -> None:
         self._trace = trace
         self._deadlines = deadlines
@@ -89,6 +90,7 @@ class Shipping:
                 devices=scenario.devices,
                 pipelined=self._pipelined,
                 priority_weights=weights or (1,),
+                adaptive=adaptive,
             ),
             self._clock,
         )

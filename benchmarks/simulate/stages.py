@@ -64,7 +64,10 @@ class ShippingStage:
 
     def cancel(self, request: Request) -> bool:
         """See `Batcher.cancel`."""
-        return self._queue.cancel(request)
+        ended = self._queue.cancel((request,))
+        if ended:
+            self._queue.handed_out_completed()
+        return bool(ended)
 
     def queue_full(self) -> None:
         """See `Batcher.queue_full`."""

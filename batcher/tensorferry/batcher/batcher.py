@@ -56,17 +56,21 @@ class Batcher:
 
     Model function
         `model_fn` takes one array, or a dict of arrays, with rows on axis 0, and returns an array, a list, or a dict of
-        these, with as many rows. One with a method `run_batch` also gets the batch's requests (see `BatchAware`).
-        Requests share a batch only if their inputs agree in names, dtypes, and shapes behind axis 0. With `padding`,
-        inputs that differ in length along one axis are padded to a common length.
+        these, with as many rows. Its inputs are read-only. One with a method `run_batch` also gets the batch's requests
+        (see `BatchAware`). Requests share a batch only if their inputs agree in names, dtypes, and shapes behind axis 0.
+        With `padding`, inputs that differ in length along one axis are padded to a common length.
 
     When a batch starts
-        A batch starts as soon as a worker is free and a request waits. It takes all requests that fit `max_batch_size`
-        rows: those with a deadline first, the earliest deadline before the others, then the rest in order of arrival. So
+        A batch starts as soon as a worker is free and a request waits. It takes all requests that fit into a full batch:
+        those with a deadline first, the earliest deadline before the others, then the rest in order of arrival. So
         a lone request does not wait, and what arrives while a batch runs is the next batch. A batch may wait for less
         than the time of a batch of one for clients that were just answered, if they usually send the next request at
         once and waiting pays. With `max_queue_delay` (seconds) a batch that is not full starts only when its oldest
         request has waited that long. `preferred_batch_sizes` end that window early, as in Triton.
+
+        A full batch has `max_batch_size` rows. If batches are `adaptive`, it has the rows that pay, as far as is known:
+        the smallest power of two whose time per row is within 3 % of the best, if the largest size that ran takes over 5 %
+        more. Other sizes are tried at times. With a window or preferred sizes it has `max_batch_size` rows.
 
         A request of more than `max_batch_size` rows is split into several batches and answered as one. With `merge` false
         each request is a batch of its own, and larger ones are rejected (RequestTooLarge). With `max_batch_size` 0 each
@@ -90,9 +94,9 @@ class Batcher:
 
     Latency bound
         If no request has a deadline, a request of one row starts after at most the batches now running and ⌈rows ahead /
-        max_batch_size⌉ further ones, after its window if there is one. If requests have up to r rows, up to r - 1 places
-        of a batch stay empty: divide by max_batch_size - r + 1. This holds for each kind of request that may share a
-        batch.
+        rows of a full batch⌉ further ones, after its window if there is one. At most one of five batches tries a smaller
+        size, and counts in addition. If requests have up to r rows, up to r - 1 places of a batch stay empty: divide by
+        the rows of a full batch - r + 1. This holds for each kind of request that may share a batch.
 
     Priority classes
         `priority_weights` gives the classes, the highest first. If all have requests queued, they share the rows by
@@ -131,6 +135,7 @@ class Batcher:
         strict_priorities: bool = False,
         policies: Sequence[QueuePolicy] = (),
         merge: bool = True,
+        adaptive: bool = True,
         max_queue_size: int = 4096,
         max_queue_bytes: int = 1 << 30,
         workers: int = 1,
@@ -152,6 +157,7 @@ class Batcher:
             max_queue_delay=max_queue_delay,
             preferred_batch_sizes=tuple(preferred_batch_sizes),
             merge=merge,
+            adaptive=adaptive,
             priority_weights=tuple(priority_weights),
             strict_priorities=strict_priorities,
             default_priority=default_priority,
@@ -339,7 +345,8 @@ class Batcher:
         why = "requests of a higher class find room in the queue"
         if displaced[0].rank == request.rank:
             why = "clients that hold less than their share find room in the queue"
-        self._completer.shed(displaced, why, self._queue.drain_time())
+        with self._completer.handed_out(displaced):
+            self._completer.shed(displaced, why, self._queue.drain_time())
 
     def answer_empty(self, request: Request, outputs: Any) -> None:
         """Answer a request of no rows with these outputs, without running the model; it is counted as any other.
@@ -357,7 +364,8 @@ class Batcher:
             self._rejected(request, error)
             raise
         priority = request.priority or self._settings.default_priority
-        self._completer.answer_empty(request, Outcome(outputs, priority=priority))
+        with self._completer.handed_out((request,)):
+            self._completer.answer_empty(request, Outcome(outputs, priority=priority))
 
     def run_inline(self, max_seconds: float) -> float:
         """Start the batches of requests that were enqueued without `notify`.
@@ -420,14 +428,17 @@ class Batcher:
 
         Returns whether this call ended it, or a part of it. `request.complete` runs on the calling thread.
         """
-        ended = [part for part in flatten([request]) if self._queue.cancel(part)]
-        for part in ended:
-            if part.deadline <= self._clock.now():
-                self._completer.fail(
-                    part, DeadlineExceeded("the deadline passed before the request was answered")
-                )
-            else:
-                self._completer.fail(part, Cancelled("the caller cancelled before the request was answered"))
+        ended = self._queue.cancel(flatten([request]))
+        with self._completer.handed_out(ended):
+            for part in ended:
+                if part.deadline <= self._clock.now():
+                    self._completer.fail(
+                        part, DeadlineExceeded("the deadline passed before the request was answered")
+                    )
+                else:
+                    self._completer.fail(
+                        part, Cancelled("the caller cancelled before the request was answered")
+                    )
         return bool(ended)
 
     def flush(self) -> None:
@@ -463,8 +474,10 @@ class Batcher:
             return False
         if drain:
             self._queue.wait_drained(until)
-        for request in self._queue.fail_all():
-            self._completer.fail(request, BatcherClosed("the batcher was closed before the request ran"))
+        queued = self._queue.fail_all()
+        with self._completer.handed_out(queued):
+            for request in queued:
+                self._completer.fail(request, BatcherClosed("the batcher was closed before the request ran"))
         if not own_thread:
             self._workers.join(until)
         return self._workers.ended

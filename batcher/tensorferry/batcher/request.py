@@ -20,6 +20,9 @@ class Tensor(NamedTuple):
 
     `data` is anything that `bytes.join` takes (bytes, memoryview, contiguous array), so that received bytes need not
     be copied before they are joined into a batch. For a dtype of objects it is a numpy object array of that shape.
+
+    Its memory must not change or be used again while something refers to `data`: a batch may read that of a request that
+    was cancelled. The batcher drops its reference once no batch can.
     """
 
     dtype: np.dtype[Any]
@@ -246,14 +249,23 @@ class BatchAssignment(NamedTuple):
     """Work for a thread: complete the expired and the shed requests, and run the batch, which may be empty.
 
     The expired requests could not meet their deadlines any more. The shed ones were dropped so that others can.
-    `predicted` is how long the batch should take until it is answered, in seconds; 0 if unknown.
+    `predicted` is how long the batch should take until it is answered, in seconds; 0 if unknown. `requeued` gets the
+    requests of the batch that go back into the queue after a failure. The queue's lock guards it.
     """
 
     batch: tuple[Request, ...]
     reason: CloseReason | None
     expired: tuple[Request, ...]
-    shed: tuple[Request, ...] = ()
-    predicted: float = 0.0
+    shed: tuple[Request, ...]
+    predicted: float
+    requeued: list[Request]
+
+    def kept(self) -> Sequence[Request]:
+        """Return the requests of the batch that the thread still has: those that did not go back into the queue."""
+        if not self.requeued:
+            return self.batch
+        gone = set(map(id, self.requeued))
+        return [request for request in self.batch if id(request) not in gone]
 
 
 class BatchRun(NamedTuple):

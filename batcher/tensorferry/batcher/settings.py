@@ -77,13 +77,14 @@ class Limits:
     """Settings of the close rule: `max_batch_size` in rows (at least 1), `max_queue_delay` in seconds from arrival.
 
     `preferred` are batch sizes in ascending order. Unless requests `merge`, each is a batch of its own; then there are
-    neither windows nor preferred sizes.
+    neither windows nor preferred sizes. If `adaptive`, which needs neither, a full batch has the rows that pay.
     """
 
     max_batch_size: int
     max_queue_delay: float
     preferred: tuple[int, ...] = ()
     merges: bool = True
+    adaptive: bool = True
 
     @property
     def full(self) -> int:
@@ -113,6 +114,7 @@ class BatcherSettings:
     pipelined: bool = False
     steady: bool = True
     clients: ClientPolicy | None = None
+    adaptive: bool = True
 
     def __post_init__(self) -> None:
         for option, least in (
@@ -163,7 +165,12 @@ class BatcherSettings:
     def limits(self) -> Limits:
         """Return what the close rule needs."""
         return Limits(
-            max(1, self.max_batch_size), self.max_queue_delay, self.preferred_batch_sizes, self.merge
+            max(1, self.max_batch_size),
+            self.max_queue_delay,
+            self.preferred_batch_sizes,
+            self.merge,
+            # What a smaller batch leaves would wait for the window again.
+            self.adaptive and self.merge and not self.max_queue_delay and not self.preferred_batch_sizes,
         )
 
     @property

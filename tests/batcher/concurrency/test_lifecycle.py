@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import error, occupy, result
+from polling import until
+from support.batcher.rig import enqueue, error, ignore, occupy, reach, result
 
-from tensorferry.batcher import Batcher, BatcherClosed, QueueFull, RequestTooLarge
-from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.batcher import Batcher, BatcherClosed, Outcome, QueueFull, RequestTooLarge, RunTimedOut
+from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
 @pytest.mark.parametrize(
@@ -101,6 +104,67 @@ def test_after_a_flush_no_batch_waits_for_its_window(make: Make) -> None:
     batcher.flush()
     assert result(future) == 1
     assert result(batcher.submit(2.0)) == 2
+
+
+@pytest.mark.parametrize("how", ["cancelled", "dropped", "closed", "empty", "hung"])
+def test_drain_waits_for_the_completion_of_a_request_that_ended_without_a_batch(
+    make: Make, runner: ScriptedRunner, clock: VirtualClock, how: str
+) -> None:
+    """Another thread calls the completion, while no worker has anything to do."""
+    batcher = make(runner, 1, max_queue_size=1, priority_weights=(1, 1), clock=clock, name="drained")
+    _, occupied = enqueue(batcher, [0.0])
+    runner.await_batches(1)
+    completing, may_return = threading.Event(), threading.Event()
+
+    def complete(outcome: Outcome) -> None:
+        completing.set()
+        reach(may_return)
+
+    request = request_of(np.zeros((0 if how == "empty" else 1, 1)), complete, one_row=False)
+    if how == "hung":
+        runner.release()
+        occupied.await_outcome()
+    if how != "empty":
+        batcher.enqueue(request)
+    if how == "hung":
+        runner.await_batches(2)
+    urgent = request_of(np.zeros((1, 1)), ignore, one_row=False)
+    urgent.priority = 1
+    ends = {
+        "cancelled": lambda: batcher.cancel(request),
+        "dropped": lambda: batcher.enqueue(urgent),
+        "closed": lambda: batcher.close(drain=False),
+        "empty": lambda: batcher.answer_empty(request, np.zeros((0, 1))),
+        "hung": lambda: batcher.abort_hung_run(0, RunTimedOut("hung")),
+    }
+    thread = threading.Thread(target=ends[how])
+    thread.start()
+    reach(completing)
+    runner.open()
+    if how == "closed":
+        until(lambda: not any(thread.name == "drained-worker-0" for thread in threading.enumerate()))
+    else:
+        clock.await_sleepers()
+    drained = batcher.drain(0.0)
+    may_return.set()
+    thread.join()
+    assert not drained
+    assert batcher.drain()
+
+
+def test_the_completion_of_a_cancel_may_drain_and_close(make: Make, runner: ScriptedRunner) -> None:
+    batcher = make(runner)
+    running = occupy(batcher, runner)
+    said: list[bool] = []
+    request = request_of(
+        np.zeros((1, 1)), lambda outcome: said.extend((batcher.drain(), batcher.close())), one_row=False
+    )
+    batcher.enqueue(request)
+    assert batcher.cancel(request)
+    assert said == [False, False]
+    runner.open()
+    assert result(running) == 0
+    assert batcher.close()
 
 
 def test_close_without_drain_fails_queued_requests_at_once(make: Make, runner: ScriptedRunner) -> None:

@@ -206,7 +206,9 @@ def test_the_last_client_that_returns_wakes_the_waiting_worker(clock: VirtualClo
 
 def test_clients_answered_first_return_before_the_last_are_answered(clock: VirtualClock) -> None:
     """Four clients each return a moment after their own answer; answers are sent one by one."""
-    queue = RequestQueue(BatcherSettings(8, 0.0, max_queue_size=100, max_queue_bytes=10_000), clock)
+    queue = RequestQueue(
+        BatcherSettings(8, 0.0, max_queue_size=100, max_queue_bytes=10_000, adaptive=False), clock
+    )
     queue.add_warmup_sample(1, 0.010)
     queue.add_warmup_sample(8, 0.0108)
 

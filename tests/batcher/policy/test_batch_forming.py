@@ -191,6 +191,7 @@ def test_the_highest_class_with_credit_leads(credits: list[float], lead: int) ->
         rows = 2
         oldest_arrival = 0.0
         latest_start = math.inf
+        full_rows = MOST
 
     close = decide({"a": View()}, 0.0, Limits(MOST, 0.0), False, credits)
     assert isinstance(close, Close)
@@ -204,6 +205,7 @@ def test_the_leading_class_chooses_the_bucket() -> None:
         rows = 1
         oldest_arrival = 0.0
         latest_start = math.inf
+        full_rows = MOST
 
         def __init__(self, rank: int, serve_by: float) -> None:
             mine = ClassQueueOf([], [Waiting()], serve_by=serve_by)

@@ -46,6 +46,7 @@ class View:
     rows: int
     oldest_arrival: float
     latest_start: float = math.inf
+    full_rows: int = 4
 
     @property
     def class_queues(self) -> list[ClassQueueOf]:
@@ -266,7 +267,7 @@ def test_a_slow_spell_that_is_over_is_forgotten_though_only_small_batches_keep_t
     slowdown: float,
 ) -> None:
     """While a full batch is predicted to be slow it does not run, so the prediction is never corrected."""
-    times, rows = BatchCostModel(16), 0
+    times, rows = BatchCostModel(16, adaptive=False), 0
     for size in (1, 2, 4, 8, 16):
         times.add_warmup_sample(size, 0.0045 + 0.005 * size)
     for _ in range(60):

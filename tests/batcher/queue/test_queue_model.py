@@ -6,6 +6,7 @@ Properties 1, 2, 4, 5, 6, 7, 10 and 11 of a queue with several classes, buckets 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +88,13 @@ class QueueModel(RuleBasedStateMachine):
                 self.queued.remove(request)
             self.over.append(request)
 
+    def complete(self, requests: Sequence[Request]) -> None:
+        """Complete requests that the queue has handed out."""
+        self.end(list(requests))
+        if requests:
+            assert not self.queue.wait_drained(self.clock.now()), "they are yet to be completed"
+            self.queue.handed_out_completed()
+
     @rule(
         rows=st.sampled_from([0, 1, 1, 1, 2, 3, 4, 9, 14]),
         width=st.integers(1, 3),
@@ -126,7 +134,7 @@ class QueueModel(RuleBasedStateMachine):
             assert sum(request.rows_counted for request in displaced[:-1]) < max(missing, 1), (
                 "no more than needed"
             )
-            self.end(displaced)
+            self.complete(displaced)
             self.queued += parts
             return
         assert self.queued == before
@@ -225,9 +233,9 @@ class QueueModel(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(self.queued + self.running + self.over))
         was_over = request in self.over
-        assert self.queue.cancel(request) is not was_over
-        if not was_over:
-            self.end([request])
+        ended = list(self.queue.cancel([request]))
+        assert ended == ([] if was_over else [request])
+        self.complete(ended)
 
     # It would wait for ever otherwise.
     @precondition(lambda self: any(request.deadline <= self.clock.now() for request in self.queued))
@@ -237,16 +245,14 @@ class QueueModel(RuleBasedStateMachine):
         dead = self.queue.take_expired()
         assert dead
         assert {r for r in self.queued if r.deadline <= self.clock.now()} <= set(dead)
-        self.end(list(dead))
-        assert not self.queue.wait_drained(self.clock.now()), "they are yet to be completed"
-        self.queue.batch_done((), None)
+        self.complete(dead)
 
     @precondition(lambda self: self.closed)
     @rule()
     def abandon(self) -> None:
         gone = self.queue.fail_all()
         assert sorted(map(id, gone)) == sorted(map(id, self.queued))
-        self.end(gone)
+        self.complete(gone)
 
     # Late in a run, or most runs would do nothing else.
     @precondition(lambda self: len(self.over) > 8)

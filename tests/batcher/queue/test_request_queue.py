@@ -146,7 +146,7 @@ def test_a_removed_request_does_not_keep_its_deadline(clock: VirtualClock) -> No
     early, late = make_request(deadline=5), make_request(deadline=7)
     queue.put([early])
     queue.put([late])
-    assert queue.cancel(early)
+    assert queue.cancel([early])
     clock.advance(6)
     queue.put([make_request(deadline=9)])
     clock.advance(1)
@@ -158,18 +158,18 @@ def test_a_removed_request_does_not_keep_its_deadline(clock: VirtualClock) -> No
 def test_cancel_ends_queued_and_running_requests_only(clock: VirtualClock) -> None:
     queue = make_queue(clock)
     new, queued, running, finished = (make_request() for _ in range(4))
-    assert not queue.cancel(new)
+    assert not queue.cancel([new])
     queue.put([finished])
     queue.finish(taken(queue).batch)
-    assert not queue.cancel(finished)
+    assert not queue.cancel([finished])
     queue.put([running])
     batch = taken(queue).batch
     queue.put([queued])
     assert queue.sizes() == QueueSizes(1, 1, 1, 16, (1,))
-    assert queue.cancel(running)
-    assert queue.cancel(queued)
-    assert not queue.cancel(running)
-    assert not queue.cancel(queued)
+    assert queue.cancel([running])
+    assert queue.cancel([queued])
+    assert not queue.cancel([running])
+    assert not queue.cancel([queued])
     assert queue.sizes() == EMPTY
     assert queue.still_running(batch) == []
     assert queue.finish(batch) == []

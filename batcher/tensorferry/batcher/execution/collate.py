@@ -94,9 +94,9 @@ _Place = Callable[[Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]], Mapping
 def join(requests: Sequence[Request], place: _Place | None = None) -> Any:
     """Return the model function's input: one array, or a dict of arrays, with rows on axis 0.
 
-    The rows are copied once, so that the model function may write to its input. A single request of `bytes`, or of
-    aligned parts of them, is not copied; its arrays are read-only. With `place` (`StagedModel.place`), the rows are
-    copied into the arrays that it returns, if any.
+    The arrays are read-only, however many requests there are. The rows are copied once; those of a single request of
+    `bytes`, or of aligned parts of them, are not copied. With `place` (`StagedModel.place`), the rows are copied into the
+    arrays that it returns, if any.
     """
     first = requests[0]
     names, plan = first.names, first.padding
@@ -122,15 +122,17 @@ def join(requests: Sequence[Request], place: _Place | None = None) -> Any:
             if dtype.hasobject:
                 data = np.concatenate(parts)
             elif len(parts[0]) * len(parts) < _LARGE:
-                data = bytearray().join(parts)
+                data = b"".join(parts)
             else:
                 data = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])
         elif dtype.hasobject:
             data = data.copy()
         elif not isinstance(data, bytes) and not _is_aligned_part(data, dtype):
-            # A caller's array is copied, because the model function may write to it. Bytes are read-only.
-            data = bytearray().join([data])
+            # A caller's array is copied, because outputs may be views of it, and the caller may change it later.
+            data = b"".join([data])
         arrays.append(data if dtype.hasobject else np.frombuffer(data, dtype).reshape(shape))
+    for array in arrays:
+        array.flags.writeable = False
     return arrays[0] if names is None else dict(zip(names, arrays, strict=True))
 
 
@@ -170,7 +172,7 @@ def _join_padded(tensors: Sequence[Tensor], rows: int, length: int, axis: int, v
         data = memoryview(tensor.data).cast("B")
         for start in range(0, count * width, width or 1):
             pieces += (data[start : start + width], tail)
-    return np.frombuffer(bytearray().join(pieces), np.uint8).view(first.dtype).reshape(shape)
+    return np.frombuffer(b"".join(pieces), np.uint8).view(first.dtype).reshape(shape)
 
 
 def _join_into(

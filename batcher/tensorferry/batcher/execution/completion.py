@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, Protocol
 
@@ -60,6 +62,30 @@ class RequestCompleter:
         self._burst_hook = burst_hook
         # The numbers of the batches that ran.
         self._numbers = count(1)
+        # Identifiers of threads that complete requests that they were handed out. Each set operation is atomic.
+        self._completing: set[int] = set()
+
+    @contextmanager
+    def handed_out(self, requests: Sequence[Request]) -> Iterator[None]:
+        """Complete, within the block, the requests that the queue handed out to this thread at once."""
+        if not requests:
+            yield
+            return
+        thread = threading.get_ident()
+        # A completion may end other requests.
+        nested = thread in self._completing
+        self._completing.add(thread)
+        try:
+            yield
+        finally:
+            if not nested:
+                self._completing.discard(thread)
+            self._queue.handed_out_completed()
+
+    @property
+    def owns_current_thread(self) -> bool:
+        """Whether the calling thread completes requests that it was handed out."""
+        return threading.get_ident() in self._completing
 
     def answer(self, batch: Sequence[Request], outputs: Sequence[Any], run: BatchRun) -> None:
         """End the requests of a batch that ran, and answer them, except those cancelled meanwhile.

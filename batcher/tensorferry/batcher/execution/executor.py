@@ -60,11 +60,11 @@ class BatchExecutor:
         self._batch_started = context.batch_started
         # Held while the device runs a batch. Only the model function is called while it is held.
         self._device_lock = threading.Lock()
-        # Batches that workers have taken and not completed. Each list operation is atomic.
-        self.in_flight: list[Sequence[Request]] = []
+        # What threads have taken for this instance and not completed. Each list operation is atomic.
+        self.in_flight: list[BatchAssignment] = []
         # Brings the function back after a failure; it is not called until then. None while it works.
         self.recover: Callable[[], None] | None = None
-        # The batch that the model function runs now. Written with `_device_lock` held.
+        # The requests that the model function runs now. Written with `_device_lock` held.
         self._running: Sequence[Request] | None = None
         # The current run was aborted and has not returned. `abort` writes it before it reads `_running`, a worker
         # reads it after it has written `_running`: so at least one of them sees that the run is over.
@@ -72,13 +72,8 @@ class BatchExecutor:
         # A worker crashed and the instance has not worked since.
         self._crashed = False
 
-    def run(
-        self, batch: Sequence[Request], work: BatchAssignment, requeued: list[Request]
-    ) -> BatchRun | None:
-        """Run and answer the batch of an assignment, or a part of it again; return None if it did not succeed at once.
-
-        Requests that go back into the queue are appended to `requeued`: this batch no longer owns them.
-        """
+    def run(self, batch: Sequence[Request], work: BatchAssignment) -> BatchRun | None:
+        """Run and answer the batch of an assignment, or a part of it again; return None if it did not succeed at once."""
         outputs, error, run = self._execute(batch, work)
         if self.pipelined and not run.again:
             self._queue.run_done(self.index)
@@ -87,17 +82,20 @@ class BatchExecutor:
             if run.again and self._queue.learning.memory_limited:
                 self._queue.learning.record_success(batch, self.index, run.ended - run.started)
             return run
-        again = self._failed(batch, error, run, requeued)
+        again = self._failed(batch, error, run, work)
         # Its traceback refers to this frame and those below, which would keep their arrays alive.
         del error
         if again is not None:
-            again(batch, work, requeued)
+            again(batch, work)
         return None
 
     def _execute(
-        self, batch: Sequence[Request], work: BatchAssignment
+        self, batch: Sequence[Request], work: BatchAssignment, whole: Sequence[Request] | None = None
     ) -> tuple[Sequence[Any], BaseException | None, BatchRun]:
-        """Join, run and split a batch; return each request's outputs, or the error."""
+        """Join, run and split a batch; return each request's outputs, or the error.
+
+        If the batch is cut from a request, `whole` is that.
+        """
         now, staged = self._now, self._staged
         if self._batch_started is not None:
             self._batch_started(batch)
@@ -111,7 +109,7 @@ class BatchExecutor:
             with self._device_lock:
                 if self.recover is not None or self._aborted:
                     raise NotRun("the device failed before the batch ran", recover=self.recover)
-                self._running = batch
+                self._running = whole or batch
                 started = now()
                 try:
                     if self._run_batch is None:
@@ -167,13 +165,13 @@ class BatchExecutor:
     # What follows a failure.
 
     def _failed(
-        self, batch: Sequence[Request], error: BaseException, run: BatchRun, requeued: list[Request]
-    ) -> Callable[[Sequence[Request], BatchAssignment, list[Request]], None] | None:
+        self, batch: Sequence[Request], error: BaseException, run: BatchRun, work: BatchAssignment
+    ) -> Callable[[Sequence[Request], BatchAssignment], None] | None:
         """Fail the requests of a failed batch, or queue them again, or return what runs them again."""
         self._counters.failed_to_run(None if run.again else run.reason)
         self._recent.failed(error, run, batch)
         if isinstance(error, InstanceFailed):
-            self._hand_back(batch, error, requeued)
+            self._hand_back(batch, error, work)
         elif isinstance(error, MemoryError):
             return self._run_smaller
         elif len(batch) == 1 or isinstance(error, (RunTimedOut, BatchFailed)):
@@ -192,29 +190,30 @@ class BatchExecutor:
             else:
                 self._completer.fail(request, error if len(batch) == 1 else RunTimedOut(str(error)))
 
-    def _hand_back(self, batch: Sequence[Request], error: InstanceFailed, requeued: list[Request]) -> None:
+    def _hand_back(self, batch: Sequence[Request], error: InstanceFailed, work: BatchAssignment) -> None:
         """Queue the requests of a failed instance again, or fail them."""
         ran, out = not isinstance(error, NotRun), error.recover is not None
-        queued, ended = self._queue.failures.requeue_after_failure(batch, self.index, ran=ran, out=out)
-        requeued += queued
+        queued, ended = self._queue.failures.requeue_after_failure(batch, work, self.index, ran=ran, out=out)
         if ran:
-            self._counters.retried(len(queued))
+            self._counters.retried(queued)
         self._completer.fail_unavailable(ended, error)
 
-    def _run_halves(self, batch: Sequence[Request], work: BatchAssignment, requeued: list[Request]) -> None:
+    def _run_halves(self, batch: Sequence[Request], work: BatchAssignment) -> None:
         now = self._now()
         if late := [request for request in batch if request.deadline <= now]:
             for request in self._queue.finish(late):
                 self._completer.fail(request, DeadlineExceeded(TOO_LATE))
         alive = self._queue.still_running(batch)
         middle = (len(alive) + 1) // 2
-        for half in (alive[:middle], alive[middle:]):
+        for part in (alive[:middle], alive[middle:]):
+            # Again, because those of the second half may have been cancelled while the first one ran.
+            half = self._queue.still_running(part)
             if half and self._queue.inline_run_too_long(self.index, half[0].started):
-                self._hand_back(half, NotRun("the batch took too long for the thread that ran it"), requeued)
+                self._hand_back(half, NotRun("the batch took too long for the thread that ran it"), work)
             elif half:
-                self.run(half, work, requeued)
+                self.run(half, work)
 
-    def _run_smaller(self, batch: Sequence[Request], work: BatchAssignment, requeued: list[Request]) -> None:
+    def _run_smaller(self, batch: Sequence[Request], work: BatchAssignment) -> None:
         """Run a batch that did not fit into memory in parts of as many rows as are known to fit."""
         first = batch[0]
         if len(batch) == 1 and (first.rows_counted == 1 or not self._divisible):
@@ -228,11 +227,11 @@ class BatchExecutor:
             # The part is not checked again: if it goes back into the queue, another worker may own it by then.
             pending = pending[len(part) :]
             if part[0].rows_counted > most:
-                self._run_in_parts(part[0], work, requeued)
+                self._run_in_parts(part[0], work)
             else:
-                self.run(part, work, requeued)
+                self.run(part, work)
 
-    def _run_in_parts(self, request: Request, work: BatchAssignment, requeued: list[Request]) -> None:
+    def _run_in_parts(self, request: Request, work: BatchAssignment) -> None:
         """Run a request with more rows than fit into memory some rows at a time; answer it as one."""
         alone, learning = (request,), self._queue.learning
         outputs: list[Any] = []
@@ -243,7 +242,7 @@ class BatchExecutor:
             most = learning.rows_that_fit(self.index, request.key)
             part = (cut(request, done, min(done + most, request.rows), already_completed),)
             part[0].arrival, part[0].started = request.arrival, request.started
-            answers, error, run = self._execute(part, work)
+            answers, error, run = self._execute(part, work, alone)
             if error is None:
                 learning.record_success(part, self.index, run.ended - run.started)
                 outputs += answers
@@ -254,7 +253,7 @@ class BatchExecutor:
             self._recent.failed(error, run, part)
             smaller = isinstance(error, MemoryError)
             if isinstance(error, InstanceFailed):
-                self._hand_back(alone, error, requeued)
+                self._hand_back(alone, error, work)
             elif not smaller:
                 self._fail(alone, error)
             # As in `run`.
@@ -300,7 +299,7 @@ class BatchExecutor:
         self._aborted = True
 
     def aborted_batch(self) -> Sequence[Request] | None:
-        """The batch whose run was aborted; None, and the instance works again, if that run has already returned."""
+        """The requests whose run was aborted; None, and the instance works again, if that run has already returned."""
         running = self._running
         if running is None or not self._aborted:
             self._aborted = False

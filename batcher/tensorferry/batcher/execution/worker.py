@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Sequence
 
 from tensorferry.batcher.errors import BatcherError, InstanceFailed
 from tensorferry.batcher.execution.completion import INTERNAL, already_completed
 from tensorferry.batcher.execution.context import ExecutionContext
 from tensorferry.batcher.execution.executor import BatchExecutor
-from tensorferry.batcher.request import BatchAssignment, Recover, Request
+from tensorferry.batcher.request import BatchAssignment, Recover
 from tensorferry.batcher.supervision import supervise
 
 _log = logging.getLogger("tensorferry.batcher")
@@ -78,9 +77,8 @@ class Worker:
             seconds,
             exc_info=fault,
         )
-        self._completer.fail_unavailable(ended, failed)
-        if ended:
-            self._queue.expiry_done()
+        with self._completer.handed_out(ended):
+            self._completer.fail_unavailable(ended, failed)
 
     def _report_health(self, reason: str | None, *, hopeless: bool = False) -> None:
         try:
@@ -119,9 +117,9 @@ class Worker:
 
     def _inline_run_crashed(self) -> None:
         """Leave what is queued to the workers."""
-        if ended := self._queue.failures.inline_run_crashed():
+        ended = self._queue.failures.inline_run_crashed()
+        with self._completer.handed_out(ended):
             self._completer.fail_unavailable(ended, InstanceFailed(_WORKER_CRASHED))
-            self._queue.expiry_done()
 
     @property
     def runs_inline(self) -> bool:
@@ -131,9 +129,7 @@ class Worker:
     def _execute(self, work: BatchAssignment) -> bool:
         """Complete all requests of an assignment; return whether anything is queued after it."""
         batch, executor, seconds, before, after = work.batch, self._executor, None, 0.0, 0.0
-        # Requests that went back into the queue: others own them.
-        requeued: list[Request] = []
-        executor.in_flight.append(batch)
+        executor.in_flight.append(work)
         try:
             taken, run = self._clock.now(), None
             if work.expired:
@@ -142,14 +138,16 @@ class Worker:
                 self._completer.shed(work.shed, "others make their deadlines", self._queue.drain_time())
             try:
                 if batch:
-                    run = executor.run(batch, work, requeued)
+                    run = executor.run(batch, work)
             except Exception:
                 # A bug here must leave no caller waiting and must not end the worker.
                 _log.exception(
                     "%s failed while running a batch; this is a bug in tensorferry.batcher", self._name
                 )
-                for request in self._queue.finish(_excluding(batch, requeued)):
-                    self._completer.fail(request, BatcherError(INTERNAL))
+                ended = self._queue.end_kept((work,))
+                with self._completer.handed_out(ended):
+                    for request in ended:
+                        self._completer.fail(request, BatcherError(INTERNAL))
             now = self._clock.now()
             if run is None:
                 before = now - taken
@@ -160,23 +158,22 @@ class Worker:
                     self._counters.predicted(run.predicted, before + seconds + after)
         except BaseException:
             seconds, before = None, 0.0
-            self._requeue_unfinished(work, requeued)
+            self._requeue_unfinished(work)
             raise
         finally:
-            executor.in_flight.remove(batch)
+            executor.in_flight.remove(work)
             # Only here, because a request that is cancelled while it runs may be joined once more.
-            for request in _excluding(batch, requeued) if requeued else batch:
+            for request in work.kept():
                 request.tensors = ()
             queued = self._queue.batch_done(batch, seconds, before, after, device=executor.index)
         return queued
 
-    def _requeue_unfinished(self, work: BatchAssignment, requeued: list[Request]) -> None:
+    def _requeue_unfinished(self, work: BatchAssignment) -> None:
         """Queue the unfinished requests of a crashed thread's assignment again, or fail them."""
         queued, ended = self._queue.failures.requeue_after_failure(
-            _excluding(work.batch, requeued), self._executor.index, ran=True, out=False
+            work.kept(), work, self._executor.index, ran=True, out=False
         )
-        requeued += queued
-        self._counters.retried(len(queued))
+        self._counters.retried(queued)
         unreported = [
             request for request in (*work.expired, *work.shed) if request.complete is not already_completed
         ]
@@ -201,12 +198,5 @@ class Worker:
                 self._report_health(None)
             return
         queued = self._queue.failures.not_recovered(executor.index, failed)
-        self._completer.fail_unavailable(queued, failed)
-        if queued:
-            self._queue.expiry_done()
-
-
-def _excluding(batch: Sequence[Request], requeued: Sequence[Request]) -> Sequence[Request]:
-    """Return those of a batch that did not go back into the queue."""
-    gone = set(map(id, requeued))
-    return [request for request in batch if id(request) not in gone]
+        with self._completer.handed_out(queued):
+            self._completer.fail_unavailable(queued, failed)

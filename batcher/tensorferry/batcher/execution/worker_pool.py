@@ -45,8 +45,12 @@ class WorkerPool:
 
     @property
     def owns_current_thread(self) -> bool:
-        """Whether the calling thread runs batches, so that waiting for the pool would be waiting for itself."""
-        return threading.current_thread() in self._threads or self.inline_worker.runs_inline
+        """Whether the calling thread completes requests, so that waiting for their end would be waiting for itself."""
+        return (
+            threading.current_thread() in self._threads
+            or self.inline_worker.runs_inline
+            or self._completer.owns_current_thread
+        )
 
     def join(self, until: float) -> None:
         """Wait for the end of each thread, at most to `until`."""
@@ -64,29 +68,28 @@ class WorkerPool:
         executor.abort()
         failed = InstanceFailed(str(error))
         queued = self._queue.failures.abort_hung_run(index, failed)
-        running, in_flight = executor.aborted_batch(), tuple(executor.in_flight)
+        # In this order, because the instance takes other batches as soon as the run returns.
+        taken, running = tuple(executor.in_flight), executor.aborted_batch()
         if running is None:
             self._queue.failures.hung_run_returned(index)
         else:
-            stuck = set(map(id, running))
-            for request in [request for batch in in_flight for request in self._queue.finish(batch)]:
-                if id(request) in stuck:
+            ended, hung = self._queue.end_kept(taken), set(map(id, running))
+            with self._completer.handed_out(ended):
+                # First, because the first error of a split request's parts is the request's.
+                for request in [request for request in ended if id(request) in hung]:
                     self._completer.fail(request, RunTimedOut(str(error)))
-                else:
-                    self._completer.fail_unavailable([request], failed)
-        self._completer.fail_unavailable(queued, failed)
-        if queued:
-            self._queue.expiry_done()
+                waited = [request for request in ended if id(request) not in hung]
+                self._completer.fail_unavailable(waited, failed)
+        with self._completer.handed_out(queued):
+            self._completer.fail_unavailable(queued, failed)
 
     def _expire(self) -> None:
         supervise(self._expire_until_closed, self._restart_expiry)
 
     def _expire_until_closed(self) -> None:
         while (expired := self._queue.take_expired()) is not None:
-            try:
+            with self._completer.handed_out(expired):
                 self._completer.expire(expired)
-            finally:
-                self._queue.expiry_done()
             # The thread may wait for hours with these alive.
             del expired
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tensorferry.batcher.learning.latency_model import Curve, LatencyModel, LatencyStatistics
+from tensorferry.batcher.learning.paying_rows import PayingRows
 
 # Requests are refused by predictions only for this long after the last sample.
 _FRESH_SECONDS = 1.0
@@ -36,11 +37,12 @@ class BucketStatistics:
     """A bucket's queue, and its learned times; `device` and `host` are None until something was learned.
 
     `device` is the time of the model function. `host` is the time of joining the inputs before it and of completing
-    the requests after it.
+    the requests after it. `full_rows` are the rows of a full batch.
     """
 
     queued: int
     queued_rows: int
+    full_rows: int
     device: LatencyStatistics | None
     host: LatencyStatistics | None
 
@@ -48,12 +50,15 @@ class BucketStatistics:
 class CostUpdate(NamedTuple):
     """Observation of one batch: times on device and host, and the host's share before the device.
 
-    `suspect` says that the batch was much faster than these times, `expected` that it took about as long.
+    `rows` and `seconds` are its rows, and by how much it delayed the next batch; 0 for a warm-up run. `suspect` says that
+    the batch was much faster than these times, `expected` that it took about as long.
     """
 
     device: Curve
     host: Curve
     lead_share: float
+    rows: int = 0
+    seconds: float = 0.0
     suspect: bool = False
     expected: bool = False
 
@@ -86,6 +91,8 @@ class BatchCostModel:
         "_lead_share",
         "_learned_lead_share",
         "_most",
+        "_paying",
+        "_pipelined",
         "_sample_at",
         "_samples",
         "_since_large",
@@ -95,6 +102,7 @@ class BatchCostModel:
         "device",
         "device_time",
         "end_to_end",
+        "full_rows",
         "host",
         "known",
         "mean",
@@ -103,8 +111,12 @@ class BatchCostModel:
         "upper",
     )
 
-    def __init__(self, max_batch_size: int, *, pipelined: bool = False) -> None:
+    def __init__(self, max_batch_size: int, *, pipelined: bool = False, adaptive: bool = True) -> None:
         self._most = max_batch_size
+        self._pipelined = pipelined
+        # Chooses the rows of a full batch; None if they are `max_batch_size`.
+        self._paying = PayingRows(max_batch_size) if adaptive and max_batch_size > 1 else None
+        self.full_rows = max_batch_size
         # Used by `learn` only.
         self._device_model = LatencyModel(max_batch_size)
         self._host_model = LatencyModel(max_batch_size)
@@ -155,10 +167,12 @@ class BatchCostModel:
 
     def should_learn(self, now: float, rows: int, took: float) -> bool:
         """Return whether to learn a batch that took `took` seconds in all."""
-        large = 2 * rows > self._most
+        large = 2 * rows > self.full_rows
         # Judged by its start, because long batches are more likely to end at a given time.
         due = self._suspect or now - took >= self._sample_at
         taught = took >= _SAMPLE_SECONDS or due or (large and self.stale)
+        if self._paying is not None and rows == self._paying.trial:
+            taught = True
         # After a large batch that taught nothing, wait before the next one is tried.
         self._since_large = 0 if large or self._since_large >= _STALE_BATCHES else self._since_large + 1
         if taught:
@@ -185,7 +199,8 @@ class BatchCostModel:
         predicted, took = device.mean(rows) + host.mean(rows), device_seconds + host_seconds
         suspect = predicted >= max(_SUSPECT_FACTOR * took, _SAMPLE_SECONDS)
         expected = took <= _STEADY_FACTOR * predicted and predicted <= _STEADY_FACTOR * took
-        return CostUpdate(device, host, self._learned_lead_share, suspect, expected)
+        delay = device_seconds if self._pipelined else took
+        return CostUpdate(device, host, self._learned_lead_share, rows, delay, suspect, expected)
 
     def publish(self, update: CostUpdate, now: float) -> None:
         """Use an update for predictions from now on."""
@@ -193,12 +208,22 @@ class BatchCostModel:
         self._steady = self._steady + 1 if update.expected else 0
         self.observed = -math.inf if update.suspect else now
         self._predict_from(update)
+        if self._paying is not None:
+            self._paying.observe(update.rows, update.seconds, now)
+            self.full_rows = self._paying.rows
 
     def _predict_from(self, update: CostUpdate) -> None:
         self.device, self.host, self._lead_share, *_ = update
         self.known = self.device.known
         for table in self._tables:
             table.clear()
+
+    def next_rows(self, queued: int, slack: float, now: float) -> int:
+        """Return the most rows of the next batch: those of a full one, or other rows whose time is to be learned.
+
+        There are `queued` rows, whose first deadline is `slack` seconds away.
+        """
+        return self._most if self._paying is None else self._paying.next_rows(queued, slack, now, self.mean)
 
     @property
     def stale(self) -> bool:
@@ -237,6 +262,7 @@ class BatchCostModel:
         return BucketStatistics(
             queued,
             queued_rows,
+            self.full_rows,
             self._device_model.statistics() if self.device.known else None,
             self._host_model.statistics() if self.host.known else None,
         )

@@ -57,9 +57,7 @@ def decide(
     for key, bucket in buckets.items():
         if not limits.max_queue_delay and not limits.preferred:
             # Without a window.
-            reason: CloseReason | None = (
-                _IDLE if limits.merges and bucket.rows < limits.max_batch_size else _FULL
-            )
+            reason: CloseReason | None = _IDLE if limits.merges and bucket.rows < bucket.full_rows else _FULL
             rows = limits.max_batch_size if limits.merges else 1
         else:
             reason, rows = _closes(bucket, now, limits, draining)
@@ -86,7 +84,7 @@ def _closes(bucket: BucketView, now: float, limits: Limits, draining: bool) -> t
         rows = preferred_rows(_in_order(bucket), limits)
         if rows:
             return CloseReason.PREFERRED, rows
-    if bucket.rows >= most:
+    if bucket.rows >= bucket.full_rows:
         return CloseReason.FULL, most
     if delay == 0:
         return CloseReason.IDLE, most

@@ -62,6 +62,10 @@ class BucketView(Protocol):
         """The sum of the requests' rows."""
 
     @property
+    def full_rows(self) -> int:
+        """The rows of a full batch."""
+
+    @property
     def oldest_arrival(self) -> float:
         """The arrival of the oldest request."""
 

@@ -112,7 +112,7 @@ class Admission:
             if not first.deadline > start + bucket.cost_model.upper(self._max_batch_size):
                 for request in requests:
                     _check_feasible(request, bucket.cost_model, start, now)
-            if backlog.rows > self._overload.full_batches_rows and not admitted:
+            if backlog.rows > bucket.full_rows * len(devices.each) and not admitted:
                 error = self._overload.rejection(first, bucket, start, now)
                 if error is not None:
                     # A rejected request is part of the demand, which batches must keep up with.

@@ -138,6 +138,11 @@ class Bucket:
             yield from queue
 
     @property
+    def full_rows(self) -> int:
+        """Return the rows of a full batch."""
+        return self.cost_model.full_rows
+
+    @property
     def oldest_arrival(self) -> float:
         """Return the earliest arrival among the requests at the heads of the class queues."""
         return min([queue.oldest_arrival for queue in self.class_queues])
@@ -192,7 +197,10 @@ class Backlog:
         if bucket is not None:
             self.known.move_to_end(key)
             return bucket
-        cost_model = BatchCostModel(self._limits.max_batch_size, pipelined=self._pipelined)
+        limits = self._limits
+        cost_model = BatchCostModel(
+            limits.max_batch_size, pipelined=self._pipelined, adaptive=limits.adaptive
+        )
         for rows, seconds in self._warmup_samples:
             cost_model.add_warmup_sample(rows, seconds)
         bucket = self.known[key] = Bucket(cost_model, self._class_queues())
@@ -224,7 +232,7 @@ class Backlog:
         bucket = self.buckets.get(key)
         if bucket is None:
             bucket = self.buckets[key] = self.bucket(key)
-            aging = AGING_BATCHES * bucket.cost_model.mean(self._limits.max_batch_size) or _AGING_SECONDS
+            aging = AGING_BATCHES * bucket.cost_model.mean(bucket.full_rows) or _AGING_SECONDS
             for queue in bucket.class_queues:
                 queue.max_wait_before_priority = aging
         if not again:
@@ -336,15 +344,15 @@ class Backlog:
 
     def drain_time(self) -> float:
         """Return how long one device takes to run all queued requests, in seconds; 0 when nothing is known."""
-        max_rows = self._limits.max_batch_size
         if not self._limits.merges:
             return sum(
                 bucket.requests
-                * bucket.cost_model.mean(min(math.ceil(bucket.rows / bucket.requests), max_rows))
+                * bucket.cost_model.mean(min(math.ceil(bucket.rows / bucket.requests), bucket.full_rows))
                 for bucket in self.buckets.values()
             )
         return sum(
-            math.ceil(bucket.rows / max_rows) * bucket.cost_model.mean(min(bucket.rows, max_rows))
+            math.ceil(bucket.rows / bucket.full_rows)
+            * bucket.cost_model.mean(min(bucket.rows, bucket.full_rows))
             for bucket in self.buckets.values()
         )
 

@@ -34,7 +34,6 @@ class BatchSelector:
         "_backlog",
         "_devices",
         "_fair",
-        "_max_batch_size",
         "_shares",
         "arrivals",
         "overload",
@@ -47,8 +46,7 @@ class BatchSelector:
         self._fair = backlog if isinstance(backlog, FairBacklog) else None
         self._devices = devices
         ranks, max_rows = settings.ranks, settings.limits.max_batch_size
-        self._max_batch_size = max_rows
-        self.overload = OverloadControl(max_rows, backlog, devices, alike=self._fair is None and ranks == 1)
+        self.overload = OverloadControl(backlog, devices, alike=self._fair is None and ranks == 1)
         strict = settings.strict_priorities or settings.ranks_per_class > 1
         self._shares: StrictPriority | DeficitRoundRobin = (
             StrictPriority(ranks) if strict else DeficitRoundRobin(settings.priority_weights, max_rows)
@@ -73,15 +71,17 @@ class BatchSelector:
         """
         backlog, limits = self._backlog, self.row_limits
         bucket = backlog.buckets[close.key]
-        lead, max_rows = close.leading_class, close.rows
+        lead, times = close.leading_class, bucket.cost_model
+        slack = bucket.earliest_deadline - now if backlog.deadlines else math.inf
+        max_rows = min(close.rows, times.next_rows(bucket.rows, slack, now))
         index = 0
         if limits.needed:
             index = self._devices.each.index(device)
             max_rows = limits.allowed(index, close.key, max_rows, now)
         if now < self.arrivals.counted_until and len(backlog.buckets) == 1:
-            max_rows = self._cap_for_tight_deadlines(bucket.cost_model, max_rows, lead, now)
+            max_rows = self._cap_for_tight_deadlines(times, max_rows, lead, now)
         quota = [max_rows]
-        queues, times = bucket.class_queues, bucket.cost_model
+        queues = bucket.class_queues
         if len(queues) > 1:
             quota = self._shares.allocate([queue.rows for queue in queues], backlog.class_rows, max_rows)
             # The leading class must have a share of this batch. Lower classes only fill it as deadlines allow.
@@ -101,7 +101,7 @@ class BatchSelector:
             backlog.remove_all(close.key, batch, rows)
         if len(queues) > 1:
             self._shares.charge(rows, lead, backlog.class_rows)
-        self.overload.batch_dispatched(now, shed_rows)
+        self.overload.batch_dispatched(now, shed_rows, bucket.full_rows)
         if limits.needed:
             limits.dispatched(index, close.key, sum(rows), now)
         return formed
@@ -118,7 +118,7 @@ class BatchSelector:
         if tightest == math.inf:
             return max_rows
         devices = len(self._devices.available)
-        if cost_model.upper(self._max_batch_size) / devices + cost_model.upper(1) <= tightest:
+        if cost_model.upper(max_rows) / devices + cost_model.upper(1) <= tightest:
             return max_rows
         short = cost_model.max_rows_within(tightest / (1 + 1 / devices))
         if not 1 <= short < max_rows:

@@ -16,7 +16,7 @@ from tensorferry.batcher.errors import InstanceFailed
 from tensorferry.batcher.queue.admission import Admission
 from tensorferry.batcher.queue.devices import Device, Devices, Outage
 from tensorferry.batcher.queue.wakeup import InlineExecution
-from tensorferry.batcher.request import Recover, Request
+from tensorferry.batcher.request import BatchAssignment, Recover, Request
 
 if TYPE_CHECKING:
     from tensorferry.batcher.queue.request_queue import RequestQueue
@@ -48,12 +48,12 @@ class DeviceFailures:
         self._inline = inline
 
     def requeue_after_failure(
-        self, batch: Sequence[Request], device: int, *, ran: bool, out: bool
-    ) -> tuple[Sequence[Request], Sequence[Request]]:
-        """Take back the requests of a batch that a device failed with.
+        self, batch: Sequence[Request], work: BatchAssignment, device: int, *, ran: bool, out: bool
+    ) -> tuple[int, Sequence[Request]]:
+        """Take back the requests of a batch, all or a part of an assignment's, that a device failed with.
 
-        `ran` says that the device was running them; `out` that it must be recovered before it takes more. Returns the
-        requests that are queued again, at the head, and no longer the caller's; and those that the caller must fail:
+        `ran` says that the device was running them; `out` that it must be recovered before it takes more. Returns how
+        many requests are queued again, at the head, and no longer the caller's; and those that the caller must fail:
         they were queued again before, their deadline has passed, or no device is left to run them.
         """
         with self._lock:
@@ -63,7 +63,7 @@ class DeviceFailures:
                 # Workers that wait for a batch of this device must wait for its recovery instead.
                 failed.ready.notify_all()
                 self._devices.recovered_or_closed.notify_all()
-            return self._queue.requeue_running_locked(batch, now, retried=ran)
+            return self._queue.requeue_running_locked(batch, work, now, retried=ran)
 
     def wait_for_recovery_locked(self, device: Device, outage: Outage) -> Recover | None:
         """Let a worker wait during an outage; return `Recover` if it must recover the device, None to look again."""
@@ -81,8 +81,8 @@ class DeviceFailures:
     def worker_crashed(self, device: int, seconds: float, error: InstanceFailed | None) -> Sequence[Request]:
         """Start an outage of `seconds`, because a worker crashed.
 
-        With an error it crashed too often: if no other device is left, all queued requests end with the error. The
-        caller fails the requests returned, and then calls `expiry_done` if there were any.
+        With an error it crashed too often: if no other device is left, all queued requests end with the error, and are
+        handed out.
         """
         with self._lock:
             crashed, now = self._devices.each[device], self._clock.now()
@@ -102,7 +102,7 @@ class DeviceFailures:
     def inline_run_crashed(self) -> Sequence[Request]:
         """Let workers take what is queued, because a submitting thread crashed while it ran a batch inline.
 
-        The caller fails the requests returned, as for `worker_crashed`.
+        Requests that it expired are handed out.
         """
         with self._lock:
             self._queue.wake_for_backlog_locked(self._clock.now(), wakeup_lost=True)
@@ -127,8 +127,7 @@ class DeviceFailures:
     def not_recovered(self, device: int, error: InstanceFailed) -> Sequence[Request]:
         """Try to recover a device again after `error.retry_after` seconds.
 
-        If no other device is left, all queued requests end. The caller fails those returned, and then calls
-        `expiry_done` if there were any.
+        If no other device is left, all queued requests end, and are handed out.
         """
         with self._lock:
             outage = self._devices.each[device].outage

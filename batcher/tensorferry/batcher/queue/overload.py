@@ -59,19 +59,14 @@ class OverloadControl:
         "_backlog",
         "_devices",
         "_long_since",
-        "_max_batch_size",
         "_shortest",
         "_shortest_before",
-        "full_batches_rows",
         "last_rejection",
     )
 
-    def __init__(self, max_batch_size: int, backlog: Backlog, devices: Devices, *, alike: bool) -> None:
-        self._max_batch_size = max_batch_size
+    def __init__(self, backlog: Backlog, devices: Devices, *, alike: bool) -> None:
         self._backlog = backlog
         self._devices = devices
-        # With this many rows queued or fewer, all are in the devices' next batches, and nothing need be checked.
-        self.full_batches_rows = max_batch_size * len(devices.each)
         # Since when each batch has left a full one behind it; inf if the last did not.
         self._long_since = math.inf
         self._alike = alike
@@ -81,14 +76,14 @@ class OverloadControl:
         # None when the last request that was checked was not rejected.
         self.last_rejection: FastReject | None = None
 
-    def batch_dispatched(self, now: float, shed_rows: float) -> None:
-        """Note a batch, and the rows that were shed with it."""
+    def batch_dispatched(self, now: float, shed_rows: float, full_rows: int) -> None:
+        """Note a batch, the rows that were shed with it, and the rows of a full one."""
         if (last := self.last_rejection) is not None:
             # The end estimated for a new request changes only by the rows that were shed.
-            waiting = self._backlog.rows > self.full_batches_rows
+            waiting = self._backlog.rows > full_rows * len(self._devices.each)
             self.last_rejection = last._replace(end=last.end - shed_rows * last.row) if waiting else None
         self._shortest_before, self._shortest = self._shortest, math.inf
-        if self._backlog.rows < self._max_batch_size:
+        if self._backlog.rows < full_rows:
             self._long_since = math.inf
         elif self._long_since == math.inf:
             self._long_since = now
@@ -96,10 +91,11 @@ class OverloadControl:
     def rejection(self, request: Request, bucket: Bucket, start: float, now: float) -> QueueFull | None:
         """Return why a request with a deadline is rejected; None if it may wait. A device can start a batch at `start`.
 
-        Must be called if more than `full_batches_rows` rows are queued.
+        Must be called if more rows are queued than a full batch for each device has: others are in the next batches.
         """
         cost_model, backlog, devices = bucket.cost_model, self._backlog, self._devices
-        max_rows, time_left = self._max_batch_size, request.deadline - now
+        max_rows, time_left = bucket.full_rows, request.deadline - now
+        next_batches = max_rows * len(devices.each)
         if time_left < self._shortest:
             self._shortest = time_left
         full = cost_model.mean(max_rows)
@@ -116,11 +112,11 @@ class OverloadControl:
             return None
         # Only requests of its own class are counted, as if the devices were theirs alone: a lower bound.
         ahead = bucket.class_queues[request.rank].rows_ahead(request)
-        if ahead <= self.full_batches_rows or time_left < _MIN_DEADLINE_BATCHES * full:
+        if ahead <= next_batches or time_left < _MIN_DEADLINE_BATCHES * full:
             return None
         last_batch = cost_model.mean(min(max_rows, int(ahead) % max_rows + 1))
         wait = start - now + ahead * row + last_batch
-        long_queue = ahead > _MIN_QUEUED_BATCHES * self.full_batches_rows
+        long_queue = ahead > _MIN_QUEUED_BATCHES * next_batches
         allowed = self._allowed(time_left, now, long_queue=long_queue)
         if wait <= allowed:
             if (last := self.last_rejection) is not None:

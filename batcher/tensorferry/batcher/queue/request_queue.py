@@ -44,9 +44,10 @@ class RequestQueue:
 
     A request goes through `put`, `take` and `finish`. Workers take batches for their device with `take`, one worker
     for each device or two if pipelined; a submitting thread takes short ones with `take_inline`. When a batch is run
-    and its requests are completed, `batch_done` must be called. `failures` handles devices that fail, `learning` the
-    measured durations. Methods that end in `_locked` are for these two, which share the lock. `overload` says which
-    requests are rejected early.
+    and its requests are completed, `batch_done` must be called. Requests that end in another way are handed out: the
+    caller completes those that a method returns, and then, if there are any, calls `handed_out_completed`. `failures`
+    handles devices that fail, `learning` the measured durations. Methods that end in `_locked` are for these two, which
+    share the lock. `overload` says which requests are rejected early.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class RequestQueue:
         self._accepted = 0
         # Requests whose batch was dispatched and that are not done.
         self._running = 0
-        # Threads that took requests, and have not completed all of them.
+        # How often a thread got requests, from `take` or handed out, and has not completed all of them.
         self._busy = 0
         # Nothing is queued and no thread is busy. `_drainers` threads wait for it.
         self._drained = threading.Condition(lock)
@@ -108,7 +109,7 @@ class RequestQueue:
     ) -> tuple[Sequence[Request], bool]:
         """Accept one request, or all parts of one, or raise.
 
-        Returns the queued requests that were dropped to make room, which the caller completes; and, without `notify`,
+        Returns the queued requests that were dropped to make room, which it hands out; and, without `notify`,
         whether the caller must call `take_inline` or `wake` soon: no worker was woken, though one is needed. With `admitted`
         they are queued whether or not there is room.
 
@@ -125,8 +126,10 @@ class RequestQueue:
             now, backlog = self._clock.now(), self._backlog
             displaced = self._admission.admit(requests, rows, nbytes, now, admitted=admitted)
             self._accepted += 1
-            for request in displaced:
-                self._end_queued_locked(request)
+            if displaced:
+                for request in displaced:
+                    self._end_queued_locked(request)
+                self._hand_out_locked(displaced)
             self._returns.arrived(now)
             arrivals = self._arrivals
             counted = deadline < _INF or now < arrivals.counted_until
@@ -145,7 +148,7 @@ class RequestQueue:
             if wakeup.pending:
                 return displaced, False
             # For the first request of a batch, and for the last.
-            must_wake = bucket.rows == rows or bucket.rows >= self._limits.max_batch_size
+            must_wake = bucket.rows == rows or bucket.rows >= bucket.cost_model.full_rows
             if not must_wake and wakeup.waits_for_more:
                 must_wake = wakeup.must_wake_for(bucket, deadline)
             if must_wake and notify:
@@ -153,11 +156,12 @@ class RequestQueue:
             return displaced, must_wake and not notify
 
     def put_empty(self, request: Request) -> None:
-        """Accept a request that is answered without being run. Raises as `put` does."""
+        """Accept a request that is answered without being run, and hand it out. Raises as `put` does."""
         with self._lock:
             self._admission.check_empty(request, self._clock.now())
             self._accepted += 1
             request.state = DONE
+            self._hand_out_locked((request,))
 
     def queue_full(self) -> QueueFull | None:
         """Return why the queue has no room for anything; None if it has."""
@@ -278,14 +282,14 @@ class RequestQueue:
             if self._unreported:
                 if backlog.rows:
                     self.wake_for_backlog_locked(now)
-                return BatchAssignment((), None, tuple(self.unreported_locked(())))
+                return BatchAssignment((), None, tuple(self.unreported_locked(())), (), 0.0, [])
             return None if self._closing and not backlog.rows else decision
         if decision.reason is CloseReason.IDLE and len(backlog.buckets) == 1 and not self._flushing:
             # There is room for clients that were just answered.
-            limits, max_rows = self._selector.row_limits, self._limits.max_batch_size
+            limits, bucket = self._selector.row_limits, backlog.buckets[decision.key]
+            max_rows = bucket.full_rows
             if limits.needed:
-                max_rows = limits.rows(self._devices.each.index(device), decision.key)
-            bucket = backlog.buckets[decision.key]
+                max_rows = min(max_rows, limits.rows(self._devices.each.index(device), decision.key))
             cost_model, room = bucket.cost_model, max_rows - bucket.rows
             if cost_model.known and room > 0:
                 until = self._returns.wait_until(
@@ -318,7 +322,7 @@ class RequestQueue:
             self._busy += 1
             expired = tuple(self._unreported)
             self._unreported.clear()
-            assignment = BatchAssignment(tuple(batch), close.reason, expired, tuple(shed), predicted)
+            assignment = BatchAssignment(tuple(batch), close.reason, expired, tuple(shed), predicted, [])
         except BaseException:
             outstanding, self._running, self._busy = before
             if device.batches_outstanding > outstanding:
@@ -437,9 +441,9 @@ class RequestQueue:
     # Other ends of a request: it expires, is cancelled, is shed, or is queued again after a failure.
 
     def take_expired(self) -> Sequence[Request] | None:
-        """Wait until requests expire that no worker is free to expire, and return them; the caller completes them.
+        """Wait until requests expire that no worker is free to expire, and hand them out.
 
-        After that it calls `expiry_done`. Returns None when the queue is closed and empty.
+        Returns None when the queue is closed and empty.
         """
         with self._lock:
             while not (self._closing and not self._backlog.rows):
@@ -464,18 +468,19 @@ class RequestQueue:
                 self._unreported.append(request)
 
     def unreported_locked(self, ended: Sequence[Request]) -> Sequence[Request]:
-        """Return these ended requests, and those that a thread expired and did not hand out.
-
-        If there are any, the queue is not drained until the caller has completed them and called `expiry_done`.
-        """
+        """Hand out these ended requests, and those that a thread expired and did not hand out."""
         unreported = [*ended, *self._unreported]
         self._unreported.clear()
-        if unreported:
-            self._busy += 1
-        return unreported
+        return self._hand_out_locked(unreported)
 
-    def expiry_done(self) -> None:
-        """Note that requests that were handed out as ended are completed."""
+    def _hand_out_locked(self, ended: Sequence[Request]) -> Sequence[Request]:
+        """Return ended requests. If there are any, the queue is not drained until `handed_out_completed` is called."""
+        if ended:
+            self._busy += 1
+        return ended
+
+    def handed_out_completed(self) -> None:
+        """Note that the thread has completed the requests that it was handed out at once."""
         with self._lock:
             self._idle_locked()
 
@@ -484,21 +489,35 @@ class RequestQueue:
         with self._lock:
             self._expiry.wait(self._clock, self._clock.now() + seconds)
 
-    def cancel(self, request: Request) -> bool:
-        """End a request that is queued or running; return whether the caller must complete it."""
+    def cancel(self, requests: Iterable[Request]) -> Sequence[Request]:
+        """End those of these requests that are queued or running, and hand them out."""
         with self._lock:
-            if request.state is QUEUED:
-                self._end_queued_locked(request)
-            elif request.state is RUNNING:
-                self._running -= 1
-                self._end_locked(request)
-            else:
-                return False
-            return True
+            ended: list[Request] = []
+            for request in requests:
+                if request.state is QUEUED:
+                    self._end_queued_locked(request)
+                    ended.append(request)
+                elif request.state is RUNNING:
+                    self._end_running_locked(request)
+                    ended.append(request)
+            return self._hand_out_locked(ended)
+
+    def end_kept(self, taken: Iterable[BatchAssignment]) -> Sequence[Request]:
+        """End the running requests of these assignments that did not go back into the queue, and hand them out."""
+        with self._lock:
+            ended = [request for work in taken for request in work.kept() if request.state is RUNNING]
+            for request in ended:
+                self._end_running_locked(request)
+            return self._hand_out_locked(ended)
 
     def _end_queued_locked(self, request: Request) -> None:
         """End a request that is queued."""
         self._backlog.remove(request)
+        self._end_locked(request)
+
+    def _end_running_locked(self, request: Request) -> None:
+        """End a request that is running."""
+        self._running -= 1
         self._end_locked(request)
 
     def _end_locked(self, request: Request) -> None:
@@ -515,11 +534,11 @@ class RequestQueue:
         return queued
 
     def requeue_running_locked(
-        self, batch: Sequence[Request], now: float, *, retried: bool
-    ) -> tuple[Sequence[Request], Sequence[Request]]:
-        """Queue the running requests of a batch again, or end them; return those queued, and those ended.
+        self, batch: Sequence[Request], work: BatchAssignment, now: float, *, retried: bool
+    ) -> tuple[int, Sequence[Request]]:
+        """Queue the running requests of a batch, all or a part of an assignment's, again, or end them.
 
-        With `retried` each request may come back once only.
+        Returns how many were queued, and those that ended. With `retried` each request may come back once only.
         """
         requeued: list[Request] = []
         ended: list[Request] = []
@@ -527,19 +546,21 @@ class RequestQueue:
         for request in batch:
             if request.state is not RUNNING:
                 continue
-            self._running -= 1
             if lost or request.deadline <= now or (retried and request.retried):
-                self._end_locked(request)
+                self._end_running_locked(request)
                 ended.append(request)
             else:
+                self._running -= 1
                 request.retried = request.retried or retried
                 requeued.append(request)
         if requeued:
+            # Another thread may take them as soon as the lock is free.
+            work.requeued.extend(requeued)
             self._requeue_locked(requeued)
             # Their time in the queue was over when they were dispatched.
             self._expiry.requeued(requeued)
             self.wake_for_backlog_locked(now)
-        return requeued, ended
+        return len(requeued), ended
 
     def _requeue_locked(self, requests: Sequence[Request]) -> None:
         """Queue requests that were taken out again."""
@@ -564,11 +585,11 @@ class RequestQueue:
             self._devices.notify_all()
             self._expiry.notify()
 
-    def fail_all(self) -> list[Request]:
-        """End every queued request, and queue none again; return them for the caller to complete. After `close`."""
+    def fail_all(self) -> Sequence[Request]:
+        """End every queued request, hand them out, and queue none again. After `close`."""
         with self._lock:
             self._abandoned = True
-            return self.end_all_queued_locked()
+            return self._hand_out_locked(self.end_all_queued_locked())
 
     def wait_drained(self, until: float) -> bool:
         """Wait until nothing is queued and no thread is busy, at most until `until`; return whether that is so."""

@@ -173,6 +173,6 @@ class WorkerWakeup:
             return math.inf
         if device.batches_outstanding and self._returns.expected:
             full = self._limits.full
-            if all(bucket.rows < full for bucket in self._backlog.buckets.values()):
+            if all(bucket.rows < min(full, bucket.full_rows) for bucket in self._backlog.buckets.values()):
                 return math.inf
         return device.dispatch_at(now)

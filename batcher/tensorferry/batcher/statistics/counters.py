@@ -95,8 +95,8 @@ class BatcherStatistics:
 
     This moment
         `sizes` counts each part of a split request as one. `buckets` has what is queued in each bucket and what was
-        learned of it, `returners` what was learned of clients that send again. `warnings` names settings that
-        conflict with each other.
+        learned of it, the one used last at the end. `returners` has what was learned of clients that send again.
+        `warnings` names settings that conflict with each other.
 
     Padding
         For the rows of padded batches, `positions` sums the requests' own lengths on the padded axis, and
@@ -133,6 +133,12 @@ class BatcherStatistics:
     queue_delays: Histogram
     compute_times: Histogram
     latencies: Histogram
+
+    @property
+    def full_batch_rows(self) -> int | None:
+        """The rows of a full batch of the bucket that was used last; None before the first request."""
+        buckets = list(self.buckets.values())
+        return buckets[-1].full_rows if buckets else None
 
     @property
     def batches(self) -> int:

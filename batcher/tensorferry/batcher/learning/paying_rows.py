@@ -1,0 +1,168 @@
+"""The batch size that pays: the smallest whose time per row is about the best, learned from batches of one bucket.
+
+Larger batches only delay. Where the time per row rises with the rows, as of convolutions on a CPU, they also make a server
+bistable. Once a queue has formed, batches grow and the capacity falls below the load, so the queue never drains.
+
+The size decides which batches run, and so what is measured. Therefore other sizes are tried at times, if the queue has
+the rows. Only sizes that ran are compared: a time that is guessed from a line may look better than any.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tensorferry.batcher.learning.calibration import powers_of_two
+
+# The size is the smallest whose time per row is within this factor of the best ...
+_NEAR_BEST = 1.03
+# ... if the largest takes more than this factor of the best. Else noise would choose the size.
+_WORTH = 1.05
+# What a batch costs beside its measured times, in seconds. It matters for models that are faster than that only.
+_OVERHEAD_SECONDS = 100e-6
+# Trials of all sizes together take about this share of the time; each size has an equal part of it.
+_TRIAL_SHARE = 0.002
+# Until a size has this many samples it is tried sooner, unless its time per row exceeds the best by this factor.
+_SAMPLES_WANTED, _HOPELESS = 3, 1.25
+# Before the first trial, and between two, at least this many usual batches run.
+_FIRST_BATCHES, _BATCHES_BETWEEN = 32, 4
+# A size is tried only if the first deadline is this many usual batches later than the queue needs.
+_BATCHES_TO_SPARE = 2
+# A time per row is a mean over about this many batches. Times have changed if this many samples in a row are longer, or
+# shorter, than their means by this factor; or if a size that is tried again is faster by `_FASTER`.
+_MEAN_OF = 16
+_CHANGED_RUN, _DEVIATION, _FASTER = 6, 1.25, 2.0
+
+
+class _Size(NamedTuple):
+    """What is known of a batch size: mean seconds per row, the number of samples, and when it is tried again."""
+
+    row_seconds: float
+    samples: int
+    due: float
+
+
+_NEW = _Size(0.0, 0, 0.0)
+
+
+class PayingRows:
+    """Learns the batch size that pays. Sizes are the powers of two and the maximum; others count as the nearest.
+
+    Not thread-safe: the owner's lock guards it.
+    """
+
+    __slots__ = ("_check_at", "_reset", "_run", "_seen", "_sizes", "_trial_at", "rows", "trial")
+
+    def __init__(self, max_batch_size: int) -> None:
+        self._sizes = powers_of_two(max_batch_size)
+        self._seen: dict[int, _Size] = {}
+        # Samples in a row that were longer (positive) or shorter (negative) than expected by `_DEVIATION`.
+        self._run = 0
+        # Times have changed, so `expected` may be wrong.
+        self._reset = False
+        # No size is tried before this time; inf until a batch ran.
+        self._trial_at = math.inf
+        # No size whose time is known, or expected to be bad, is tried before this time.
+        self._check_at = math.inf
+        # The size that pays; the maximum while nothing else is known.
+        self.rows = max_batch_size
+        # The size that is being tried; 0 for none.
+        self.trial = 0
+
+    def observe(self, rows: int, seconds: float, now: float) -> None:
+        """Learn a batch of `rows` rows that delayed the next one by `seconds`."""
+        if not seconds:
+            return
+        size, sample = self._nearest(rows), (seconds + _OVERHEAD_SECONDS) / rows
+        if self._trial_at == math.inf:
+            self._trial_at = now + _FIRST_BATCHES * seconds
+            self._check_at = now + seconds / _TRIAL_SHARE
+        mean, samples, _ = self._seen.get(size, _NEW)
+        if self._changed(size, sample, mean, samples):
+            # After a run of samples this one is not an outlier.
+            samples, mean = (_SAMPLES_WANTED - 1 if abs(self._run) >= _CHANGED_RUN else 0), sample
+            self._seen.clear()
+            self._run = 0
+            self._reset = True
+            self._trial_at = self._check_at = now
+        samples = min(samples + 1, _MEAN_OF)
+        if samples > _SAMPLES_WANTED:
+            sample = min(max(sample, mean / _DEVIATION), mean * _DEVIATION)
+            mean += (sample - mean) / samples
+        else:
+            # Chance delays a batch and does not hasten it.
+            mean = sample if samples == 1 else min(sample, mean)
+        self._seen[size] = _Size(mean, samples, now + mean * size * len(self._sizes) / _TRIAL_SHARE)
+        self.rows = self._best()
+
+    def _changed(self, size: int, sample: float, mean: float, samples: int) -> bool:
+        """Return whether the times of all sizes have changed, as far as this sample shows."""
+        if size == self.trial and sample * _FASTER < mean:
+            return True
+        if samples < _SAMPLES_WANTED:
+            return False
+        if mean / _DEVIATION <= sample <= mean * _DEVIATION:
+            self._run = 0
+            return False
+        side = 1 if sample > mean else -1
+        self._run = self._run + side if self._run * side > 0 else side
+        return abs(self._run) >= _CHANGED_RUN
+
+    def _nearest(self, rows: int) -> int:
+        """Return the size that a batch of `rows` rows counts as: the nearest, by ratio."""
+        at = bisect_left(self._sizes, rows)
+        if at == len(self._sizes):
+            return self._sizes[-1]
+        if at and rows * rows < self._sizes[at] * self._sizes[at - 1]:
+            at -= 1
+        return self._sizes[at]
+
+    def _best(self) -> int:
+        """Return the smallest size that is about the best; the maximum unless a smaller one is worth it."""
+        best = min([seen.row_seconds for seen in self._seen.values()])
+        largest = self._seen[max(self._seen)]
+        capped = self.rows < self._sizes[-1]
+        # Few samples of the largest size may all have been delayed.
+        if not capped and largest.samples < _SAMPLES_WANTED:
+            return self.rows
+        if largest.row_seconds <= (_NEAR_BEST if capped else _WORTH) * best:
+            return self._sizes[-1]
+        return min([size for size, seen in self._seen.items() if seen.row_seconds <= _NEAR_BEST * best])
+
+    def next_rows(self, queued: int, slack: float, now: float, expected: Callable[[int], float]) -> int:
+        """Return the most rows of the next batch, while `queued` rows are queued: the size that pays, or one to try.
+
+        The first deadline of the queued rows is `slack` seconds away. `expected` returns the seconds of a batch by its
+        rows; a size that has not run is judged by it.
+        """
+        self.trial = 0
+        if now < self._trial_at:
+            return self.rows
+        usual = self._nearest(min(self.rows, queued))
+        seen = self._seen.get(usual)
+        if seen is None:
+            return self.rows
+        usual_seconds = seen.row_seconds * usual
+        self._trial_at = now + _BATCHES_BETWEEN * usual_seconds
+        # A trial must not make requests late, which wait behind it.
+        if slack >= (queued / usual + _BATCHES_TO_SPARE) * usual_seconds:
+            self.trial = self._size_to_try(queued, usual, now, expected)
+        return self.trial or self.rows
+
+    def _size_to_try(self, queued: int, usual: int, now: float, expected: Callable[[int], float]) -> int:
+        """Return the smallest size that is due to be tried in place of the usual one; 0 for none."""
+        hopeless = _HOPELESS * self._seen[usual].row_seconds
+        for size in self._sizes:
+            if size > queued:
+                break
+            if size == usual:
+                continue
+            known = self._seen.get(size) or _Size(0.0 if self._reset else expected(size) / size, 0, -math.inf)
+            if known.samples < _SAMPLES_WANTED and known.row_seconds <= hopeless:
+                return size
+            if now >= max(known.due, self._check_at):
+                self._check_at = now + known.row_seconds * size / _TRIAL_SHARE
+                return size
+        return 0

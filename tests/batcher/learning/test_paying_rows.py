@@ -1,0 +1,138 @@
+"""The batch size that pays, learned and used by the shipping queue in virtual time."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tensorferry.batcher.queue.request_queue import RequestQueue
+from tensorferry.batcher.request import BatchAssignment, Request
+from tensorferry.batcher.settings import BatcherSettings
+from tensorferry.batcher.testing import VirtualClock
+
+MOST = 32
+SIZES = (1, 2, 4, 8, 16, 32)
+Curve = Callable[[int], float]
+
+
+def rising(rows: int) -> float:
+    """Return the seconds of a batch of OCR detection on a core of a CPU, about: 24 ms for a row alone, 41 ms in 32."""
+    return rows * (0.0236 + 0.0035 * math.log2(rows))
+
+
+def falling(rows: int) -> float:
+    return 0.003 + 0.0004 * rows
+
+
+def flat(rows: int) -> float:
+    return 0.02 * rows
+
+
+def knee(rows: int) -> float:
+    """Return a time per row that is best for 8 rows."""
+    return 0.01 * max(1.0, math.pow(math.ceil(rows / 8), 1.5))
+
+
+def best_rate(curve: Curve) -> float:
+    return max(rows / curve(rows) for rows in SIZES)
+
+
+class Callers:
+    """Clients that always have a request queued, so that each batch is as large as the queue wants it."""
+
+    def __init__(self, count: int = 64, *, adaptive: bool = True, **options: object) -> None:
+        self.clock = VirtualClock()
+        self._noise = random.Random(1)
+        settings = BatcherSettings(MOST, adaptive=adaptive, **options)  # type: ignore[arg-type]
+        self.queue = RequestQueue(settings, self.clock)
+        self.send(1)
+        self.run(rising)
+        self.send(count)
+
+    def send(self, count: int) -> None:
+        """Queue requests of one row."""
+        for _ in range(count):
+            self.queue.put((Request((), lambda outcome: None, names=None, rows=1, nbytes=0),))
+
+    def run(self, curve: Curve) -> int:
+        """Run a batch that takes as long as the curve says; return its rows."""
+        work = self.queue.poll()
+        assert isinstance(work, BatchAssignment)
+        seconds = curve(len(work.batch)) * math.exp(self._noise.gauss(0, 0.03))
+        self.clock.advance(seconds)
+        self.queue.finish(work.batch)
+        self.queue.batch_done(work.batch, seconds)
+        return len(work.batch)
+
+    def rate(self, curve: Curve, seconds: float) -> float:
+        """Run batches for a while; return the rows a second."""
+        began = self.clock.now()
+        answered = 0
+        while self.clock.now() < began + seconds:
+            rows = self.run(curve)
+            answered += rows
+            self.send(rows)
+        return answered / (self.clock.now() - began)
+
+    @property
+    def full_rows(self) -> int:
+        (bucket,) = self.queue.learning.statistics()[0].values()
+        return bucket.full_rows
+
+
+@pytest.mark.parametrize("curve", [rising, falling, flat, knee])
+def test_the_size_that_pays_is_found_within_ten_seconds(curve: Curve) -> None:
+    callers = Callers()
+    callers.rate(curve, 10)
+    assert callers.rate(curve, 10) >= 0.97 * best_rate(curve)
+
+
+@pytest.mark.parametrize(("before", "after"), [(rising, falling), (falling, rising), (falling, knee)])
+def test_a_device_whose_times_change_gets_another_size(before: Curve, after: Curve) -> None:
+    callers = Callers()
+    callers.rate(before, 10)
+    callers.rate(after, 10)
+    assert callers.rate(after, 10) >= 0.9 * best_rate(after)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda rows: 3.0 if rows >= 16 else 1.0, lambda rows: 0.5 if rows <= 2 else 1.0]
+)
+def test_a_wrong_warm_up_is_corrected(wrong: Curve) -> None:
+    for curve in (rising, falling):
+        callers = Callers()
+        for rows in SIZES:
+            callers.queue.add_warmup_sample(rows, curve(rows) * wrong(rows))
+        callers.rate(curve, 10)
+        assert callers.rate(curve, 10) >= 0.9 * best_rate(curve)
+
+
+def test_a_queue_that_has_formed_drains_again() -> None:
+    """At 0.9 of the best rate, batches of up to 32 rows would serve 0.58 of that rate, and the queue would only grow."""
+    callers = Callers(count=400)
+    callers.rate(rising, 10)
+    queued = callers.queue.sizes().queued
+    arrivals = random.Random(2)
+    next_arrival, end = callers.clock.now(), callers.clock.now() + 200
+    while callers.clock.now() < end and callers.queue.sizes().queued:
+        callers.run(rising)
+        while next_arrival < callers.clock.now():
+            callers.send(1)
+            next_arrival += arrivals.expovariate(0.9 * best_rate(rising))
+    assert callers.queue.sizes().queued < queued / 4
+
+
+def test_with_a_window_batches_are_filled() -> None:
+    """What a smaller batch leaves would wait for the window again."""
+    assert BatcherSettings(MOST).limits.adaptive
+    assert not BatcherSettings(MOST, max_queue_delay=1.0).limits.adaptive
+
+
+@pytest.mark.parametrize("options", [{"adaptive": False}, {"preferred_batch_sizes": (4, 8)}])
+def test_sizes_that_were_chosen_are_kept(options: dict[str, object]) -> None:
+    callers = Callers(**options)  # type: ignore[arg-type]
+    callers.rate(rising, 10)
+    assert callers.full_rows == MOST
