@@ -1,8 +1,8 @@
 """`make batching-evidence`: the verdicts of the graph analysis, compared with runs of the models.
 
 The models are the onnx package's node tests and small graphs with dynamic first axes, and models as
-exporters make them. Prints how many are proved, tested and refused; the exit status is 1 if one
-that mixes rows is proved.
+exporters make them. Prints how many are proved, tested and refused, and how many of those refused
+running alone would have passed; the exit status is 1 if one that mixes rows is proved.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import onnx
 import onnxruntime
 from conformance.cases import Array, Case, all_cases, opened
 from conformance.exported import exported
+from conformance.running_alone import passes_by_running
 from onnx import numpy_helper
 
 from tensorferry.server.batching_check.row_comparison import (
@@ -52,11 +53,15 @@ class Model:
 class Compared:
     """A model with the verdict of the analysis and the result of running it: "" if rows stay apart,
     None if it does not run.
+
+    `passes_alone`: the server's check would have passed it by running alone. None unless the
+    analysis refuses it, or if it cannot be batched.
     """
 
     name: str
     analysis: BatchAnalysis
     mixing: str | None
+    passes_alone: bool | None = None
 
 
 def main() -> int:
@@ -76,7 +81,8 @@ def main() -> int:
         found = compare(Model(one.name, one.model, one.rows))
         running = {None: "does not run", "": "rows apart"}.get(found.mixing, found.mixing)
         reason = "".join(f" ({reason})" for reason in found.analysis.reasons[:1])
-        print(f"  {one.name:28} {_WORDS[found.analysis.finding]}{reason}; running: {running}")
+        alone = "; running alone would have passed" if found.passes_alone else ""
+        print(f"  {one.name:28} {_WORDS[found.analysis.finding]}{reason}; running: {running}{alone}")
         good = good and found.analysis.finding is one.finding
     return 0 if good else 1
 
@@ -90,6 +96,7 @@ def report(compared: Sequence[Compared]) -> bool:
         print(
             f"  {word:8} {counts[word, True]:5} keep rows apart {counts[word, False]:5} mix rows, or do not batch"
         )
+    _report_refused(compared)
     for one in ran:
         if one.analysis.finding is RowMixing.SEPARATE and one.mixing:
             print(f"PROVED BUT MIXING  {one.name}: {one.mixing}")
@@ -102,6 +109,28 @@ def report(compared: Sequence[Compared]) -> bool:
     share = counts["proved", True] / apart if apart else 1.0
     print(f"\nproved of those that keep rows apart: {share:.1%} of {apart}")
     return not counts["proved", False] and share >= 0.9
+
+
+def _report_refused(compared: Sequence[Compared]) -> None:
+    """Print as a table, by the operator that mixes rows, whether running alone would have refused the models too."""
+    refused = [one for one in compared if one.passes_alone is not None]
+    passed = [one for one in refused if one.passes_alone]
+    print(
+        f"\nrefused by the graph and with a batch axis: {len(refused)}; running alone would have passed {len(passed)}"
+    )
+    print("\n| node | refused | running alone would have passed |\n| --- | ---: | ---: |")
+    every, alone = (Counter(_node_of(one.analysis.reasons[0]) for one in ones) for ones in (refused, passed))
+    for node, count in sorted(every.items()):
+        print(f"| {node} | {count} | {alone[node]} |")
+    print("\nrunning alone would have passed:")
+    for one in passed:
+        print(f"  {one.name}: {one.analysis.reasons[0]}; {one.mixing or 'no mixing was found'}")
+
+
+def _node_of(reason: str) -> str:
+    """Return the operator that a reason names."""
+    name = reason.split()[0]
+    return "an output without rows" if name == "output" else f"`{name}`"
 
 
 def variants(case: Case) -> Iterator[Model]:
@@ -139,7 +168,8 @@ def compare(model: Model) -> Compared:
         path.write_bytes(model.model.SerializeToString())
         analysis = analyse_batching(path, list(model.rows))
         own, tried = _own_rows(model), _tried_rows(path)
-    return Compared(model.name, analysis, own or tried or (own if tried is None else tried))
+        alone = passes_by_running(path) if analysis.finding is RowMixing.MIXES else None
+    return Compared(model.name, analysis, own or tried or (own if tried is None else tried), alone)
 
 
 def _tried_rows(path: Path) -> str | None:

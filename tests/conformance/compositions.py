@@ -18,7 +18,7 @@ import onnx
 import onnxruntime
 from conformance.batching import Compared, Model, compare, report
 from conformance.drawing import FLOAT, ROWS, Drawing
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 _MOST_NODES = 7
 _MOST_ELEMENTS = 512
@@ -336,11 +336,66 @@ def _filled(draw: Drawing) -> str:
     return draw.node("ConstantOfShape", shape, value=value)
 
 
+def _loop_over_axis_0(draw: Drawing) -> str:
+    """Add a Loop over the first axis, which passes a sum or a maximum on to the next iteration."""
+    name = draw.any()
+    passing = draw.random.choice(("Add", "Max"))
+    count = draw.node("Gather", draw.node("Shape", name), draw.constant(0, np.int64))
+    none = draw.constant(np.zeros([1] * (len(draw.shapes[name]) - 1)))
+    at = f"t{len(draw.nodes)}"
+    i, on, before, on_after, after, row, made = (
+        f"{at}_{part}" for part in ("i", "on", "before", "on_after", "after", "row", "made")
+    )
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", [on], [on_after]),
+            helper.make_node("Gather", [name, i], [row], axis=0),
+            helper.make_node(passing, [before, row], [after]),
+            helper.make_node("Add", [row, before], [made]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info(i, TensorProto.INT64, []),
+            helper.make_tensor_value_info(on, TensorProto.BOOL, []),
+            helper.make_tensor_value_info(before, FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info(on_after, TensorProto.BOOL, []),
+            helper.make_tensor_value_info(after, FLOAT, None),
+            helper.make_tensor_value_info(made, FLOAT, None),
+        ],
+    )
+    last = draw.node("Loop", count, draw.constant(True, np.bool_), none, body=body)
+    draw.nodes[-1].output.append(f"{last}_all")
+    return f"{last}_all"
+
+
+def _element_of_sequence(draw: Drawing) -> str:
+    """Add the first or last part of the first axis to all of it."""
+    name = draw.any()
+    parts = draw.node("SplitToSequence", name, axis=0)
+    part = draw.node("SequenceAt", parts, draw.constant(draw.random.choice((0, -1)), np.int64))
+    return draw.node("Add", name, part)
+
+
+def _random_numbers(draw: Drawing) -> str:
+    """Add random numbers, or those that a Dropout makes zero."""
+    name = draw.any()
+    kind = draw.random.choice(("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Dropout"))
+    if kind == "Dropout":
+        training = draw.constant(draw.random.random() < 0.5, np.bool_)
+        return draw.node(kind, name, draw.constant(0.5), training)
+    seed = {"seed": 1.0} if draw.random.random() < 0.5 else {}
+    given = draw.node("Sigmoid", name) if kind == "Bernoulli" else name
+    return draw.node("Add", name, draw.node(kind, given, **seed))
+
+
 MAKERS: Sequence[Maker] = (
     *(_unary, _binary, _with_constant, _softmax, _reduce, _arg, _transpose, _transpose, _reshape, _reshape),
     *(_reshape_by_shape, _reshape_by_shape, _squeeze, _flatten, _concat, _slice, _gather, _gather_by_values),
     *(_scatter, _matmul, _matmul, _gemm, _einsum, _pad, _tile, _expand, _cumsum, _topk, _number_of_rows),
     *(_positions, _where, _norm, _image, _recurrent, _eye, _trilu, _split, _filled),
+    *(_loop_over_axis_0, _element_of_sequence, _random_numbers),
 )
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tensorferry.server.onnx_graph.control_flow import captured_names
+
 # Numbers of rows with which a graph is tried while it is drawn.
 ROWS = 3
 FLOAT = TensorProto.FLOAT
@@ -58,7 +60,7 @@ class Drawing:
         needed, nodes = {output}, list[onnx.NodeProto]()
         for node in reversed(self.nodes):
             if needed.intersection(node.output):
-                needed.update(node.input)
+                needed.update(node.input, captured_names(node))
                 nodes.insert(0, node)
         graph = helper.make_graph(
             nodes,

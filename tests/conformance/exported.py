@@ -16,6 +16,7 @@ import onnx
 from conformance.cases import Array
 from onnx import numpy_helper, parser
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
+from support.models import hidden_mixing
 
 from tensorferry.server.onnx_graph import RowMixing
 
@@ -36,7 +37,7 @@ class Exported:
 
 def exported() -> list[Exported]:
     """Return all of them."""
-    return [*_from_files(), *_written(), *_quantised()]
+    return [*_from_files(), *_written(), *_quantised(), *_hidden()]
 
 
 def _from_files() -> list[Exported]:
@@ -325,3 +326,13 @@ def _quantised() -> list[Exported]:
             found.append(Exported(f"quantised_{name}", onnx.load(made), rows, _PROVED))
         quantize_dynamic(given, made)
         return [*found, Exported("quantised_dynamic", onnx.load(made), rows, _REFUSED)]
+
+
+def _hidden() -> list[Exported]:
+    """Return models that mix rows only for few numbers, by each operator that mixes rows by its nature."""
+    rows = _random(6, 4)
+    rows[::2, 0] = hidden_mixing.MIXING
+    return [
+        Exported(f"hidden_{kind}", hidden_mixing.model(kind), {"x": rows}, _REFUSED)
+        for kind in hidden_mixing.KINDS
+    ]

@@ -19,6 +19,7 @@ import onnx
 import onnxruntime
 from conformance.cured import Cured, cured_models, saved
 from conformance.exported import exported
+from conformance.running_alone import without_graph_analysis
 
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
@@ -39,6 +40,8 @@ Runtime {runtime}, on the CPU, {month}.
 {cures}
 
 *not loaded*: a server does not start with this model. *the command*: the one that `inspect` prints.
+*running alone would have passed*: the server would have batched the refused model if it had only run
+it; "–" for a model that it does not check.
 
 Of the {count} exported models above, `inspect` says this of those that are not proved. The other {proved} are
 proved.
@@ -97,6 +100,14 @@ def _short(cure: str) -> str:
     return cure.partition(": python -c ")[0]
 
 
+def _alone(said: Said, path: Path) -> str:
+    """Return whether a refused model would be batched without the analysis of its graph."""
+    if said.verdict != "refused":
+        return "–"
+    with without_graph_analysis():
+        return "**yes**" if said_of(path).verdict == "tested" else "no"
+
+
 def _cures(folder: Path) -> Iterator[tuple[str, ...]]:
     for one in cured_models():
         said, after = before_and_after(one, folder)
@@ -104,6 +115,7 @@ def _cures(folder: Path) -> Iterator[tuple[str, ...]]:
             f"`{one.name}`",
             said.verdict,
             said.reason,
+            _alone(said, folder / f"{one.name}.onnx"),
             _short(said.cures[0]),
             one.changed or "the command",
             after,
@@ -113,10 +125,11 @@ def _cures(folder: Path) -> Iterator[tuple[str, ...]]:
 def _exported(folder: Path) -> Iterator[tuple[str, ...]]:
     """Yield the exported models that are not proved."""
     for one in exported():
-        said = said_of(saved(one.model, one.name, folder))
+        path = saved(one.model, one.name, folder)
+        said = said_of(path)
         if said.verdict != "proved":
             cures = "; ".join(map(_short, said.cures)) or "none needed: it is batched"
-            yield (f"`{one.name}`", said.verdict, said.reason, cures)
+            yield (f"`{one.name}`", said.verdict, said.reason, _alone(said, path), cures)
 
 
 def part(today: date) -> str:
@@ -128,10 +141,15 @@ def part(today: date) -> str:
             onnx=onnx.__version__,
             runtime=onnxruntime.__version__,
             month=today.strftime("%B %Y"),
-            cures=_table(("model", "verdict", "because", "cure", "done", "then"), _cures(folder)),
+            cures=_table(
+                ("model", "verdict", "because", "running alone would have passed", "cure", "done", "then"),
+                _cures(folder),
+            ),
             count=len(exported()),
             proved=len(exported()) - len(found),
-            exported=_table(("model", "verdict", "because", "cure"), iter(found)),
+            exported=_table(
+                ("model", "verdict", "because", "running alone would have passed", "cure"), iter(found)
+            ),
         )
 
 

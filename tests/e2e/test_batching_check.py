@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from e2e.fixtures import Serve
-from support.models import mixing, small
+from support.models import hidden_mixing, mixing, small
 
 from tensorferry.client import InferenceClient
 
@@ -53,3 +53,26 @@ def test_a_model_with_a_floor_over_the_batch_answers_each_request_correctly(
         futures = [client.submit("mel", {"x": x}) for x in requests]
         for x, future in zip(requests, futures, strict=True):
             np.testing.assert_array_equal(future.result(30)["y"], session.run(None, {"x": x})[0])
+
+
+def test_no_answer_has_a_number_of_another_request_where_rows_mix_for_few_numbers(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Running random rows cannot find that these models mix rows; their graphs show it."""
+    paths = {kind: hidden_mixing.save(tmp_path / f"{kind}.onnx", kind) for kind in hidden_mixing.KINDS}
+    server = serve(*paths.values(), "--max-queue-delay-ms", "5")
+    rows = np.random.default_rng(1).standard_normal((160, 1, 4)).astype(np.float32)
+    rows[::8, 0, 0] = hidden_mixing.MIXING
+    with InferenceClient(server.address) as client:
+        answers = {}
+        for kind in hidden_mixing.KINDS:
+            assert client.metadata(kind).properties["batching_verdict"] == "refused"
+            futures = [client.submit(kind, {"x": x}) for x in rows]
+            answers[kind] = np.stack([future.result(30)["y"] for future in futures])
+    # Each request that draws a number has its own.
+    drawn = answers.pop("random")[::8, 0, 0]
+    assert len(set(drawn.tolist())) == len(drawn)
+    for kind, given in answers.items():
+        session = onnxruntime.InferenceSession(str(paths[kind]))
+        right = np.stack([session.run(None, {"x": x})[0] for x in rows])
+        np.testing.assert_array_equal(given, right, err_msg=kind)

@@ -23,6 +23,8 @@ SEPARATE = {
     "a product with its own transpose": "t = Transpose <perm = [0, 2, 1]> (x) y = MatMul (x, t)",
     "a sum of products": 'y = Einsum <equation = "bij,bkj->bik"> (x, x)',
     "a shape from the number of rows": f"s = Shape (x) o = ConstantOfShape (s) y = Add (x, o) z {_C}[1]> ()",
+    "every second column of the whole batch, as tf2onnx writes it": f"b {_C}[0, 0]> () e {_C}[1000000000, 1000000000]> () "
+    f"a {_C}[0, 1]> () s {_C}[1, 2]> () y = Slice (x, b, e, a, s)",
     "the whole batch sliced": f"a {_C}[0]> () e {_C}[9223372036854775807]> () y = Slice (x, a, e, a)",
     "a loop over the positions": "n = Constant <value_int = 3> () c = Constant <value_int = 1> () b = Cast <to = 9> (c) "
     "y = Loop <body = g (i, d, h) => (d2, o) { d2 = Identity (d) o = Relu (h) }> (n, b, x)",
@@ -60,7 +62,6 @@ MIXED = {
 UNKNOWN = {
     "a custom operator": ("y = com.acme.Foo (x)", "com.acme.Foo y is an operator that cannot be analysed"),
     "a size that depends on values": ("n = NonZero (x) y = Cast <to = 1> (n)", "NonZero n computes a shape that depends on the rows' values"),
-    "random": ("y = RandomNormalLike (x)", "RandomNormalLike y is random"),
     "squeezed without axes": ("y = Squeeze (x)", "Squeeze y removes the batch axis if there is one row"),
     "row indices": ("s = Shape <start = 0, end = 1> (x) n = Squeeze (s) z = Constant <value_int = 0> () o = Constant <value_int = 1> () "
                      "r = Range (z, n, o) f = Cast <to = 7> (r) y = Neg (f)", "Neg y depends on the indices of rows in the batch"),

@@ -401,3 +401,15 @@ def found(path: Path) -> Path:
         [value("x")],
         [value("at", "INT64", (2, "found")), value("same")],
     )
+
+
+def endless(path: Path) -> Path:
+    """A loop without a trip limit whose condition is always true."""
+    body = helper.make_graph(
+        [node("Identity", "going", "still_going"), node("Identity", "before", "after")],
+        "body",
+        [value("trip", "INT64", ()), value("going", "BOOL", ()), value("before")],
+        [value("still_going", "BOOL", ()), value("after")],
+    )
+    loop = helper.make_node("Loop", ["", "true", "x"], ["y"], body=body)
+    return save(path, [loop], [value("x")], [value("y")], {"true": True})

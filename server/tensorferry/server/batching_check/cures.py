@@ -47,6 +47,10 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "decide for each row: torch.where instead of if, and loops of a fixed length",
         ),
         (
+            r"passes values of one row on",
+            "the loop goes over the first axis: let it begin each row with the same values, or go over an axis of the row",
+        ),
+        (
             r"is of an old version|attributes of an old version",
             "convert it to a newer opset: onnx.version_converter.convert_version(model, 21)",
         ),
@@ -92,7 +96,8 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             _VARIABLE_SIZES,
         ),
         (
-            r"rows along (one|another) axis|diagonal|from all rows|mask of one row|row's index|"
+            r"rows along (one|another) axis|one row with another|rows with one of them|diagonal|from all rows|"
+            r"mask of one row|row's index|"
             r"indices of rows|through the whole batch|merged with other axes",
             "rows are compared with each other: return one result for each row, such as its embedding, and compare the "
             "results behind the model",

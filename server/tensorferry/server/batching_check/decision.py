@@ -61,7 +61,9 @@ class Candidate:
     def check(self, max_batch_size: int) -> BatchingFinding:
         """Run the batching check and apply the policy to its finding."""
         settings = ComparisonSettings(max_batch_size, string_lists(self.session.path), self.precision)
-        first_run = with_time_limit(self.run, self.session, _LIMIT_SECONDS)
+        # Less than the limit of the load, at which the model is refused.
+        seconds = min(_LIMIT_SECONDS, self.server_config.run_timeout / 2 or _LIMIT_SECONDS)
+        first_run = with_time_limit(self.run, self.session, seconds)
         library = replacing_library(self.session.op_libraries)
         unprovable = (
             "" if library is None else f"{library.path.name} may replace operators of the graph by its own"

@@ -17,8 +17,10 @@ from tensorferry.server.onnx_graph.rules import (  # noqa: F401  (they fill the 
     features,
     indexing,
     matmul,
+    random_numbers,
     recurrent,
     reductions,
+    sequences,
     shapes,
     slicing,
 )
@@ -139,7 +141,7 @@ def _problems_of(name: str, value: Value | None) -> RowProblems | None:
         return value.problems
     rows = value.rows
     if value.row_indices:
-        return RowProblems(unknown=(f"output {name} contains the indices of rows in the batch",))
+        return RowProblems(mixes=(f"output {name} contains the indices of rows in the batch",))
     if rows is None:
         return RowProblems(
             mixes=(f"output {name} does not follow the batch axis: it is the same for all rows",)

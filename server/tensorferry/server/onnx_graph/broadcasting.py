@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tensorferry.server.onnx_graph.operators import MixesRows, UnknownEffect
-from tensorferry.server.onnx_graph.row_axis import require_same_merging
+from tensorferry.server.onnx_graph.row_axis import reject_one_row, require_same_merging
 from tensorferry.server.onnx_graph.sizes import Size, unknown
 from tensorferry.server.onnx_graph.values import RowAxis, Value
 
 
 def broadcast(values: Sequence[Value]) -> Value:
     """Return the shape and the row axis of tensors that are broadcast together."""
+    reject_one_row(values)
     shapes = [value.shape for value in values]
     position = row_axis_from_right(values)
     if any(shape is None for shape in shapes):

@@ -12,7 +12,14 @@ from onnx import helper
 
 from tensorferry.server.onnx_graph import control_flow, operators
 from tensorferry.server.onnx_graph.model_file import constant
-from tensorferry.server.onnx_graph.operators import USES_ROW_INDICES, MixesRows, Node, Operator, UnknownEffect
+from tensorferry.server.onnx_graph.operators import (
+    NOT_ANALYSED,
+    USES_ROW_INDICES,
+    MixesRows,
+    Node,
+    Operator,
+    UnknownEffect,
+)
 from tensorferry.server.onnx_graph.sizes import counts_rows
 from tensorferry.server.onnx_graph.topological_order import topological_order
 from tensorferry.server.onnx_graph.values import RowProblems, Value, merged_problems
@@ -109,14 +116,7 @@ class GraphWalk:
         if function is not None:
             return self._call(function, node, inputs, {})
         if domain == operators.DOMAIN and node.op_type in control_flow.OPERATORS:
-            around = [*inputs, *(scope.get(name) for name in control_flow.captured_names(node))]
-            return self._apply_rule(
-                label,
-                inputs,
-                around,
-                count,
-                lambda: control_flow.OPERATORS[node.op_type](self, node, label, inputs, scope),
-            )
+            return self._control_flow(node, label, inputs, scope)
         found = operators.find(domain, node.op_type)
         if found is None:
             return self._by_schema(domain, node, label, inputs)
@@ -124,10 +124,37 @@ class GraphWalk:
         opset = self._opsets.get(domain, 1)
         view = Node(node.op_type, opset, inputs, count, self.attributes(node), label)
         # The shape of a tensor may be known although its rows are not.
-        counting = [] if found.shape_only and _have_shapes(inputs) else inputs
+        counting = [] if found.accepts_problems or (found.shape_only and _have_shapes(inputs)) else inputs
         values = self._apply_rule(label, counting, inputs, count, lambda: _apply(found, view))
         valued = not found.shape_only and any(value is not None and value.value_dependent for value in inputs)
         return [replace(value, value_dependent=valued or value.problems is not None) for value in values]
+
+    def _control_flow(
+        self, node: onnx.NodeProto, label: str, inputs: Sequence[Value | None], scope: Scope
+    ) -> Sequence[Value]:
+        """Analyse a node with graphs inside.
+
+        What is unknown of its inputs makes all outputs unknown, but hides no node inside that mixes rows.
+        """
+        around = [*inputs, *(scope.get(name) for name in control_flow.captured_names(node))]
+        doubts: list[str] = []
+        values = self._apply_rule(
+            label,
+            [],
+            around,
+            len(node.output),
+            lambda: control_flow.OPERATORS[node.op_type](self, node, label, inputs, scope, doubts),
+        )
+        if all(value is None or value.is_free for value in around):
+            return values
+        found = merged_problems(
+            (RowProblems(unknown=tuple(doubts)), *(value.problems for value in inputs if value is not None))
+        )
+        if not (found.mixes or found.unknown):
+            return values
+        return [
+            Value(problems=merged_problems((found, value.problems)), value_dependent=True) for value in values
+        ]
 
     def _apply_rule(
         self,
@@ -168,7 +195,7 @@ class GraphWalk:
         problems = merged_problems(value.problems for value in inputs if value is not None)
         if problems.mixes or problems.unknown:
             return [Value(problems=problems, value_dependent=True)] * len(node.output)
-        return _unknown_effect(f"{label} is an operator that cannot be analysed", inputs, len(node.output))
+        return _unknown_effect(f"{label} {NOT_ANALYSED}", inputs, len(node.output))
 
     def _call(
         self,
@@ -241,8 +268,19 @@ def _apply(found: Operator, node: Node) -> Sequence[Value]:
             raise UnknownEffect("computes a shape that depends on the rows' values")
     if not found.row_indices and any(value.row_indices for value in node.given):
         raise UnknownEffect(USES_ROW_INDICES)
+    iterations = frozenset[str]().union(*(value.iterations for value in node.given))
+    picked = {value.picked for value in node.given if value.picked}
+    if any(one.isdisjoint(other) for one in picked for other in picked):
+        raise MixesRows("combines one row with another")
     made = found.rule(node)
     values = [made] * node.outputs if isinstance(made, Value) else made
+    if not found.shape_only and (iterations or picked):
+        values = [
+            value
+            if value.content is not None
+            else replace(value, iterations=value.iterations | iterations, picked=value.picked.union(*picked))
+            for value in values
+        ]
     if depends_on_row_count:
         values = [
             value if value.content is not None else replace(value, depends_on_row_count=True)
@@ -272,6 +310,8 @@ def _checked(value: Value) -> Value:
             raise UnknownEffect("produces a size that depends on the number of rows in the batch")
         if value.depends_on_row_count:
             raise MixesRows("makes the rows' values depend on the number of rows in the batch")
+        if value.picked:
+            raise UnknownEffect("combines all rows with the row of a loop's iteration")
     return value
 
 

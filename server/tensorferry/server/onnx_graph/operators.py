@@ -20,6 +20,8 @@ MICROSOFT = "com.microsoft"
 
 # The reason for a node with an unknown effect on tensors with `row_indices`.
 USES_ROW_INDICES = "depends on the indices of rows in the batch"
+# The reason for an operator without a rule, or with one for some inputs only.
+NOT_ANALYSED = "is an operator that cannot be analysed"
 
 
 class MixesRows(Exception):
@@ -103,7 +105,7 @@ class Operator:
 
     The values of the inputs `shape_inputs` determine the shapes of the outputs; with `shape_from_values`, those of any
     input do. `shape_only` means that only the shapes of the inputs matter. `row_indices` means that the rule accepts
-    tensors with row indices.
+    tensors with row indices, `accepts_problems` that it accepts tensors with problems.
     """
 
     rule: Rule
@@ -111,6 +113,7 @@ class Operator:
     shape_only: bool = False
     shape_from_values: bool = False
     row_indices: bool = False
+    accepts_problems: bool = False
 
 
 _TABLE: dict[tuple[str, str], Operator] = {}
@@ -123,12 +126,15 @@ def operator(
     shape_only: bool = False,
     shape_from_values: bool = False,
     row_indices: bool = False,
+    accepts_problems: bool = False,
 ) -> Callable[[Rule], Rule]:
     """Register a function as the rule of the named operators."""
 
     def enter(rule: Rule) -> Rule:
         for name in names:
-            _TABLE[domain, name] = Operator(rule, shape_inputs, shape_only, shape_from_values, row_indices)
+            _TABLE[domain, name] = Operator(
+                rule, shape_inputs, shape_only, shape_from_values, row_indices, accepts_problems
+            )
         return rule
 
     return enter

@@ -30,10 +30,23 @@ def require_rows_only_in(node: Node, *indices: int) -> None:
             raise UnknownEffect(f"takes rows in its input {index}")
 
 
-def reject_rows_on(value: Value, axes: Collection[int], how: str) -> None:
-    """Raise MixesRows if the rows are on one of the axes."""
+def reject_rows_on(value: Value, axes: Collection[int], how: str, positions: Value | None = None) -> None:
+    """Raise MixesRows if the rows are on one of the axes.
+
+    Raise UnknownEffect if the operator takes these positions on the axis, and they may be those of a loop's iteration.
+    """
     if value.rows is not None and value.rows.axis in axes:
+        if positions is not None and positions.iterations:
+            raise UnknownEffect(f"{how} the batch axis at the number of a loop's iteration")
         raise MixesRows(f"{how} the batch axis")
+
+
+def reject_one_row(values: Collection[Value]) -> None:
+    """Raise MixesRows if values of all rows are combined with those of the row of a loop's iteration."""
+    if any(value.picked and value.rows is None for value in values) and any(
+        value.rows is not None and value.value_dependent for value in values
+    ):
+        raise MixesRows("combines all rows with one of them")
 
 
 def with_rows(shape: tuple[Size, ...], rows: RowAxis | None) -> Value:

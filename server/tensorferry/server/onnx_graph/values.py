@@ -56,6 +56,10 @@ class Value:
     their number. `shape` is None if the rank is unknown, `content` None if the numbers are. `value_dependent` says
     whether the numbers depend on the values of the model's inputs. `row_indices` are the positions on the last axis
     at which each row holds its own index in the batch, or `ALL`.
+
+    Only in the body of a loop whose iterations may be the rows of the batch: `iterations` are the loops whose iteration
+    number it depends on, `picked` those in which it depends on the row that this number picks. Outside, the outputs of
+    such a loop have `problems`. `row_parts`: it is a sequence of parts of the batch axis, and `shape` that of a part.
     """
 
     shape: tuple[Size, ...] | None = None
@@ -65,6 +69,9 @@ class Value:
     content: Content | None = None
     value_dependent: bool = False
     row_indices: frozenset[int] = frozenset()
+    iterations: frozenset[str] = frozenset()
+    picked: frozenset[str] = frozenset()
+    row_parts: bool = False
 
     @property
     def rank(self) -> int | None:
@@ -74,7 +81,11 @@ class Value:
     @property
     def is_free(self) -> bool:
         """Whether the tensor does not depend on the rows at all."""
-        return self.rows is None and self.problems is None and not self.depends_on_row_count
+        return (
+            self.rows is None
+            and self.problems is None
+            and not (self.depends_on_row_count or self.iterations or self.picked)
+        )
 
 
 def of_content(content: Content) -> Value:

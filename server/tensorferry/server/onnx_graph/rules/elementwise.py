@@ -177,18 +177,6 @@ def cast_like(node: Node) -> Value:
     return broadcast([node.input(0)])
 
 
-@operator("Dropout")
-def dropout(node: Node) -> list[Value]:
-    """Identity outside of training."""
-    require_rows_only_in(node, 0)
-    if node.has(2):
-        content = node.content(2)
-        if content is None or any(content.flat):
-            raise UnknownEffect("is in training mode, where it is random")
-    value = broadcast([node.input(0)])
-    return [value, value]
-
-
 @operator("QuantizeLinear", "DequantizeLinear")
 @operator("QuantizeLinear", "DequantizeLinear", domain=MICROSOFT)
 def quantise(node: Node) -> Value:

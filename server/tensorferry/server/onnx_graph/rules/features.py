@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensorferry.server.onnx_graph.operators import ML, MixesRows, Node, UnknownEffect, operator
 from tensorferry.server.onnx_graph.row_axis import reject_rows_on, require_rows_only_in, shape_of, with_rows
 from tensorferry.server.onnx_graph.sizes import Size
-from tensorferry.server.onnx_graph.values import RowAxis, RowProblems, Value
+from tensorferry.server.onnx_graph.values import RowAxis, Value
 
 
 def _matrix(node: Node) -> tuple[Size, RowAxis | None]:
@@ -86,11 +86,3 @@ def string_split(node: Node) -> list[Value]:
         raise MixesRows("makes as many parts as the longest string of all rows has")
     sizes = shape_of(value)
     return [Value((*sizes, node.fresh())), Value(sizes)][: node.outputs]
-
-
-@operator(
-    "Multinomial", "Bernoulli", "RandomNormalLike", "RandomUniformLike", "RandomNormal", "RandomUniform"
-)
-def random(node: Node) -> Value:
-    """Return random numbers, which change with each run."""
-    return Value(problems=RowProblems(unknown=(f"{node.label} is random",)))

@@ -42,6 +42,8 @@ def gather(node: Node) -> Value:
         return with_rows(
             new, None if indices.rows is None else on_axis(indices.rows, axis + indices.rows.axis)
         )
+    if data.rows is not None and data.rows.axis == axis and indices.rows is None and indices.iterations:
+        return Value(new, picked=indices.iterations)
     reject_rows_on(data, (axis,), "picks elements along")
     if data.rows is not None and indices.rows is not None:
         raise MixesRows("picks for each row from all rows")
@@ -64,7 +66,7 @@ def gather_elements(node: Node) -> Value:
         if indices.rows is not None and indices.rows.axis != axis:
             raise MixesRows("picks by a row's index in the batch")
         return with_rows(sizes, indices.rows)
-    reject_rows_on(data, (axis,), "picks elements along")
+    reject_rows_on(data, (axis,), "picks elements along", indices)
     if indices.rows is None:
         raise UnknownEffect("picks elements at fixed positions of the batch axis")
     if indices.rows != data.rows:
@@ -97,6 +99,8 @@ def gather_nd(node: Node) -> Value:
     if indices.row_indices:
         _check_own_rows(data, indices, axis - batch)
         return with_rows(new, indices.rows)
+    if axis < batch + width and indices.rows is None and indices.iterations:
+        return Value(new, picked=indices.iterations)
     reject_rows_on(data, range(batch, batch + width), "picks elements along")
     if indices.rows is not None:
         raise MixesRows("picks for each row from all rows")
@@ -122,7 +126,7 @@ def scatter_elements(node: Node) -> Value:
     if row_axes == {None}:
         return Value(sizes)
     for value in values:
-        reject_rows_on(value, (axis,), "puts elements along")
+        reject_rows_on(value, (axis,), "puts elements along", values[1])
     if len(row_axes) > 1:
         raise UnknownEffect(
             "puts elements of rows among elements that have none, or rows along one axis along another"
@@ -149,7 +153,7 @@ def scatter_nd(node: Node) -> Value:
         raise UnknownEffect(
             "puts rows at positions that are computed at run time, or into a tensor without rows"
         )
-    reject_rows_on(data, range(width), "puts elements along")
+    reject_rows_on(data, range(width), "puts elements along", indices)
     expected = on_axis(data.rows, len(at) - 1 + data.rows.axis - width)
     if updates.rows != expected:
         raise UnknownEffect("puts elements that have no rows, or have them on another axis")
@@ -196,7 +200,7 @@ def array_feature_extractor(node: Node) -> Value:
     if data.rows is not None:
         if indices.rows is not None:
             raise MixesRows("picks for each row from all rows")
-        reject_rows_on(data, (len(sizes) - 1,), "picks elements along")
+        reject_rows_on(data, (len(sizes) - 1,), "picks elements along", indices)
     new = (*(sizes[:-1] if len(sizes) > 1 else (1,)), count)
     rows = data.rows
     if indices.rows is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tensorferry.server.onnx_graph.broadcasting import broadcast
 from tensorferry.server.onnx_graph.operators import MICROSOFT, MixesRows, Node, UnknownEffect, operator
 from tensorferry.server.onnx_graph.row_axis import (
+    reject_one_row,
     reject_rows_on,
     require_rows_only_in,
     require_same_merging,
@@ -121,6 +122,7 @@ def matrix_product(one: Value, other: Value) -> Value:
 
 def sum_of_products(values: Sequence[Value], terms: Sequence[Sequence[str]], out: Sequence[str]) -> Value:
     """Return the sum of products over the axes whose labels are not in `out`."""
+    reject_one_row(values)
     row_label: tuple[str, RowAxis] | None = None
     for value, labels in zip(values, terms, strict=True):
         if value.rows is None:

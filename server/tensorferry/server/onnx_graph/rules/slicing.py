@@ -28,8 +28,8 @@ from tensorferry.server.onnx_graph.row_axis import (
 from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, Product, Size, fixed, product, quotient, total
 from tensorferry.server.onnx_graph.values import ALL, RowAxis, Value, of_content
 
-# A Slice end of at least this value means the end of the axis.
-_END = 2**31 - 1
+# A Slice end of at least this value means the end of the axis: tf2onnx writes it for "all". No message has as many rows.
+_END = 10**9
 
 
 @operator("Concat", row_indices=True)
@@ -167,6 +167,9 @@ def slice_of(node: Node) -> Value:
     axes = [axis_of(axis, len(sizes)) for axis in (range(count) if given is None else given)]
     steps = _bounds(node, "steps", 4) or [1] * count
     rows = value.rows
+    bounds = [node.input(index) for index in range(1, len(node.inputs)) if node.has(index)]
+    varying = frozenset[str]().union(*(bound.iterations for bound in bounds))
+    picked = frozenset[str]()
     if value.content is not None and starts and ends:
         numbers = (*starts, *ends, *steps)
         if all(isinstance(number, int) for number in numbers):
@@ -178,11 +181,13 @@ def slice_of(node: Node) -> Value:
             return of_content(value.content[tuple(pick)])
     for at, axis in enumerate(axes):
         start, end, step = (None if part is None else part[at] for part in (starts, ends, steps))
-        if rows is not None and rows.axis == axis:
+        if rows is not None and rows.axis == axis and varying and len(axes) == 1:
+            rows, picked, sizes[axis] = None, varying, node.fresh()
+        elif rows is not None and rows.axis == axis:
             rows = _rows_of_part(rows, start, end, step)
         else:
             sizes[axis] = _length(node, sizes[axis], start, end, step)
-    return with_rows(tuple(sizes), rows)
+    return replace(with_rows(tuple(sizes), rows), picked=picked)
 
 
 def _bounds(node: Node, name: str, index: int) -> list[Any] | None:
@@ -261,7 +266,7 @@ def value_dependent_size(node: Node) -> list[Value]:
         value = node.input(0)
         sizes = shape_of(value)
         axis = axis_of(int(node.attributes["axis"]), len(sizes))
-        reject_rows_on(value, (axis,), "leaves out elements along")
+        reject_rows_on(value, (axis,), "leaves out elements along", node.input(1))
         return [with_rows((*sizes[:axis], node.fresh(), *sizes[axis + 1 :]), value.rows)]
     if any(value.rows is not None for value in node.given):
         raise UnknownEffect("computes a shape that depends on the rows' values")

@@ -1,0 +1,45 @@
+"""What the server would decide by running a model alone, without the analysis of its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+from tensorferry.server.batching_check import verdict
+from tensorferry.server.batching_check.row_comparison import ComparisonSettings
+from tensorferry.server.batching_check.verdict import BatchingVerdict, check_batching
+from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing
+from tensorferry.server.runtime.onnx_file import string_lists
+from tensorferry.server.runtime.session import Session
+
+
+@contextmanager
+def without_graph_analysis() -> Iterator[None]:
+    """Let the batching check know nothing of graphs."""
+    unknown = BatchAnalysis(RowMixing.UNKNOWN, ("its graph is not analysed",))
+    with mock.patch.object(verdict, "analyse_batching", return_value=unknown):
+        yield
+
+
+def passes_by_running(path: Path) -> bool | None:
+    """Return whether the check of a server passes the model by running alone, however long it takes.
+
+    None if the model cannot be batched, whatever the check finds.
+    """
+    try:
+        session = Session(path)
+    except Exception:
+        return None
+    if session.signature.no_batch_axis_reason() is not None:
+        return None
+    settings = ComparisonSettings(vocabularies=string_lists(path), clock=_stopped)
+    with without_graph_analysis():
+        found = check_batching(path.stem, path, session.signature, session.run, settings)
+    return found.verdict is BatchingVerdict.TESTED
+
+
+def _stopped() -> float:
+    """Return the time of a clock on which the check never runs out of time."""
+    return 0.0
