@@ -86,6 +86,17 @@ async def test_a_large_answer_is_split(server: ScriptedServer, either: Client) -
     sent = limited(server, {"x": "UINT8 -1"}, max_request_rows="1000", max_message_bytes="8192")
     server.servicer.models["m"].outputs[0].shape[:] = [-1, 100]
     server.servicer.models["m"].outputs[0].datatype = "FP64"
+    infer = server.servicer.infer
+
+    def wide(request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
+        answer = infer(request, context)
+        (rows,) = answer.outputs[0].shape
+        answer.outputs[0].datatype = "FP64"
+        answer.outputs[0].shape[:] = [rows, 100]
+        answer.raw_output_contents[0] = bytes(rows * 100 * 8)
+        return answer
+
+    server.servicer.infer = wide
     await call(either, "infer", "m", {"x": np.zeros(10, np.uint8)})
     assert rows_of(sent) == [5, 5]
 
@@ -197,12 +208,11 @@ async def test_answers_of_different_shapes_are_not_joined(server: ScriptedServer
     def wider(request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
         answer = infer(request, context)
         if len(sent) == 2:
-            answer.outputs[0].shape[:] = [5, 2]
+            answer.outputs[0].shape[:] = [10, 2]
+            answer.raw_output_contents[0] *= 2
         return answer
 
     server.servicer.infer = wider
-    message = (
-        r"in 2 parts expects answers that can be joined along the rows of output 'x', got \[10, 1\], \[5, 2\]"
-    )
+    message = r"in 2 parts expects answers that can be joined along the rows of output 'x', got \[10, 1\], \[10, 2\]"
     with pytest.raises(InvalidInput, match=message):
         await call(either, "infer", "m", {"x": np.zeros((20, 1), np.int32)})

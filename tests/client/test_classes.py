@@ -77,6 +77,7 @@ async def test_other_strings_are_no_classes(
     server: ScriptedServer, either: Client, rows: list[bytes]
 ) -> None:
     answering(server, rows)
+    server.servicer.models["digits"].outputs[0].datatype = "BYTES"
     result = await call(either, "infer", "digits", IMAGES)
     with pytest.raises(InvalidInput, match=re.escape(f"got the element {rows[0]!r}: ask for them with")):
         result.classes("image")

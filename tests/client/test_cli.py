@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import grpc
 import pytest
 from client.scripted import ScriptedServer, model
 
-from tensorferry.client.cli import commands, infer
+from tensorferry.client.cli import bench, commands, infer
 from tensorferry.client.connection.target import default_targets
 
 
@@ -150,3 +151,31 @@ def test_a_wrong_target_of_the_environment_is_named(
 
 def test_without_a_variable_the_target_is_this_machine() -> None:
     assert default_targets({}) == default_targets({"TENSORFERRY_TARGET": ""}) == ("127.0.0.1:8001",)
+
+
+def test_names_cannot_control_the_terminal(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "\x1b[31m\r\n\x07\u202e\x7f\x9b"
+    metadata = model("m", {"x": "INT64 1"}, {"x": "INT64 1"})
+    metadata.inputs[0].name = metadata.outputs[0].name = f"x{evil}"
+    metadata.platform = f"p{evil}"
+    metadata.properties["batching"] = f"unbatched ({evil})"
+    server.servicer.models["m"] = metadata
+    server.servicer.models[f"n{evil}"] = metadata
+    for command, arguments in (
+        (commands.models, []),
+        (commands.describe, ["m"]),
+        (infer.main, ["m", "--random"]),
+    ):
+        assert command([*arguments, "--target", server.target]) == 0
+        out = capsys.readouterr().out
+        assert all(line.isprintable() for line in out.split("\n"))
+        assert "\\x1b[31m\\r\\n\\x07\\u202e\\x7f\\x9b" in out
+    del server.servicer.models["m"].outputs[:]
+    server.servicer.infer = lambda request, context: context.abort(grpc.StatusCode.INTERNAL, f"failed {evil}")
+    assert infer.main(["m", "--random", "--target", server.target]) == 1
+    assert bench.main([server.target, "m"]) == 1
+    err = capsys.readouterr().err
+    assert all(line.isprintable() for line in err.split("\n"))
+    assert err.count("\n") == 2

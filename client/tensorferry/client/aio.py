@@ -117,7 +117,8 @@ class InferenceClient(AsyncSharedMemoryCalls):
         results: list[InferenceResult] = []
         try:
             for part in self._parts(model, version, request, encoded):
-                results.append(codec.decode(await self._call("ModelInfer", part, context)))
+                result = codec.decode(await self._call("ModelInfer", part, context))
+                results.append(await self._compared(part, context, result))
         except InferenceError as error:
             self._cache.refused(model, version, error)
             raise
@@ -253,15 +254,14 @@ class InferenceClient(AsyncSharedMemoryCalls):
         self._check_open()
         context = plan.settings.begin(plan.timeout)
         endpoint = await self._stream_endpoint(context)
-        # Messages of unanswered requests, for those that are sent again.
+        # Messages of unanswered requests.
         sent: dict[str, pb.ModelInferRequest] = {}
 
         async def encode(request: StreamRequest) -> pb.ModelInferRequest:
             encoded = await self._encode(
                 plan.model, plan.version, context.of_request(request.request_id), request
             )
-            if self._retries.possible:
-                sent[request.request_id] = encoded
+            sent[request.request_id] = encoded
             return encoded
 
         outcomes = aio_stream.run(
@@ -272,11 +272,9 @@ class InferenceClient(AsyncSharedMemoryCalls):
         )
         async with contextlib.aclosing(outcomes):
             async for outcome in outcomes:
-                encoded = sent.pop(id_of(outcome), None)
-                if isinstance(outcome, InferenceResult):
-                    self._retries.answered()
-                elif isinstance(outcome, ResourceExhausted) and encoded is not None:
-                    outcome = await self._again(outcome, encoded, context)
+                request = sent.pop(id_of(outcome), None)
+                if request is not None:
+                    outcome = await self._settled(request, context, outcome)
                 if isinstance(outcome, InferenceError):
                     self._cache.refused(plan.model, plan.version, outcome)
                     if plan.raises:
@@ -299,15 +297,21 @@ class InferenceClient(AsyncSharedMemoryCalls):
             return encoded
         return codec.encode(model, version, request, await self._fetch(model, version, context))
 
-    async def _again(
-        self, refused: ResourceExhausted, encoded: pb.ModelInferRequest, context: CallContext
+    async def _settled(
+        self, request: pb.ModelInferRequest, context: CallContext, outcome: Outcome
     ) -> Outcome:
-        """Send a refused stream request again as a unary call, and return its outcome."""
-        context = context.of_request(refused.request_id)
-        attempts = self._attempts(encoded)
+        """Return the last outcome of a stream's request. A refused request is sent again, as a unary call."""
         try:
-            await self._wait(refused, None, attempts, context)
-            return codec.decode(await self._call("ModelInfer", encoded, context, attempts=attempts))
+            if isinstance(outcome, ResourceExhausted):
+                attempts = self._attempts(request)
+                context = context.of_request(request.id)
+                await self._wait(outcome, None, attempts, context)
+                outcome = codec.decode(await self._call("ModelInfer", request, context, attempts=attempts))
+            elif isinstance(outcome, InferenceResult):
+                self._retries.answered()
+            else:
+                return outcome
+            return await self._compared(request, context, outcome)
         except InferenceError as error:
             return error
 

@@ -25,9 +25,10 @@ from tensorferry.client.connection.deadline import seconds_of
 from tensorferry.client.connection.endpoints import Endpoints, OpenChannel, open_endpoints
 from tensorferry.client.connection.retry import DEFAULT_RETRY, Attempts, Retry, RetryBudget, retry_of
 from tensorferry.client.connection.target import targets_of
-from tensorferry.client.errors import InvalidInput
+from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.inflight import InFlight
-from tensorferry.client.messages import arguments, chunks, codec
+from tensorferry.client.messages import answers, arguments, chunks, codec
+from tensorferry.client.messages.answers import Answer
 from tensorferry.client.messages.codec import Outputs, Parameter, StreamDefaults, StreamRequest
 from tensorferry.client.messages.metadata_cache import MetadataCache
 from tensorferry.protos import inference_pb2 as pb
@@ -134,6 +135,12 @@ class ClientBase(ABC):
         if not self._check:
             return codec.encode(model, version, request, None)
         return self._cache.encode(model, version, request)
+
+    def _difference(self, request: pb.ModelInferRequest, answer: Answer) -> InferenceError | None:
+        """Return how the answer differs from the known metadata; raise Internal if it differs from the request."""
+        answers.check(request, answer)
+        declared = self._cache.outputs(request.model_name, request.model_version) if self._check else None
+        return None if declared is None else answers.difference(request, answer, declared)
 
     def _parts(
         self, model: str, version: str, request: StreamRequest, encoded: pb.ModelInferRequest

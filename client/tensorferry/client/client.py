@@ -148,7 +148,8 @@ class InferenceClient(SharedMemoryCalls):
         results: list[InferenceResult] = []
         try:
             for part in self._parts(model, version, request, encoded):
-                results.append(codec.decode(self._call("ModelInfer", part, context)))
+                result = codec.decode(self._call("ModelInfer", part, context))
+                results.append(self._compared(part, context, result))
         except InferenceError as error:
             self._cache.refused(model, version, error)
             raise
@@ -185,6 +186,7 @@ class InferenceClient(SharedMemoryCalls):
             lambda: attempts.next().stub.ModelInfer.future(encoded, **self._call_options(context)),
             request.request_id,
             functools.partial(self._cache.refused, model, version),
+            functools.partial(self._compared, encoded, context),
             attempts,
             context.deadline,
             self._retry_queue,
@@ -281,13 +283,12 @@ class InferenceClient(SharedMemoryCalls):
         self._check_open()
         context = plan.settings.begin(plan.timeout)
         endpoint = self._stream_endpoint(context)
-        # Messages of unanswered requests, for those that are sent again.
+        # Messages of unanswered requests.
         sent: dict[str, pb.ModelInferRequest] = {}
 
         def encode(request: StreamRequest) -> pb.ModelInferRequest:
             encoded = self._encode(plan.model, plan.version, context.of_request(request.request_id), request)
-            if self._retries.possible:
-                sent[request.request_id] = encoded
+            sent[request.request_id] = encoded
             return encoded
 
         outcomes = stream.run(
@@ -298,11 +299,9 @@ class InferenceClient(SharedMemoryCalls):
         )
         with contextlib.closing(outcomes):
             for outcome in outcomes:
-                encoded = sent.pop(id_of(outcome), None)
-                if isinstance(outcome, InferenceResult):
-                    self._retries.answered()
-                elif isinstance(outcome, ResourceExhausted) and encoded is not None:
-                    outcome = self._again(outcome, encoded, context)
+                request = sent.pop(id_of(outcome), None)
+                if request is not None:
+                    outcome = self._settled(request, context, outcome)
                 if isinstance(outcome, InferenceError):
                     self._cache.refused(plan.model, plan.version, outcome)
                     if plan.raises:
@@ -325,15 +324,19 @@ class InferenceClient(SharedMemoryCalls):
             return encoded
         return codec.encode(model, version, request, self._fetch(model, version, context))
 
-    def _again(
-        self, refused: ResourceExhausted, encoded: pb.ModelInferRequest, context: CallContext
-    ) -> Outcome:
-        """Send a refused stream request again as a unary call, and return its outcome."""
-        context = context.of_request(refused.request_id)
-        attempts = self._attempts(encoded)
+    def _settled(self, request: pb.ModelInferRequest, context: CallContext, outcome: Outcome) -> Outcome:
+        """Return the last outcome of a stream's request. A refused request is sent again, as a unary call."""
         try:
-            self._wait(refused, None, attempts, context)
-            return codec.decode(self._call("ModelInfer", encoded, context, attempts=attempts))
+            if isinstance(outcome, ResourceExhausted):
+                attempts = self._attempts(request)
+                context = context.of_request(request.id)
+                self._wait(outcome, None, attempts, context)
+                outcome = codec.decode(self._call("ModelInfer", request, context, attempts=attempts))
+            elif isinstance(outcome, InferenceResult):
+                self._retries.answered()
+            else:
+                return outcome
+            return self._compared(request, context, outcome)
         except InferenceError as error:
             return error
 

@@ -185,7 +185,7 @@ class Unimplemented(InferenceError):
 
 
 class Internal(InferenceError):
-    """INTERNAL: a bug of the server, or an answer that cannot be decoded.
+    """INTERNAL: a bug of the server, or an answer that cannot be decoded or does not fit its request.
 
     >>> issubclass(Internal, InferenceError)
     True

@@ -26,7 +26,8 @@ class InferenceFuture(Future[InferenceResult]):
     `cancel()` cancels the call on the server too, until the answer has arrived. Callbacks run on
     the client's threads, as with `concurrent.futures`, so they must not block.
 
-    `start` begins the call, within `deadline`. `refused` is called with the error of the call. A
+    `start` begins the call, within `deadline`. `refused` is called with the error of the call, and
+    `compared` with the result of the answer; it raises the error of one that does not fit. A
     call that `attempts` allows to repeat is in `retry_queue` until then. The future has one owner
     at a time, which alone may complete it: grpcio, which runs `_finish` once per call, or the code
     that removed it from `retry_queue`.
@@ -41,13 +42,15 @@ class InferenceFuture(Future[InferenceResult]):
         start: Callable[[], Any],
         request_id: str,
         refused: Callable[[InferenceError], None],
+        compared: Callable[[InferenceResult], InferenceResult],
         attempts: Attempts,
         deadline: Deadline,
         retry_queue: RetryQueue,
     ) -> None:
         super().__init__()
-        # Released when the future completes: both hold the request, and the call also holds the answer.
+        # Released when the future completes: all hold the request, and the call also holds the answer.
         self._start: Callable[[], Any] | None = start
+        self._compared: Callable[[InferenceResult], InferenceResult] | None = compared
         self._call: Any = None
         self._request_id = request_id
         self._refused = refused
@@ -77,12 +80,15 @@ class InferenceFuture(Future[InferenceResult]):
     def _finish(self, call: Any) -> None:
         if not self.cancelled() and self._wait(call):
             return
+        compared = self._compared
         if not self._claim_outcome():
             return
         try:
             answer = call.result()
             self._attempts.answered()
-            result = codec.decode(answer)
+            assert compared is not None
+            # Fetches the metadata on this thread, only for an answer that differs from what is known.
+            result = compared(codec.decode(answer))
         except grpc.RpcError as error:
             failure = errors.from_rpc(error, self._request_id)
             self._refused(failure)
@@ -122,7 +128,7 @@ class InferenceFuture(Future[InferenceResult]):
 
     def _claim_outcome(self) -> bool:
         """Return whether to set an outcome; if the future was cancelled, notify its waiters instead."""
-        self._start = self._call = None
+        self._start = self._compared = self._call = None
         return self.set_running_or_notify_cancel()
 
 

@@ -14,11 +14,14 @@ from tensorferry.client.base import ClientBase
 from tensorferry.client.connection.context import CallContext, Headers
 from tensorferry.client.errors import DeadlineExceeded, Unavailable
 from tensorferry.client.messages import arguments, rpcs
+from tensorferry.client.messages.answers import Answer
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
 from tensorferry.client.messages.rpcs import Config, File, LogSettings, Rpc, TraceSettings
 from tensorferry.client.messages.statistics import ModelStatistics
+from tensorferry.protos import inference_pb2 as pb
 
 T = TypeVar("T")
+AnswerT = TypeVar("AnswerT", bound=Answer)
 
 
 class ServerCalls(ClientBase):
@@ -242,6 +245,16 @@ class ServerCalls(ClientBase):
         known = self._run(rpcs.model_metadata(model, version), context)
         self._cache.put(model, version, known)
         return known
+
+    def _compared(self, request: pb.ModelInferRequest, context: CallContext, answer: AnswerT) -> AnswerT:
+        """Return the answer; raise Internal if it does not fit its request, or the metadata of its model."""
+        if self._difference(request, answer) is not None:
+            # The model may have been replaced since its metadata was fetched.
+            self._fetch(request.model_name, request.model_version, context)
+            error = self._difference(request, answer)
+            if error is not None:
+                raise error
+        return answer
 
     def _ask(
         self, rpc: Rpc[bool], timeout: float | None, metadata: Headers, *, wait_for_ready: bool = False

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Generic, Self, overload
+from typing import Any, Generic, Self, cast, overload
 
 from tensorferry.client.connection.context import Headers
 from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult
@@ -23,6 +23,7 @@ from tensorferry.client.shared_tensors import (
     check_one_target,
     shared_tensors,
 )
+from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import Array
 
 
@@ -105,7 +106,9 @@ class SharedMemory(Generic[ArrayT, ResultT]):
         (2, 10)
         """
         context = self._client._settings.of_call(metadata).begin(timeout, request_id or "")
-        return self._client._run(self._entered().infer(rows, request_id, parameters), context)
+        rpc = self._entered().infer(rows, request_id, parameters)
+        result = self._client._run(rpc, context)
+        return self._client._compared(cast("pb.ModelInferRequest", rpc.message), context, result)
 
     def _entered(self) -> SharedTensors[ArrayT, ResultT]:
         if self._tensors is None:

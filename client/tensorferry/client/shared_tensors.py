@@ -12,6 +12,7 @@ from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResul
 from tensorferry.client.connection.system_memory import SystemMemory
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import rpcs
+from tensorferry.client.messages.answers import Answer
 from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.metadata import ModelMetadata
 from tensorferry.client.messages.rpcs import Rpc
@@ -25,7 +26,7 @@ RELEASE_SECONDS = 5.0
 RELEASE_POLL_SECONDS = 0.01
 
 ArrayT = TypeVar("ArrayT")
-ResultT = TypeVar("ResultT")
+ResultT = TypeVar("ResultT", bound=Answer)
 
 
 def check_one_target(targets: tuple[str, ...]) -> None:

@@ -27,7 +27,9 @@ class Replica(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     def ModelInfer(self, request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
         self._run("ModelInfer")
-        return pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+        answer = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+        answer.outputs.add(name="y", datatype="FP32", shape=[0])
+        return answer
 
     def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Any) -> pb.ModelMetadataResponse:
         self._run("ModelMetadata")

@@ -40,6 +40,7 @@ from tensorferry.client.load.steps import Arrival, Step
 from tensorferry.client.load.trace import BadTrace, read_trace
 from tensorferry.client.messages import checks, codec
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.client.messages.printable import one_line
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc, tensors
 from tensorferry.protos.tensors import Array
@@ -88,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
     except InferenceError as error:
         print(f"{parser.prog}: {connection.targets[0]}: {tables.plain(str(error))}", file=sys.stderr)
     except OSError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {one_line(str(error))}", file=sys.stderr)
     return 1
 
 

@@ -14,6 +14,10 @@ from tensorferry.client.cli import examples
 from tensorferry.client.cli.server_flags import add_version, call_server, server_parser
 from tensorferry.client.client import InferenceClient
 from tensorferry.client.errors import InvalidInput, Unavailable, Unimplemented
+from tensorferry.client.messages.printable import printable
+
+# In place of a command with such a name, which could not be copied from a terminal.
+_NOT_PRINTABLE = "no example: a name has characters that cannot be printed"
 
 
 def ready(argv: Sequence[str]) -> int:
@@ -58,7 +62,7 @@ def describe(argv: Sequence[str]) -> int:
     def run(client: InferenceClient) -> None:
         model = client.metadata(arguments.model, arguments.model_version, timeout=arguments.timeout)
         versions = f"versions {', '.join(model.versions)}" if model.versions else "no named versions"
-        print(f"{model.name}: {model.platform or 'unknown platform'}, {versions}")
+        print(printable(f"{model.name}: {model.platform or 'unknown platform'}, {versions}"))
         rows = [("", "NAME", "DATATYPE", "SHAPE")]
         rows += [
             ("optional input" if t.optional else "input", t.name, t.datatype, str(list(t.shape)))
@@ -68,7 +72,7 @@ def describe(argv: Sequence[str]) -> int:
         if len(rows) > 1:
             _print_table(rows)
         if "batching" in model.properties:
-            print(f"batching: {model.properties['batching']}")
+            print(printable(f"batching: {model.properties['batching']}"))
         title = "Call it, with values of your own:"
         try:
             commands = [examples.infer_command(model, arguments)]
@@ -79,12 +83,13 @@ def describe(argv: Sequence[str]) -> int:
         except InvalidInput as error:
             commands = [f"no example: {error}"]
         print(f"\n{title}\n")
-        print("\n\n".join(commands))
+        print("\n\n".join(one if one.isprintable() else _NOT_PRINTABLE for one in commands))
 
     return call_server(parser, arguments, run)
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -18,6 +18,7 @@ from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages.classification import Classification
 from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.metadata import TensorMetadata
+from tensorferry.client.messages.printable import printable
 
 _DESCRIPTION = """Run one request on a model of a running server. Values become the datatype of the model's input,
 if that loses no more than a float's last digits; missing leading axes are added with length 1."""
@@ -165,7 +166,7 @@ def _show(result: InferenceResult, arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         print(printing.json_text(result))
         return
-    model, version = printing.printable(result.model_name), printing.printable(result.model_version or "-")
+    model, version = printable(result.model_name), printable(result.model_version or "-")
     print(f"model {model}, version {version}")
     if arguments.output_file is not None:
         write_archive(arguments.output_file, result)

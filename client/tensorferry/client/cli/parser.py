@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
+from tensorferry.client.messages.printable import one_line
+
 
 class CommandParser(argparse.ArgumentParser):
     """Argument parser that reports an error in one line, with the nearest known flag for an unknown one."""
@@ -20,7 +22,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""
-        self.exit(2, f"{self.prog}: {' '.join(message.split())} (--help shows all options)\n")
+        self.exit(2, f"{self.prog}: {one_line(message)} (--help shows all options)\n")
 
     def _unknown(self, text: str) -> str:
         if not text.startswith("-"):

@@ -12,6 +12,7 @@ import numpy as np
 
 from tensorferry.client.cli.values import FLOATS
 from tensorferry.client.messages.codec import InferenceResult
+from tensorferry.client.messages.printable import printable
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
@@ -39,11 +40,6 @@ def table(result: InferenceResult, width: int) -> Iterator[str]:
 def heading(name: str, array: Array) -> str:
     """Return an output's name, datatype and shape."""
     return f"{printable(name)}  {tensors.datatype_of(array)} {list(array.shape)}"
-
-
-def printable(text: str) -> str:
-    """Return a text that cannot control the terminal."""
-    return text if text.isprintable() else repr(text)
 
 
 def parameter_lines(result: InferenceResult) -> Iterator[str]:

@@ -17,6 +17,7 @@ from tensorferry.client.connection.channel import CallMetadata, Tls, call_metada
 from tensorferry.client.connection.deadline import seconds_of
 from tensorferry.client.connection.target import TARGET_VARIABLE, check_target, default_targets
 from tensorferry.client.errors import InferenceError, InvalidInput
+from tensorferry.client.messages.printable import one_line
 
 T = TypeVar("T")
 
@@ -147,12 +148,10 @@ def call_server(
     except InvalidInput as error:
         parser.error(str(error))
     except InferenceError as error:
-        print(
-            f"{parser.prog}: {','.join(connection.targets)}: {' '.join(str(error).split())}", file=sys.stderr
-        )
+        print(f"{parser.prog}: {','.join(connection.targets)}: {one_line(str(error))}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {one_line(str(error))}", file=sys.stderr)
         return 1
     return 0
 

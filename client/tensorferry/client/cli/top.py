@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.cli.top_view import StatusSamples, lines_of
+from tensorferry.client.messages.printable import one_line
 
 _DEFAULT = "http://127.0.0.1:8002"
 _HOW = "check that it runs and was started with --metrics-port; its first line of output has the address of its metrics"
@@ -78,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         samples = StatusSamples()
         samples.add(read(url))
     except StatusError as error:
-        print(f"tensorferry top: {error}", file=sys.stderr)
+        print(f"tensorferry top: {one_line(str(error))}", file=sys.stderr)
         return 1
     if arguments.model is not None and arguments.model not in samples.models:
         known = ", ".join(samples.models) or "none"
@@ -156,7 +157,7 @@ def _once(url: str, samples: StatusSamples, arguments: argparse.Namespace) -> in
     try:
         samples.add(read(url))
     except StatusError as error:
-        print(f"tensorferry top: {error}", file=sys.stderr)
+        print(f"tensorferry top: {one_line(str(error))}", file=sys.stderr)
         return 1
     # Lines are cut for terminals only.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
@@ -192,7 +193,7 @@ def _watch(url: str, samples: StatusSamples, arguments: argparse.Namespace) -> N
                 problem = ""
             except StatusError as error:
                 lost_since = lost_since if problem else time.monotonic()
-                problem = str(error)
+                problem = one_line(str(error))
 
 
 def _draw(lines: Sequence[str], most: int) -> None:

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tensorferry.client.messages.printable import printable
+
 Status = dict[str, Any]
 
 # Period of rates and percentiles, in seconds.
@@ -69,12 +71,7 @@ def lines_of(samples: StatusSamples, width: int, only: str | None = None, *, blo
     for model in models:
         if "requests" in model:
             lines += ["", *_detail(samples, model, blocks)]
-    return [_plain(line)[:width] for line in lines]
-
-
-def _plain(text: str) -> str:
-    """Replace unprintable characters, so that names and ids cannot send commands to the terminal."""
-    return "".join(one if one.isprintable() else "?" for one in text)
+    return [printable(line)[:width] for line in lines]
 
 
 def _table(samples: StatusSamples, models: Sequence[Status]) -> list[str]:

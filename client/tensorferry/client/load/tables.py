@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tensorferry.client.load.comparison import Difference
 from tensorferry.client.load.results import PERCENTILES, Interval, StepResult
 from tensorferry.client.load.steps import Step
+from tensorferry.client.messages.printable import one_line
 
 _LONGEST_MESSAGE = 200
 
@@ -88,9 +89,8 @@ def errors_and_warnings(results: Sequence[StepResult]) -> list[str]:
 
 
 def plain(message: str) -> str:
-    """Return a server's text on one line, cut, and without characters that a terminal could obey."""
-    text = " ".join(message.split())
-    text = "".join(one if one.isprintable() else "?" for one in text)
+    """Return a server's text on one line, printable and cut."""
+    text = one_line(message)
     return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}..."
 
 

@@ -93,7 +93,7 @@ def join(results: Sequence[InferenceResult]) -> InferenceResult:
     if len(results) == 1:
         return results[0]
     outputs: dict[str, Array] = {}
-    for name in results[0].outputs:
+    for name in dict.fromkeys(itertools.chain(*(result.outputs for result in results))):
         arrays = [result.outputs[name] for result in results if name in result.outputs]
         shapes = {array.shape[1:] if array.ndim else None for array in arrays}
         if len(arrays) < len(results) or len(shapes) > 1 or None in shapes:

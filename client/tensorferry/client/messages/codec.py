@@ -287,6 +287,8 @@ def decode(message: pb.ModelInferResponse) -> InferenceResult:
                 array = tensors.decode_raw(contents, kind, tensor.shape)
             else:
                 array = tensors.decode_contents(tensor.contents, kind, tensor.shape)
+            if tensor.name in outputs:
+                raise tensors.TensorError("it occurs more than once")
             outputs[tensor.name] = tensors.values(array, kind.name)
         except tensors.TensorError as error:
             text = f"output {tensor.name!r} of the answer cannot be decoded: {error}"

@@ -6,6 +6,7 @@ import grpc
 
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages import codec
+from tensorferry.client.messages.answers import DeclaredOutputs, declared_outputs
 from tensorferry.client.messages.chunks import Limits, limits_of
 from tensorferry.client.messages.codec import StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata
@@ -24,6 +25,7 @@ class MetadataCache:
         self._max_message_bytes = max_message_bytes
         self._known: dict[tuple[str, str], ModelMetadata] = {}
         self._limits: dict[tuple[str, str], Limits | None] = {}
+        self._outputs: dict[tuple[str, str], DeclaredOutputs | None] = {}
 
     def get(self, model: str, version: str) -> ModelMetadata | None:
         """Return the metadata, None if it must be fetched."""
@@ -42,11 +44,16 @@ class MetadataCache:
     def put(self, model: str, version: str, metadata: ModelMetadata) -> None:
         """Store the server's answer."""
         self._limits[model, version] = limits_of(metadata, self._max_message_bytes)
+        self._outputs[model, version] = declared_outputs(metadata)
         self._known[model, version] = metadata
 
     def limits(self, model: str, version: str) -> Limits | None:
         """Return the limits of a model whose requests may be split."""
         return self._limits.get((model, version))
+
+    def outputs(self, model: str, version: str) -> DeclaredOutputs | None:
+        """Return what is known of the model's answers; None for nothing."""
+        return self._outputs.get((model, version))
 
     def refused(self, model: str, version: str, error: InferenceError) -> None:
         """Drop the metadata if the error's code means that it may be out of date."""

@@ -93,7 +93,7 @@ class Layout:
         places = {place.name: place for place in self.outputs}
         found: list[Place] = []
         for tensor in answer.outputs:
-            place = places.get(tensor.name)
+            place = places.pop(tensor.name, None)
             shape = tuple(tensor.shape)
             if place is None or tensor.datatype != place.datatype or min(shape, default=0) < 0:
                 raise _wrong(tensor, answer.id)

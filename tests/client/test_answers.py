@@ -1,0 +1,267 @@
+"""Answers are compared with their requests, and with the metadata of their model."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from client.either import IDS, KINDS, Client, call, close, shared
+from client.scripted import ScriptedServer, echo, model
+
+from tensorferry.client import InferenceClient, InferenceError, Internal, StreamRequest, aio
+from tensorferry.protos import inference_pb2 as pb
+
+METHODS = ["infer", "submit", "stream"]
+X = {"x": np.arange(6, dtype=np.float32).reshape(3, 2)}
+Change = Callable[[pb.ModelInferResponse], None]
+
+
+def answering(server: ScriptedServer, change: Change) -> None:
+    """Let the server change its answers."""
+
+    def infer(request: pb.ModelInferRequest, context: Any = None) -> pb.ModelInferResponse:
+        answer = echo(request)
+        change(answer)
+        return answer
+
+    def stream(requests: Iterator[pb.ModelInferRequest], context: Any) -> Iterator[Any]:
+        for request in requests:
+            yield pb.ModelStreamInferResponse(infer_response=infer(request))
+
+    server.servicer.infer = infer
+    server.servicer.stream = stream
+
+
+@pytest.fixture(autouse=True)
+def batched(server: ScriptedServer) -> None:
+    """A model whose metadata says that its rows are independent."""
+    metadata = model("m", {"x": "FP32 -1 2"}, {"x": "FP32 -1 2"})
+    metadata.properties["max_request_rows"] = "100"
+    metadata.properties["max_message_bytes"] = "100000"
+    server.servicer.models["m"] = metadata
+
+
+async def infer(client: Client, method: str, request_id: str = "a", **options: Any) -> Any:
+    """Run one request by this method, and return its result."""
+    if method == "stream":
+        return (await call(client, "stream", "m", [StreamRequest(X, request_id)], **options))[0]
+    return await call(client, method, "m", X, request_id=request_id, **options)
+
+
+def rows(count: int) -> Change:
+    def change(answer: pb.ModelInferResponse) -> None:
+        answer.outputs[0].shape[0] = count
+        answer.raw_output_contents[0] = bytes(count * 8)
+
+    return change
+
+
+def no_outputs(answer: pb.ModelInferResponse) -> None:
+    del answer.outputs[:], answer.raw_output_contents[:]
+
+
+def twice(answer: pb.ModelInferResponse) -> None:
+    answer.outputs.append(answer.outputs[0])
+    answer.raw_output_contents.append(answer.raw_output_contents[0])
+
+
+def set_output(field: str, value: str) -> Change:
+    return lambda answer: setattr(answer.outputs[0], field, value)
+
+
+def set_answer(field: str, value: str) -> Change:
+    return lambda answer: setattr(answer, field, value)
+
+
+WRONG: list[tuple[Change, dict[str, Any], str]] = [
+    (rows(2), {}, "has shape [2, 2] for output 'x', expected the 3 rows of the request"),
+    (rows(4), {}, "has shape [4, 2] for output 'x', expected the 3 rows of the request"),
+    (no_outputs, {}, "has no outputs, expected at least one"),
+    (no_outputs, {"outputs": ["x"]}, "has the outputs none, expected the requested outputs 'x'"),
+    (set_output("name", "y"), {"outputs": ["x"]}, "has the outputs 'y', expected the requested outputs 'x'"),
+    (set_output("name", "y"), {}, "has the output 'y', expected outputs out of 'x', as its metadata says"),
+    (
+        set_output("datatype", "INT32"),
+        {},
+        "has INT32 for output 'x', expected FP32, as its metadata says",
+    ),
+    (twice, {}, "output 'x' of the answer cannot be decoded: it occurs more than once"),
+    (
+        set_answer("model_name", "other"),
+        {},
+        "has the model name 'other', expected the request's model name 'm'",
+    ),
+    (
+        set_answer("model_version", "3"),
+        {"version": "2"},
+        "has the version '3', expected the request's version '2'",
+    ),
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_wrong_answer_is_an_error_that_names_both(
+    server: ScriptedServer, either: Client, method: str
+) -> None:
+    for change, options, text in WRONG:
+        answering(server, change)
+        with pytest.raises(Internal, match=re.escape(text)) as raised:
+            await infer(either, method, **options)
+        assert raised.value.request_id == "a"
+    answering(server, lambda answer: None)
+    assert (await infer(either, method))["x"].tolist() == X["x"].tolist()
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_an_answer_with_another_id_is_an_error(
+    server: ScriptedServer, either: Client, method: str
+) -> None:
+    answering(server, set_answer("id", "b"))
+    # Of a stream, the answer could be that of any request.
+    text = (
+        "answered request id 'b'" if method == "stream" else "has the id 'b', expected the request's id 'a'"
+    )
+    with pytest.raises(InferenceError, match=text):
+        await infer(either, method)
+
+
+async def test_the_error_ends_one_request_of_a_stream(server: ScriptedServer, either: Client) -> None:
+    def change(answer: pb.ModelInferResponse) -> None:
+        if answer.id == "b":
+            answer.model_name = "other"
+
+    answering(server, change)
+    requests = [StreamRequest(X, name) for name in ("a", "b", "c")]
+    a, b, c = await call(either, "stream", "m", requests, on_error="yield", ordered=True)
+    assert (a.id, c.id) == ("a", "c")
+    assert isinstance(b, Internal)
+    assert b.request_id == "b"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+async def test_the_answer_of_a_joined_message_is_compared(server: ScriptedServer, kind: type[Any]) -> None:
+    client: Client = kind(server.target, coalesce=True)
+    await call(client, "infer", "m", X)
+    for change, _, text in [WRONG[0], WRONG[2], WRONG[5], WRONG[6], WRONG[8]]:
+        answering(server, change)
+        if isinstance(client, aio.InferenceClient):
+            calls = [client.infer("m", X) for _ in range(4)]
+            failures: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        else:
+            with ThreadPoolExecutor(4) as threads:
+                futures = [threads.submit(client.infer, "m", X) for _ in range(4)]
+                failures = [future.exception() for future in futures]
+        assert all(isinstance(failure, Internal) and text in str(failure) for failure in failures), failures
+    await close(client)
+
+
+async def test_each_part_of_a_split_request_is_compared(server: ScriptedServer, either: Client) -> None:
+    server.servicer.models["m"].properties["max_request_rows"] = "2"
+
+    def change(answer: pb.ModelInferResponse) -> None:
+        if answer.outputs[0].shape[0] == 2:
+            rows(1)(answer)
+
+    answering(server, change)
+    text = re.escape("has shape [1, 2] for output 'x', expected the 2 rows of the request")
+    with pytest.raises(Internal, match=text):
+        await call(either, "infer", "m", X)
+
+
+async def test_an_answer_in_shared_memory_is_compared(server: ScriptedServer, either: Client) -> None:
+    server.servicer.shares_memory = True
+
+    def answer_shared(change: Change, request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
+        answer = pb.ModelInferResponse(model_name="m", id=request.id)
+        answer.outputs.add(name="x", datatype="FP32", shape=[request.inputs[0].shape[0], 2])
+        answer.raw_output_contents.append(b"")
+        change(answer)
+        return answer
+
+    cases: list[tuple[Change, str]] = [
+        (set_answer("model_name", "other"), "has the model name 'other'"),
+        (set_answer("id", "b"), "has the id 'b'"),
+        (no_outputs, "has the outputs none, expected the requested outputs 'x'"),
+        (lambda answer: answer.outputs[0].shape.__setitem__(0, 1), "expected the 2 rows of the request"),
+        (lambda answer: answer.outputs.append(answer.outputs[0]), "is not what was requested"),
+    ]
+    async with shared(either, "m", 3) as memory:
+        for change, text in cases:
+            server.servicer.infer = partial(answer_shared, change)
+            with pytest.raises(Internal, match=re.escape(text)):
+                await call(memory, "infer", rows=2, request_id="a")
+        server.servicer.infer = partial(answer_shared, lambda answer: None)
+        assert (await call(memory, "infer", rows=2))["x"].shape == (2, 2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_model_may_be_replaced_by_one_with_other_outputs(
+    server: ScriptedServer, either: Client, method: str
+) -> None:
+    """The metadata is fetched again before an answer is refused."""
+    await infer(either, method)
+    replaced = model("m", {"x": "FP32 -1 2"}, {"y": "INT32 -1 2"})
+    server.servicer.models["m"] = replaced
+
+    def change(answer: pb.ModelInferResponse) -> None:
+        rows(7)(answer)
+        answer.outputs[0].name, answer.outputs[0].datatype = "y", "INT32"
+
+    answering(server, change)
+    fetched = server.servicer.calls.count("ModelMetadata")
+    for _ in range(2):
+        assert (await infer(either, method))["y"].shape == (7, 2)
+    assert server.servicer.calls.count("ModelMetadata") == fetched + 1
+
+
+async def test_what_a_server_does_not_say_is_not_compared(server: ScriptedServer, either: Client) -> None:
+    """KServe's server answers without a version, and chooses ids; Seldon Core adds the version to the name."""
+
+    def nameless(answer: pb.ModelInferResponse) -> None:
+        answer.id = answer.model_name = answer.model_version = ""
+
+    def seldon(answer: pb.ModelInferResponse) -> None:
+        answer.model_name, answer.model_version = "m_2", "2"
+
+    def no_final(answer: pb.ModelInferResponse) -> None:
+        no_outputs(answer)
+        answer.parameters["triton_final_response"].bool_param = True
+
+    cases: list[tuple[Change, dict[str, Any]]] = [
+        (nameless, {"request_id": "a", "version": "1"}),
+        (set_answer("id", "chosen"), {}),
+        (seldon, {"request_id": "a", "version": "2"}),
+        (set_answer("model_version", "2"), {"version": "02"}),
+        (no_final, {"parameters": {"triton_enable_empty_final_response": True}}),
+    ]
+    for change, options in cases:
+        answering(server, change)
+        await call(either, "infer", "m", X, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+async def test_rows_are_compared_only_where_the_server_says_that_axis_0_has_them(
+    server: ScriptedServer, kind: type[Any]
+) -> None:
+    """A detector answers with another number of boxes than of images."""
+    server.servicer.models["m"] = model("m", {"x": "FP32 -1 2"}, {"x": "FP32 -1 2"})
+    answering(server, rows(7))
+    client: Client = kind(server.target)
+    assert (await call(client, "infer", "m", X))["x"].shape == (7, 2)
+    await close(client)
+
+
+def test_without_check_nothing_is_compared_with_the_metadata(server: ScriptedServer) -> None:
+    answering(server, set_output("datatype", "INT32"))
+    with InferenceClient(server.target, check=False) as client:
+        assert client.infer("m", X)["x"].dtype == np.int32
+        answering(server, set_answer("model_name", "other"))
+        with pytest.raises(Internal, match="model name 'other'"):
+            client.infer("m", X)
+    assert "ModelMetadata" not in server.servicer.calls
