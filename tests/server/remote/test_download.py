@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tensorferry.server.remote import download
 from tensorferry.server.remote.download import Downloader
 from tensorferry.server.remote.failures import RemoteError, UnreachableError
 from tensorferry.server.remote.stores import RemoteFile
@@ -122,9 +123,39 @@ def test_a_body_that_ends_early_without_an_error_is_truncated(tmp_path: Path) ->
 
 
 def test_a_body_that_is_longer_than_stated_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RemoteError, match=rf"has {len(BODY)} bytes, but its host says 5"):
+    with pytest.raises(RemoteError, match=r"has at least 100 bytes, but its host says 5"):
         downloader().download(Store(), RemoteFile(URL, '"v1"', 5), tmp_path / "m")
     assert not (tmp_path / "m").exists()
+
+
+def test_an_answer_without_a_length_is_stored_up_to_the_largest_size_and_then_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "LARGEST_BYTES", len(BODY) - 1)
+    with pytest.raises(RemoteError, match=r"has more than 10\.2 KB, the largest file .*; use a host that"):
+        downloader().download(Store(), RemoteFile(URL, '"v1"', None), tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_download_ends_before_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([download.SPARE_BYTES] * 3)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=next(free, 1000)))
+    monkeypatch.setattr(download, "_LOOK_BYTES", 1000)
+    with pytest.raises(RemoteError, match=r"has 1\.0 KB free, and 268\.4 MB must stay free: make room"):
+        downloader().download(Store(), RemoteFile(URL, '"v1"', None), tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_part_that_cannot_be_continued_does_not_stay(tmp_path: Path) -> None:
+    with pytest.raises(UnreachableError):
+        downloader().download(Store(500, 0, 0, 0, 0), RemoteFile(URL, None, len(BODY)), tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_an_empty_file_is_downloaded(tmp_path: Path) -> None:
+    digest = downloader().download(Store(), RemoteFile(URL, '"v1"', 0), tmp_path / "m")
+    assert digest == hashlib.sha256(b"").hexdigest()
+    assert (tmp_path / "m").read_bytes() == b""
 
 
 def test_a_hash_of_the_host_is_checked_and_a_damaged_file_removed(tmp_path: Path) -> None:
@@ -137,10 +168,12 @@ def test_a_hash_of_the_host_is_checked_and_a_damaged_file_removed(tmp_path: Path
 
 
 def test_a_file_that_does_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=len(BODY) - 1))
+    free = download.SPARE_BYTES + len(BODY) - 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     store = Store()
     with pytest.raises(
-        RemoteError, match=r"needs 10\.2 KB, but .* has 10\.2 KB free: make room, or .*--model-cache"
+        RemoteError,
+        match=r"needs 10\.2 KB, but .* has 268\.4 MB free, and 268\.4 MB must stay free: make room, or .*--model-cache",
     ):
         downloader().download(store, FILE, tmp_path / "m")
     assert not store.offsets

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from support.remote.web_server import Response, WebServer, web_server
@@ -11,6 +14,28 @@ from tensorferry.server.remote.failures import ChangedError, RemoteError, Unreac
 from tensorferry.server.remote.https import HttpsStore
 from tensorferry.server.remote.stores import RemoteFile
 from tensorferry.server.remote.url import parse_file
+
+
+@contextmanager
+def raw_server(answer: bytes) -> Iterator[str]:
+    """Send an answer to one connection, which stays open. Yield the server's address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+                done.wait()
+
+        done = threading.Event()
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            done.set()
+            thread.join()
 
 
 @pytest.mark.parametrize(
@@ -98,6 +123,37 @@ def test_a_file_that_is_not_as_described_has_changed(web: WebServer) -> None:
     for offset in (0, 3):
         with pytest.raises(ChangedError):
             HttpsStore().read(file, offset)
+
+
+def test_the_body_of_a_redirect_is_not_read(plain_web: WebServer) -> None:
+    plain_web.files["/m.onnx"] = b"content"
+    with raw_server(
+        b"HTTP/1.1 302 Found\r\nContent-Length: 1000000000000\r\n"
+        b"Location: " + plain_web.url.encode() + b"/m.onnx\r\n\r\n"
+    ) as address:
+        assert HttpsStore(timeout=1.0).describe(parse_file(f"{address}/here.onnx")).size == 7
+
+
+def test_what_has_arrived_is_returned_before_a_slow_host_sends_more() -> None:
+    with raw_server(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nten bytes.") as address:
+        file = RemoteFile(parse_file(f"{address}/m.onnx"), None, 1_000_000)
+        _, chunks = HttpsStore(timeout=1.0).read(file, 0)
+        assert next(chunks) == b"ten bytes."
+
+
+def test_bytes_from_another_place_are_refused(web: WebServer) -> None:
+    place = {"Content-Range": "bytes 9000000000-9000000001/9000000002"}
+    web.respond = lambda request: Response(b"ab", status=206, headers=place)
+    file = RemoteFile(parse_file(f"{web.url}/m.onnx"), None, 9_000_000_002)
+    for offset in (0, 5):
+        with pytest.raises(RemoteError, match=rf"sent the bytes from 9000000000 on instead .* {offset} on"):
+            HttpsStore().read(file, offset)
+
+
+def test_a_length_that_no_file_has_is_no_length(plain_web: WebServer) -> None:
+    length = {"Content-Range": f"bytes 0-0/{'9' * 5000}"}
+    plain_web.respond = lambda request: Response(b"a", status=206, headers=length)
+    assert HttpsStore().describe(parse_file(f"{plain_web.url}/m.onnx")).size is None
 
 
 def test_a_path_is_encoded_once(web: WebServer) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
+import os
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -336,10 +339,53 @@ def test_plain_http_needs_a_permission(plain_web: WebServer, cache: Path, tmp_pa
     assert fetch(cache, f"{plain_web.url}/m.onnx", allow_http=True).path.read_bytes() == body
 
 
-def test_the_cache_belongs_to_the_user_alone(web: WebServer, model: bytes, cache: Path) -> None:
-    fetch(cache, f"{web.url}/m.onnx")
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_the_cache_is_readable_by_its_user_alone_also_what_an_earlier_version_left(
+    web: WebServer, pair: tuple[bytes, bytes], cache: Path
+) -> None:
+    for _ in range(2):
+        fetch(cache, f"{web.url}/a/big.onnx")
+        everything = [cache, *cache.rglob("*")]
+        assert [str(path) for path in everything if path.stat().st_mode & 0o077] == []
+        assert len(everything) > 8
+        for path in everything:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_a_cache_whose_modes_cannot_be_changed_is_used_with_a_warning(
+    web: WebServer,
+    model: bytes,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = fetch(cache, f"{web.url}/m.onnx")
     (entry,) = cache.iterdir()
-    assert stat.S_IMODE((entry / "trees").stat().st_mode) == 0o700
+    entry.chmod(0o755)
+
+    def refuse(path: str | Path, mode: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    assert fetch(cache, f"{web.url}/m.onnx").path == first.path
+    assert f"other users may read {entry}" in caplog.text
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_a_directory_that_others_use_too_stays_as_it_is(web: WebServer, model: bytes, cache: Path) -> None:
+    cache.mkdir(mode=0o755)
+    (cache / "of somebody").touch()
+    fetch(cache, f"{web.url}/m.onnx")
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o755
+    assert stat.S_IMODE((cache / "of somebody").stat().st_mode) == 0o666
 
 
 def test_a_cache_that_cannot_be_written_is_named(web: WebServer, model: bytes, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensorferry.server.models.repository import Repository, RepositoryError
+from tensorferry.server.remote import repository_mirror
 from tensorferry.server.remote.download import Downloader
 from tensorferry.server.remote.failures import RemoteError, UnreachableError
 from tensorferry.server.remote.repository_mirror import RepositoryMirror
@@ -207,3 +208,11 @@ def test_a_configuration_elsewhere_chooses_no_library(store: Store, cache: Path)
     with pytest.raises(RepositoryError, match=r"has the library '/usr/lib/evil.so'.*--allow-remote-code"):
         mirrored(store, cache).versions("a")
     assert mirrored(store, cache, allow_code=True).versions("a")
+
+
+def test_a_list_without_end_is_refused(store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository_mirror, "MOST_FILES", len(store.files) - 1)
+    with pytest.raises(
+        RemoteError, match=rf"s3://bucket/models lists more than {len(store.files) - 1} files"
+    ):
+        mirrored(store, cache)

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,6 +33,7 @@ from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.runtime.ort import onnxruntime
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.shapes.empty_axes import AxisSet, EmptyAxes, axis_sets_to_test
+from tensorferry.server.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -86,8 +88,8 @@ class EmptyAxesProbe:
     def __enter__(self) -> EmptyAxesProbe:
         axes = axis_sets_to_test(self._model.io_mapping.signature, batched=self._model.max_batch_size > 0)
         if axes and self._model.working_size is not None:
-            self._thread = threading.Thread(
-                target=self._run, args=(axes,), name=f"tensorferry-empty-axes-{self._model.name}"
+            self._thread = new_thread(
+                f"tensorferry-empty-axes-{self._model.name}", partial(self._run, axes), ThreadKind.EXPENDABLE
             )
             self._thread.start()
         return self

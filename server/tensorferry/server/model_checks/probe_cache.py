@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tensorferry.server.private_files import make_private_folder
+
 _log = logging.getLogger("tensorferry.server")
 
 _T = TypeVar("_T")
@@ -96,7 +98,7 @@ class ProbeCache:
         if self._directory is None:
             return
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self._directory)
             handle, name = tempfile.mkstemp(dir=self._directory, suffix=".part")
             try:
                 with os.fdopen(handle, "w") as file:

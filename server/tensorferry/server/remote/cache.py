@@ -6,7 +6,8 @@
     CACHE/KEY/trees/DIGEST/...       complete files
     CACHE/KEY/trees/DIGEST.lock      held, shared, by every process that uses the tree
 
-A tree is made beside its place and then renamed, so it is complete if it exists. Two processes can use one cache.
+A tree is made beside its place and then renamed, so it is complete if it exists. Two processes can use one cache. CACHE/KEY
+is private, and so is everything in it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping
@@ -24,10 +26,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tensorferry.server.private_files import make_private, make_private_folder, open_private
 from tensorferry.server.remote.failures import RemoteError
 from tensorferry.server.remote.url import RemoteUrl
 
 _log = logging.getLogger("tensorferry.server")
+
+# The name of a directory of an address.
+_KEY = re.compile(r".*-[0-9a-f]{24}")
 
 
 def default_cache() -> Path:
@@ -72,7 +78,7 @@ class Tree:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        lock = _lock_of(path).open("ab")
+        lock = open_private(_lock_of(path), "ab")
         weakref.finalize(self, lock.close)
         fcntl.flock(lock, fcntl.LOCK_SH)
 
@@ -91,19 +97,37 @@ class CacheEntry:
         """Hold the lock of this address, for which other processes wait. RemoteError if the cache cannot be written."""
         try:
             for folder in (self._trees, self._partial):
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with (self.path / "lock").open("ab") as lock:
+                make_private_folder(folder)
+            with open_private(self.path / "lock", "ab") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     _log.info("%s: another process is fetching it; waiting for that", self.url)
                     fcntl.flock(lock, fcntl.LOCK_EX)
+                self._make_private()
                 yield
         except OSError as error:
             raise RemoteError(
                 f"{self.url}: the cache {self.path} cannot be used: {error.strerror or error}; name a directory that this "
                 "process may write by --model-cache"
             ) from None
+
+    def _make_private(self) -> None:
+        """Make what an earlier version has left private, and the cache itself if nothing else is in it."""
+        cache = self.path.parent
+        try:
+            make_private(self.path)
+            others_write = cache.stat().st_mode & 0o022
+            if not others_write and all(_KEY.fullmatch(entry.name) for entry in cache.iterdir()):
+                cache.chmod(0o700)
+        except PermissionError as error:
+            # It belongs to another user, or its file system has no modes.
+            _log.warning(
+                "%s: other users may read %s: its mode cannot be changed (%s)",
+                self.url,
+                error.filename,
+                error.strerror,
+            )
 
     def record(self) -> Record:
         """Return what was fetched; an empty record if nothing was, or the record is damaged."""
@@ -127,7 +151,8 @@ class CacheEntry:
     def write(self, record: Record) -> None:
         """Replace the record."""
         temporary = self.path / "record.json.new"
-        temporary.write_text(json.dumps(asdict(record), indent=1))
+        with open_private(temporary, "w") as file:
+            json.dump(asdict(record), file, indent=1)
         temporary.replace(self.path / "record.json")
 
     def partial(self, name: str, version: str | None) -> Path:
@@ -153,10 +178,10 @@ class CacheEntry:
         else:
             made = self._trees / f"{digest}.new"
             shutil.rmtree(made, ignore_errors=True)
-            made.mkdir()
+            make_private_folder(made)
             for name, file in files.items():
                 target = made / name
-                target.parent.mkdir(parents=True, exist_ok=True)
+                make_private_folder(target.parent)
                 file.replace(target)
             made.rename(path)
         return Tree(path)
@@ -186,7 +211,7 @@ def _lock_of(tree: Path) -> Path:
 
 def _is_unused(tree: Path) -> bool:
     """Return whether no process uses a tree. None can begin to, because the lock of the address is held."""
-    with _lock_of(tree).open("ab") as lock:
+    with open_private(_lock_of(tree), "ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

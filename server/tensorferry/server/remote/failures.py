@@ -20,6 +20,10 @@ class UnreachableError(RemoteError):
     """The host cannot be reached, or does not work at the moment. A copy in the cache can be used instead."""
 
 
+class TooSlowError(UnreachableError):
+    """The host answers, but too slowly. The same download is not tried again."""
+
+
 class ChangedError(RemoteError):
     """The file has changed while it was downloaded."""
 

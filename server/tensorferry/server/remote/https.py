@@ -17,7 +17,9 @@ from tensorferry.server.remote.url import RemoteUrl
 # Longest wait for a connection, and for the next bytes.
 TIMEOUT_SECONDS = 30.0
 _CHUNK_BYTES = 1 << 20
-_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
+# A longer number is no size of a file.
+_NUMBER = r"[0-9]{1,18}"
+_RANGE = re.compile(rf"bytes (?:({_NUMBER})-{_NUMBER}|\*)/({_NUMBER}|\*)")
 # Characters that stay as written in a path: those with a meaning there, and "%" of what is encoded.
 _IN_PATHS = "/%:@!$&'()*+,;=~-._"
 
@@ -63,6 +65,11 @@ class HttpsStore:
         if response.status == 206:
             match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             start = int(match[1]) if match and match[1] else offset
+        if start not in (0, offset):
+            response.close()
+            raise RemoteError(
+                f"{file.url}: the host sent the bytes from {start} on instead of those from {offset} on; use another host"
+            )
         return start, _chunks(file.url, response)
 
     def list(self, url: RemoteUrl) -> Mapping[str, RemoteFile]:
@@ -107,7 +114,9 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         headers: HTTPMessage,
         target: str,
     ) -> urllib.request.Request | None:
-        if request.type == "https" and urlsplit(target).scheme != "https":
+        # Its body is not needed. urllib would read it as a whole.
+        response.close()
+        if urlsplit(target).scheme not in {request.type, "https"}:
             raise RemoteError(
                 f"{self._url}: the host redirects to an address that is not https://, which is refused; give the address of "
                 "the file itself"
@@ -119,7 +128,8 @@ def _chunks(url: RemoteUrl, response: HTTPResponse) -> Iterator[bytes]:
     with response:
         while True:
             try:
-                chunk = response.read(_CHUNK_BYTES)
+                # What has arrived, so that a slow host is noticed before the chunk is full.
+                chunk = response.read1(_CHUNK_BYTES)
             except Exception as error:
                 raise failure_of(url, error) from None
             if not chunk:
@@ -136,7 +146,7 @@ def _size(response: HTTPResponse) -> int | None:
         match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
         return int(match[2]) if match and match[2] != "*" else None
     length = response.headers.get("Content-Length", "")
-    return int(length) if length.isdecimal() else None
+    return int(length) if re.fullmatch(_NUMBER, length) else None
 
 
 def _close(error: BaseException) -> None:

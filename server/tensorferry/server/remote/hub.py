@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
 from tensorferry.server.remote.failures import RemoteError, failure_of
 from tensorferry.server.remote.https import TIMEOUT_SECONDS, HttpsStore
-from tensorferry.server.remote.stores import RemoteFile, package
+from tensorferry.server.remote.stores import MOST_FILES, RemoteFile, package
 from tensorferry.server.remote.url import RemoteUrl
 
 _DEFAULT_REVISION = "main"
@@ -56,9 +57,9 @@ class HubStore:
         api = _hub(url).HfApi(self._endpoint)
         try:
             commit = api.repo_info(url.container, revision=url.revision or _DEFAULT_REVISION).sha
-            entries = list(
-                api.list_repo_tree(url.container, url.path or None, recursive=True, revision=commit)
-            )
+            tree = api.list_repo_tree(url.container, url.path or None, recursive=True, revision=commit)
+            # Each page names the next one, so that a list may have no end.
+            entries = list(islice(tree, MOST_FILES + 1))
         except Exception as error:
             raise failure_of(url, error) from None
         root = f"{url.path}/" if url.path else ""

@@ -11,7 +11,8 @@ from tensorferry.server.remote.cache import CacheEntry, Record, Tree
 from tensorferry.server.remote.download import Downloader, sha256_of
 from tensorferry.server.remote.failures import ChangedError, RemoteError, UnreachableError
 from tensorferry.server.remote.fetching import StoreOf, TreeBuilder, require_safe
-from tensorferry.server.remote.stores import RemoteFile
+from tensorferry.server.remote.stores import RemoteFile, Store
+from tensorferry.server.remote.time_limits import TimedStore
 from tensorferry.server.remote.url import RemoteUrl
 
 _log = logging.getLogger("tensorferry.server")
@@ -95,20 +96,20 @@ class ModelFiles:
         return tree
 
     def _current(self, entry: CacheEntry, record: Record) -> Tree:
+        store = TimedStore(self._store_of(entry.url))
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._described(entry, record)
+                return self._described(store, entry, record)
             except ChangedError as error:
                 _log.warning("%s; it is fetched again", error)
-        return self._described(entry, record)
+        return self._described(store, entry, record)
 
-    def _described(self, entry: CacheEntry, record: Record) -> Tree:
+    def _described(self, store: Store, entry: CacheEntry, record: Record) -> Tree:
         """Return the tree of the model as its host has it now."""
         url = entry.url
-        store = self._store_of(url)
         builder = TreeBuilder(entry, record, _PART, store, self._downloader)
         main = store.describe(url)
-        if (tree := self._unchanged(builder, main, record)) is not None:
+        if (tree := self._unchanged(store, builder, main, record)) is not None:
             return tree
         path = builder.add(url.file_name, main, url.pin())
         names = sorted({*self._companions(path)} - {url.file_name})
@@ -126,14 +127,13 @@ class ModelFiles:
                 )
         return builder.finish()
 
-    def _unchanged(self, builder: TreeBuilder, main: RemoteFile, record: Record) -> Tree | None:
+    def _unchanged(self, store: Store, builder: TreeBuilder, main: RemoteFile, record: Record) -> Tree | None:
         """Return the tree in the cache, if neither the model nor the files beside it have changed."""
         url = main.url
         known = record.trees.get(_PART)
         first = None if known is None else known.files.get(url.file_name)
         if known is None or first is None or main.version is None or first.version != main.version:
             return None
-        store = self._store_of(url)
         beside = {name: store.describe(url.beside(name)) for name in known.files if name != url.file_name}
         tree = builder.unchanged({url.file_name: main, **beside})
         if tree is None or (

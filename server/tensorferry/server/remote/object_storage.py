@@ -11,8 +11,8 @@ from tensorferry.server.remote.url import RemoteUrl
 
 _T = TypeVar("_T")
 
-# Size of each request: large, because a request takes tens of milliseconds.
-CHUNK_BYTES = 16 << 20
+# Size of each request: large, because a request takes tens of milliseconds, but not so large that it takes minutes.
+CHUNK_BYTES = 8 << 20
 # Of S3's client, in seconds and attempts. Downloads are continued after a failure, so few attempts are enough.
 _S3_CLIENT = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
 

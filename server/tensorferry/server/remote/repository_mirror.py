@@ -16,7 +16,8 @@ from tensorferry.server.remote.cache import CacheEntry, Tree
 from tensorferry.server.remote.download import Downloader
 from tensorferry.server.remote.failures import ChangedError, RemoteError, UnreachableError
 from tensorferry.server.remote.fetching import StoreOf, TreeBuilder, is_safe
-from tensorferry.server.remote.stores import RemoteFile
+from tensorferry.server.remote.stores import MOST_FILES, RemoteFile
+from tensorferry.server.remote.time_limits import TimedStore
 from tensorferry.server.remote.url import RemoteUrl
 from tensorferry.server.scratch_directory import ScratchDirectory
 
@@ -62,7 +63,7 @@ class RepositoryMirror:
         with self._entry.locked():
             record = self._entry.record()
             try:
-                files = self._store_of(self.url).list(self.url)
+                files = TimedStore(self._store_of(self.url)).list(self.url)
             except UnreachableError as error:
                 if not record.listing:
                     raise
@@ -71,6 +72,11 @@ class RepositoryMirror:
                     name: RemoteFile(self.url.below(name), version, size)
                     for name, (version, size) in record.listing.items()
                 }
+            if len(files) > MOST_FILES:
+                raise RemoteError(
+                    f"{self.url} lists more than {MOST_FILES:,} files and directories; give the address of a directory with "
+                    "models only"
+                )
             self._parts = _parts(self.url, files)
             record.listing = {name: (file.version, file.size) for name, file in files.items()}
             for part in record.trees.keys() - self._parts.keys():
@@ -125,7 +131,7 @@ class RepositoryMirror:
         files = self._allowed(part)
         with self._entry.locked():
             record = self._entry.record()
-            store = self._store_of(self.url)
+            store = TimedStore(self._store_of(self.url))
             builder = TreeBuilder(self._entry, record, part, store, self._downloader)
             if (tree := builder.unchanged(files)) is not None:
                 return tree

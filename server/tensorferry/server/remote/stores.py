@@ -11,6 +11,8 @@ from typing import Any, Protocol
 from tensorferry.server.remote.failures import RemoteError
 from tensorferry.server.remote.url import RemoteUrl
 
+# Longest list of files of a repository.
+MOST_FILES = 100_000
 # Of the packages of the extras, and of those that they use.
 _LOGGERS = (
     "aiobotocore",
@@ -58,7 +60,7 @@ class Store(Protocol):
         ...
 
     def list(self, url: RemoteUrl) -> Mapping[str, RemoteFile]:
-        """Return all files of a directory and below, by their paths in it."""
+        """Return all files of a directory and below, by their paths in it; a list above MOST_FILES need not be complete."""
         ...
 
 
