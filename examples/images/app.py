@@ -16,7 +16,7 @@ from tensorferry.serving import BYTES, FP32, INT64, STRING, UINT8, InvalidInput,
 HERE = Path(__file__).resolve().parent
 SIZE = 8
 LABELS = np.array((HERE / "labels.txt").read_text().split(), object)
-PICTURE = (HERE / "three.jpg").read_bytes()
+PICTURES = [(HERE / name).read_bytes() for name in ("three.jpg", "zero.png")]
 
 # A file of some kilobytes can have billions of pixels.
 Image.MAX_IMAGE_PIXELS = 50_000_000
@@ -45,7 +45,7 @@ def pixels(file: bytes) -> Any:
     outputs={"image": UINT8[-1, SIZE, SIZE]},
     processes=2,
     max_batch_size=4,  # A larger batch is decoded no faster, and keeps files from idle processes.
-    example={"file": np.array([PICTURE], object)},
+    example={"file": np.array(PICTURES, object)},
 )
 def decode(file: Any) -> Any:
     """Return the pixels of a batch of files."""

@@ -25,12 +25,13 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A reader's directory, with a photo, and with a model and labels in place of those of ImageNet."""
+    """A reader's directory, with two photos, and with a model and labels in place of those of ImageNet."""
     from PIL import Image
 
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     colours = np.random.default_rng(1).integers(0, 255, (15, 20, 3), np.uint8)
     Image.fromarray(colours).resize((640, 480)).save(tmp_path / "photo.jpg")
+    Image.fromarray(255 - colours).resize((640, 480)).save(tmp_path / "other.jpg")
     (tmp_path / "labels.txt").write_text("".join(f"class {number}\n" for number in range(1000)))
     weights = np.random.default_rng(2).normal(0, 1, (3, 1000)).astype(np.float32)
     graph = helper.make_graph(

@@ -46,6 +46,25 @@ def several(x):
     return sum(future.result()["y"] for future in futures)
 
 
+TABLE = np.zeros((64, 3), np.float32)
+
+
+@model(inputs={"x": FP32[-1, 3]}, outputs={"y": FP32[-1, 3]})
+def constant(x):
+    return TABLE[: len(x)]
+
+
+def _changes(x):
+    y = infer("constant", x=x)["y"]
+    y += 1
+    return y
+
+
+_ROWS = {"inputs": {"x": FP32[-1, 3]}, "outputs": {"y": FP32[-1, 3]}}
+zz_changes = model(**_ROWS, name="zz_changes")(_changes)
+zz_changes_in_process = model(**_ROWS, name="zz_changes_in_process", processes=1)(_changes)
+
+
 @model(inputs={"how": STRING[-1]}, outputs={"y": FP32[-1]})
 def picky(how):
     if "refuse" in how:
@@ -108,6 +127,14 @@ def test_functions_call_other_models(serve: Serve, app: Path, front_ends: int) -
         # More rows than a batch of the called model.
         many = np.tile(x, (60, 1))
         np.testing.assert_array_equal(client.infer("several", {"x": many})["sum"], 222 * many)
+
+
+def test_an_answer_is_the_calling_functions_own(serve: Serve, app: Path) -> None:
+    server = serve(app)
+    with InferenceClient(server.address) as client:
+        for name in ("zz_changes", "zz_changes_in_process"):
+            for _ in range(3):
+                assert client.infer(name, {"x": np.zeros((2, 3), np.float32)})["y"].tolist() == [[1] * 3] * 2
 
 
 def test_errors_of_calls_reach_the_client(serve: Serve, app: Path) -> None:

@@ -103,7 +103,6 @@ def test_types_come_from_annotations() -> None:
         ({"workers": 2, "processes": 2}, "give one of both"),
         ({"batched": False, "max_batch_size": 4}, "takes one row at a time"),
         ({"processes": 2, "steady": True}, "is not steady; leave out `steady`"),
-        ({"batching": "proved"}, "it must be one of trust, tested"),
         ({"example": {"z": 1}}, "must have an array for each input"),
         ({"name": "a/b"}, "give another `name`"),
     ],

@@ -16,7 +16,7 @@ from tensorferry.serving import BYTES, UINT8, model, onnx, pipeline
     outputs={"image": UINT8[-1, SIZE, SIZE, 3]},
     processes=int(os.environ["PYTHON_MODELS_PROCESSES"]),
     max_batch_size=4,  # A larger batch decodes no faster, and would keep files from idle processes.
-    example={"jpeg": np.array(files(1), object)},
+    example={"jpeg": np.array(files(2), object)},
 )
 def decode(jpeg: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the pixels of a batch."""

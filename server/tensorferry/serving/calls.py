@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -17,7 +19,11 @@ class ModelCaller(Protocol):
     def submit(
         self, model: str, version: str, inputs: Mapping[str, npt.ArrayLike], timeout: float | None
     ) -> Future[dict[str, Any]]:
-        """Enqueue a request; the future gets the model's outputs by name."""
+        """Enqueue a request; the future gets the model's outputs by name.
+
+        Names are of type str and the timeout is a float, not of their subclasses. Inputs that do not fit the model fail
+        the future with InvalidInput.
+        """
 
 
 _caller: ContextVar[ModelCaller] = ContextVar("tensorferry model caller")
@@ -56,6 +62,7 @@ def submit(
     models would call each other in a circle, and might wait forever; and else the error of the request. If the function does
     not catch it, its own requests get the same status.
 
+    TypeError or ValueError if a name is no str, `inputs` no mapping, or `timeout` no number of seconds.
     RuntimeError if no function of a model is running on this thread: in a thread of your own, run this in a copy of the
     function's context (`contextvars.copy_context`).
     """
@@ -65,7 +72,18 @@ def submit(
         raise RuntimeError(
             f"infer({model!r}) was called outside of a model's function; call it on the thread that runs the function"
         ) from None
-    return caller.submit(model, version, {**(inputs or {}), **arrays}, timeout)
+    if inputs is None:
+        inputs = {}
+    elif not isinstance(inputs, Mapping):
+        raise TypeError(
+            f"the inputs are of type {type(inputs).__name__}; give a dict of arrays by input name, or arrays as keywords"
+        )
+    return caller.submit(
+        _plain_name(model, "the model's name"),
+        _plain_name(version, "the version"),
+        {_plain_name(name, "the name of an input"): array for name, array in {**inputs, **arrays}.items()},
+        None if timeout is None else _plain_seconds(timeout),
+    )
 
 
 def infer(
@@ -77,5 +95,27 @@ def infer(
     timeout: float | None = None,
     **arrays: npt.ArrayLike,
 ) -> dict[str, Any]:
-    """Send a request to another model of this server and wait for its outputs, by name. Like `submit` otherwise."""
+    """Send a request to another model of this server and wait for its outputs, by name. Like `submit` otherwise.
+
+    The arrays are the caller's own, which it may change.
+    """
     return submit(model, inputs, version=version, timeout=timeout, **arrays).result()
+
+
+def _plain_name(name: object, what: str) -> str:
+    """Return a name without the user's class, such as an Enum, which other processes do not have."""
+    if not isinstance(name, str):
+        raise TypeError(f"{what} is of type {type(name).__name__}; give a str")
+    return str.__str__(name)
+
+
+def _plain_seconds(timeout: object) -> float:
+    if not isinstance(timeout, Real) or isinstance(timeout, bool):
+        raise TypeError(f"the timeout is of type {type(timeout).__name__}; give seconds as a float, or None")
+    try:
+        seconds = float(timeout)
+    except OverflowError:
+        seconds = math.inf
+    if math.isnan(seconds):
+        raise ValueError("the timeout is nan; give seconds as a float, or None")
+    return seconds

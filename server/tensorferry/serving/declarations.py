@@ -18,8 +18,6 @@ from tensorferry.serving.hints import types_of_hints
 from tensorferry.serving.tensor_types import TensorType
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# Whether a function's rows are independent: declared, or tested at load by running rows alone and together.
-_BATCHING = ("trust", "tested")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -49,8 +47,8 @@ class FunctionModel:
 
     A call runs the function; of a class it makes an object. `max_batch_size` is None for the server's default, 0 for
     requests without a batch axis. `batched` is false for a function of one row. `example` has an array for each input.
-    `steady` is as in `model`. `row_padding` returns how rows of its outputs are padded by default; it may read files.
-    `elsewhere` is the file that it reads, if that must be fetched first.
+    `check` and `steady` are as in `model`. `row_padding` returns how rows of its outputs are padded by default; it may
+    read files. `elsewhere` is the file that it reads, if that must be fetched first.
     """
 
     name: str
@@ -61,7 +59,7 @@ class FunctionModel:
     workers: int = 1
     processes: int = 0
     batched: bool = True
-    batching: str = "trust"
+    check: bool = True
     steady: bool = False
     example: Mapping[str, npt.ArrayLike] | None = None
     row_padding: Callable[[], RowPadding] | None = None
@@ -136,7 +134,7 @@ def model(
     workers: int = 1,
     processes: int = 0,
     batched: bool = True,
-    batching: str = "trust",
+    check: bool = True,
     steady: bool = False,
     example: Mapping[str, npt.ArrayLike] | None = None,
 ) -> Callable[[Callable[..., Any]], FunctionModel]: ...
@@ -151,7 +149,7 @@ def model(
     workers: int = 1,
     processes: int = 0,
     batched: bool = True,
-    batching: str = "trust",
+    check: bool = True,
     steady: bool = False,
     example: Mapping[str, npt.ArrayLike] | None = None,
 ) -> FunctionModel | Callable[[Callable[..., Any]], FunctionModel]:
@@ -164,8 +162,8 @@ def model(
     Function
         It gets one array for each input, by name, and returns a dict of arrays by output, or a tuple in the order of
         `outputs`, or the one output alone. Axis 0 counts rows: it gets a whole batch, and returns as many rows. A list of
-        one array a row is allowed for an output whose rows differ in length along one axis. It must not keep its inputs,
-        nor change them. Without `inputs` and `outputs` they are taken from annotations: `def total(x: FP32[-1, 4]) ->
+        one array a row is allowed for an output whose rows differ in length along one axis. Its inputs are read-only; it
+        must not keep them. Without `inputs` and `outputs` they are taken from annotations: `def total(x: FP32[-1, 4]) ->
         FP32[-1]` has one output, named "output".
 
         An `InvalidInput` that it raises is for the client. Other exceptions are INTERNAL, without their text.
@@ -179,11 +177,14 @@ def model(
         server; 0 if tensors have no axis of rows: then each request runs alone. `workers` threads run batches at the same
         time; the function must then be thread-safe, an object of a class is not shared. `processes` child processes run
         them instead, each with its own import of the file, for functions that hold the GIL. With `batched` false the
-        function takes one row, and the shapes are those of one row. `batching="tested"` compares rows that run together
-        with rows that run alone when the model is loaded; "trust" relies on the declaration. `steady` says that the function
-        computes only, and takes about as long for all inputs of the same shapes: it waits for nothing and calls no other
-        model. Short batches of it then need no thread of their own. `example` is an input with at
-        least one row that the trial run at load uses instead of random values.
+        function takes one row, and the shapes are those of one row.
+
+        At load the function is called up to four times, and rows that run together are compared with rows that run alone.
+        If they differ, each request runs alone, and the log says so. `example` is an input for these calls, with at least
+        two different rows; without it values are random. With `check` false the function is not called at load.
+
+        `steady` says that the function computes only, and takes about as long for all inputs of the same shapes: it waits
+        for nothing and calls no other model. Short batches of it then need no thread of their own.
 
     Raises DeclarationError.
     """
@@ -203,7 +204,7 @@ def model(
             workers,
             processes,
             batched,
-            batching,
+            check,
             steady,
             example,
         )
@@ -348,10 +349,6 @@ def _check_function(declared: FunctionModel) -> None:
         raise DeclarationError(
             f"{what} takes one row at a time, so max_batch_size, which is {declared.max_batch_size}, has no effect; leave out "
             "one of both"
-        )
-    if declared.batching not in _BATCHING:
-        raise DeclarationError(
-            f"{what}: batching is {declared.batching!r}; it must be one of {', '.join(_BATCHING)}"
         )
     if declared.example is not None and set(declared.example) != set(declared.inputs):
         raise DeclarationError(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from tensorferry.serving.bounded_text import BoundedTokenizer
 from tensorferry.serving.declarations import FileElsewhere, FunctionModel, RowPadding, address_of, name_at
 from tensorferry.serving.errors import DeclarationError
 from tensorferry.serving.tensor_types import INT64, STRING
@@ -55,9 +56,10 @@ def tokenizer(
     `attention_mask` and `token_type_ids`, each with one int64 array a row, of the length of its tokens.
 
     Special tokens, normalization and truncation are those of the file. `max_length`, the most tokens in a row with special
-    tokens, replaces its truncation; a file without one leaves texts whole. The padding of the file is not used: an ONNX
-    step that reads the outputs pads them, by default to powers of two from 16 to `max_length`, at most 512, with the pad
-    token of the file.
+    tokens, replaces its truncation; a file without one leaves texts whole. Of a long text, only the first characters are
+    tokenized, if they are known to give the same row; a text that has no such part is refused with InvalidInput. The
+    padding of the file is not used: an ONNX step that reads the outputs pads them, by default to powers of two from 16 to
+    `max_length`, at most 512, with the pad token of the file.
 
     A batch uses all cores, and leaves the GIL to other threads. The environment variables TOKENIZERS_PARALLELISM=false and
     RAYON_NUM_THREADS limit that. Raises DeclarationError; the server reads the file when it loads the model.
@@ -132,25 +134,23 @@ class _FileTokenizer:
 
     def __init__(self, settings: _Settings) -> None:
         self._settings = settings
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer: BoundedTokenizer | None = None
 
     def load(self) -> None:
         read = _read(self._settings)
         read.no_padding()
-        self._tokenizer = read
+        self._tokenizer = BoundedTokenizer(read, self._settings.inputs)
 
     def __call__(self, /, **texts: npt.NDArray[np.object_]) -> dict[str, _Rows]:
         """Return one array a row for each output. Call `load` once before."""
         if self._tokenizer is None:
             raise RuntimeError(f"tokenizer {self._settings.name!r} is not loaded; call load() before")
         columns = [texts[name].tolist() for name in self._settings.inputs]
-        rows = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-        # "fast" leaves out the positions of the tokens in the text.
-        encodings = self._tokenizer.encode_batch_fast(rows)
-        return {
-            output: [_OUTPUTS[output](encoding) for encoding in encodings]
-            for output in self._settings.outputs
-        }
+        rows: dict[str, _Rows] = {output: [] for output in self._settings.outputs}
+        for encoding in self._tokenizer.encode(columns):
+            for output, made in rows.items():
+                made.append(_OUTPUTS[output](encoding))
+        return rows
 
 
 def _read(settings: _Settings) -> Tokenizer:

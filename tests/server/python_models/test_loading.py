@@ -53,7 +53,7 @@ def total(x: Any) -> Any:
 
 def test_a_function_is_a_batched_model(load: LoadFunction) -> None:
     served = load(total, max_batch_size=8)
-    assert str(served) == "total(x: FP32[-1, 2]) -> (y: FP32[-1]), batches of up to 8 rows (declared)"
+    assert str(served) == "total(x: FP32[-1, 2]) -> (y: FP32[-1]), batches of up to 8 rows (tested)"
     assert (served.config.platform, served.config.max_batch_size) == ("python", 8)
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     assert served.batcher.submit_rows({"x": x}).result()["y"].tolist() == [1.0, 5.0, 9.0]
@@ -208,7 +208,11 @@ def test_a_function_that_refuses_random_input_is_checked_later(
 
     with caplog.at_level(logging.INFO):
         served = load(picky)
-    assert "its trial run on random input raised InvalidInput" in caplog.text
+    assert (
+        "model picky raised InvalidInput: '1' is not good in its trial run on random input: " in caplog.text
+    )
+    assert "its rows were not compared" in caplog.text
+    assert "give @model(example=...)" in caplog.text
     with pytest.raises(InvalidRequestError, match=r"^'bad' is not good$"):
         served.batcher.submit_rows({"x": np.array(["bad"], object)}).result()
     with pytest.raises(StepFailedError, match="output 'y' has dtype int32, and is declared as INT64"):
@@ -274,21 +278,6 @@ def test_parameters_must_fit_the_inputs(load: LoadFunction) -> None:
     declared = model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, name="m")(lambda a, b: a)
     with pytest.raises(StartError, match=r"has the inputs \['x'\], but its function takes \['a', 'b'\]"):
         load(declared)
-
-
-def test_batching_is_tested_if_asked_for(load: LoadFunction) -> None:
-    @model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, batching="tested")
-    def scaled(x: Any) -> Any:
-        return x * np.float32(2)
-
-    assert load(scaled).batching_verdict == "tested"
-
-    @model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, batching="tested")
-    def centred(x: Any) -> Any:
-        return x - x.mean()
-
-    with pytest.raises(StartError, match="model 'centred' asks for batching='tested', and fails"):
-        load(centred)
 
 
 def test_one_bad_row_of_many(load: LoadFunction) -> None:

@@ -54,6 +54,12 @@ def act(x):
 @model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, processes=2)
 def wrong(x):
     return [1, 2, 3]
+
+
+@model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, processes=2)
+def endless(x):
+    while True:
+        pass
 """
 
 
@@ -189,3 +195,11 @@ def test_a_load_that_fails_leaves_no_process(app: Path) -> None:
     source = ModelSource("wrong", app, declaration=import_app(app)["wrong"])
     with pytest.raises(StartError, match="3 rows"):
         load_model(source, LoadContext(ServerConfig((source,))))
+
+
+def test_a_trial_run_that_never_ends_leaves_no_process(app: Path) -> None:
+    source = ModelSource("endless", app, declaration=import_app(app)["endless"])
+    with pytest.raises(
+        StartError, match=r"a trial run of function 'endless' on x \[1\] did not end within 0\.1"
+    ):
+        load_model(source, LoadContext(ServerConfig((source,), run_timeout=0.1)))

@@ -39,6 +39,8 @@ class Caller:
         return future
 
     def _complete(self, future: Future[dict[str, Any]], inputs: Mapping[str, Any]) -> None:
+        # The end of a process cancels its calls.
+        assert future.set_running_or_notify_cancel()
         try:
             future.set_result(self._answer(inputs))
         except BaseException as error:
@@ -133,6 +135,47 @@ def test_a_call_without_an_answer_is_cancelled_at_the_end_of_the_run(started: St
     # The process is in step with the server after it.
     assert [run(process, caller).tolist() for _ in range(2)] == [[0, 1, 2]] * 2
     assert [future.cancelled() for future in caller.futures] == [True, True]
+
+
+def test_a_call_by_mistake_fails_alone(started: Start) -> None:
+    """The process is in step with the server after it, and the server needs none of the user's classes."""
+    caller = Caller(lambda inputs: {"y": inputs["x"] + 1})
+    process = started("mistaken")
+    for _ in range(2):
+        found = run(process, caller)
+        assert found.pop("right").tolist() == [1, 2, 3]
+        assert {what: raised.partition(":")[0] for what, raised in found.items()} == {
+            "a function as name": "TypeError",
+            "a number as version": "TypeError",
+            "a text as timeout": "TypeError",
+            "nan as timeout": "ValueError",
+            "an array for the inputs": "TypeError",
+            "a number as input name": "TypeError",
+            "a function as input": "InvalidInput",
+            "functions as elements": "InvalidInput",
+            "fields": "InvalidInput",
+            "a cycle": "InvalidInput",
+        }
+        assert found["a function as name"] == "TypeError: the model's name is of type function; give a str"
+        assert "'x' is of type builtins.function" in found["a function as input"]
+    assert caller.calls == [("other", "", 5.0)] * 2
+
+
+def test_an_exception_with_objects_of_the_user_is_sent_without_them(started: Start) -> None:
+    process = started("unpicklable")
+    for _ in range(2):
+        with pytest.raises(QueueFull) as raised:
+            run(process, Caller(dict))
+        assert (str(raised.value), raised.value.retry_after) == ("full", 0.5)
+        assert not hasattr(raised.value, "name")
+
+
+def test_a_call_of_a_thread_whose_run_is_over_fails(started: Start) -> None:
+    process = started("late")
+    caller = Caller(lambda inputs: {"y": inputs["x"]})
+    assert run(process, caller) == []
+    (raised,) = run(process, caller)
+    assert raised == "RuntimeError: 'other' was called after the function had returned; wait for calls in it"
 
 
 def test_a_process_that_dies_during_a_call(started: Start) -> None:

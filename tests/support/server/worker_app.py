@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
+import enum
 import os
 import re
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tensorferry.batcher import QueueFull
 from tensorferry.serving import FP32, STRING, InvalidInput, infer, model, pipeline, submit
 
 _X = {"x": FP32[-1]}
@@ -22,6 +26,18 @@ _COMMAND = {"command": STRING[-1]}
 
 class Nonsense:
     """An object that cannot be sent."""
+
+
+class Text(str, enum.Enum):  # noqa: UP042 (as many programs have it)
+    """Names that are equal to a str, of a class that the server does not have."""
+
+    OTHER = "other"
+    LATEST = ""
+    X = "x"
+
+
+class Seconds(float):
+    """A number of a class that the server does not have."""
 
 
 class Untold(Exception):
@@ -55,6 +71,18 @@ class Loaded:
 
     def __call__(self, x: Any) -> Any:
         return x * self.factor
+
+
+@model(inputs=_X, outputs=_Y, name="previous")
+class Previous:
+    """It returns the inputs of the run before."""
+
+    def load(self) -> None:
+        self.kept: Any = np.zeros(1, np.float32)
+
+    def __call__(self, x: Any) -> Any:
+        returned, self.kept = self.kept, x
+        return returned
 
 
 @model(inputs=_X, outputs=_Y, name="broken")
@@ -178,6 +206,73 @@ def abandoned(x: Any) -> Any:
 
 
 LEFT: list[Any] = []
+
+
+# Calls by mistake.
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "a function as name": lambda x: submit(lambda: 0, x=x),  # type: ignore[arg-type]
+    "a number as version": lambda x: submit("other", x=x, version=1),  # type: ignore[arg-type]
+    "a text as timeout": lambda x: submit("other", x=x, timeout="5"),  # type: ignore[arg-type]
+    "nan as timeout": lambda x: submit("other", x=x, timeout=float("nan")),
+    "an array for the inputs": lambda x: submit("other", x),
+    "a number as input name": lambda x: submit("other", {1: x}),  # type: ignore[dict-item]
+    "a function as input": lambda x: infer("other", x=lambda: 0),  # type: ignore[arg-type]
+    "functions as elements": lambda x: infer("other", x=np.array([lambda: 0], object)),
+    "fields": lambda x: infer("other", x=np.zeros(1, [("a", np.dtype("f4", metadata={"a": Nonsense()}))])),
+    "a cycle": lambda x: infer("other", x=RESULTS["a cycle"]),
+}
+
+
+@model(inputs=_X, outputs=_Y)
+def mistaken(x: Any) -> Any:
+    """Return what calls by mistake raise, and the answer of one that is right."""
+    raised = {}
+    for what, call in WRONG.items():
+        try:
+            call(x)
+        except Exception as error:
+            raised[what] = f"{type(error).__name__}: {error}"
+    marked = x.astype(np.dtype(x.dtype, metadata={"a": Nonsense()}))
+    right = infer(Text.OTHER, {Text.X: marked}, version=Text.LATEST, timeout=Seconds(5))
+    return {**raised, "right": right["y"]}
+
+
+@model(inputs=_X, outputs=_Y)
+def unpicklable(x: Any) -> Any:
+    """Raise an exception that the function gets for a call, with objects that cannot be sent."""
+    error = QueueFull("full", 0.5)
+    error.name, error.text, error.object = Text.OTHER, Seconds(1), lambda: 0  # type: ignore[attr-defined]
+    raise error
+
+
+@model(inputs=_X, outputs=_Y)
+def late(x: Any) -> Any:
+    """Return what a thread of the last run got for a call after that run."""
+    found = LATE.pop()() if LATE else []
+    called: list[str] = []
+    over = threading.Event()
+
+    def call() -> None:
+        over.wait()
+        try:
+            infer("other", x=x)
+        except Exception as error:
+            called.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(call,))
+    thread.start()
+
+    def result() -> list[str]:
+        over.set()
+        thread.join()
+        return called
+
+    LATE.append(result)
+    infer("other", x=x)
+    return found
+
+
+LATE: list[Callable[[], list[str]]] = []
 
 
 @model(inputs=_X, outputs=_Y, name="step")

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from tensorferry.serving import DeclarationError, FunctionModel
 
 # Takes the inputs of a batch, by name, and returns what the function returned; a list with what it returned for each row if it
@@ -16,7 +18,8 @@ Call = Callable[[Mapping[str, Any]], Any]
 def bound_call(declared: FunctionModel) -> Call:
     """Return what calls a declared function; of a class, a new object after its `load`. Raises what the user's code raises.
 
-    Inputs are passed by name if the function has parameters of their names, else in the declared order.
+    Inputs are passed by name if the function has parameters of their names, else in the declared order. They are read-only,
+    because other steps, and other outputs of the same request, may be views of the same memory.
     """
     function: Any = declared.function
     if inspect.isclass(function):
@@ -28,14 +31,24 @@ def bound_call(declared: FunctionModel) -> Call:
     parameters = inspect.signature(function).parameters.values()
     by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
     if any(one.kind is one.VAR_KEYWORD for one in parameters) or by_name >= set(names):
-        return _by_row(declared, lambda inputs: function(**inputs))
+        return _by_row(declared, lambda inputs: function(**_read_only(inputs)))
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.POSITIONAL_ONLY)]
     if len(positional) == len(names):
-        return _by_row(declared, lambda inputs: function(*(inputs[name] for name in names)))
+        return _by_row(declared, lambda inputs: function(*map(_read_only(inputs).get, names)))
     raise DeclarationError(
         f"model {declared.name!r} has the inputs {names}, but its function takes {[one.name for one in parameters]}: name "
         "its parameters as the inputs"
     )
+
+
+def _read_only(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs with views in place of arrays that can be written to."""
+    views = dict(inputs)
+    for name, array in inputs.items():
+        if isinstance(array, np.ndarray) and array.flags.writeable:
+            views[name] = array.view()
+            views[name].flags.writeable = False
+    return views
 
 
 def _by_row(declared: FunctionModel, call: Call) -> Call:

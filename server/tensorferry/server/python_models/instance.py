@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from tensorferry.batcher import (
     BatcherClosed,
     BatchFailed,
@@ -22,7 +20,7 @@ from tensorferry.batcher import (
 )
 from tensorferry.server.errors import NotFoundError, NotReadyError
 from tensorferry.server.python_models.failures import request_error, wrong_return
-from tensorferry.server.python_models.outputs import DeclaredOutputs, RaggedRows, WrongOutputs
+from tensorferry.server.python_models.outputs import DeclaredOutputs, WrongOutputs, stack_rows
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
 from tensorferry.server.recovery.watchdog import Overdue, RunLimits, WatchedRun
 from tensorferry.server.runtime.sampling import Array
@@ -45,21 +43,19 @@ def checked_call(declared: FunctionModel, signature: Signature, call: BatchCall)
     """Return what runs a batch and returns arrays, or `RaggedRows`, by output. Raises what `call` raises, or WrongOutputs."""
     if not declared.batched:
         of_row = DeclaredOutputs(
-            [replace(spec, dims=spec.dims[1:]) for spec in signature.outputs], batched=False
+            [replace(spec, dims=spec.dims[1:]) for spec in signature.outputs], batched=False, copy=False
         )
 
         def check_rows(inputs: Mapping[str, Array], rows: Sequence[int]) -> dict[str, Any]:
             results = [of_row.checked(result, 0) for result in call(inputs, rows)]
-            return {
-                name: RaggedRows([np.asarray(result[name]) for result in results])
-                for name in declared.outputs
-            }
+            return {name: stack_rows([result[name] for result in results]) for name in declared.outputs}
 
         return check_rows
     first = signature.inputs[0].name
     has_rows = declared.max_batch_size != 0
     pads = declared.row_padding().values if declared.row_padding is not None else None
-    outputs = DeclaredOutputs(signature.outputs, batched=has_rows, pads=pads)
+    # What a process returned is copied from its memory already.
+    outputs = DeclaredOutputs(signature.outputs, batched=has_rows, copy=not declared.processes, pads=pads)
     return lambda inputs, rows: outputs.checked(call(inputs, rows), len(inputs[first]) if has_rows else 0)
 
 

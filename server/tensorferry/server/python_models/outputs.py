@@ -49,10 +49,20 @@ class DeclaredOutputs:
     """The outputs that a function declares. Thread-safe."""
 
     def __init__(
-        self, specs: Sequence[TensorSpec], *, batched: bool, pads: Mapping[str, Any] | None = None
+        self,
+        specs: Sequence[TensorSpec],
+        *,
+        batched: bool,
+        copy: bool,
+        pads: Mapping[str, Any] | None = None,
     ) -> None:
-        """`pads` has the pad values of rows of different lengths, by output; 0 by default."""
+        """`pads` has the pad values of rows of different lengths, by output; 0 by default.
+
+        `copy` is for a function that may write to an array that it has returned, before that is sent or a later step reads
+        it. Slices of `RaggedRows` are copies anyway.
+        """
         self._specs = tuple(specs)
+        self._copy = copy
         self._pads = pads or {}
         self._names = [spec.name for spec in specs]
         self._batched = batched
@@ -102,10 +112,10 @@ class DeclaredOutputs:
             raise WrongOutputs(
                 f"output {spec.name!r} has {array.shape[0]} rows (shape {list(array.shape)}), and its input has {rows}"
             )
-        return array
+        return array.copy() if self._copy else array
 
     def _array_of(self, spec: TensorSpec, value: Any) -> Array | RaggedRows:
-        """Return a list or another value as an array; a list of arrays of different lengths as `RaggedRows`."""
+        """Return a list or another value as an array; a list of arrays that may differ in length as `RaggedRows`."""
         if isinstance(value, list) and value and all(isinstance(row, np.ndarray) for row in value):
             parts = [_stored(spec, row) for row in value]
             for row in parts:
@@ -114,7 +124,9 @@ class DeclaredOutputs:
                         f"output {spec.name!r} has a row of shape {list(row.shape)}, and is declared as "
                         f"{list(spec.shape)}, whose axis 0 counts the rows"
                     )
-            return RaggedRows(parts, self._pads.get(spec.name, 0))
+            pad = self._pads.get(spec.name, 0)
+            varies = any(not isinstance(dim, int) for dim in spec.dims[1:])
+            return RaggedRows(parts, pad) if varies and self._batched else stack_rows(parts, pad)
         try:
             if spec.datatype.size:
                 return np.asarray(value, spec.datatype.storage)

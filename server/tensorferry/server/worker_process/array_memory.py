@@ -78,20 +78,19 @@ class ArrayMemory:
         dtype = array.dtype
         return Placed(dtype.str if dtype.isbuiltin == 1 else dtype, array.shape, offset)
 
-    def get(self, placed: Placed, *, copy: bool) -> Array:
-        """Return an array that the other process has put there. Without `copy`, it is valid until the next run."""
+    def get(self, placed: Placed) -> Array:
+        """Return a copy of an array that the other process has put there: the next run overwrites the memory."""
         dtype = np.dtype(placed.dtype)
         needed = placed.offset + dtype.itemsize * math.prod(placed.shape)
         if needed > len(self._map):
             self._map_again()
         array: Array = np.ndarray(placed.shape, dtype, self._map, placed.offset)
-        return array.copy() if copy else array
+        return array.copy()
 
     def close(self) -> None:
-        """Close the file. Its memory is freed with the last array that is a view of it."""
+        """Close the file, and free its memory."""
         os.close(self._file)
         del self._map
 
     def _map_again(self) -> None:
-        # The old map lives on while arrays are views of it.
         self._map = mmap.mmap(self._file, os.fstat(self._file).st_size)

@@ -117,7 +117,7 @@ class Child:
         if kind == ERROR:
             raise content.exception()
         try:
-            return decode(content, self._outputs, copy=True)
+            return decode(content, self._outputs)
         except (TypeError, ValueError) as error:
             raise ChildEnded(f"it returned what cannot be read: {error}") from None
 

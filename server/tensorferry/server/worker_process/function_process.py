@@ -17,6 +17,7 @@ from tensorferry.server.errors import ServerError, StartError
 from tensorferry.server.functions.app_file import find_function, import_app
 from tensorferry.server.functions.call import Call, bound_call
 from tensorferry.server.functions.failure import describe, traceback_text
+from tensorferry.server.threads import watch_threads
 from tensorferry.server.worker_process.array_memory import ArrayMemory
 from tensorferry.server.worker_process.channel import Unpacker, packed
 from tensorferry.server.worker_process.model_calls import CallsToServer
@@ -37,6 +38,7 @@ def run_process(arguments: Sequence[str]) -> None:
     path, model = Path(arguments[4]), arguments[5]
     _end_only_with_server(lifeline)
     faulthandler.enable()
+    watch_threads(lambda: None)
     for file in (connection, lifeline, inputs, outputs):
         os.set_inheritable(file, False)
     with socket.socket(fileno=connection) as server:
@@ -110,7 +112,7 @@ class _FunctionProcess:
 
     def _answer(self, sent: Any, calls: CallsToServer) -> bytes:
         try:
-            inputs = decode(sent, self._inputs, copy=False)
+            inputs = decode(sent, self._inputs)
             with calls_through(calls):
                 returned = self._call(inputs)
             return packed(RETURNED, encode(returned, self._outputs))

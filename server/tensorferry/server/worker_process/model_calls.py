@@ -10,14 +10,16 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy.typing as npt
 
+from tensorferry.server.threads import ThreadKind, new_thread
 from tensorferry.server.worker_process.channel import Unpacker, packed
 from tensorferry.server.worker_process.sent_error import SentError
 from tensorferry.server.worker_process.values import decode, encode
-from tensorferry.serving import submit
+from tensorferry.serving import InvalidInput, submit
 
 # Messages. The child sends CALL, with a number. The server sends ANSWER or FAILED for it, and after the run OVER.
 CALL, ANSWER, FAILED, OVER = "call", "answer", "failed", "over"
@@ -33,10 +35,10 @@ class CallsToServer:
     def __init__(self, connection: socket.socket, unpacker: Unpacker) -> None:
         self._socket = connection
         self._unpacker = unpacker
-        # Guards _over, _count and _reader, and is held while a message is sent. The server always reads.
+        # Guards _over and _reader, and is held while a message is sent. The server always reads.
         self._lock = threading.Lock()
         self._over = False
-        self._count = 0
+        self._numbers = count(1)
         self._reader: threading.Thread | None = None
         # Set by the calling thread before the call is sent, taken by the reader.
         self._open: dict[int, Future[dict[str, Any]]] = {}
@@ -45,20 +47,29 @@ class CallsToServer:
         self, model: str, version: str, inputs: Mapping[str, npt.ArrayLike], timeout: float | None
     ) -> Future[dict[str, Any]]:
         """Send a call to the server; the future gets the answer. RuntimeError after the end of the run."""
-        sent = {name: encode(value, None, f"input {name!r}") for name, value in inputs.items()}
         future: Future[dict[str, Any]] = Future()
+        number = next(self._numbers)
+        try:
+            sent = {name: encode(value, None, f"input {name!r}") for name, value in inputs.items()}
+            # Before anything is registered: a call that is not sent would never be answered.
+            message = packed(CALL, number, model, version, sent, timeout)
+        except MemoryError:
+            raise
+        except Exception as error:
+            future.set_exception(InvalidInput(f"{error} (in a call of model {model!r})"))
+            return future
         with self._lock:
             if self._over:
                 raise RuntimeError(
                     f"{model!r} was called after the function had returned; wait for calls in it"
                 )
             if self._reader is None:
-                reader = threading.Thread(target=self._read, name="tensorferry-answers", daemon=True)
+                # Before the call is sent, because its answer must be read, also if no thread can be started.
+                reader = new_thread("tensorferry-answers", self._read, ThreadKind.ESSENTIAL)
                 reader.start()
                 self._reader = reader
-            self._count += 1
-            self._open[self._count] = future
-            self._socket.sendall(packed(CALL, self._count, model, version, sent, timeout))
+            self._open[number] = future
+            self._socket.sendall(message)
         return future
 
     def end(self, message: bytes) -> None:
@@ -89,7 +100,7 @@ class CallsToServer:
             if kind == FAILED:
                 _fail(future, content.exception())
             elif future.set_running_or_notify_cancel():
-                future.set_result(decode(content, None, copy=False))
+                future.set_result(decode(content, None))
 
 
 class ServedCalls:
@@ -111,7 +122,7 @@ class ServedCalls:
     ) -> None:
         """Begin a call through the `ModelCaller` of this thread's context."""
         try:
-            future = submit(model, decode(inputs, None, copy=False), version=version, timeout=timeout)
+            future = submit(model, decode(inputs, None), version=version, timeout=timeout)
         except Exception as error:
             future = Future()
             future.set_exception(error)

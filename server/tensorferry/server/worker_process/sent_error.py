@@ -5,9 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from tensorferry.server.functions.failure import text_of
+
 # Modules with the exceptions that are raised as they are. Of another one its next base is raised.
 _KNOWN = ("builtins", "tensorferry.serving.errors", "tensorferry.batcher.errors", "tensorferry.server.errors")
-_PLAIN = (str, int, float, bool)
+_PLAIN = frozenset({str, int, float, bool})
 
 
 class SentError(NamedTuple):
@@ -22,8 +24,9 @@ class SentError(NamedTuple):
     def of(cls, error: BaseException) -> SentError:
         """Return what is sent of an exception."""
         known = next(each for each in type(error).__mro__ if each.__module__ in _KNOWN)
-        text = str(error) if known is type(error) else f"{type(error).__name__}: {error}"
-        attributes = {name: value for name, value in vars(error).items() if isinstance(value, _PLAIN)}
+        text = text_of(error) if known is type(error) else f"{type(error).__name__}: {text_of(error)}"
+        # No subclasses, such as members of an Enum, because the other process does not have the user's classes.
+        attributes = {name: value for name, value in vars(error).items() if type(value) in _PLAIN}
         return cls(known.__module__, known.__qualname__, text, attributes)
 
     def exception(self) -> BaseException:

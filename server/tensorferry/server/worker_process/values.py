@@ -38,10 +38,12 @@ def encode(value: Any, memory: ArrayMemory | None, what: str = "the result") -> 
     """
     kind = type(value)
     if kind is np.ndarray:
-        if not value.dtype.hasobject:
-            return value if memory is None else memory.put(value)
-        if value.dtype != object:
+        if value.dtype.metadata is not None and not value.dtype.names:
+            value = value.view(value.dtype.str)
+        if value.dtype != object and _has_objects(value.dtype):
             raise TypeError(f"{what} is an array of dtype {value.dtype}, which a child process cannot send")
+        if value.dtype != object:
+            return value if memory is None else memory.put(value)
         return _Objects(value.shape, _encode_list(value.ravel().tolist(), memory, f"an element of {what}"))
     if kind in _PLAIN:
         return value
@@ -60,34 +62,41 @@ def encode(value: Any, memory: ArrayMemory | None, what: str = "the result") -> 
     if isinstance(value, (int, float)) or hasattr(value, "__array__"):
         return encode(np.asarray(value), memory, what)
     raise TypeError(
-        f"{what} is of type {kind.__module__}.{kind.__qualname__}, which a child process cannot send; return numpy arrays, "
+        f"{what} is of type {kind.__module__}.{kind.__qualname__}, which a child process cannot send; give numpy arrays, "
         "numbers, str or bytes, or dicts, lists and tuples of them"
     )
 
 
-def decode(sent: Any, memory: ArrayMemory | None, *, copy: bool) -> Any:
-    """Return the value that `encode` was given. Without `copy`, its arrays are valid until the next run."""
+def decode(sent: Any, memory: ArrayMemory | None) -> Any:
+    """Return the value that `encode` was given. Nothing of it is a view of the memory."""
     kind = type(sent)
     if kind is Placed and memory is not None:
-        return memory.get(sent, copy=copy)
+        return memory.get(sent)
     if kind is dict:
-        return {key: decode(each, memory, copy=copy) for key, each in sent.items()}
+        return {key: decode(each, memory) for key, each in sent.items()}
     if kind is _Objects:
-        elements = _decode_list(sent.elements, memory, copy=copy)
+        elements = _decode_list(sent.elements, memory)
         array: npt.NDArray[Any] = np.fromiter(elements, object, len(elements))
         return array.reshape(sent.shape)
     if kind is _Scalar:
-        return decode(sent.array, memory, copy=copy)[()]
+        return decode(sent.array, memory)[()]
     if kind is list:
-        return _decode_list(sent, memory, copy=copy)
+        return _decode_list(sent, memory)
     if kind is tuple:
-        return tuple(_decode_list(sent, memory, copy=copy))
+        return tuple(_decode_list(sent, memory))
     return sent
+
+
+def _has_objects(dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype has objects of the user, as elements or in its metadata."""
+    if dtype.hasobject or dtype.metadata is not None:
+        return True
+    return any(_has_objects(field[0]) for field in (dtype.fields or {}).values())
 
 
 def _key(key: object, what: str) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"{what} has the key {key!r}; the keys must be names of outputs")
+        raise TypeError(f"{what} has the key {key!r}; the keys must be names")
     return str.__str__(key)
 
 
@@ -98,7 +107,7 @@ def _encode_list(elements: Any, memory: ArrayMemory | None, what: str) -> list[A
     return [encode(each, memory, what) for each in elements]
 
 
-def _decode_list(elements: Any, memory: ArrayMemory | None, *, copy: bool) -> list[Any]:
+def _decode_list(elements: Any, memory: ArrayMemory | None) -> list[Any]:
     if _PLAIN.issuperset(map(type, elements)):
         return list(elements)
-    return [decode(each, memory, copy=copy) for each in elements]
+    return [decode(each, memory) for each in elements]
