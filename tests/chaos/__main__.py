@@ -26,7 +26,7 @@ from chaos.report import Window
 from chaos.servers import PATIENCE, CallerProcesses, Server, build_clock
 from chaos.watch import Watch, reconcile
 from polling import until
-from support.processes import observed
+from support.processes import observed, thrower
 
 from tensorferry.protos import inference_pb2_grpc
 
@@ -35,6 +35,9 @@ CALLER_PROCESSES = 3
 FAULTY_SECONDS, SETTLING_SECONDS, QUIET_SECONDS = 24.0, 6.0, 30.0
 # Number of connections to a server at the end, so that each front-end has some.
 _CONNECTIONS = 16
+# What makes a line about a bug no finding: a crash of a worker, a child whose clients have taken all files, and an exception
+# that the soak has thrown.
+_EXPECTED = ("a worker ended unexpectedly", "file descriptors are lost", thrower.THROWN)
 # Too short to tell a trend from chance.
 LEAST_MINUTES_FOR_TRENDS = 4.0
 
@@ -56,7 +59,9 @@ def main() -> int:
             old.unlink()
         temporary = Path(scratch) / "temporary"
         temporary.mkdir()
-        record = soak(options.minutes, options.seed, folder, temporary, options.front_ends)
+        sockets = Path(scratch) / "sockets"
+        sockets.mkdir()
+        record = soak(options.minutes, options.seed, folder, temporary, sockets, options.front_ends)
         (folder / "soak.json").write_text(json.dumps(record, indent=1) + "\n")
         text = report.markdown(record)
         (folder / "soak.md").write_text(text)
@@ -66,8 +71,10 @@ def main() -> int:
     return 0 if all(record["verdicts"].values()) else 1
 
 
-def soak(minutes: float, seed: int, folder: Path, temporary: Path, front_ends: int) -> dict[str, Any]:
-    """Run the soak; return its findings. Servers have their temporary files in a folder with a short path."""
+def soak(
+    minutes: float, seed: int, folder: Path, temporary: Path, sockets: Path, front_ends: int
+) -> dict[str, Any]:
+    """Run the soak; return its findings. Servers have their temporary files, and sockets, in folders with a short path."""
     shared_memory = observed.dev_shm_files()
     repository = folder / "repository"
     write_model(repository / "swapped" / "1" / "model.onnx")
@@ -84,7 +91,15 @@ def soak(minutes: float, seed: int, folder: Path, temporary: Path, front_ends: i
     clock = build_clock(folder)
     steady, mortal = (
         Server(
-            name, transport, folder, arguments, clock, front_ends=front_ends, temporary=temporary, leaks=leaks
+            name,
+            transport,
+            folder,
+            arguments,
+            clock,
+            front_ends=front_ends,
+            temporary=temporary,
+            sockets=sockets,
+            leaks=leaks,
         )
         for name, transport, leaks in (("steady-lane", "lane", False), ("mortal-threaded", "threaded", True))
     )
@@ -154,6 +169,7 @@ def soak(minutes: float, seed: int, folder: Path, temporary: Path, front_ends: i
         },
         "faults": {
             **faults.done,
+            **{f"an exception in {name}": count for name, count in sorted(faults.thrown.items())},
             "lives of the mortal server": mortal.lives,
             **({"engines that died": _deaths(folder, "the engine")} if front_ends else {}),
             **({"front-ends that died": _deaths(folder, "front-end")} if front_ends else {}),
@@ -210,8 +226,7 @@ def _bugs(folder: Path) -> list[str]:
     found = []
     for log in folder.glob("*.log"):
         for line in log.read_text().splitlines():
-            # The latter of a child whose clients have taken all files.
-            expected = "a worker ended unexpectedly" in line or "file descriptors are lost" in line
+            expected = any(text in line for text in _EXPECTED)
             if ("this is a bug" in line or "(bug)" in line) and not expected:
                 found.append(f"{log.name}: {line[:2000]}")
     return found

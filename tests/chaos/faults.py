@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -18,6 +19,7 @@ from chaos.content import request, write_model
 from chaos.proxy import FAIR, FaultProxy, Weather
 from chaos.servers import MOST_FILES, Busy, CallerProcesses, Server, exhaust_files
 from hostile.resetting_client import STEPS, ConnectionClosedError, ResettingClient
+from support.processes import thrower
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -29,6 +31,10 @@ _RESETS = 10
 _RESET_ROWS = 1000
 # Kills of front-ends, and of engines, for each time that another fault occurs.
 _KILLS = 3
+# Exceptions that are thrown, for each time that another fault occurs.
+_THROWS = 3
+# How often it is grpcio's polling thread.
+_POLLING_SHARE = 0.3
 _CLOCK_JUMPS = (-7200.0, -5.0, 5.0, 3600.0)
 
 
@@ -59,6 +65,8 @@ class Faults:
         self.wrong: list[str] = []
         self._healed = threading.Event()
         self._threads: list[threading.Thread] = []
+        # The exceptions that were thrown, by thread.
+        self.thrown: Counter[str] = Counter()
         self._kinds: list[Callable[[random.Random], None]] = [
             *(
                 self.sigterm,
@@ -70,6 +78,7 @@ class Faults:
                 self.throttle,
                 self.reset,
             ),
+            *([self.throw] * _THROWS),
             *(self.silence, self.starve, self.freeze, self.take_files, self.reload, self.reload, self.unload),
             *([self.clock] if clocks else []),
             *([self.kill_front_end, self.kill_engine] * _KILLS if steady.front_ends else []),
@@ -114,15 +123,18 @@ class Faults:
             return
         server.away.set()
         try:
-            code = server.end(number)
-            expected = 0 if number == signal.SIGTERM else -number
-            if code != expected:
-                self.wrong.append(f"{server.name} ended with {code}, not {expected}")
-            self._lasts(chance.uniform(0.0, 2.0))
-            server.jump(0.0)
-            server.start()
+            self._start_again(number, 0 if number == signal.SIGTERM else -number, chance)
         finally:
             server.away.clear()
+
+    def _start_again(self, number: int, expected: int, chance: random.Random) -> None:
+        server = self._mortal
+        code = server.end(number)
+        if code != expected:
+            self.wrong.append(f"{server.name} ended with {code}, not {expected}")
+        self._lasts(chance.uniform(0.0, 2.0))
+        server.jump(0.0)
+        server.start()
 
     def sigterm(self, chance: random.Random) -> None:
         """A server drains and ends under load, and is started again."""
@@ -146,6 +158,34 @@ class Faults:
             # It may have ended meanwhile.
             with suppress(ProcessLookupError):
                 os.kill(chance.choice(children), chance.choice((signal.SIGKILL, signal.SIGABRT)))
+
+    def throw(self, chance: random.Random) -> None:
+        """An exception escapes from a thread that waits for work. If that ends a server, it is started again."""
+        server = chance.choice((self._steady, self._mortal))
+        children = [one for role, ids in server.processes.items() if role != "the supervisor" for one in ids]
+        # It may be frozen, or have ended meanwhile.
+        with suppress(OSError):
+            process = chance.choice(children)
+            names = list(thrower.threads(server.sockets, process))
+            chance.shuffle(names)
+            if chance.random() < _POLLING_SHARE:
+                names.sort(key=lambda name: not name.endswith(thrower.POLLING))
+            for name in names:
+                ends_server = process == server.pid and name.endswith(thrower.POLLING)
+                if server.away.is_set() or (ends_server and server is self._steady):
+                    continue
+                if ends_server:
+                    server.away.set()
+                try:
+                    if thrower.throw(server.sockets, process, name, only_waiting=True):
+                        self.thrown[re.sub(r"\d+", "N", name)] += 1
+                        if ends_server:
+                            # No signal: the exception ends it.
+                            self._start_again(0, 1, chance)
+                        return
+                finally:
+                    if ends_server:
+                        server.away.clear()
 
     def kill_callers(self, chance: random.Random) -> None:
         """A process of callers is killed during its calls."""

@@ -87,9 +87,7 @@ class Faults:
 
     @property
     def guarded(self) -> Any:
-        def guarded(
-            running: BatchExecutor, batch: Sequence[Request], work: BatchAssignment, back: list[Request]
-        ) -> Any:
+        def guarded(running: BatchExecutor, batch: Sequence[Request], work: BatchAssignment) -> Any:
             for request in batch:
                 for tensor in request.tensors:
                     row = np.frombuffer(tensor.data, np.float32, 4).tolist() if request.rows else [0.0] * 4
@@ -99,7 +97,7 @@ class Faults:
                         and self._first(row)
                     ):
                         raise SystemExit
-            return self._guarded(running, batch, work, back)
+            return self._guarded(running, batch, work)
 
         return guarded
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from chaos import faulty_server
 from polling import until
-from support.processes import observed
+from support.processes import observed, thrower
 from support.processes.server import environment
 
 # A server starts or stops in less, even on a busy machine.
@@ -56,7 +56,7 @@ def build_clock(folder: Path) -> Path | None:
 class Server:
     """A server on a fixed port, of one process without `front_ends`. The output of all its lives goes to `log`.
 
-    Its temporary files are in the folder `temporary`.
+    Its temporary files are in the folder `temporary`, and `sockets` is that of `thrower`.
     """
 
     def __init__(
@@ -69,10 +69,12 @@ class Server:
         *,
         front_ends: int,
         temporary: Path,
+        sockets: Path,
         leaks: bool = False,
     ) -> None:
         self.name = name
         self.front_ends = front_ends
+        self.sockets = sockets
         self.port, self.metrics_port = free_port(), free_port()
         self.log = folder / f"{name}.log"
         self.lives = 0
@@ -98,8 +100,10 @@ class Server:
         ]
         self._variables = {
             **environment(),
-            "PYTHONPATH": os.pathsep.join([str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "TMPDIR": str(temporary),
+            **thrower.variables(
+                sockets, os.pathsep.join([str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+            ),
         }
         if leaks:
             self._variables[faulty_server.LEAKS] = "1"
@@ -152,7 +156,7 @@ class Server:
         json.loads(line)
 
     def end(self, number: int) -> int:
-        """End it by a signal; return its exit code, when nothing listens on its ports."""
+        """End it by a signal, or await its end with 0; return its exit code, when nothing listens on its ports."""
         assert self.process is not None
         assert self.process.stdout is not None
         self.process.send_signal(number)

@@ -12,6 +12,7 @@ import pytest
 from conformance.cured import cured_models, saved
 from conformance.exported import exported
 from e2e.fixtures import Serve
+from support.models import small
 from support.processes.server import command, environment
 
 from tensorferry.client import InferenceClient
@@ -58,3 +59,38 @@ def test_the_verdicts_are_the_servers(serve: Serve, inspected: dict[str, Any], f
         {"proved", "tested", "refused", "off"} >= {found["verdict"] for found in inspected.values()} > {"off"}
     )
     assert len(inspected) > 45
+
+
+_ENDLESS_FUNCTION = """
+from tensorferry.serving import FP32, model
+
+@model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]})
+def endless(x):
+    while True:
+        pass
+"""
+
+
+@pytest.mark.parametrize("program", ["inspect", "config", "serve"])
+@pytest.mark.parametrize("kind", ["onnx", "py"])
+def test_a_trial_run_that_never_ends_is_named_and_delays_no_exit(
+    tmp_path: Path, program: str, kind: str
+) -> None:
+    path = tmp_path / f"endless.{kind}"
+    if kind == "onnx":
+        small.endless(path)
+    else:
+        path.write_text(_ENDLESS_FUNCTION)
+    port = ["--port", "0"] if program == "serve" else []
+    done = subprocess.run(
+        command(program, path, "--device", "cpu", "--run-timeout-seconds", "0.1", *port),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+    )
+    assert done.returncode == 1
+    what = "endless.onnx" if kind == "onnx" else "function 'endless'"
+    assert f"model 'endless': a trial run of {what} on x [1" in done.stderr
+    assert "did not end within 0.1 s, the longest run that --run-timeout-seconds allows" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable
@@ -20,13 +21,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.models import small
 from support.server.rig import PATIENCE
 
+from tensorferry.server import threads as server_threads
 from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.monitoring import http_server
 from tensorferry.server.monitoring.http_server import MetricsServer
 from tensorferry.server.recovery.watchdog import Watchdog, WatchedRun
-from tensorferry.server.threads import HandlerThreads, watch_threads
+from tensorferry.server.threads import HandlerThreads, ThreadKind, new_thread, watch_threads
 from tensorferry.server.transport.lane import tcp_cork
 from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
@@ -117,33 +119,72 @@ def test_the_standard_thread_pool_raises_if_no_thread_can_be_started(monkeypatch
         ThreadPoolExecutor(8).submit(int)
 
 
-@pytest.mark.parametrize(("name", "vital"), [("Thread-1 (_serve)", True), ("unload-m-1", False)])
-def test_a_thread_that_ends_by_an_exception_is_logged(
-    name: str, vital: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", [None, *ThreadKind])
+def test_the_kind_of_a_thread_says_what_follows_an_exception(
+    kind: ThreadKind | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Restored after the test.
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    losses: list[str] = []
-    watch_threads(losses.append)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    ended: list[object] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    watch_threads(lambda: ended.append("the log is written"))
+    runs: list[int] = []
 
     def crash() -> None:
-        raise SystemExit
+        runs.append(1)
+        if len(runs) == 1:
+            raise SystemExit(3)
 
-    thread = threading.Thread(target=crash, name=name)
+    if kind is None:
+        # Of a library, or of a function.
+        thread = threading.Thread(target=crash, name="the-thread")
+    else:
+        thread = new_thread("the-thread", crash, kind)
     thread.start()
     thread.join(PATIENCE)
-    assert f"the thread {name} ended unexpectedly" in caplog.text
-    assert bool(losses) == vital
+    assert len(runs) == (2 if kind is ThreadKind.RESTARTED else 1)
+    assert ended == (["the log is written", 1] if kind is ThreadKind.ESSENTIAL else [])
+    last = caplog.messages[-1]
+    if kind is ThreadKind.RESTARTED:
+        assert last == "the thread the-thread crashed (bug); it is restarted"
+    elif kind is ThreadKind.ESSENTIAL:
+        assert last.startswith("the process exits with status 1")
+        assert last.endswith("the thread the-thread, which ended by SystemExit: 3")
+    elif kind is ThreadKind.EXPENDABLE:
+        assert last == "the thread the-thread crashed (bug); requests are served without it"
+    else:
+        assert last.startswith("the thread the-thread, which the server did not start, ended by an exception")
 
 
-def test_grpcio_names_its_polling_thread_as_expected(tmp_path: Path) -> None:
-    server = grpc.server(ThreadPoolExecutor(1))
-    before = set(threading.enumerate())
-    server.start()
-    try:
-        assert any(thread.name.endswith("(_serve)") for thread in set(threading.enumerate()) - before)
-    finally:
-        server.stop(None).wait(PATIENCE)
+def test_every_thread_of_the_server_has_a_kind() -> None:
+    """The two others: the pool and `new_thread` themselves, and the supervisor's channel, which ends its process itself."""
+    root = Path(server_threads.__file__).parent
+    made = {
+        str(file.relative_to(root)) for file in root.rglob("*.py") if "threading.Thread(" in file.read_text()
+    }
+    assert made == {"threads.py", "supervisor/child_process.py"}
+
+
+def test_work_is_not_left_to_a_pool_thread_whose_wait_ended_by_an_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = HandlerThreads(1)
+    assert threads.submit(int).result(PATIENCE) == 0
+    wait, crashed = threading.Condition.wait, threading.Event()
+
+    def crash(condition: threading.Condition, timeout: float | None = None) -> bool:
+        if threading.current_thread().name.startswith("grpc-handler") and not crashed.is_set():
+            crashed.set()
+            raise MemoryError
+        return wait(condition, timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Condition, "wait", crash)
+        assert threads.submit(int).result(PATIENCE) == 0
+        assert crashed.wait(PATIENCE)
+    assert threads.submit(str, 1).result(PATIENCE) == "1"
+    threads.shutdown()
 
 
 @pytest.mark.parametrize("transport", ["lane", "threaded"])

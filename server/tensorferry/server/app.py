@@ -26,6 +26,7 @@ from tensorferry.server.grpc_server import GrpcServer, Listener
 from tensorferry.server.inference.calls.model_calls import ModelCalls
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.link_messages import Gauge
+from tensorferry.server.malloc import UnusedMemory
 from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.methods.log_settings import LogSettingsMethods
 from tensorferry.server.methods.model_config import ModelConfigMethods
@@ -47,6 +48,7 @@ from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.watchdog import REBUILD_SECONDS, Watchdog
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.runtime.op_libraries import server_libraries
+from tensorferry.server.runtime.trial_runs import loads_still_run
 from tensorferry.server.scratch_directory import remove_abandoned
 from tensorferry.server.shared_memory.regions import Regions
 from tensorferry.server.telemetry.logs import LogOutput
@@ -144,6 +146,8 @@ class App:
         self._watchdog = Watchdog(
             min(limit or REBUILD_SECONDS for limit in (*config.values("run_timeout"), REBUILD_SECONDS))
         )
+        self._unused_memory = UnusedMemory()
+        self._watchdog.watch(self._unused_memory)
         # Held while the registry is read and health is set from it, so that the last update is the newest. Nothing else is
         # done while it is held.
         self._health_lock = threading.Lock()
@@ -325,7 +329,7 @@ class App:
     def stop(self, grace: float = _SEND_SECONDS) -> bool:
         """End every call after `grace` seconds, with UNAVAILABLE, and unload every model. Idempotent.
 
-        Return whether every worker has ended: a worker that runs in ONNX Runtime cannot be interrupted.
+        Return whether every worker and load has ended: a run in ONNX Runtime cannot always be interrupted.
         """
         self._stopping.set()
         self._begin_drain()
@@ -349,7 +353,7 @@ class App:
         if self._trace_file is not None and not self._trace_file.stop(_TRACE_FLUSH_SECONDS):
             _log.warning("the last request traces were not written within %g s", _TRACE_FLUSH_SECONDS)
         self._telemetry.stop(_TRACE_FLUSH_SECONDS)
-        return all(ended)
+        return all(ended) and not loads_still_run()
 
     def _load_model(self, source: ModelSource) -> Model:
         context = LoadContext(

@@ -24,7 +24,7 @@ from tensorferry.server.security.access_control import access_control_for
 from tensorferry.server.security.forwarded_identity import ForwardedIdentity
 from tensorferry.server.security.interceptor import AccessInterceptor
 from tensorferry.server.security.tls import TlsFiles
-from tensorferry.server.threads import HandlerThreads
+from tensorferry.server.threads import HandlerThreads, essential_threads
 from tensorferry.server.transport.channel_args import core_options
 from tensorferry.server.transport.core_sockets import close_connections, close_port
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
@@ -202,7 +202,9 @@ class GrpcServer:
         if self._listener.unix_socket:
             self.port = 0
         before_start()
-        self._server.start()
+        # grpcio's polling thread.
+        with essential_threads():
+            self._server.start()
         if self._lane is not None:
             self._response_batcher.serve(self.port)
             self._lane.start()

@@ -66,7 +66,7 @@ def _encoded(caller: ClientIdentity, kept: Metadata, streamed: bool) -> bytes:
 
 @lru_cache(maxsize=1024)
 def decode_origin(data: bytes) -> Origin:
-    """Return the origin of a request. ValueError for anything that `encode_origin` does not return."""
+    """Return the origin of a request. An exception for anything that `encode_origin` does not return."""
     if not data:
         return Origin(ANONYMOUS, (), False)
     decoded: Any = json.loads(data)

@@ -1,4 +1,4 @@
-"""Names in the protocol: the pattern of model names, and the names of standard services."""
+"""Names in the protocol: the pattern of model names, the names of standard services, and printable names of tensors."""
 
 from __future__ import annotations
 
@@ -11,3 +11,23 @@ NAME_RULE = "a name starts with a letter or digit, continues with letters, digit
 # Not read from the descriptors, because the supervisor must not import protobuf.
 HEALTH_SERVICE = "grpc.health.v1.Health"
 REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+
+
+def printable(text: str) -> str:
+    """Return a text without characters that control a terminal or break a line: each is an escape such as \\x1b.
+
+    Names of tensors and nodes in a model's file can have any character.
+    """
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of several lines, each printable. All but the first are indented.
+
+    So a line that a name breaks off does not look like one of the program's own.
+    """
+    return "\n    ".join(map(printable, text.rstrip("\n").split("\n")))
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]

@@ -18,6 +18,7 @@ from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.load import load_config
 from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 from tensorferry.server.installed_versions import imported
+from tensorferry.server.names import printable
 from tensorferry.server.transport import grpc_environment
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ def print_ready_line(log_format: str, address: str, transport: str, fields: Mapp
         return
     where = address if metrics is None else f"{address}, metrics on {metrics}"
     state = "ready" if fields["ready"] else "listening, but not ready,"
-    print(f"tensorferry {version('tensorferry')} {state} on {where}: {describe_models(models)}", flush=True)
+    text = f"tensorferry {version('tensorferry')} {state} on {where}: {describe_models(models)}"
+    print(printable(text), flush=True)
 
 
 def describe_models(models: Sequence[Mapping[str, str]]) -> str:

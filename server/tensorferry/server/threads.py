@@ -1,23 +1,109 @@
-"""Thread pool of the call handlers, and supervision of threads whose end stops the service."""
+"""Threads of a server process, with what follows an exception that escapes from one, and the thread pool of calls."""
 
 from __future__ import annotations
 
+import enum
 import logging
+import os
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
+
+from tensorferry.batcher.supervision import RestartBackoff, supervise
 
 _log = logging.getLogger("tensorferry.server")
-
-# Suffix of the name of grpcio's polling thread. Nothing is served without it, and grpcio never restarts it.
-_POLLING_THREAD_SUFFIX = "(_serve)"
 
 # A thread ends after this time without work, so that a burst of calls leaves no threads behind.
 _IDLE_SECONDS = 10.0
 
 _Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+class ThreadKind(enum.Enum):
+    """What follows an exception that escapes from the work of a thread."""
+
+    # The work begins again after a short pause.
+    RESTARTED = enum.auto()
+    # The process exits with status 1, because requests are not served without the thread.
+    ESSENTIAL = enum.auto()
+    # Requests are served without it. Threads that a library or a function has started are of this kind.
+    EXPENDABLE = enum.auto()
+
+
+# The kinds of the threads that live. Each operation is atomic.
+_kinds: WeakKeyDictionary[threading.Thread, ThreadKind] = WeakKeyDictionary()
+
+
+def new_thread(
+    name: str, run: Callable[[], None], kind: ThreadKind, *, backoff: RestartBackoff | None = None
+) -> threading.Thread:
+    """Return a daemon thread for `run`, which its owner starts and joins.
+
+    `backoff` has the pauses of a restarted thread; its owner ends it before it joins the thread.
+    """
+    if kind is ThreadKind.RESTARTED:
+        run = partial(supervise, run, partial(_log_restart, name), backoff or RestartBackoff())
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    _kinds[thread] = kind
+    return thread
+
+
+@contextmanager
+def essential_threads() -> Iterator[None]:
+    """Make every thread that a library starts within the block ESSENTIAL."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        _kinds.setdefault(thread, ThreadKind.ESSENTIAL)
+
+
+def watch_threads(before_exit: Callable[[], object]) -> None:
+    """Apply the rule of `ThreadKind` to every thread of this process; the main thread is ESSENTIAL.
+
+    `before_exit` is called before the process exits, to write the log.
+    """
+
+    def ended(thread: threading.Thread | None, error: BaseException) -> None:
+        name = "of unknown name" if thread is None else thread.name
+        kind = None if thread is None else _kinds.get(thread)
+        if kind is None:
+            _log.error(
+                "the thread %s, which the server did not start, ended by an exception; requests are served without it",
+                name,
+                exc_info=error,
+            )
+            return
+        if kind is ThreadKind.EXPENDABLE:
+            _log.error("the thread %s crashed (bug); requests are served without it", name, exc_info=error)
+            return
+        try:
+            _log.critical("the thread %s crashed (bug)", name, exc_info=error)
+            # The last line of the log.
+            _log.critical(
+                "the process exits with status 1, so that it can be started again: requests are not served without the "
+                "thread %s, which ended by %s: %s",
+                name,
+                type(error).__name__,
+                error,
+            )
+            before_exit()
+        finally:
+            # Also if there is no memory for the log.
+            os._exit(1)
+
+    _kinds[threading.main_thread()] = ThreadKind.ESSENTIAL
+    threading.excepthook = lambda crash: ended(crash.thread, crash.exc_value or crash.exc_type())
+    sys.excepthook = lambda kind, error, traceback: ended(threading.main_thread(), error)
+
+
+def _log_restart(name: str, error: BaseException) -> None:
+    _log.error("the thread %s crashed (bug); it is restarted", name, exc_info=error)
 
 
 class HandlerThreads(ThreadPoolExecutor):
@@ -69,7 +155,7 @@ class HandlerThreads(ThreadPoolExecutor):
                 self._idle.pop().notify()
             elif len(self._running) < self._max_threads:
                 self._number += 1
-                thread = threading.Thread(target=self._work, name=f"{self._name}_{self._number}", daemon=True)
+                thread = new_thread(f"{self._name}_{self._number}", self._work, ThreadKind.RESTARTED)
                 self._running.add(thread)
         if thread is not None:
             self._start(thread)
@@ -132,24 +218,16 @@ class HandlerThreads(ThreadPoolExecutor):
                 if self._closed:
                     break
                 self._idle.append(wake)
-                if not wake.wait(self._idle_seconds) and wake in self._idle:
-                    self._idle.remove(wake)
-                    if len(self._running) > 1:
-                        break
+                try:
+                    wake.wait(self._idle_seconds)
+                finally:
+                    # Also if an exception ends the wait, because work would be left to a thread that does not wait.
+                    idle = wake in self._idle
+                    if idle:
+                        self._idle.remove(wake)
+                if idle and len(self._running) > 1:
+                    break
             else:
                 return self._queued.popleft()
             self._running.discard(threading.current_thread())
             return None
-
-
-def watch_threads(on_loss: Callable[[str], None]) -> None:
-    """Log every thread that ends by an exception from now on; call `on_loss` with the reason if it is grpcio's."""
-
-    def thread_crashed(arguments: threading.ExceptHookArgs) -> None:
-        name = arguments.thread.name if arguments.thread is not None else "of unknown name"
-        error = arguments.exc_value or arguments.exc_type()
-        _log.critical("the thread %s ended unexpectedly; this is a bug", name, exc_info=error)
-        if name.endswith(_POLLING_THREAD_SUFFIX):
-            on_loss("the thread that serves every call has ended unexpectedly")
-
-    threading.excepthook = thread_crashed

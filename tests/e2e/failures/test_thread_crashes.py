@@ -136,4 +136,4 @@ def test_without_the_polling_thread_the_process_exits(serve_faulty: Serve, tmp_p
         assert server.stop() == 0
     else:
         assert server.wait() == 1
-    assert any("the thread that serves every call has ended unexpectedly" in line for line in server.log)
+    assert any("requests are not served without the thread" in line for line in server.log)

@@ -26,7 +26,7 @@ _EXPLAINED = (
 class Forgetful(RequestTemplateCache):
     """A cache that keeps nothing, so every message is decoded in full."""
 
-    def find(self, data: bytes | memoryview, generation: int) -> Match | None:
+    def find(self, data: bytes, generation: int) -> Match | None:
         return None
 
 

@@ -8,19 +8,21 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from support.models import mixing, small
 from support.processes.server import command, environment
 from support.remote.web_server import web_server
 
 from tensorferry.protos.tensors import DATATYPES
-from tensorferry.server.cli import inspect
+from tensorferry.server.cli import inspect, show_config
 from tensorferry.server.inspection import text_form
 from tensorferry.server.inspection.batch_times import BatchTime
 from tensorferry.server.inspection.inspection import Inspection
 from tensorferry.server.inspection.measuring import Measurements
 from tensorferry.server.model_config.pbtxt import BatchingDecision
 from tensorferry.server.signature import Signature, TensorSpec
+from tensorferry.server.startup import print_ready_line
 
 FAST = ("--device", "cpu", "--sizes", "1,2,4")
 
@@ -286,3 +288,25 @@ def test_what_was_measured_is_said() -> None:
     assert "measured  nothing: a batch of 1 rows: it failed" in text_form.text_of(
         made_up(measured=nothing), []
     )
+
+
+def test_names_cannot_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of tensors, axes and nodes in a model's file can have any character."""
+    evil = "\x1b[31m\r\n\x07\u202e\x7f\x9b"
+    x, y = f"x{evil}", f"y{evil}"
+    dims = (f"b{evil}", f"s{evil}")
+    mean = onnx.helper.make_node("ReduceMean", [x], [y], name=f"node{evil}", axes=[0], keepdims=1)
+    path = small.save(tmp_path / "m.onnx", [mean], [small.value(x, dims=dims)], [small.value(y, dims=dims)])
+    broken = onnx.load(path)
+    broken.graph.node[0].op_type = f"No{evil}"
+    onnx.save(broken, tmp_path / "broken.onnx")
+    for program, *options in ((inspect, "--sizes", "1"), (inspect, "--json", "--no-measure"), (show_config,)):
+        assert program.main([str(path), "--device", "cpu", *options]) == 0
+        assert program.main([str(tmp_path / "broken.onnx"), "--device", "cpu", *options]) == 1
+        out, err = capsys.readouterr()
+        assert all(line.isprintable() for line in [*out.split("\n"), *err.split("\n")])
+        assert "[31m" in out
+        assert all(line.startswith("    ") for line in err.rstrip("\n").split("\n")[1:])
+    ready = {"ready": True, "metrics": None, "models": [{"name": "m", "signature": f"({x})", "batching": y}]}
+    print_ready_line("text", "127.0.0.1:1", "lane", ready)
+    assert capsys.readouterr().out.strip("\n").isprintable()

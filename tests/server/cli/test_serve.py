@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -244,11 +245,11 @@ def test_a_stop_does_not_wait_for_models_that_are_being_loaded(monkeypatch: pyte
     monkeypatch.setattr(one_process, "App", _SlowApp)
     monkeypatch.setattr(one_process, "forward_signals", forward)
     monkeypatch.setattr(one_process, "_exit_now", exit_now)
-    monkeypatch.setattr(one_process, "watch_threads", lambda on_loss: None)
+    monkeypatch.setattr(one_process, "watch_threads", lambda before_exit: None)
     monkeypatch.setattr(signal, "signal", lambda *args: None)
     try:
         with pytest.raises(_Exited) as exited:
-            one_process.run_one_process(ServerConfig(()), None)  # type: ignore[arg-type]
+            one_process.run_one_process(ServerConfig(()), SimpleNamespace(flush=None))  # type: ignore[arg-type]
     finally:
         _SlowApp.released.set()
     assert exited.value.args == (0,)

@@ -221,7 +221,7 @@ def test_a_python_model_of_a_repository_is_printed_as_it_is_served(
     assert show_config.main([str(tmp_path / "m")]) == 0
     first, rest = capsys.readouterr().out.split("\n", 1)
     config = parse_config(rest, "")
-    assert first == "# batches of up to 4 rows (declared)"
+    assert first == "# batches of up to 4 rows (tested)"
     assert (config.backend, config.max_batch_size, config.instance_group[0].count) == ("python", 4, 2)
 
 
@@ -235,5 +235,5 @@ def test_every_model_of_a_python_file_is_printed(tmp_path: Path, capsys: pytest.
     )
     assert show_config.main([str(app)]) == 0
     first, second = capsys.readouterr().out.split("\n\n")
-    assert first.startswith('# batches of up to 32 rows (declared)\nname: "one"\nplatform: "python"')
+    assert first.startswith('# batches of up to 32 rows (tested)\nname: "one"\nplatform: "python"')
     assert second.startswith('# one: its own batches\nname: "two"\nplatform: "ensemble"')

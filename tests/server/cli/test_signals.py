@@ -1,4 +1,4 @@
-"""A signal reaches the server on any thread that receives it."""
+"""A signal reaches the server on any thread that receives it, and one request to stop is one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 from support.server.rig import PATIENCE
+
+from tensorferry.server.stop_signals import StopSignals
 
 _RECEIVED_BY_ANOTHER_THREAD = f"""
 import os, queue, signal, threading
@@ -36,3 +38,9 @@ def test_a_signal_that_another_thread_receives_is_forwarded() -> None:
         timeout=2 * PATIENCE,
     )
     assert process.stdout == "15\n", process.stderr
+
+
+def test_signals_within_a_second_of_the_first_are_one() -> None:
+    times = iter([100.0, 100.0, 100.9, 101.0, 101.1, 101.2])
+    signals = StopSignals(lambda: next(times))
+    assert [signals.counts() for _ in range(6)] == [True, False, False, False, True, True]

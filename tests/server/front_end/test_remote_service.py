@@ -5,21 +5,25 @@ from __future__ import annotations
 import gzip
 import math
 import os
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 import grpc
 import numpy as np
 import pytest
+from polling import PATIENCE
 from support.models.small import twice
 from support.server.rig import Replies, fp32, request, response_of
 
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.engine.front_end_port import ResponseBursts
 from tensorferry.server.engine.loop import EngineLoop
-from tensorferry.server.front_end.engine_connection import NO_ENGINE
+from tensorferry.server.front_end.engine_connection import NO_ENGINE, EngineConnection
 from tensorferry.server.front_end.remote_service import RemoteService
 from tensorferry.server.front_end.report import FrontEndReport
 from tensorferry.server.front_end.trials import Trials
@@ -32,6 +36,7 @@ from tensorferry.server.link_messages import Gauge
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.threads import watch_threads
 
 
 class NoBurst:
@@ -216,6 +221,47 @@ def test_a_front_end_that_breaks_the_link_s_rules_is_cut_off(tmp_path: Path) -> 
         rig.loop.stop()
         assert rig.broken == [2]
         files.close()
+
+
+@pytest.mark.parametrize("origin", [b'["a",[],[1],false]', b"[" * 100_000, b"\xff"])
+def test_a_front_end_that_sends_no_origin_is_cut_off(tmp_path: Path, origin: bytes) -> None:
+    with rig_of(tmp_path) as rig:
+        rig.connect(1)
+        files = create_link(8)
+        rig.loop.connect(2, files.duplicate(), lambda why: rig.broken.append(2))
+        hijacked = FrontEndLink(files)
+        hijacked.submit(message(), math.inf, origin, None)
+        hijacked.flush()
+        assert response_of(rig.ask(message())).model_name == "m"
+        rig.loop.stop()
+        assert rig.broken == [2]
+        hijacked.close()
+        hijacked.release()
+
+
+def test_a_front_end_whose_link_the_engine_cannot_use_is_reported(tmp_path: Path) -> None:
+    with rig_of(tmp_path) as rig, (tmp_path / "no link").open("wb") as other:
+        files = create_link(8)
+        os.dup2(other.fileno(), files.memory)
+        rig.loop.connect(2, files, lambda why: rig.broken.append(2))
+        rig.loop.stop()
+        assert rig.broken == [2]
+
+
+def test_an_engine_that_breaks_the_link_s_rules_ends_the_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clients would get UNAVAILABLE for ever."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    ended: SimpleQueue[int] = SimpleQueue()
+    monkeypatch.setattr(os, "_exit", ended.put)
+    watch_threads(lambda: None)
+    files = create_link(8)
+    connection = EngineConnection(FrontEndLink(files.duplicate()), NoBurst(), lambda waiting, begun: None)
+    # More responses than there are slots.
+    os.eventfd_write(files.to_front_end, 1 << 20)
+    assert ended.get(timeout=PATIENCE) == 1
+    connection.close()
+    files.close()
 
 
 def test_gauges_of_linked_front_ends_are_summed(rig: Rig) -> None:

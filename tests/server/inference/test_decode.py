@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.server.rig import fp32, request, signature, spec
 
+from tensorferry.batcher import RequestTooLarge
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import TensorError, encode_raw
 from tensorferry.server.config.limits import RequestLimits
@@ -63,9 +64,18 @@ def test_requests_that_differ_in_rows_only_have_one_key() -> None:
     assert decoded(good(1)).key == decoded(good(1, typed=True)).key
 
 
+def test_more_rows_than_the_queue_holds_are_refused_before_their_contents_are_decoded() -> None:
+    message = good(5, typed=True)
+    for tensor in message.inputs:
+        tensor.ClearField("contents")
+    with pytest.raises(RequestTooLarge, match="'x' has 5 rows; the queue of model 'm' holds 4"):
+        decode_request(message, "m", MODEL, True, RegionLease(Regions()), queue_rows=4)
+
+
 def test_the_size_of_a_request_is_that_of_its_message() -> None:
-    message = good(100)
-    assert decoded(message).nbytes == len(message.SerializeToString())
+    lease = RegionLease(Regions())
+    found = decode_request(good(100), "m", MODEL, True, lease, message_bytes=12345)
+    assert found.nbytes == 12345
 
 
 @pytest.mark.parametrize("typed", [False, True])

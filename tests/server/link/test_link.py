@@ -38,19 +38,6 @@ def test_extra_arrives_beside_the_message(message: int, extra: int) -> None:
         assert arrived == b"m" * message
 
 
-def test_a_large_message_is_a_read_only_view_and_a_small_one_bytes() -> None:
-    with pair() as both:
-        for message, extra in ((b"s" * 4096, b""), (b"s" * 4096, b"e"), (b"l" * 4097, b"")):
-            both.front_end.submit(message, extra=extra)
-        both.front_end.flush()
-        first, second, third = (request[1] for request in both.engine.take().submitted)
-        assert type(first) is type(second) is bytes
-        assert type(third) is memoryview
-        assert third.readonly
-        assert third == b"l" * 4097
-        del third
-
-
 def test_deadline_and_context() -> None:
     with pair() as both:
         context = object()
@@ -445,15 +432,14 @@ def test_the_mark_of_a_slots_last_request_is_not_the_next_ones() -> None:
             both.front_end.receive()
 
 
-def test_a_closed_engine_does_nothing_and_its_views_stay_valid() -> None:
+def test_a_closed_engine_does_nothing() -> None:
     with pair() as both:
         tickets = [both.front_end.submit(b"m" * 10_000) for _ in range(2)]
         both.front_end.flush()
-        view = both.engine.take().submitted[0][1]
+        both.engine.take()
         both.engine.respond(tickets[1], 0, [b"r"])
         both.engine.close()
         both.engine.close()
-        assert view == b"m" * 10_000
         both.engine.respond(tickets[0], 0, [b"r"])
         both.engine.mark_begun(tickets)
         both.engine.flush()

@@ -18,7 +18,7 @@ REQUESTS = 500
 
 def _engine(both: Pair, stop: threading.Event) -> None:
     """One thread takes, others respond in another order."""
-    work: queue.SimpleQueue[tuple[int, bytes | memoryview] | None] = queue.SimpleQueue()
+    work: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
 
     def respond(seed: int) -> None:
         random = Random(seed)

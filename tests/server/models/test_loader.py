@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import queue
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from polling import until
 from support.models import mixing, small
 from support.server.rig import PATIENCE, Array, Load, fp32
 
@@ -24,6 +26,7 @@ from tensorferry.server.models import loader
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.recovery.watchdog import Watchdog
 from tensorferry.server.runtime.session import Session
+from tensorferry.server.runtime.trial_runs import loads_still_run
 from tensorferry.server.steps import batch_times
 
 
@@ -206,7 +209,7 @@ def test_limits_that_no_full_batch_fits_give_warnings(load: Load, caplog: pytest
         "so a batch of 8 rows never fits --max-queue-bytes, which is 50: raise it" in text
         for text in warnings
     )
-    assert any("--slo-ms is 1e-06: batches will have at most 0 rows" in text for text in warnings)
+    assert any("--slo-ms is 1e-06: batches will have fewer rows" in text for text in warnings)
     assert any("no batch can have more than 5 rows" in text for text in model.batcher.statistics().warnings)
 
 
@@ -239,3 +242,28 @@ def test_a_closed_model_keeps_no_session(tmp_path: Path, monkeypatch: pytest.Mon
     finally:
         gc.enable()
         watchdog.close()
+
+
+def test_a_model_whose_trial_run_never_ends_is_refused(load: Load) -> None:
+    """ONNX Runtime ends it between two nodes, so that nothing is left."""
+    with pytest.raises(
+        StartError,
+        match=r"model 'named': a trial run of \S+\.onnx on x \[1, 3\] did not end within 0\.05 s, .*--run-timeout-seconds",
+    ):
+        load(small.endless, run_timeout=0.05)
+    until(loads_still_run, lambda runs: not runs)
+
+
+def test_a_trial_run_that_cannot_be_ended_is_left_and_named(
+    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(Session, "_run_once", lambda self, inputs: ended.wait())
+    with pytest.raises(
+        StartError, match=r"a trial run of \S+\.onnx on x \[1, 3\] did not end within 0\.05 s"
+    ):
+        load(small.twice, run_timeout=0.05)
+    assert "and cannot be ended: its thread stays until the process ends" in caplog.text
+    assert loads_still_run()
+    ended.set()
+    until(loads_still_run, lambda runs: not runs)

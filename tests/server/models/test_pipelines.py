@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.models import small
+from support.models import sentence_encoder, small
 
 from tensorferry.batcher import Batcher, DeadlineExceeded, Pipeline, Request
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError, StepFailedError
+from tensorferry.server.functions.app_file import import_app
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
@@ -31,6 +32,7 @@ from tensorferry.serving import (
     onnx,
     pipeline,
     step,
+    tokenizer,
 )
 
 Load = Callable[..., Model]
@@ -69,6 +71,11 @@ def tokens(text: Any) -> Any:
     if "" in text:
         raise InvalidInput("the text is empty")
     return [np.arange(1, len(one) + 1) for one in text], [np.ones(len(one), np.int64) for one in text]
+
+
+@model(inputs={"input_ids": INT64[-1, -1]}, outputs={"sum": INT64[-1]})
+def add_ids(input_ids: Any) -> Any:
+    return input_ids.sum(axis=1)
 
 
 def rows(*values: float) -> np.ndarray[Any, Any]:
@@ -269,3 +276,73 @@ def test_a_pipeline_is_described_as_an_ensemble(load: Load, tmp_path: Path) -> N
     steps = served.config.ensemble_scheduling.step
     assert [each.model_name for each in steps] == ["twice", "add_one"]
     assert dict(steps[0].output_map) == {"y": "a"}
+
+
+def test_a_tokenizer_reads_a_bounded_part_of_a_text_and_its_time_counts(load: Load, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="needs the package tokenizers")
+    sentence_encoder.build(tmp_path)
+    served = load(pipeline("p", tokenizer(tmp_path / "tokenizer.json", outputs=("input_ids",)), add_ids))
+    assert isinstance(served.batcher, Pipeline)
+    most = 32 * 1024
+
+    def asked(*texts: str) -> Any:
+        return served.batcher.submit_rows({"text": np.array(texts, object)})
+
+    blank, long, short = asked("a", " " * 8 * most), asked("a man " * most), asked("a man")
+    assert long.result()["sum"].tolist() == asked("a man " * 16).result()["sum"].tolist()
+    assert short.result()["sum"].tolist() == asked("a man").result()["sum"].tolist()
+    with pytest.raises(InvalidRequestError, match=f"has a text of {8 * most} characters; .* at most {most} "):
+        blank.result()
+    # Admission adds the time of the tokenizer to that of the next step.
+    stages = [stage.model().batcher for stage in served.batcher.stages]
+    learned = [bucket.device for stage in stages for bucket in stage.statistics().buckets.values()]
+    assert len(learned) >= len(stages) == 2
+    assert None not in learned
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_no_step_changes_what_another_step_or_the_client_reads(
+    load: Load, tmp_path: Path, processes: int
+) -> None:
+    """A softmax in place after an ONNX step, whose logits are asked for as well. The check at load does not reach the write."""
+    small.twice(tmp_path / "twice.onnx")
+    app = tmp_path / "app.py"
+    app.write_text(
+        "import numpy as np\n"
+        "from tensorferry.serving import FP32, model, onnx, pipeline\n\n"
+        f"@model(inputs={{'y': FP32[-1, 3]}}, outputs={{'p': FP32[-1, 3]}}, check=False, processes={processes})\n"
+        "def softmax(y):\n"
+        "    np.exp(y, out=y)\n"
+        "    return y / y.sum(axis=1, keepdims=True)\n\n"
+        "p = pipeline('p', onnx('twice.onnx'), softmax, outputs=['y', 'p'])\n"
+    )
+    served = load(import_app(app)["p"])
+    for count in (1, 2):
+        with pytest.raises(StepFailedError) as failed:
+            served.batcher.submit_rows({"x": rows(*range(count))}).result()
+        assert "app.py:6: 'np.exp(y, out=y)' writes to a read-only array" in failed.value.reason
+
+
+def test_a_list_of_equal_rows_is_an_array_for_the_next_step_of_the_stage(load: Load) -> None:
+    @model(inputs={"x": FP32[-1, 3]}, outputs={"a": FP32[-1, 3]})
+    def listed(x: Any) -> Any:
+        return list(x)
+
+    @model(inputs={"a": FP32[-1, 3]}, outputs={"b": FP32[-1, 3]})
+    def doubled(a: Any) -> Any:
+        return a * 2
+
+    served = load(pipeline("p", listed, doubled))
+    assert isinstance(served.batcher, Batcher)
+    assert served.batcher.submit_rows({"x": rows(1, 2)}).result()["b"].tolist() == rows(2, 4).tolist()
+
+
+def test_a_step_whose_rows_affect_each_other_gets_each_request_alone(load: Load) -> None:
+    @model(inputs={"x": FP32[-1, 3]}, outputs={"a": FP32[-1, 3]})
+    def centred(x: Any) -> Any:
+        return x - x.mean(axis=0)
+
+    served = load(pipeline("p", centred, add_one))
+    assert served.batching_verdict == "refused"
+    futures = [served.batcher.submit_rows({"x": rows(n, n + 2)}) for n in range(16)]
+    assert all(future.result()["b"].tolist() == rows(0, 2).tolist() for future in futures)

@@ -10,11 +10,11 @@ import pytest
 from support.models.controlled import ScriptedRepository, run_in_thread, runner_of
 from support.server.rig import PATIENCE
 
+from tensorferry.server import malloc
 from tensorferry.server.errors import (
     NotFoundError,
     NotReadyError,
 )
-from tensorferry.server.models import unloading
 from tensorferry.server.models.registry import ModelState
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
@@ -67,7 +67,7 @@ def test_closing_waits_until_unloaded_models_have_released_their_memory(
         releasing.set()
         assert release.wait(PATIENCE)
 
-    monkeypatch.setattr(unloading, "_release_memory", wait)
+    monkeypatch.setattr(malloc, "give_back", wait)
     repository.write("m", "1", "fast")
     control = repository.start("m")
     control.unload("m")

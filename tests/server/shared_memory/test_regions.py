@@ -140,19 +140,35 @@ def test_an_unregistered_region_is_closed_after_its_last_use(regions: Regions, t
     first, second = RegionLease(regions), RegionLease(regions)
     first.span(input_in(nbytes=1))
     first.span(input_in(nbytes=1))
+    span = second.span(input_in(nbytes=1))
     regions.unregister("", SystemSharedMemory)
     assert names(regions) == ["r"]
-    # Until then it can still be used and its name is taken, as in Triton.
-    second.span(input_in(nbytes=1))
+    first.release()
+    first.release()
+    assert span is not None
+    assert span.read() == b"\0"
+    # Until then its name is taken, as in Triton.
     with pytest.raises(AlreadyExistsError):
         regions.register_system("r", "key", 0, 8)
-    first.release()
-    first.release()
     assert names(regions) == ["r"]
     second.release()
     assert names(regions) == []
     assert not is_open(tmp_path / "key")
     regions.register_system("r", "key", 0, 8)
+
+
+def test_no_further_request_gets_an_unregistered_region(regions: Regions) -> None:
+    regions.register_system("r", "key", 0, 8)
+    before, after = RegionLease(regions), RegionLease(regions)
+    before.span(input_in(nbytes=1))
+    regions.unregister("r", SystemSharedMemory)
+    with pytest.raises(
+        NotFoundError, match=r"^Unable to find shared memory region: 'r', which is unregistered"
+    ):
+        after.span(input_in(nbytes=1))
+    after.release()
+    before.release()
+    assert names(regions) == []
 
 
 def test_a_released_region_stays_registered(regions: Regions) -> None:

@@ -418,9 +418,20 @@ class TestDrain:
         supervision.end_killed()
         assert supervision.exit_status == 0
 
+    def test_signals_within_a_second_are_one(self, make: Make) -> None:
+        supervision = make(1).run()
+        supervision.supervisor.on_signal(signal.SIGTERM)
+        supervision.wait(1.0)
+        supervision.supervisor.on_signal(signal.SIGTERM)
+        assert not supervision.front_end(0).killed
+        supervision.end("front-end 0", CLEAN)
+        supervision.end(ENGINE, CLEAN)
+        assert supervision.exit_status == 0
+
     def test_a_second_signal_ends_all_at_once(self, make: Make, caplog: Any) -> None:
         supervision = make().run()
         supervision.supervisor.on_signal(signal.SIGTERM)
+        supervision.wait(1.1)
         supervision.supervisor.on_signal(signal.SIGINT)
         assert all(supervision.child(name).killed for name in supervision.alive())
         supervision.supervisor.on_signal(signal.SIGINT)
@@ -432,6 +443,7 @@ class TestDrain:
         supervision = make(1).run()
         supervision.supervisor.on_signal(signal.SIGTERM)
         supervision.end("front-end 0", CLEAN)
+        supervision.wait(1.1)
         supervision.supervisor.on_signal(signal.SIGTERM)
         supervision.end_killed()
         assert supervision.exit_status == 128 + signal.SIGTERM
@@ -439,10 +451,11 @@ class TestDrain:
     def test_a_killed_child_that_hangs_does_not_keep_the_supervisor(self, make: Make) -> None:
         supervision = make().run()
         supervision.supervisor.on_signal(signal.SIGTERM)
+        supervision.wait(1.1)
         supervision.supervisor.on_signal(signal.SIGTERM)
         supervision.wait(60)
         assert supervision.exit_status == 128 + signal.SIGTERM
-        assert supervision.now <= 1003
+        assert supervision.now <= 1004.1
 
     def test_a_signal_during_the_start(self, make: Make) -> None:
         supervision = make()

@@ -168,6 +168,7 @@ def test_it_ends_with_the_server(server: Supervision) -> None:
     suspects(server, 0, 1)
     server.supervisor.on_signal(signal.SIGTERM)
     assert not server.child(TRIALS).killed
+    server.wait(1.1)
     server.supervisor.on_signal(signal.SIGTERM)
     assert server.child(TRIALS).killed
     for name in server.alive():

@@ -48,7 +48,7 @@ def open_writer(disk: Disk) -> Iterator[Open]:
 
     def opened(**options: object) -> BackgroundWriter[str]:
         settings: Any = {"max_items": 3, **options}
-        writer = BackgroundWriter("test-writer", disk.write, lambda fault: None, **settings)
+        writer = BackgroundWriter("test-writer", disk.write, **settings)
         made.append(writer)
         writer.start()
         return writer

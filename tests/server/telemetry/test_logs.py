@@ -108,13 +108,19 @@ def test_a_text_message_stays_on_one_line(root: logging.Logger, capfd: pytest.Ca
     logs.configure("text", "info")
     logging.getLogger("some").info("a\r\nb\x1b[2J\u2028 %s é", "c\nd")
     try:
-        raise ValueError("why")
+        raise ValueError("why\x1b[2J\n12:00:00 ERROR   forged")
     except ValueError:
         logging.getLogger("some").exception("failed")
     first, *rest = log_lines.written(capfd).split("\n")
     assert first.endswith(r"INFO    a\r\nb\x1b[2J\u2028 c\nd é")
     assert rest[0].endswith("ERROR   failed")
-    assert rest[1:] == ["Traceback (most recent call last):", *rest[2:-2], "ValueError: why", ""]
+    assert rest[1:] == [
+        "    Traceback (most recent call last):",
+        *rest[2:-3],
+        r"    ValueError: why\x1b[2J",
+        "    12:00:00 ERROR   forged",
+        "",
+    ]
 
 
 def test_text_of_clients_is_quoted_and_shortened() -> None:

@@ -116,7 +116,7 @@ class Hooked(InferenceService):
 
     def submit(
         self,
-        data: bytes | memoryview,
+        data: bytes,
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),

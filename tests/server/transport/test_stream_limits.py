@@ -205,7 +205,7 @@ def test_a_disconnect_during_submit_cancels_the_request(ordered: bool) -> None:
     class Leaving(ScriptedService):
         def submit(
             self,
-            data: bytes | memoryview,
+            data: bytes,
             deadline: float,
             complete: Callable[[InferenceReply], None],
             metadata: Metadata = (),

@@ -72,16 +72,14 @@ class Fault:
         return faulty
 
     def falling(self, run: Any) -> Any:
-        def fall(
-            running: BatchExecutor, batch: Sequence[Request], work: BatchAssignment, back: list[Request]
-        ) -> Any:
+        def fall(running: BatchExecutor, batch: Sequence[Request], work: BatchAssignment) -> Any:
             for request in batch:
                 for tensor in request.tensors:
                     mark = float(np.frombuffer(tensor.data, tensor.dtype)[0]) if request.rows else 0.0
                     if FALL <= mark < _PAST_FALL and mark not in self.seen:
                         self.seen.add(mark)
                         raise SystemExit
-            return run(running, batch, work, back)
+            return run(running, batch, work)
 
         return fall
 

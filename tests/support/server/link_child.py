@@ -19,7 +19,7 @@ SMALL, LARGE = b"s" * 100, b"l" * 100_000
 NO_ROOM = (8, b"no room")
 
 
-def answer(message: bytes | memoryview) -> list[bytes | memoryview]:
+def answer(message: bytes) -> list[bytes | memoryview]:
     """Return the pieces of the response to a message."""
     return [b"answer to ", message]
 

@@ -219,7 +219,7 @@ class Fuzzer:
         memory[at : at + 8] = self._random.randbytes(8)
 
     @staticmethod
-    def _check_message(memory: mmap.mmap, slot: int, message: bytes | memoryview, extra: bytes) -> None:
+    def _check_message(memory: mmap.mmap, slot: int, message: bytes, extra: bytes) -> None:
         length, beside, offset, _ = RECORD.unpack_from(memory, LAYOUT.records + RECORD_BYTES * slot)
         total = length + beside
         assert (len(message), len(extra)) == (length, beside)

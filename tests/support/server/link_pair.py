@@ -33,11 +33,10 @@ class Pair:
         self.front_end.flush()
         ((ticket, arrived, _, beside),) = self.engine.take().submitted
         assert beside == extra
-        copy = bytes(arrived)
         self.engine.respond(ticket, code, [payload])
         self.engine.flush()
         (response,) = self.front_end.receive()
-        return copy, response
+        return arrived, response
 
     def readable(self) -> bool:
         """Whether `receive` would return at once."""

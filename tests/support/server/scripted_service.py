@@ -61,7 +61,7 @@ class ScriptedService(InferenceService):
 
     def submit(
         self,
-        data: bytes | memoryview,
+        data: bytes,
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),

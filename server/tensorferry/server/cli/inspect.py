@@ -18,6 +18,7 @@ from tensorferry.server.inspection.json_form import failure_of, json_of, model_o
 from tensorferry.server.inspection.model_argument import MODEL_HELP, MODEL_OPTIONS, find_model
 from tensorferry.server.inspection.text_form import text_of
 from tensorferry.server.models.fetched_sources import fetched_sources
+from tensorferry.server.names import printable_lines
 from tensorferry.server.telemetry import logs
 
 _PROGRAM = "tensorferry inspect"
@@ -143,12 +144,12 @@ def main(argv: Sequence[str]) -> int:
             except StartError as error:
                 failed = True
                 printed.append(failure_of(argument, error))
-                print(f"{_PROGRAM}: {error}", file=sys.stderr, flush=True)
+                print(printable_lines(f"{_PROGRAM}: {error}"), file=sys.stderr, flush=True)
     except ConfigError as error:
-        print(f"{_PROGRAM}: {error}", file=sys.stderr)
+        print(printable_lines(f"{_PROGRAM}: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return _INTERRUPTED
     if arguments["json"]:
-        print(json.dumps(json_of(printed), indent=2, ensure_ascii=False))
+        print(json.dumps(json_of(printed), indent=2))
     return 1 if failed else 0

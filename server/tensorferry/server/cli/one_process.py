@@ -6,7 +6,6 @@ import logging
 import os
 import queue
 import signal
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -16,9 +15,10 @@ from tensorferry.server.app import App
 from tensorferry.server.cli.signals import forward_signals, ignore_signals
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
+from tensorferry.server.names import printable_lines
 from tensorferry.server.startup import prepare_collector, print_ready_line, ready_fields
 from tensorferry.server.telemetry import logs
-from tensorferry.server.threads import watch_threads
+from tensorferry.server.threads import ThreadKind, new_thread, watch_threads
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -28,13 +28,6 @@ class _Signal:
     """SIGTERM or SIGINT was received."""
 
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _ServiceLost:
-    """The process can serve nothing any more."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +50,7 @@ class _Progress(Enum):
     ABANDONED = "stopped, but a worker still runs"
 
 
-_Event: TypeAlias = _Signal | _ServiceLost | _DeviceLost | _Failure | _Progress
+_Event: TypeAlias = _Signal | _DeviceLost | _Failure | _Progress
 _Events: TypeAlias = "queue.SimpleQueue[_Event]"
 
 
@@ -65,7 +58,7 @@ def run_one_process(config: ServerConfig, output: logs.LogOutput) -> int:
     """Serve until SIGTERM or Ctrl-C. Return 0 after a clean stop, 1 if the server cannot start."""
     events: _Events = queue.SimpleQueue()
     forward_signals(lambda number: events.put(_Signal(number)))
-    watch_threads(lambda reason: events.put(_ServiceLost(reason)))
+    watch_threads(output.flush)
 
     def on_device_loss(reason: str) -> None:
         if config.exit_on_device_loss:
@@ -73,7 +66,7 @@ def run_one_process(config: ServerConfig, output: logs.LogOutput) -> int:
 
     app = App(config, output, on_device_loss)
     _run_in_thread("start", _start, app, events)
-    started = draining = device_lost = False
+    started = signalled = draining = device_lost = False
     while True:
         match events.get():
             case _Progress.STARTED:
@@ -95,20 +88,21 @@ def run_one_process(config: ServerConfig, output: logs.LogOutput) -> int:
                         config.drain_seconds,
                     )
                     _run_in_thread("drain", _drain, app, events)
-            case _ServiceLost(reason):
-                _log.critical("%s: exiting at once, so that the server can be restarted", reason)
-                _exit_now(1, output)
             case _Failure(StartError() as error):
-                output.put(f"tensorferry serve: {error}")
+                output.put(printable_lines(f"tensorferry serve: {error}"))
                 _exit_now(1, output)
             case _Failure(error):
                 _log.error("the server failed to %s", "drain" if draining else "start", exc_info=error)
                 _exit_now(1, output)
             case _Signal(number):
                 name = signal.Signals(number).name
-                if draining:
+                if signalled:
                     _log.warning("%s received again: stopping at once", name)
                     _exit_now(128 + number, output)
+                signalled = True
+                if draining:
+                    _log.info("%s received: the drain goes on", name)
+                    continue
                 draining = True
                 if config.drain_delay:
                     _log.info("%s received: requests are accepted for %g s more", name, config.drain_delay)
@@ -137,7 +131,7 @@ def _run_in_thread(name: str, work: Callable[[App, _Events], None], app: App, ev
         except BaseException as error:
             events.put(_Failure(error))
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    new_thread(name, run, ThreadKind.ESSENTIAL).start()
 
 
 def _exit_now(code: int, output: logs.LogOutput) -> NoReturn:

@@ -18,6 +18,7 @@ from tensorferry.server.cores import Division, models_use_gpu, usable_cores
 from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.installed_versions import imported
 from tensorferry.server.link import ALIGNMENT, create_link
+from tensorferry.server.names import printable_lines
 from tensorferry.server.startup import config_file, print_ready_line, read_config
 from tensorferry.server.supervisor import SupervisorSettings, log_output, run_supervisor
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         config = read_config(argv)
     except ConfigError as error:
-        print(f"tensorferry serve: {error}", file=sys.stderr)
+        print(printable_lines(f"tensorferry serve: {error}"), file=sys.stderr)
         return 2
     if config.front_ends != 0 and sys.platform != "linux":
         print("tensorferry serve: --front-ends needs Linux; leave it out", file=sys.stderr)
@@ -111,5 +112,5 @@ def _supervise(config: ServerConfig, division: Division, argv: Sequence[str]) ->
             )
             return run_supervisor(settings, argv, link, print_ready, output.put)
     except StartError as error:
-        output.put(f"tensorferry serve: {error}")
+        output.put(printable_lines(f"tensorferry serve: {error}"))
         return 1

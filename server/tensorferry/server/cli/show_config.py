@@ -21,6 +21,7 @@ from tensorferry.server.model_config.pbtxt import config_text
 from tensorferry.server.model_config.supported_fields import ModelKind, check_fields
 from tensorferry.server.models.declared_sources import declared_source, declared_sources
 from tensorferry.server.models.fetched_sources import fetched_sources
+from tensorferry.server.names import printable, printable_lines
 from tensorferry.server.onnx_models.preparation import prepare_model
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.telemetry import logs
@@ -61,14 +62,14 @@ def main(argv: Sequence[str]) -> int:
         logs.configure(server_config.log_format, server_config.log_level)
         completed = list(_completed(source, server_config))
     except ConfigError as error:
-        print(f"tensorferry config: {error}", file=sys.stderr)
+        print(printable_lines(f"tensorferry config: {error}"), file=sys.stderr)
         return 2
     except StartError as error:
-        print(f"tensorferry config: {error}", file=sys.stderr)
+        print(printable_lines(f"tensorferry config: {error}"), file=sys.stderr)
         return 1
     for number, (description, config) in enumerate(completed):
         # A comment, so that the output is a valid config.pbtxt.
-        print(f"{chr(10) if number else ''}# {description}")
+        print(f"{chr(10) if number else ''}# {printable(description)}")
         print(config_text(config), end="")
     return 0
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import threading
 from collections.abc import Callable
 
-from tensorferry.batcher.supervision import RestartBackoff, supervise
-
-_log = logging.getLogger("tensorferry.server")
+from tensorferry.server.stop_signals import StopSignals
+from tensorferry.server.threads import ThreadKind, new_thread
 
 
 def forward_signals(on_signal: Callable[[int], None]) -> None:
-    """Call `on_signal` on a thread with the number of each SIGTERM and SIGINT that the process receives.
+    """Call `on_signal` on a thread with the number of each SIGTERM and SIGINT that counts as a request to stop.
 
     Signals arrive through a pipe that a thread reads, because the kernel can deliver a signal to any thread: Python runs
     handlers only on the main thread, and nothing wakes the main thread for a signal that another thread received.
@@ -25,18 +22,14 @@ def forward_signals(on_signal: Callable[[int], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: None)
 
+    signals = StopSignals()
+
     def read() -> None:
         while received := os.read(reading, 1):
-            on_signal(received[0])
+            if signals.counts():
+                on_signal(received[0])
 
-    def run() -> None:
-        supervise(
-            read,
-            lambda error: _log.error("the signal thread crashed (bug); it is restarted", exc_info=error),
-            RestartBackoff(),
-        )
-
-    threading.Thread(target=run, name="signals", daemon=True).start()
+    new_thread("signals", read, ThreadKind.RESTARTED).start()
 
 
 def ignore_signals() -> None:

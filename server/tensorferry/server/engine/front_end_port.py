@@ -7,12 +7,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from tensorferry.batcher import Request
-from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.interface import InlineRunner
-from tensorferry.server.inference.reply import InferenceCall, InferenceReply, error_reply
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.request_origin import RequestOrigin
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.link import EngineLink
+from tensorferry.server.link import EngineLink, LinkBroken
 from tensorferry.server.link_messages import ANSWERED, FAILED, Gauge, decode_origin, encode_failure
 from tensorferry.server.status import INTERNAL_ERROR, StatusCode
 
@@ -106,12 +105,11 @@ class FrontEndPort:
         """Submit what the front-end has sent. LinkBroken if it does not keep to the link's rules."""
         taken = self._link.take()
         for ticket, message, deadline, extra in taken.submitted:
-            self._served[ticket] = served = _ServedRequest(self, ticket)
             try:
                 origin = decode_origin(extra)
-            except ValueError as error:
-                served.complete(error_reply("", InvalidRequestError(str(error)), ("", ""), ()))
-                continue
+            except Exception as error:
+                raise LinkBroken(f"no origin of a request: {extra[:100]!r} ({error!r})") from None
+            self._served[ticket] = served = _ServedRequest(self, ticket)
             served.call = self._service.submit(
                 message,
                 deadline,

@@ -18,6 +18,7 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.link import EngineLink, LinkBroken, LinkError, LinkFiles
 from tensorferry.server.link_messages import FAILED, Gauge, encode_failure
 from tensorferry.server.status import Status, StatusCode
+from tensorferry.server.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -60,7 +61,7 @@ class EngineLoop:
         self._stopping = False
         # The ports by front-end. Changed by the loop's thread only.
         self._ports: dict[int, FrontEndPort] = {}
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = new_thread("engine", self._run, ThreadKind.ESSENTIAL)
 
     def start(self) -> None:
         """Start the thread."""
@@ -116,7 +117,7 @@ class EngineLoop:
         try:
             link = EngineLink(files, no_room=_NO_ROOM)
         except LinkError as error:
-            _log.error("front-end %d: its link cannot be used: %s", front_end, error)
+            broken(str(error))
             return
         port = FrontEndPort(link, self._service, self._bursts, self._run_soon)
         with self._lock:

@@ -21,7 +21,7 @@ from tensorferry.server.startup import prepare_collector, read_config, ready_fie
 from tensorferry.server.supervisor.child_process import ChildProcess
 from tensorferry.server.supervisor.control import Message
 from tensorferry.server.telemetry import logs
-from tensorferry.server.threads import watch_threads
+from tensorferry.server.threads import ThreadKind, new_thread, watch_threads
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -55,11 +55,6 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
         with log_levels_lock:
             control.send("log_levels", levels=asdict(output.levels))
 
-    def lost(reason: str) -> None:
-        _log.critical("%s: the engine exits, and is started again", reason)
-        output.flush()
-        os._exit(1)
-
     def on_device_loss(reason: str) -> None:
         if config.exit_on_device_loss:
             in_thread("drain", lambda: replace_device(reason))
@@ -67,9 +62,10 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     def replace_device(reason: str) -> None:
         _log.critical("%s: draining for at most %g s (--exit-on-device-loss)", reason, config.drain_seconds)
         drain()
-        lost(reason)
+        _log.critical("%s: the engine exits, and is started again", reason)
+        endings.put(1)
 
-    watch_threads(lost)
+    watch_threads(output.flush)
     app = App(
         config,
         output,
@@ -121,11 +117,8 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
             except StartError as error:
                 control.failed(str(error))
                 endings.put(1)
-            except BaseException as error:
-                _log.error("the engine failed to %s", name, exc_info=error)
-                endings.put(1)
 
-        threading.Thread(target=run, name=name, daemon=True).start()
+        new_thread(name, run, ThreadKind.ESSENTIAL).start()
 
     control.on("link", link)
     control.on("front_end_lost", lambda message: loop.disconnect(message.fields["front_end"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,10 @@ from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.front_end.remote_call import HeldRequest, RemoteCall
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.reply import InferenceReply, error_reply
-from tensorferry.server.link import FrontEndLink, LinkBroken, LinkFull
+from tensorferry.server.link import FrontEndLink, LinkFull
 from tensorferry.server.link_messages import ANSWERED, decode_failure
 from tensorferry.server.status import Status, StatusCode, StatusError
+from tensorferry.server.threads import ThreadKind, new_thread
 
 if TYPE_CHECKING:
     from tensorferry.batcher import ResponseBurstHook
@@ -91,7 +91,7 @@ class EngineConnection:
         self._link = link
         self._lost = lost
         self._response_hook = response_hook
-        self._receiver = threading.Thread(target=self._receive, name="engine-responses", daemon=True)
+        self._receiver = new_thread("engine-responses", self._receive, ThreadKind.ESSENTIAL)
         self._receiver.start()
 
     def submit(self, call: RemoteCall, message: bytes, deadline: float, extra: bytes) -> None:
@@ -121,20 +121,13 @@ class EngineConnection:
         self._receiver.join()
 
     def _receive(self) -> None:
-        broken = False
-        try:
-            self._complete_responses()
-        except LinkBroken as error:
-            _log.error(
-                "the engine breaks the rules of the link, which is a bug; its requests are lost: %s", error
-            )
-            self._link.close()
-            broken = True
+        # LinkBroken ends the process, because its clients would never reach an engine again.
+        self._complete_responses()
         waiting: list[HeldRequest] = []
         begun: list[HeldRequest] = []
         for ticket, call in self._link.outstanding():
             request = HeldRequest(call, *self._link.message_of(ticket))
-            (begun if broken or self._link.begun(ticket) else waiting).append(request)
+            (begun if self._link.begun(ticket) else waiting).append(request)
         self._link.release()
         self._lost(waiting, begun)
 

@@ -24,7 +24,7 @@ from tensorferry.server.startup import prepare_collector, read_config, use_log_l
 from tensorferry.server.supervisor.child_process import ChildProcess
 from tensorferry.server.supervisor.control import Message
 from tensorferry.server.telemetry import logs
-from tensorferry.server.threads import watch_threads
+from tensorferry.server.threads import ThreadKind, new_thread, watch_threads
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 
 _log = logging.getLogger("tensorferry.server")
@@ -39,13 +39,7 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     output = logs.configure(config.log_format, config.log_level)
     control = ChildProcess(control_fd)
     use_log_levels(output, control.start["log_levels"])
-
-    def lost(reason: str) -> None:
-        _log.critical("%s: the front-end exits, and is started again", reason)
-        output.flush()
-        os._exit(1)
-
-    watch_threads(lost)
+    watch_threads(output.flush)
     share = share_of(config, control.start["front_ends"])
     front_end = FrontEnd(share, control.start["port"], control.send)
     drained = threading.Event()
@@ -55,7 +49,7 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
             front_end.drain(message.fields["delay"], message.fields["seconds"])
             drained.set()
 
-        threading.Thread(target=work, name="drain", daemon=True).start()
+        new_thread("drain", work, ThreadKind.ESSENTIAL).start()
 
     control.on("link", front_end.connect)
     control.on("engine_lost", front_end.on_engine_lost)

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.front_end.engine_connection import lost_error, reply_of
@@ -22,6 +23,7 @@ from tensorferry.server.refused_requests import (
     RefusedRequests,
     digest_of,
 )
+from tensorferry.server.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -67,7 +69,7 @@ class Trials:
     def begin(self) -> None:
         """Run the suspects: the engine is ready."""
         if self._link is not None and self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(self._link,), name="trials", daemon=True)
+            self._thread = new_thread("trials", partial(self._run, self._link), ThreadKind.ESSENTIAL)
             self._thread.start()
 
     def end(self, *, died: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.batcher import BatchInfo, Outcome, Tensor
+from tensorferry.batcher import BatchInfo, Outcome, RequestTooLarge, Tensor
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import (
     TensorError,
@@ -76,11 +76,15 @@ def decode_request(
     batched: bool,
     lease: RegionLease,
     limits: RequestLimits = DEFAULT_LIMITS,
+    *,
+    message_bytes: int = 0,
+    queue_rows: int | None = None,
 ) -> DecodedRequest:
-    """Check a request against the model's signature and return its tensors.
+    """Check a request, whose message had `message_bytes`, against the model's signature and return its tensors.
 
+    `queue_rows` are the rows that the model's queue holds; None does not compare them with the request's.
     Numeric raw contents are not copied: the tensors refer to the request's bytes. Tensors in shared memory are copied.
-    The lease gets the regions, and the caller releases it, also after an error. Raises a ServerError.
+    The lease gets the regions, and the caller releases it, also after an error. Raises a ServerError, or RequestTooLarge.
     """
     check_string_counts(request, limits)
     parameters = read_parameters(request)
@@ -89,12 +93,19 @@ def decode_request(
     outputs = _requested_outputs(request, model, signature)
     class_counts, output_spans = _output_destinations(request, outputs, lease)
     contents = locate_contents(request, model, lease)
+    # Before any contents are decoded, which takes longer than all else for a large request.
+    for spec in signature.inputs:
+        shape = inputs[spec.name].shape
+        check_description(inputs[spec.name], spec, model, batched)
+        if batched and queue_rows is not None and spec.has_row_axis and shape[0] > queue_rows:
+            raise RequestTooLarge(
+                f"input {spec.name!r} has {shape[0]} rows; the queue of model {model!r} holds {queue_rows}: send fewer rows "
+                "at once, or start the server with a larger --max-queue-size"
+            )
     tensors: list[Tensor] = []
     for spec in signature.inputs:
-        message = inputs[spec.name]
-        check_description(message, spec, model, batched)
         try:
-            tensors.append(decode_input(message, spec, model, contents, limits))
+            tensors.append(decode_input(inputs[spec.name], spec, model, contents, limits))
         except TensorError as error:
             raise InvalidRequestError(f"input {spec.name!r} of model {model!r}: {error}") from None
     return DecodedRequest(
@@ -103,7 +114,7 @@ def decode_request(
         rows=row_count(tensors, model, signature, limits) if batched else 1,
         key=tuple(tensor.shape[1:] for tensor in tensors),
         shared=signature.shared_inputs(batched=batched),
-        nbytes=request.ByteSize() + sum([span.nbytes for span in contents.spans.values()]),
+        nbytes=message_bytes + sum([span.nbytes for span in contents.spans.values()]),
         timeout=parameters.timeout,
         priority=parameters.priority,
         response_spec=ResponseSpec(

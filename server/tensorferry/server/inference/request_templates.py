@@ -111,7 +111,7 @@ class RequestTemplateCache:
         self._by_size: dict[int, tuple[_Entry, ...]] = {}
         self._responses: dict[Hashable, ResponseTemplate] = {}
 
-    def find(self, data: bytes | memoryview, generation: int) -> Match | None:
+    def find(self, data: bytes, generation: int) -> Match | None:
         """Match a message against the templates; None if it differs from each in more than values and id."""
         if generation != self._generation:
             return None
@@ -133,7 +133,7 @@ class RequestTemplateCache:
                 for dtype, shape, at, end in entry.tensors:
                     # Half the time of `Tensor(...)`, for each tensor of each request.
                     tensors.append(_new(Tensor, (dtype, shape, values[at:end])))
-                return entry.template, request_id, bytes(data[start:stop]), tuple(tensors)
+                return entry.template, request_id, data[start:stop], tuple(tensors)
         return None
 
     def add(

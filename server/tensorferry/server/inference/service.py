@@ -107,7 +107,7 @@ class InferenceService:
 
     def submit(
         self,
-        data: bytes | memoryview,
+        data: bytes,
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),
@@ -120,7 +120,7 @@ class InferenceService:
     ) -> InferenceCall:
         """Serve one serialised ModelInferRequest. Call `complete` exactly once, perhaps before this returns.
 
-        `data` must not change until the request is complete. `deadline` is on the clock of `time.monotonic`, inf for none.
+        `deadline` is on the clock of `time.monotonic`, inf for none.
         `metadata` and `caller` are those of the call. `streamed` says that the message came in a stream. `origin` is
         where it was received, if that was another process.
         A caller that runs short batches itself gives `run_soon`, which gets the batcher if its `run_inline` must be
@@ -139,11 +139,11 @@ class InferenceService:
             try:
                 match = self._templates.find(data, generation)
                 if match is None:
-                    message = bytes(data)
-                    if is_compressed(message):
+                    message = data
+                    if is_compressed(data):
                         if unpacker is not None:
-                            return unpacker.submit(message, deadline, complete, metadata, caller, streamed)
-                        message = decompress(message, self.limits.message_bytes)
+                            return unpacker.submit(data, deadline, complete, metadata, caller, streamed)
+                        message = decompress(data, self.limits.message_bytes)
                         match = self._templates.find(message, generation)
                 if match is None:
                     unmatched = UnmatchedRequest(message, self._regions, self.limits)

@@ -55,7 +55,14 @@ class UnmatchedRequest:
         model = registry.get(*self.addressed)
         self.addressed = model.name, model.version
         decoded = decode_request(
-            self._message, model.name, model.signature, model.batched, self._lease, self._limits
+            self._message,
+            model.name,
+            model.signature,
+            model.batched,
+            self._lease,
+            self._limits,
+            message_bytes=len(self._data),
+            queue_rows=model.batcher.settings.max_queue_size,
         )
         self._response_spec = decoded.response_spec
         check_response_size(decoded, model.batched, self._limits.message_bytes)

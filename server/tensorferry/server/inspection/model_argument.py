@@ -41,6 +41,7 @@ _FIELDS = frozenset(
         "preferred_batch_sizes",
         "priority_weights",
         "default_priority",
+        "run_timeout",
         "log_format",
         "log_level",
     )

@@ -9,6 +9,7 @@ from tensorferry.server.inspection.batch_sizes import BEST_RULE, WithinBound, be
 from tensorferry.server.inspection.batch_times import BatchTime
 from tensorferry.server.inspection.inspection import Inspection
 from tensorferry.server.inspection.measuring import Measurements
+from tensorferry.server.names import printable
 from tensorferry.server.signature import TensorSpec
 
 _WIDTH = 100
@@ -20,7 +21,7 @@ _COMMAND = ": python -c "
 
 _EFFECTS = {
     "proved": "the graph keeps rows apart",
-    "tested": "running shows no mixing, but a part of the graph could not be analysed",
+    "tested": "running shows no mixing; the graph could not be analysed fully, or there is none",
     "trusted": "batched without a check",
     "refused": "each request runs alone",
     "off": "each request runs alone",
@@ -29,7 +30,7 @@ _EFFECTS = {
 
 def text_of(found: Inspection, bounds: Sequence[float]) -> str:
     """Return what is known of a model. `bounds` are bounds of latency in seconds."""
-    lines = [f"{found.name}  ({found.kind}, {found.path})", ""]
+    lines = [printable(f"{found.name}  ({found.kind}, {found.path})"), ""]
     lines += _tensors(found)
     lines += ["", *_verdict(found), ""]
     if found.measured is None or not found.measured.batches:
@@ -48,7 +49,10 @@ def _tensors(found: Inspection) -> Iterator[str]:
         ("optional", found.signature.optional),
         ("output", found.signature.outputs),
     ):
-        rows += [(kind, spec.name, spec.datatype.name, _shape(spec), _axis(spec, batched)) for spec in specs]
+        rows += [
+            (kind, printable(spec.name), spec.datatype.name, _shape(spec), _axis(spec, batched))
+            for spec in specs
+        ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     widths[0] = _INDENT - 2
     for row in rows:
@@ -162,7 +166,7 @@ def _number(value: float) -> str:
 
 
 def _labelled(label: str, text: str) -> list[str]:
-    before, command, code = text.partition(_COMMAND)
+    before, command, code = printable(text).partition(_COMMAND)
     lines = textwrap.wrap(
         before + (":" if command else ""),
         _WIDTH,

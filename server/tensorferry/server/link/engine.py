@@ -32,9 +32,9 @@ from tensorferry.server.link.layout import (
     TICKET_MASK,
 )
 
-# Ticket, message, deadline, and what was submitted beside the message. A message above 4 KiB is a read-only view.
+# Ticket, message, deadline, and what was submitted beside the message.
 # A plain tuple, because a named one costs as much as the rest of what is done for a request.
-Submitted = tuple[int, bytes | memoryview, float, bytes]
+Submitted = tuple[int, bytes, float, bytes]
 
 
 class Taken(NamedTuple):
@@ -67,8 +67,6 @@ class EngineLink:
         self._no_room = no_room
         self._layout = layout
         self._memory = memory
-        # Messages are views of this.
-        self._readable = view.toreadonly()
         self._counters = view[COUNTERS_AT : COUNTERS_AT + 8 * COUNTERS].cast("Q")
         self._requests = view[layout.ring_to_engine : layout.ring_to_front_end].cast("Q")
         self._ring = view[layout.ring_to_front_end : ring_end].cast("Q")
@@ -108,15 +106,15 @@ class EngineLink:
     def take(self) -> Taken:
         """Return what the front-end has published since the last call, at once. Nothing after `close`.
 
-        Each submitted request needs one response, also if it is cancelled. A message above 4 KiB is a view of memory
-        that the front-end can still change: check no more than what was copied. It is valid until the response.
+        Each submitted request needs one response, also if it is cancelled. Messages are copies, because the response to
+        a cancelled request frees its memory while a batch may still read it.
         Raise LinkBroken if the front-end does not follow the protocol. The link must then be closed.
         """
         taken = Taken([], [])
         with self._lock:
             if self._closed:
                 return taken
-            memory, readable, ring, held = self._memory, self._readable, self._requests, self._held
+            memory, ring, held = self._memory, self._requests, self._held
         try:
             count = os.eventfd_read(self._to_engine.number)
         except BlockingIOError:
@@ -136,18 +134,15 @@ class EngineLink:
                 if deadline != deadline:
                     raise LinkBroken("a deadline is not a number")
                 total = length + extra
-                message: bytes | memoryview
                 if total <= SMALL_BYTES:
                     start = layout.requests + slot * SMALL_BYTES
-                    message = memory[start : start + length]
                 elif offset + total > layout.request_bytes or extra > LARGEST_EXTRA_BYTES:
                     raise LinkBroken(f"a message of {length} and {extra} bytes at {offset}")
                 else:
                     start = layout.request_extents + offset
-                    view = readable[start : start + length]
-                    message = view if length > SMALL_BYTES else bytes(view)
-                start += length
-                submit((ticket, message, deadline, memory[start : start + extra] if extra else b""))
+                end = start + length
+                beside = memory[end : end + extra] if extra else b""
+                submit((ticket, memory[start:end], deadline, beside))
                 tickets[slot] = ticket
             elif kind == CANCEL:
                 # Else it crossed the response.
@@ -222,7 +217,7 @@ class EngineLink:
         os.eventfd_write(signal.number, count)
 
     def close(self) -> None:
-        """Drop the link. The memory stays mapped until the last view of a message is gone.
+        """Drop the link.
 
         The descriptor of `fileno` stays open as long as this object, so that it can be unregistered from a selector.
         """
@@ -230,7 +225,7 @@ class EngineLink:
             if self._closed:
                 return
             self._closed = True
-            del self._memory, self._readable, self._counters, self._requests, self._ring, self._words
+            del self._memory, self._counters, self._requests, self._ring, self._words
             del self._to_front_end, self._extents
             self._tickets = []
 

@@ -83,8 +83,8 @@ def named_libraries(config: ModelConfig) -> frozenset[str]:
 
 
 def config_text(config: ModelConfig) -> str:
-    """Return a configuration in the text format of config.pbtxt."""
-    return text_format.MessageToString(config)
+    """Return a configuration in the text format of config.pbtxt, in ASCII, so that no name controls a terminal."""
+    return text_format.MessageToString(config, as_utf8=False)
 
 
 def type_name(spec: TensorSpec) -> str:

@@ -27,6 +27,7 @@ from tensorferry.server.python_models.configured import check_settings_are_decla
 from tensorferry.server.python_models.loading import load_function_step
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.runtime.sampling import varies
+from tensorferry.server.runtime.trial_runs import limit_trial_runs
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.steps.ensembles import ComposingModel, plan_ensemble
 from tensorferry.server.steps.loaded_step import LoadedStep
@@ -44,16 +45,21 @@ _VERDICTS = ("off", "refused", "trusted", "tested", "proved")
 
 def load_model(source: ModelSource, context: LoadContext) -> Model:
     """Load a model, checked, warmed up and ready for requests. StartError names the file and the reason."""
-    declared = source.declaration
+    limit = context.config.for_model(source.name).run_timeout
     with LoadProgress(f"model {source.name} version {source.version}"):
-        if source.config is not None and is_ensemble(source.config):
-            return _load_ensemble(source, source.config, context)
-        if isinstance(declared, PipelineModel):
-            check_settings_are_declared(source.config, source.name, "a pipeline")
-            return _load_pipeline(source, declared, context)
-        if isinstance(declared, OnnxModel):
-            check_settings_are_declared(source.config, source.name, "an ONNX model")
-        step = _load_step(source, context)
+        return limit_trial_runs(source.name, limit, lambda: _load_model(source, context))
+
+
+def _load_model(source: ModelSource, context: LoadContext) -> Model:
+    declared = source.declaration
+    if source.config is not None and is_ensemble(source.config):
+        return _load_ensemble(source, source.config, context)
+    if isinstance(declared, PipelineModel):
+        check_settings_are_declared(source.config, source.name, "a pipeline")
+        return _load_pipeline(source, declared, context)
+    if isinstance(declared, OnnxModel):
+        check_settings_are_declared(source.config, source.name, "an ONNX model")
+    step = _load_step(source, context)
     plan = plan_pipeline(source.name, [place(source.name, step.signature, {}, {}, step)], None)
     # A pipeline has no optional inputs.
     plan = replace(plan, signature=step.signature)
@@ -289,15 +295,13 @@ def _warn_about_unreachable_batches(name: str, step: LoadedStep, config: ServerC
     """Warn about server limits that keep batches from being full. The batcher warns about its own limits."""
     max_batch_size, slo = step.settings.max_batch_size, config.slo or math.inf
     run_seconds, signature = step.run_seconds, step.signature
-    in_time = [rows for rows, seconds in run_seconds.items() if seconds < slo]
-    if run_seconds and len(in_time) < len(run_seconds):
+    if any(seconds >= slo for seconds in run_seconds.values()):
         _log.warning(
-            "model %s: a batch of %d rows took %.1f ms in warm-up, and --slo-ms is %g: batches will have at most %d rows",
+            "model %s: a batch of %d rows took %.1f ms in warm-up, and --slo-ms is %g: batches will have fewer rows",
             name,
             max(run_seconds),
             run_seconds[max(run_seconds)] * 1e3,
             slo * 1e3,
-            max(in_time, default=0),
         )
     if not varies(signature) and max_batch_size:
         row = sum(

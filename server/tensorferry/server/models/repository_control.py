@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeAlias
 
-from tensorferry.batcher.supervision import RestartBackoff, supervise
+from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import (
@@ -32,6 +32,7 @@ from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
 from tensorferry.server.models.repository import Repository
 from tensorferry.server.models.unloading import ModelUnloader
 from tensorferry.server.models.uploaded_files import UploadedFiles
+from tensorferry.server.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -110,7 +111,9 @@ class RepositoryController:
                     raise StartError(f"{error} (--exit-on-error false serves the other models)") from error
         with self._lock:
             if not self._closed and self._mode != "none":
-                self._thread = threading.Thread(target=self._run, name="model-control", daemon=True)
+                self._thread = new_thread(
+                    "model-control", self._run, ThreadKind.RESTARTED, backoff=self._backoff
+                )
                 self._thread.start()
 
     def load(
@@ -199,12 +202,6 @@ class RepositoryController:
         done.result()
 
     def _run(self) -> None:
-        supervise(self._run_until_closed, self._log_crash, self._backoff)
-
-    def _log_crash(self, fault: BaseException) -> None:
-        _log.error("the thread that loads models crashed (bug); it is restarted", exc_info=fault)
-
-    def _run_until_closed(self) -> None:
         while True:
             try:
                 given = self._commands.get(timeout=self._poll_seconds if self._mode == "poll" else None)

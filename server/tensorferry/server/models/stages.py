@@ -132,6 +132,7 @@ def make_batcher(
         strict_priorities=settings.strict_priorities,
         policies=settings.policies,
         merge=settings.merges or not settings.max_batch_size,
+        adaptive=config.batch_rows == "pays",
         max_queue_size=config.max_queue_size,
         max_queue_bytes=config.max_queue_bytes,
         # The host is free while a GPU computes. On the CPU, preparing the next batch would slow the current one.

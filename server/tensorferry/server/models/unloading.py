@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
 
+from tensorferry.server import malloc
 from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.threads import ThreadKind, new_thread
 
 # How long a thread waits for a pipeline before it looks whether the model still runs its steps.
 _IDLE_SECONDS = 0.1
@@ -47,11 +48,12 @@ class ModelUnloader:
             with self._lock:
                 self._models[thread] = None
             del model
-            _release_memory()
+            # Otherwise glibc keeps about as much as the model used.
+            malloc.give_back()
             with self._lock:
                 del self._models[thread]
 
-        thread = threading.Thread(target=end, name=f"unload-{held[0].name}-{held[0].version}", daemon=True)
+        thread = new_thread(f"unload-{held[0].name}-{held[0].version}", end, ThreadKind.EXPENDABLE)
         with self._lock:
             self._models[thread] = held[0]
             # Here, because `close` joins the threads that it sees, and one that has not started cannot be joined.
@@ -85,9 +87,3 @@ class ModelUnloader:
         for thread in unloading:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in unloading)
-
-
-def _release_memory() -> None:
-    """Let glibc return free memory to the system. Otherwise it keeps about as much as the model used."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)

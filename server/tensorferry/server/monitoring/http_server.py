@@ -15,9 +15,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from tensorferry.batcher.supervision import RestartBackoff, supervise
+from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.server.addresses import address_of
 from tensorferry.server.monitoring.http_connections import HttpConnections, TimedReader
+from tensorferry.server.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -71,7 +72,9 @@ class MetricsServer:
         all_routes = {PATH: lambda accept: HttpResponse(*page(accept)), **(routes or {})}
         self._server = _Server(listening, all_routes)
         self.url = f"http://{address_of(*listening.getsockname()[:2])}{PATH}"
-        self._thread = threading.Thread(target=self._server.run, name="metrics", daemon=True)
+        self._thread = new_thread(
+            "metrics", self._server.run, ThreadKind.RESTARTED, backoff=self._server.backoff
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -87,7 +90,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, listening: socket.socket, routes: Mapping[str, Route]):
         self.routes = routes
         self._ended = threading.Event()
-        self._backoff = RestartBackoff()
+        self.backoff = RestartBackoff()
         self._connections = HttpConnections(_MAX_CONNECTIONS, _MAX_PER_ADDRESS)
         address = listening.getsockname()
         super().__init__(address, _Handler, bind_and_activate=False)
@@ -99,16 +102,9 @@ class _Server(ThreadingHTTPServer):
 
     def run(self) -> None:
         """Accept connections until `end`, each with its own thread. Waits without polling."""
-        supervise(
-            self._accept_until_ended,
-            lambda fault: _log.error("the metrics server crashed (bug); restarting", exc_info=fault),
-            self._backoff,
-        )
-        self.server_close()
-
-    def _accept_until_ended(self) -> None:
         while not self._ended.is_set():
             self.handle_request()
+        self.server_close()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept a connection. If that fails, for example without a free file descriptor, wait before the next try."""
@@ -144,7 +140,7 @@ class _Server(ThreadingHTTPServer):
 
     def end(self) -> None:
         self._ended.set()
-        self._backoff.end()
+        self.backoff.end()
         try:
             # Wakes the accepting thread.
             self.socket.shutdown(socket.SHUT_RDWR)

@@ -111,6 +111,11 @@ class ModelMetric(MetricName):
         "gauge",
         "Kinds of queued requests by shape and datatype, which cannot share a batch",
     )
+    FULL_BATCH_ROWS = (
+        "full_batch_rows",
+        "gauge",
+        "Rows of a full batch of the last requests' shape: those that pay, at most the model's max_batch_size",
+    )
     RUNNING = ("running_requests", "gauge", "Requests whose batch has closed and that are not answered yet")
     HELD_BYTES = ("held_bytes", "gauge", "Bytes of the queued and running requests")
 

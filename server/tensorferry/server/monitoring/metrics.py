@@ -258,6 +258,9 @@ def _metric_values(counted: ModelCounts) -> Mapping[ModelMetric, _Values]:
             (str(priority),): rows for priority, rows in enumerate(sizes.class_rows, start=1)
         },
         ModelMetric.QUEUED_BUCKETS: {(): sum(bucket.queued > 0 for bucket in counts.buckets.values())},
+        ModelMetric.FULL_BATCH_ROWS: {
+            (): counts.full_batch_rows or counted.model.batcher.settings.max_batch_size
+        },
         ModelMetric.RUNNING: {(): sizes.running},
         ModelMetric.HELD_BYTES: {(): sizes.held_bytes},
     }

@@ -233,6 +233,7 @@ def _counts(counts: BatcherStatistics, of_batchers: Sequence[BatcherStatistics])
             "failed": counts.failed_batches,
             "rows": counts.rows,
             "compute_seconds": sum(one.compute_time_sum for one in of_batchers),
+            "full_rows": counts.full_batch_rows,
             "by_rows": {str(rows): batches for rows, batches in sorted(counts.batch_rows.items())},
             "by_reason": {reason.value: batches for reason, batches in counts.close_reasons.items()},
         },

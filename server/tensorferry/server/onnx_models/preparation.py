@@ -31,6 +31,7 @@ from tensorferry.server.runtime.ort_options import (
     with_server_defaults,
 )
 from tensorferry.server.runtime.session import Session
+from tensorferry.server.runtime.trial_runs import limit_trial_runs
 from tensorferry.server.telemetry.load_progress import set_load_stage
 
 _log = logging.getLogger("tensorferry.server")
@@ -63,6 +64,14 @@ def prepare_model(
     `server_config` has the options of this model, as `ServerConfig.for_model` returns them. The model's converted file
     exists until `scratch` is closed.
     """
+    return limit_trial_runs(
+        source.name, server_config.run_timeout, lambda: _prepare(source, server_config, device, scratch)
+    )
+
+
+def _prepare(
+    source: ModelSource, server_config: ServerConfig, device: str, scratch: ExitStack
+) -> PreparedModel:
     requested = _requested_config(source)
     machine = available_devices(server_config.device, device)
     groups = instance_groups(requested, source.name, machine, server_config.instances)

@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
-from tensorferry.batcher.supervision import RestartBackoff, supervise
+from tensorferry.batcher.supervision import RestartBackoff
+from tensorferry.server.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -101,8 +102,15 @@ class WatchedRun(ABC):
         """Give up a run that did not end when asked to. Called on the watchdog's thread."""
 
 
+class Watched(Protocol):
+    """What a watchdog checks."""
+
+    def check(self, now: float) -> float | None:
+        """Act if something is due; return when to check again, None for the usual time. Does not block."""
+
+
 class Watchdog:
-    """Thread that checks all watched runs. Thread-safe; `close` ends it.
+    """Thread that checks all watched runs, and what else is due at times. Thread-safe; `close` ends it.
 
     `shortest_limit` is the shortest limit of any run, in seconds. Checks are at most that far apart, so the thread
     need not be woken when a run begins.
@@ -110,41 +118,39 @@ class Watchdog:
 
     def __init__(self, shortest_limit: float) -> None:
         self._shortest_limit = shortest_limit
-        # Guards _watched and _closed. Nothing is called while it is held.
+        # Guards the fields below. Nothing is called while it is held.
         self._lock = threading.Lock()
-        self._closing = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         # Weak references, because instances are dropped with their models.
-        self._watched: weakref.WeakSet[WatchedRun] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
+        # Whether something is watched that was not checked yet.
+        self._added = False
         self._closed = False
         self._backoff = RestartBackoff()
-        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._thread = new_thread("watchdog", self._run, ThreadKind.RESTARTED, backoff=self._backoff)
         self._thread.start()
 
-    def watch(self, watched: WatchedRun) -> None:
-        """Check this run too from now on."""
+    def watch(self, watched: Watched) -> None:
+        """Check this too from now on, as long as it is referred to elsewhere."""
         with self._lock:
             self._watched.add(watched)
+            self._added = True
+            self._changed.notify()
 
     def close(self) -> None:
         """End the thread. Idempotent."""
         with self._lock:
             self._closed = True
-            self._closing.notify()
+            self._changed.notify()
         self._backoff.end()
         self._thread.join()
 
     def _run(self) -> None:
-        supervise(
-            self._check_until_closed,
-            lambda fault: _log.error("the watchdog crashed (bug); restarting", exc_info=fault),
-            self._backoff,
-        )
-
-    def _check_until_closed(self) -> None:
         while True:
             now = time.monotonic()
             with self._lock:
                 everything = list(self._watched)
+                self._added = False
             due = now + self._shortest_limit
             for watched in everything:
                 try:
@@ -160,7 +166,8 @@ class Watchdog:
             with self._lock:
                 if self._closed:
                     return
-                self._closing.wait(max(0.0, due - time.monotonic()))
+                if not self._added:
+                    self._changed.wait(max(0.0, due - time.monotonic()))
                 if self._closed:
                     return
 

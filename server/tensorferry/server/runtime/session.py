@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from tensorferry.server.runtime.ort_options import ARENA_SHRINKAGE, TENSORRT, Or
 from tensorferry.server.runtime.output_rows import with_output_rows
 from tensorferry.server.runtime.providers import CUDA, Providers, capturing, providers_of, session_options
 from tensorferry.server.runtime.sampling import describe_difference, random_array
+from tensorferry.server.runtime.trial_runs import is_loading, trial_run
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
 
 _log = logging.getLogger("tensorferry.server")
@@ -133,7 +135,7 @@ class Session:
         self._graph_options: dict[int, Any] = {}
         # Numbers of the graphs that have been captured.
         self._captured: set[int] = set()
-        self.signature = with_output_rows(self.signature, self._run)
+        self.signature = with_output_rows(self.signature, partial(self._tried, self._run))
         self._staging: StagingBuffers | None = None
         if not self._plain and self._memory is None and device != "cpu":
             self._memory = _cuda_memory(device)
@@ -207,6 +209,9 @@ class Session:
 
         ModelFailedError if the run fails, with ONNX Runtime's exception as cause.
         """
+        return self._tried(self._run_once, inputs) if is_loading() else self._run_once(inputs)
+
+    def _run_once(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         try:
             if self._direct is not None:
                 options = self._run_options
@@ -219,6 +224,11 @@ class Session:
             return self._run_staged(self._staging, batch)
         except Exception as error:
             raise _model_failure(error) from error
+
+    def _tried(
+        self, run: Callable[[Mapping[str, Array]], dict[str, Array]], inputs: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        return trial_run(partial(run, inputs), self.path.name, inputs, self.end_runs)
 
     def _run_staged(self, staging: StagingBuffers, batch: StagedBatch) -> dict[str, Array]:
         if not staging.load(batch):

@@ -132,9 +132,10 @@ class Regions:
             raise
 
     def unregister(self, name: str, kind: type[RegionMemory]) -> None:
-        """Unregister the region of this name and type. It is closed after the last request that uses it.
+        """Unregister the region of this name and type: no further request gets it.
 
-        The name "" means all of the type. An unknown name is no error.
+        It is closed, and its name is free, after the last request that uses it. The name "" means all of the type. An
+        unknown name is no error.
         """
         self.check_allowed()
         self._remove(name, kind)
@@ -164,10 +165,12 @@ class Regions:
         """Return the region of this name. It stays open until it is released."""
         with self._lock:
             region = self._regions.get(name)
-            if region is not None:
+            if region is not None and not region.unregistered:
                 region.users += 1
                 return region
         reason = "" if self.allowed else f". {_DISABLED}"
+        if region is not None:
+            reason = ", which is unregistered and only kept for requests that began before: register another"
         raise NotFoundError(f"Unable to find shared memory region: {truncate(name)!r}{reason}")
 
     def release(self, region: Region) -> None:

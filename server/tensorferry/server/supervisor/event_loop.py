@@ -109,7 +109,7 @@ class EventLoop:
         """Run until the supervisor has an exit status, and return that."""
         try:
             return self._run(supervisor)
-        except Exception as error:
+        except BaseException as error:
             _log.critical("the supervisor crashed (bug): it kills every process and exits", exc_info=error)
             return 1
 

@@ -8,11 +8,6 @@ from typing import Any
 _MOST_DIGEST_CHARACTERS = 64
 
 
-def printable(text: object) -> str:
-    """Return a text of a child with escapes in place of characters that have no UTF-8."""
-    return str(text).encode(errors="backslashreplace").decode()
-
-
 def is_health(fields: dict[str, Any]) -> bool:
     """Return whether these are the fields of `health`."""
     match fields:

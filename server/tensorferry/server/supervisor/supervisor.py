@@ -11,10 +11,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from tensorferry.server.names import printable_lines
+from tensorferry.server.stop_signals import StopSignals
 from tensorferry.server.supervisor.child import Child, Ending
 from tensorferry.server.supervisor.control import Message
 from tensorferry.server.supervisor.links import create_twice
-from tensorferry.server.supervisor.messages import is_count, is_health, is_refusal, printable
+from tensorferry.server.supervisor.messages import is_count, is_health, is_refusal
 from tensorferry.server.supervisor.pings import Pings
 from tensorferry.server.supervisor.settings import Environment, SupervisorSettings
 from tensorferry.server.supervisor.supervised_process import SupervisedProcess
@@ -49,6 +51,7 @@ class Supervisor:
         self._settings = settings
         self._environment = environment
         self._now = environment.clock
+        self._signals = StopSignals(environment.clock)
         self._address = address
         self._port = port
         # Private folder of the engine's socket.
@@ -111,7 +114,7 @@ class Supervisor:
         is_engine, is_trial = process is self._engine, process is self._trials.process
         match message.kind:
             case "failed":
-                self._on_failed(process, printable(fields.get("message")))
+                self._on_failed(process, printable_lines(str(fields.get("message"))))
             case "ready" if is_engine:
                 self._on_serving(process, fields)
             case "listening" if not is_engine and fields.get("port") == self._port:
@@ -178,7 +181,7 @@ class Supervisor:
         """Drain at the first SIGTERM or SIGINT; end at once at the second."""
         name = signal.Signals(number).name
         settings = self._settings
-        if self._phase is _Phase.STOPPING:
+        if not self._signals.counts() or self._phase is _Phase.STOPPING:
             return
         if self._phase in (_Phase.DRAINING, _Phase.STOPPING_ENGINE):
             _log.warning("%s received again: stopping at once", name)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from tensorferry.batcher.clock import Clock, MonotonicClock
+from tensorferry.server.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -36,7 +37,7 @@ class LoadProgress:
         # Guards _ended, and is notified when it is set. Nothing is logged while it is held.
         self._end = threading.Condition()
         self._ended = False
-        self._thread = threading.Thread(target=self._report, name="load-progress", daemon=True)
+        self._thread = new_thread("load-progress", self._report, ThreadKind.EXPENDABLE)
 
     def __enter__(self) -> Self:
         self._token = _current.set(self)

@@ -7,6 +7,8 @@ import logging
 import time
 from typing import Any
 
+from tensorferry.server.names import printable
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -36,29 +38,29 @@ class JsonFormatter(logging.Formatter):
 class _TextFormatter(logging.Formatter):
     """Formatter that keeps each message on one line, whatever it quotes. A traceback has further lines.
 
-    The lines of a traceback as text are indented, because its exception can quote text of a client.
+    These are indented, because its exception can quote text of a client or a name of a model's file.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the lines of the record."""
         text = super().format(record)
         details: str = getattr(record, EXCEPTION, "")
-        return "\n    ".join([text, *map(_printable, details.split("\n"))]) if details else text
+        return "\n".join([text, *_indented(details)]) if details else text
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (the name is logging's)
+        """Return the lines of a traceback."""
+        return "\n".join(_indented(super().formatException(ei)))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name is logging's)
         """Return the line with control characters escaped."""
         line = super().formatMessage(record)
         if left_out := getattr(record, "repeats_left_out", 0):
             line += f" ({left_out} more like this were left out)"
-        return _printable(line)
+        return printable(line)
 
 
-def _printable(line: str) -> str:
-    return line if line.isprintable() else "".join(map(_visible, line))
-
-
-def _visible(character: str) -> str:
-    return character if character.isprintable() else ascii(character)[1:-1]
+def _indented(details: str) -> list[str]:
+    return [f"    {printable(line)}" for line in details.split("\n")]
 
 
 def text_formatter(iso_times: bool) -> logging.Formatter:

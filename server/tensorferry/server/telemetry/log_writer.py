@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from tensorferry.batcher.supervision import RestartBackoff, supervise
+from tensorferry.batcher.supervision import RestartBackoff
+from tensorferry.server.threads import ThreadKind, new_thread
 
 T = TypeVar("T")
 
@@ -16,26 +17,24 @@ T = TypeVar("T")
 class BackgroundWriter(Generic[T]):
     """Thread that passes queued items to `write` in order, many at a time. Thread-safe.
 
-    `put` never waits: it refuses an item while `max_items` or `max_bytes` are queued. An exception of `write` is passed
-    to `failed`, and the items of that call are lost.
+    `put` never waits: it refuses an item while `max_items` or `max_bytes` are queued. An exception of `write` is logged,
+    and the items of that call are lost.
     """
 
     def __init__(
         self,
         name: str,
         write: Callable[[Sequence[T]], None],
-        failed: Callable[[BaseException], None],
         *,
         max_items: int,
         max_bytes: float = math.inf,
         backoff: RestartBackoff | None = None,
     ) -> None:
         self._write = write
-        self._failed = failed
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._backoff = backoff or RestartBackoff()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = new_thread(name, self._run, ThreadKind.RESTARTED, backoff=self._backoff)
         # Guards the fields below. Nothing is written or called while it is held. Notified when there are items, when
         # all are written, and at the end. Reentrant, because a destructor may log while its thread holds the lock.
         self._changed = threading.Condition(threading.RLock())
@@ -79,9 +78,6 @@ class BackgroundWriter(Generic[T]):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        supervise(self._write_until_stopped, self._failed, self._backoff)
-
-    def _write_until_stopped(self) -> None:
         while True:
             with self._changed:
                 self._writing = False

@@ -106,7 +106,6 @@ class LogOutput:
         self._writer: BackgroundWriter[bytes] = BackgroundWriter(
             "log-writer",
             self._write,
-            lambda fault: _log.error("the log writer crashed (bug); restarting", exc_info=fault),
             max_items=_MAX_LINES,
             max_bytes=_MAX_LINES_BYTES,
         )

@@ -22,7 +22,6 @@ from tensorferry.server.telemetry.trace_context import TraceContext
 from tensorferry.server.tracing.trace import RequestTrace
 
 _log = logging.getLogger("tensorferry.access")
-_errors = logging.getLogger("tensorferry.server")
 
 # Outcome of an accepted request by its error. Other errors count as failed.
 _OUTCOMES = {
@@ -82,7 +81,6 @@ class AccessLog:
         self._writer: BackgroundWriter[tuple[RequestTrace, int]] = BackgroundWriter(
             "access-log",
             self._write,
-            _on_writer_crash,
             max_items=2 * max_lines * _QUEUE_SECONDS,
             backoff=backoff,
         )
@@ -121,10 +119,6 @@ class AccessLog:
             if left_out:
                 fields["left_out"] = left_out
             _log.info("%s", _line_text(fields), extra=fields)
-
-
-def _on_writer_crash(fault: BaseException) -> None:
-    _errors.error("the access log crashed (bug) and lost lines; restarting", exc_info=fault)
 
 
 def access_log_fields(trace: RequestTrace) -> dict[str, Any]:

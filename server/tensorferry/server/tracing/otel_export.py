@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 
 from tensorferry.batcher import ResponseBurstHook
 from tensorferry.server.errors import StartError
+from tensorferry.server.threads import ThreadKind, new_thread
 from tensorferry.server.tracing.otel import OpenTelemetrySource
 from tensorferry.server.tracing.otel_sampling import sampler_of
 
@@ -65,7 +65,7 @@ class SpanExport:
             return True
         until = time.monotonic() + timeout
         # On a thread, because it may wait for half a minute.
-        thread = threading.Thread(target=self._processor.shutdown, name="otel-shutdown", daemon=True)
+        thread = new_thread("otel-shutdown", self._processor.shutdown, ThreadKind.EXPENDABLE)
         thread.start()
         thread.join(timeout)
         if not thread.is_alive():

@@ -48,7 +48,7 @@ class TraceFile:
     def __init__(self, path: Path, backoff: RestartBackoff | None = None) -> None:
         self.path = path
         self._writer: BackgroundWriter[_Item] = BackgroundWriter(
-            "trace-writer", self._write, _on_crash, max_items=_MAX_QUEUED, backoff=backoff
+            "trace-writer", self._write, max_items=_MAX_QUEUED, backoff=backoff
         )
         # Guards _lost. Nothing is called while it is held.
         self._lock = threading.Lock()
@@ -124,10 +124,6 @@ class TraceFile:
                 self._sizes[path] = size
                 raise
             self._sizes[path] = file.tell()
-
-
-def _on_crash(fault: BaseException) -> None:
-    _log.error("the trace writer crashed (bug) and lost traces; restarting", exc_info=fault)
 
 
 def _write_at(file: FileIO, position: int, data: bytes) -> None:

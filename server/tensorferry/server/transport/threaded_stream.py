@@ -18,6 +18,7 @@ from tensorferry.server.inference.stream_options import (
 )
 from tensorferry.server.security.access_control import StreamAuthorization
 from tensorferry.server.status import INTERNAL_ERROR, Status
+from tensorferry.server.threads import ThreadKind, new_thread
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.stream_state import StreamEntry, StreamState
 from tensorferry.server.transport.unread_responses import ResponseAccount, UnreadResponses
@@ -67,7 +68,7 @@ class ResponseStream:
 
     def responses(self, messages: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the serialised responses until the client has finished or left, or the server ends the stream."""
-        reader = threading.Thread(target=self._read, args=(messages,), name="stream-reader", daemon=True)
+        reader = new_thread("stream-reader", partial(self._read, messages), ThreadKind.EXPENDABLE)
         try:
             reader.start()
         except RuntimeError as error:

@@ -163,9 +163,9 @@ class _MessageCheck:
                         f"{path}contents has more than {self._max_strings} strings, which is the most this server takes in a "
                         "request: send less at once, or start it with a larger --max-strings"
                     )
-            elif kind != DELIMITED:
-                self._fields_left -= 1
-            elif number not in _FIXED_WIDTH:
+                continue
+            self._fields_left -= 1
+            if kind == DELIMITED and number not in _FIXED_WIDTH:
                 # Imported here, because front-ends pass such messages on, and need numpy for nothing else.
                 import numpy as np
 
@@ -173,6 +173,7 @@ class _MessageCheck:
                 self._integers_left -= int(np.count_nonzero(packed < 128))
             if self._fields_left < 0 or self._integers_left < 0:
                 raise InvalidRequestError(
-                    f"{path}contents has more than {bounds.MAX_INTEGERS} packed integers, or {bounds.MAX_FIELDS} numbers that "
-                    "are not packed, which is the most this server takes: send them in raw_input_contents"
+                    f"{path}contents has more than {bounds.MAX_INTEGERS} packed integers, or {bounds.MAX_FIELDS} lists of "
+                    "packed numbers and numbers that are not packed, which is the most this server takes: send them in "
+                    "raw_input_contents"
                 )

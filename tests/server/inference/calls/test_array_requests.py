@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.server.calling_models import World
-from support.server.rig import signature, spec
+from support.server.calling_models import World, request
+from support.server.rig import PATIENCE, signature, spec
 
+from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.shapes.empty_axes import EmptyAxes
-from tensorferry.serving import InvalidInput
+from tensorferry.serving import InvalidInput, submit
 
 MATRIX = signature(spec("x", "FP32", "batch", 2), outputs=(spec("y", "FP32", "batch", 2),))
 
@@ -45,6 +46,29 @@ def test_inputs_that_do_not_fit_are_refused(world: World, inputs: Any, message: 
     with pytest.raises(InvalidInput) as refused:
         world.call("m", inputs)
     assert message in str(refused.value)
+
+
+def test_a_function_may_change_its_arrays_after_it_has_cancelled_a_call(world: World) -> None:
+    """The batch that has the cancelled request is yet to be joined: its input without rows is that of the others."""
+    starting = ScriptedRunner(lambda batch: None, gated=True)
+    shapes = signature(
+        spec("x", "FP32", "batch"), spec("s", "FP32", 1), outputs=(spec("y", "FP32", "batch"),)
+    )
+    model = world.add("m", lambda inputs: {"y": inputs["x"] + inputs["s"]}, shapes, batch_started=starting)
+    x, s = np.zeros(1, np.float32), np.full(1, 100, np.float32)
+    with world.caller("caller", request()):
+        first = submit("m", x=x, s=s)
+        starting.await_batches(1)
+        cancelled = submit("m", x=x, s=s)
+        other = submit("m", x=x + 1, s=s.copy())
+        starting.release()
+        assert first.result(PATIENCE)["y"].tolist() == [100]
+        starting.await_batches(2)
+        assert cancelled.cancel()
+        s[:] = -5000
+        starting.open()
+        assert other.result(PATIENCE)["y"].tolist() == [101]
+    assert model.batcher.close()
 
 
 def test_rows_of_inputs_must_agree(world: World) -> None:

@@ -72,7 +72,7 @@ class LoomedService(InferenceService):
 
     def submit(
         self,
-        data: bytes | memoryview,
+        data: bytes,
         deadline: float,
         complete: Callable[[InferenceReply], None],
         metadata: Metadata = (),

@@ -66,6 +66,13 @@ class BatchingOptions:
         "most rows in a batch; 0 runs each request alone",
         per_model=True,
     )
+    batch_rows: str = option(
+        "pays",
+        one_of("pays", "max"),
+        "rows of a full batch; pays: at most as many as make a row cheaper, learned from the batches that run (not with "
+        "--max-queue-delay-ms); max: always --max-batch-size",
+        per_model=True,
+    )
     batching: str = option(
         "tested",
         Parser(_parse_batching, "proved, tested or trust", "proved|tested|trust", "proved|tested|trust"),

@@ -188,7 +188,8 @@ class DeviceOptions:
     run_timeout: float = option(
         600.0,
         seconds,
-        "longest run of a model for one batch; a longer run is ended and its requests fail; 0: no limit",
+        "longest run of a model for one batch; a longer run is ended, and its requests fail; a model whose trial run at load is "
+        "longer is refused; 0: no limit",
         flag="run-timeout-seconds",
         per_model=True,
     )

@@ -26,7 +26,8 @@ _LIMITS = RequestLimits(rows=0)
 def request_of_arrays(inputs: Mapping[str, npt.ArrayLike], model: Model, priority: int) -> DecodedRequest:
     """Return a request of these inputs, which asks for all outputs. InvalidRequestError if they do not fit the model.
 
-    Tensors refer to the arrays' memory. An array must have the input's datatype. Lists and numbers are converted.
+    Tensors are copies, because the function may use its arrays again as soon as its call has ended, also where a batch
+    still reads them. An array must have the input's datatype. Lists and numbers are converted.
     """
     check_input_names(inputs, model.name, model.signature)
     signature = model.signature.with_given_inputs(inputs)
@@ -49,8 +50,8 @@ def _tensor(value: npt.ArrayLike, spec: TensorSpec, model: Model) -> Tensor:
     array = _strings(value, spec, what) if spec.datatype.name == "BYTES" else _numbers(value, spec, what)
     check_shape(array.shape, spec, model.name, model.batched)
     if array.dtype.hasobject:
-        return Tensor(array.dtype, array.shape, array)
-    return Tensor(array.dtype, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return Tensor(array.dtype, array.shape, array.copy())
+    return Tensor(array.dtype, array.shape, array.tobytes())
 
 
 def _numbers(value: npt.ArrayLike, spec: TensorSpec, what: str) -> Array:
