@@ -12,6 +12,7 @@ import pytest
 from support.models import small
 
 from tensorferry.protos.tensors import DATATYPES
+from tensorferry.server.inspection.core_layouts import Layout
 from tensorferry.server.inspection.measuring import lengths_of, measure_file
 from tensorferry.server.inspection.measuring_child import MeasuredModel
 from tensorferry.server.model_config.io_mapping import IoMapping
@@ -109,3 +110,12 @@ def test_a_process_that_dies_at_once_says_nothing(tmp_path: Path, monkeypatch: p
     measured = measure_file(given)
     assert (measured.batches, measured.loaded_bytes, measured.memory) == ((), None, "")
     assert measured.stopped.endswith("was ended by SIGKILL at a batch of 1 rows")
+
+
+def test_layouts_of_the_cores_are_measured_after_the_sizes(tmp_path: Path) -> None:
+    given = replace(subject(small.mlp(tmp_path / "m.onnx")), layouts=(Layout(1, 2), Layout(2, 1)))
+    measured = measure_file(given)
+    assert [(each.sessions, each.threads) for each in measured.layouts] == [(1, 2), (2, 1)]
+    assert all(each.rows_per_second > 0 and each.alone_seconds > 0 for each in measured.layouts)
+    assert len({each.rows for each in measured.layouts} & {1, 2, 4}) == 1
+    assert measured.stopped == ""

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from tensorferry.server.batching_check.cures import fixed_first_axes
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, ServerConfig
+from tensorferry.server.cores import usable_cores
 from tensorferry.server.errors import StartError
+from tensorferry.server.inspection.core_layouts import Layout, layouts_of
 from tensorferry.server.inspection.loaded_models import loaded_models
 from tensorferry.server.inspection.measuring import (
     Measurements,
@@ -148,11 +150,19 @@ def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
             _sizes(shown.io_mapping.signature, shown.batching, wanted),
             wanted.seconds,
             dict(wanted.lengths),
+            _layouts(shown),
         )
         # The process that measures loads the model again, and a GPU may not hold it twice.
         del prepared, copied, shown
         gc.collect()
         return replace(found, measured=measure_file(model), measured_copy=measured_copy)
+
+
+def _layouts(prepared: PreparedModel) -> tuple[Layout, ...]:
+    """Return the layouts of the cores to measure; none if the operator has chosen one, or the model runs on GPUs."""
+    settings = prepared.settings
+    chosen = len(settings.devices) > 1 or settings.ort_options.intra_op_threads
+    return () if chosen or settings.devices[0] != "cpu" else layouts_of(usable_cores())
 
 
 def _lacks_only_the_axis(prepared: PreparedModel) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tensorferry.server.inspection.batch_sizes import BEST_RULE, best_size, within
 from tensorferry.server.inspection.batch_times import BatchTime
+from tensorferry.server.inspection.core_layouts import better_layout
 from tensorferry.server.inspection.inspection import Inspection
 from tensorferry.server.inspection.measuring import Measurements
 from tensorferry.server.model_config.pbtxt import BatchingDecision
@@ -98,6 +99,19 @@ def _measured(measured: Measurements, of_copy: bool) -> dict[str, Any]:
             for batch in measured.batches
         ],
         "stopped": measured.stopped,
+        "core_layouts": [
+            {
+                "sessions": layout.sessions,
+                "threads": layout.threads,
+                "rows": layout.rows,
+                "rows_per_second": layout.rows_per_second,
+                "ms_alone": layout.alone_seconds * 1e3,
+            }
+            for layout in measured.layouts
+        ],
+        "better_core_layout": None
+        if (better := better_layout(measured.layouts)) is None
+        else {"instances": better.sessions, "threads": better.threads},
     }
 
 

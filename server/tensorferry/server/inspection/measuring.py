@@ -14,6 +14,7 @@ from typing import Any
 
 from tensorferry.server.errors import ModelFailedError, StepFailedError
 from tensorferry.server.inspection.batch_times import BatchTime, UnknownMemory, time_batches
+from tensorferry.server.inspection.core_layouts import LayoutTime
 from tensorferry.server.inspection.measuring_child import LATE, LOAD_SECONDS, MeasuredModel
 from tensorferry.server.models.registry import Model
 from tensorferry.server.runtime.sampling import Array, random_inputs, working_size
@@ -29,6 +30,7 @@ class Measurements:
     `memory` says what the `memory_bytes` of the batches are; empty if they are unknown. `loaded_bytes` is the resident
     memory that loading the model took; None if unknown. `stopped` says why larger sizes are missing; empty if none is.
     `lengths` has those of the inputs' variable axes other than the batch axis, by the axis's name, or the input and axis.
+    `layouts` has what divisions of the cores into sessions carry, one session first; empty if they were not measured.
     """
 
     devices: tuple[str, ...]
@@ -37,6 +39,7 @@ class Measurements:
     loaded_bytes: int | None = None
     stopped: str = ""
     lengths: Mapping[str, int] = field(default_factory=dict)
+    layouts: tuple[LayoutTime, ...] = ()
 
 
 def lengths_of(signature: Signature, size: int, lengths: Mapping[str, int]) -> dict[str, int]:
@@ -67,9 +70,12 @@ def measure_file(model: MeasuredModel) -> Measurements:
             child.kill()
     loaded: Mapping[str, Any] = {}
     batches: list[BatchTime] = []
+    layouts: list[LayoutTime] = []
     stopped: str | None = None
     for message in map(json.loads, output.decode().splitlines()):
-        if "rows" in message:
+        if "layout" in message:
+            layouts.append(LayoutTime(**message["layout"]))
+        elif "rows" in message:
             batches.append(BatchTime(**message))
         elif "stopped" in message:
             stopped = message["stopped"]
@@ -84,6 +90,7 @@ def measure_file(model: MeasuredModel) -> Measurements:
         loaded.get("loaded_bytes"),
         stopped,
         lengths_of(model.io_mapping.signature, model.working_size, model.lengths),
+        tuple(layouts),
     )
 
 

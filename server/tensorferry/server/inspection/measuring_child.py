@@ -11,14 +11,21 @@ import pickle
 import resource
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from tensorferry.server import malloc
+from tensorferry.server.inspection.core_layouts import Layout
 from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.runtime.fp16 import ModelFile
 from tensorferry.server.runtime.ort_options import OrtOptions
+
+if TYPE_CHECKING:
+    from tensorferry.server.inspection.batch_times import BatchTime
+    from tensorferry.server.runtime.sampling import Array
 
 # Time limit for loading the model.
 LOAD_SECONDS = 300
@@ -31,7 +38,7 @@ class MeasuredModel:
     """A model and the batches to measure.
 
     `working_size` is a length of the variable axes, besides the batch axis, with which the model runs; `lengths` has those
-    of axes by name, which precede. All sizes together may take `seconds`.
+    of axes by name, which precede. All sizes and then all layouts of the cores together may take `seconds`.
     """
 
     file: ModelFile
@@ -42,6 +49,7 @@ class MeasuredModel:
     sizes: tuple[int, ...]
     seconds: float
     lengths: Mapping[str, int] = field(default_factory=dict)
+    layouts: tuple[Layout, ...] = ()
 
 
 def _main() -> None:
@@ -85,15 +93,58 @@ def _measure(model: MeasuredModel, send: Callable[[Mapping[str, Any]], None]) ->
     send({"loaded_bytes": loaded, "memory": what})
     signal.alarm(int(LATE * model.seconds) + 1)
     signature = model.io_mapping.signature
+    began = time.monotonic()
+    times: list[BatchTime] = []
+
+    def inputs_of(rows: int) -> Mapping[str, Array]:
+        return random_inputs(signature, rows, model.working_size, sizes=model.lengths)
+
+    def measured(batch: BatchTime) -> None:
+        times.append(batch)
+        send(asdict(batch))
+
     stopped = time_batches(
         model.io_mapping.runner(session.run),
-        lambda rows: random_inputs(signature, rows, model.working_size, sizes=model.lengths),
+        inputs_of,
         model.sizes,
-        lambda time: send(asdict(time)),
+        measured,
         memory=memory,
         seconds=model.seconds,
     )
     send({"stopped": stopped})
+    del session
+    if times and model.layouts:
+        _measure_layouts(model, times, inputs_of, lambda: time.monotonic() - began < model.seconds, send)
+
+
+def _measure_layouts(
+    model: MeasuredModel,
+    times: Sequence[BatchTime],
+    inputs_of: Callable[[int], Mapping[str, Array]],
+    may_go_on: Callable[[], bool],
+    send: Callable[[Mapping[str, Any]], None],
+) -> None:
+    from tensorferry.server.errors import ServerError, StartError
+    from tensorferry.server.inspection.batch_sizes import best_size
+    from tensorferry.server.inspection.core_layouts import time_layouts
+    from tensorferry.server.runtime.host_memory import GrowthCheck
+
+    room = GrowthCheck()
+
+    def runs_of(layout: Layout) -> list[Callable[[Mapping[str, Array]], Any]]:
+        options = replace(model.ort_options, intra_op_threads=layout.threads)
+        runs = []
+        for number in range(layout.sessions):
+            room.check(f"session {number + 1} of {layout.sessions}", "give --no-measure", steps=number)
+            runs.append(model.io_mapping.runner(model.file.session(model.device, options).run))
+        return runs
+
+    best = best_size(times)
+    assert best is not None
+    # The sizes have been measured, so a machine without the memory for more sessions is no failure.
+    with suppress(ServerError, StartError):
+        for layout in time_layouts(model.layouts, runs_of, best.rows, inputs_of, may_go_on):
+            send({"layout": asdict(layout)})
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tensorferry.server.inspection.batch_sizes import BEST_RULE, WithinBound, best_size, within
 from tensorferry.server.inspection.batch_times import BatchTime
+from tensorferry.server.inspection.core_layouts import LAYOUT_RULE, LayoutTime, better_layout
 from tensorferry.server.inspection.inspection import Inspection
 from tensorferry.server.inspection.measuring import Measurements
 from tensorferry.server.names import printable
@@ -38,6 +39,8 @@ def text_of(found: Inspection, bounds: Sequence[float]) -> str:
         return "\n".join([*lines, *_labelled("measured", f"nothing: {why}")])
     lines += [*_measured(found, found.measured), ""]
     lines += _advice(found, found.measured.batches, bounds)
+    if found.measured.layouts:
+        lines += ["", *_layouts(found.measured.layouts)]
     return "\n".join(lines).rstrip()
 
 
@@ -115,7 +118,7 @@ def _measured(found: Inspection, measured: Measurements) -> Iterator[str]:
         milliseconds = batch.seconds * 1e3
         yield (
             f"{batch.rows:>{_INDENT}}{_number(milliseconds):>12}{_number(milliseconds * 1e3 / batch.rows):>12}"
-            f"{_rate(batch):>12}{batch.runs:>8}{memory:>14}"
+            f"{_rate(batch.rows_per_second):>12}{batch.runs:>8}{memory:>14}"
         ).rstrip()
     if measured.stopped:
         yield from _labelled("stopped", measured.stopped)
@@ -134,6 +137,28 @@ def _advice(found: Inspection, batches: Sequence[BatchTime], bounds: Sequence[fl
         yield from _labelled(f"{seconds * 1e3:g} ms", _bound(within(batches, seconds), batches))
 
 
+def _layouts(layouts: Sequence[LayoutTime]) -> Iterator[str]:
+    one, better = layouts[0], better_layout(layouts)
+    if better is None:
+        text = (
+            f"one session of {one.threads} threads, the default; no other layout carries {LAYOUT_RULE} more"
+        )
+    else:
+        text = (
+            f"--instances {better.sessions} --threads {better.threads} carries "
+            f"{better.rows_per_second / one.rows_per_second:.2f} times the rows/s of one session, the default; a row alone "
+            f"takes {better.alone_seconds / one.alone_seconds:.2f} times as long, and each session has a copy of the weights"
+        )
+    yield from _labelled("cores", text)
+    yield ""
+    yield f"{'sessions':>{_INDENT}}{'threads':>12}{'rows/s':>12}{'ms alone':>12}   in batches of {_rows(one.rows)}"
+    for layout in layouts:
+        yield (
+            f"{layout.sessions:>{_INDENT}}{layout.threads:>12}{_rate(layout.rows_per_second):>12}"
+            f"{_number(layout.alone_seconds * 1e3):>12}"
+        )
+
+
 def _bound(found: WithinBound, batches: Sequence[BatchTime]) -> str:
     if found.alone is None:
         fastest = batches[0]
@@ -147,16 +172,15 @@ def _bound(found: WithinBound, batches: Sequence[BatchTime]) -> str:
 
 
 def _admitted(batch: BatchTime) -> str:
-    return f"{_rows(batch.rows)} ({_number(batch.seconds * 1e3)} ms): {_rate(batch)} rows/s"
+    return f"{_rows(batch.rows)} ({_number(batch.seconds * 1e3)} ms): {_rate(batch.rows_per_second)} rows/s"
 
 
 def _rows(rows: int) -> str:
     return f"{rows} row{'s' if rows > 1 else ''}"
 
 
-def _rate(batch: BatchTime) -> str:
+def _rate(rate: float) -> str:
     """Return rows per second with three digits that count."""
-    rate = batch.rows_per_second
     return f"{rate:,.3g}" if rate < 100 else f"{round(rate, 3 - len(str(int(rate)))):,.0f}"
 
 
