@@ -242,9 +242,22 @@ def test_a_pair_of_texts_that_are_both_too_long_is_refused_only_if_the_longer_on
     tokenizer.enable_truncation(10)
     with pytest.raises(
         InvalidInput,
-        match=r"inputs 'query' and 'passage' have texts of 2500 and 2004 characters in one row; .* at most 80",
+        match=r"inputs 'query' and 'passage' have texts of 2500 and 2004 characters in one row, .* at most 10 tokens",
     ):
         ids(BoundedTokenizer(tokenizer, ["query", "passage"]), [texts[0]], [texts[1]])
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["whole, cut", "cut, whole"])
+def test_a_whole_text_with_more_tokens_than_the_part_of_the_other_one_is_no_longer_text(order: int) -> None:
+    tokenizer = wordpiece()
+    tokenizer.enable_truncation(10)
+    bounded = BoundedTokenizer(tokenizer, ["query", "passage"])
+    # 70 characters of one token each, and so many tokens of several characters that they are more.
+    dense, long = ", " * 35, "lazy " * 500
+    with pytest.raises(InvalidInput, match="show which of them is longer"):
+        ids(bounded, *([text] for text in [dense, long][::order]))
+    short = [", " * 8, long][::order]
+    assert ids(bounded, *([text] for text in short)) == [tokenizer.encode(*short).ids]
 
 
 def test_the_bound_grows_with_max_length() -> None:

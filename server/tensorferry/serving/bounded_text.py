@@ -76,7 +76,7 @@ class BoundedTokenizer:
                 for name, texts in zip(self._inputs, columns, strict=True)
             ]
             if self._compares:
-                self._check_one_is_whole([texts[first : first + at_once] for texts in columns], parts)
+                self._check_the_longer_is_known([texts[first : first + at_once] for texts in columns], parts)
             # "fast" leaves out the positions of the tokens in the text.
             yield from self._tokenizer.encode_batch_fast(
                 parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
@@ -105,14 +105,22 @@ class BoundedTokenizer:
             )
         return found
 
-    def _check_one_is_whole(self, whole: Sequence[list[str]], parts: Sequence[list[str]]) -> None:
+    def _check_the_longer_is_known(self, whole: Sequence[list[str]], parts: Sequence[list[str]]) -> None:
+        """Raise InvalidInput for a pair if its parts do not show which text has more tokens, of which more than fill a row."""
         for texts, cut in zip(zip(*whole, strict=True), zip(*parts, strict=True), strict=True):
-            if all(map(operator.is_not, texts, cut)):
-                raise InvalidInput(
-                    f"inputs {self._inputs[0]!r} and {self._inputs[1]!r} have texts of {len(texts[0])} and {len(texts[1])} "
-                    f"characters in one row; this tokenizer takes at most {self.most_characters} in one of both: send shorter "
-                    "texts"
-                )
+            uncut = list(map(operator.is_, texts, cut))
+            if all(uncut):
+                continue
+            if any(uncut):
+                # A part of a text has at most the tokens of the text, so that more than those of the other text are enough.
+                tokens = [_token_count(each) for each in self._tokenizer.encode_batch(list(cut))]
+                if tokens[uncut.index(False)] > tokens[uncut.index(True)]:
+                    continue
+            raise InvalidInput(
+                f"inputs {self._inputs[0]!r} and {self._inputs[1]!r} have texts of {len(texts[0])} and {len(texts[1])} "
+                "characters in one row, and only their whole tokens show which of them is longer and keeps one token more: "
+                f"send at most {self._kept} tokens in one of both"
+            )
 
 
 def _before_blank(text: str, characters: int) -> str:
@@ -126,6 +134,11 @@ def _fills_row(part: Encoding) -> bool:
         return False
     words = [_last_word(each) for each in (part, part.overflowing[-1])]
     return words[0] < words[1]
+
+
+def _token_count(encoding: Encoding) -> int:
+    """Return a number that grows with the tokens of a text, those that are not kept included."""
+    return sum(map(len, (encoding, *encoding.overflowing)))
 
 
 def _last_word(encoding: Encoding) -> int:
