@@ -111,8 +111,9 @@ def _compared(
     for other in sample[1:]:
         differs = _differ(sample[0], other)
         if len(rows) == 1 and differs and calls.left > 1 and (outputs := calls.run(other, 1)) is not None:
-            rows.append(other)
-            alone.append(outputs)
+            # Before the small row, because rows are accumulated from the first one on, and a large sum hides a small number.
+            rows.insert(0, other)
+            alone.insert(0, outputs)
     refusal = calls.failure.reason
     together = calls.run(batch_of_rows(signature, [rows[0], rows[-1]]), 2)
     if together is None:
@@ -279,7 +280,10 @@ def _samples(declared: FunctionModel, signature: Signature, most: int) -> Iterat
 
 
 def _drawn(signature: Signature, size: int) -> list[Row]:
-    """Return a row of small numbers, one of large ones that differs from it in every input, and another small one."""
+    """Return a row of small positive numbers, one of large numbers of both signs, and another small one.
+
+    The last two differ from the first in every input.
+    """
     first, *rest = rows_of(signature, distinct_rows(signature, size))
     other = {
         name: next((row[name] for row in rest if not np.array_equal(row[name], array)), array)
@@ -293,12 +297,16 @@ def _drawn(signature: Signature, size: int) -> list[Row]:
 
 
 def _scaled(signature: Signature, row: Row, factor: float) -> Row:
-    """Return a row of positive numbers, multiplied by a factor. If it is small, integers are 0 and 1; else strings are long."""
+    """Return a row, multiplied by a factor. If it is small, numbers are positive, integers 0 and 1; else signs alternate, and strings are long."""
     scaled = dict(row)
     for spec in signature.inputs:
         array = row[spec.name]
         if spec.is_float:
-            scaled[spec.name] = array_of_floats(np.abs(as_float64(array, spec)) * factor, spec.datatype)
+            numbers = np.abs(as_float64(array, spec)) * factor
+            if factor > 1:
+                # The greatest value and the least one are both far from those of a small row.
+                numbers.reshape(-1)[1::2] *= -1
+            scaled[spec.name] = array_of_floats(numbers, spec.datatype)
         elif array.dtype.kind in "iu" and factor < 1:
             scaled[spec.name] = array % 2
         elif array.dtype.hasobject and factor > 1:
