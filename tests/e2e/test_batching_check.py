@@ -24,9 +24,9 @@ def test_the_verdict_is_in_the_ready_line_and_the_metadata(serve: Serve, tmp_pat
         "twice": "batches of up to 32 rows (proved)",
         "hashed": "batches of up to 32 rows (tested)",
         "scaled": "unbatched (ReduceMax greatest reduces over the batch axis)",
-        "fixed": "unbatched (the first dimension of input 'x' is fixed to 1)",
+        "fixed": "batches of up to 32 rows (proved, rewritten)",
     }
-    verdicts = {"twice": "proved", "hashed": "tested", "scaled": "refused", "fixed": "off"}
+    verdicts = {"twice": "proved", "hashed": "tested", "scaled": "refused", "fixed": "proved"}
     with InferenceClient(server.address) as client:
         for name, words in ready.items():
             properties = client.metadata(name).properties

@@ -184,7 +184,7 @@ def test_the_batching_option_decides_which_models_are_batched(
 def test_a_model_without_a_batch_axis_is_unbatched_and_the_log_says_how_to_export_it(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = load(lambda path: small.twice(path, dims=(1, 3)))
+    model = load(lambda path: small.twice(path, dims=(1, 3)), batching_rewrite=False)
     assert model.batching_verdict == "off"
     assert "torch.onnx.export(..., dynamic_shapes={'x': {0: 'batch'}}, or" in caplog.text
     assert "dynamic_axes={'x': {0: 'batch'}, 'y': {0: 'batch'}} with dynamo=False)" in caplog.text

@@ -90,7 +90,7 @@ def test_a_refused_model_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_fixed_axis_has_a_command_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = small.twice(tmp_path / "m.onnx", dims=(1, 3))
+    path = small.twice(tmp_path / "m.onnx", dims=(4, 3))
     assert inspect.main([str(path), "--no-measure", "--device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "change    make the first axis variable in the file; it is then proved:" in lines
@@ -174,7 +174,7 @@ def test_a_model_from_elsewhere_is_fetched_and_its_copy_is_made_here(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with web_server(None) as web:
-        web.files["/m.onnx"] = small.twice(tmp_path / "m.onnx", dims=(1, 3)).read_bytes()
+        web.files["/m.onnx"] = small.twice(tmp_path / "m.onnx", dims=(4, 3)).read_bytes()
         argv = (f"{web.url}/m.onnx", "--allow-http", "--no-measure", "--device", "cpu")
         (model,) = in_json(capsys, *argv)
     copy = model["copy_with_variable_first_axis"]
@@ -194,7 +194,7 @@ def test_an_interrupt_ends_it_without_a_traceback(
 
 
 def test_a_process_prints_only_json_on_stdout(tmp_path: Path) -> None:
-    path = small.twice(tmp_path / "m.onnx", dims=(1, 3))
+    path = small.twice(tmp_path / "m.onnx", dims=(4, 3))
     done = subprocess.run(
         command("inspect", path, "--json", *FAST),
         capture_output=True,

@@ -57,6 +57,7 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "fp16-tolerance": [("0.1", 0.1), ("1e-3", 0.001), ("2", 2.0)],
     "fp16-except": [("Softmax", ("Softmax",)), ("a,/b/c", ("a", "/b/c")), ("node 1", ("node 1",))],
     "max-batch-size": [("0", 0), ("1048576", 1 << 20), ("8", 8)],
+    "batching-rewrite": [("false", False), ("TRUE", True)],
     "batch-rows": [("max", "max"), ("MAX", "max"), ("pays", "pays")],
     "batching": [("trust", "trust"), ("PROVED", "proved"), ("prove", "tested")],
     "pad-lengths": [
@@ -179,6 +180,7 @@ BAD: dict[str, list[str]] = {
     "fp16-tolerance": ["", "0", "-1", "nan", "inf", "1 %"],
     "fp16-except": ["", ",", "a,", "a,,b", " a", "a, b"],
     "max-batch-size": ["", "-1", "1048577", "many", "1.5"],
+    "batching-rewrite": ["", "1", "off"],
     "batch-rows": ["", "most", "32"],
     "batching": ["", "off", "true"],
     "pad-lengths": ["", "16", "=16", "n=", "n=0", "n=8,4", "n=4,4", "n=4,,8", "n=-1,2", "n=1.5"],

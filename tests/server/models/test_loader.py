@@ -79,7 +79,7 @@ def test_max_batch_size_0_turns_batching_off(load: Load, runs: list[int]) -> Non
 def test_a_model_without_a_batch_axis_is_unbatched_and_the_log_says_why(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = load(fixed)
+    model = load(fixed, batching_rewrite=False)
     why = "the first dimension of input 'x' is fixed to 1"
     assert (model.max_batch_size, model.batching) == (0, f"unbatched ({why})")
     assert f"model named is served unbatched: {why}" in caplog.text
@@ -104,7 +104,7 @@ def test_trust_batches_it_anyway(load: Load, caplog: pytest.LogCaptureFixture) -
 
 
 def test_trust_does_not_batch_a_model_without_a_batch_axis(load: Load) -> None:
-    assert load(fixed, batching="trust").max_batch_size == 0
+    assert load(fixed, batching="trust", batching_rewrite=False).max_batch_size == 0
 
 
 def test_a_trusted_model_that_accepts_only_one_row_stops_the_warm_up_but_is_served(

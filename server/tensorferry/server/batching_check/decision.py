@@ -7,7 +7,7 @@ If the configuration gives max_batch_size, it applies; the check then only decid
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
@@ -32,13 +32,16 @@ POLICIES = ("proved", "tested", "trust")
 
 # A loop in the model may never end on values such as NaN, so a run on them is stopped after this time.
 _LIMIT_SECONDS = 20.0
+# Most reasons named of a copy that is not batched.
+_MOST_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A loaded model whose batching is to be decided.
 
-    `signature` and `run` follow its configuration, if it has one. `precision` is as in `ComparisonSettings`.
+    `signature` and `run` follow its configuration, if it has one. `precision` is as in `ComparisonSettings`, `run_alone` as
+    in `compare_rows`.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Candidate:
     requested: ModelConfig | None
     server_config: ServerConfig
     precision: float
+    run_alone: Callable[[Mapping[str, Array]], dict[str, Array]] | None = None
 
     @property
     def policy(self) -> str:
@@ -69,7 +73,14 @@ class Candidate:
             "" if library is None else f"{library.path.name} may replace operators of the graph by its own"
         )
         found = check_batching(
-            self.name, self.session.path, self.signature, self.run, settings, first_run, unprovable
+            self.name,
+            self.session.path,
+            self.signature,
+            self.run,
+            settings,
+            first_run,
+            unprovable,
+            self.run_alone,
         )
         if found.verdict is BatchingVerdict.TESTED and found.working_size is not None:
             reason = mixing_through_shared_inputs(self.signature, self.run, settings, found.working_size)
@@ -99,8 +110,13 @@ def batching_policy(config: ModelConfig | None, server_config: ServerConfig) -> 
     return given
 
 
-def decide_by_server_config(model: Candidate) -> tuple[BatchingDecision, int | None]:
-    """Decide for a model whose configuration does not set max_batch_size; also return a working size."""
+def decide_by_server_config(
+    model: Candidate, rewriting: Sequence[str] = ()
+) -> tuple[BatchingDecision, int | None]:
+    """Decide for a model whose configuration does not set max_batch_size; also return a working size.
+
+    `rewriting` has the reasons why the model is not served from a copy with a variable first axis, if that was tried.
+    """
     name, max_batch_size = model.name, model.server_config.max_batch_size
     if max_batch_size == 0:
         return model.unchecked(_switched_off("--max-batch-size 0"))
@@ -108,11 +124,13 @@ def decide_by_server_config(model: Candidate) -> tuple[BatchingDecision, int | N
     if reason is not None:
         cure = batch_axis_cure(model.signature)
         cures = (cure,) if cure else cures_for([reason])
+        if rewriting:
+            reason += f", and a variable one is not enough: {'; '.join(rewriting[:_MOST_REASONS])}"
+            # The graph's own reasons come first, because another axis alone changes nothing.
+            cures = tuple(dict.fromkeys((*cures_for(rewriting), *cures)))
         _log.warning("model %s is served unbatched: %s; to have it batched: %s", name, reason, cures[0])
         return model.unchecked(_unbatched(BatchingFinding(BatchingVerdict.OFF, reason, None, cures=cures)))
-    max_queue_delay = model.server_config.max_queue_delay
-    if model.requested is not None and model.requested.HasField("dynamic_batching"):
-        max_queue_delay = model.requested.dynamic_batching.max_queue_delay_microseconds / 1e6
+    max_queue_delay = _max_queue_delay(model)
     if model.policy == "trust":
         return model.unchecked(_trusted(name, max_batch_size, max_queue_delay))
     found = model.check(max_batch_size)
@@ -125,6 +143,23 @@ def decide_by_server_config(model: Candidate) -> tuple[BatchingDecision, int | N
         )
         return _unbatched(found), found.working_size
     return _batched(max_batch_size, max_queue_delay, found), found.working_size
+
+
+def decision_for_copy(model: Candidate, found: BatchingFinding) -> BatchingDecision:
+    """Return the decision for a model that is served from a copy with a variable first axis, which is proved."""
+    decision = _batched(model.server_config.max_batch_size, _max_queue_delay(model), found, ", rewritten")
+    _log.info(
+        "model %s: its first axis is fixed to 1; it is rewritten with a variable one, and batches give the file's answers "
+        "(--batching-rewrite false serves the file as it is)",
+        model.name,
+    )
+    return replace(decision, rewritten=True)
+
+
+def _max_queue_delay(model: Candidate) -> float:
+    if model.requested is not None and model.requested.HasField("dynamic_batching"):
+        return model.requested.dynamic_batching.max_queue_delay_microseconds / 1e6
+    return model.server_config.max_queue_delay
 
 
 def decide_by_model_config(model: Candidate, requested: ModelConfig) -> tuple[BatchingDecision, int | None]:
@@ -146,11 +181,7 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> tuple[Ba
         reason = "its configuration has no dynamic_batching"
         found = BatchingFinding(BatchingVerdict.OFF, reason, None, cures=cures_for([reason]))
         return model.unchecked(_each_alone(max_batch_size, found))
-    max_queue_delay = (
-        requested.dynamic_batching.max_queue_delay_microseconds / 1e6
-        if explicit
-        else model.server_config.max_queue_delay
-    )
+    max_queue_delay = _max_queue_delay(model)
     if model.policy == "trust":
         return model.unchecked(_trusted(name, max_batch_size, max_queue_delay))
     found = model.check(max_batch_size)

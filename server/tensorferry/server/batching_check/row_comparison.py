@@ -97,11 +97,16 @@ class _Mixes(Exception):
 
 
 def compare_rows(
-    signature: Signature, run: Run, settings: ComparisonSettings, first_run: Run | None = None
+    signature: Signature,
+    run: Run,
+    settings: ComparisonSettings,
+    first_run: Run | None = None,
+    run_alone: Run | None = None,
 ) -> RowComparison:
     """Compare rows of a model whose signature has a batch axis; never raises.
 
-    `first_run` runs a row of a new kind for the first time, and may limit the time of the run. The default is `run`.
+    `first_run` runs a row of a new kind for the first time, and may limit the time of the run. `run_alone` runs a row for
+    the outputs that batches are compared with; it runs the file if `run` runs a changed copy. The default of both is `run`.
     """
     size, reason = working_size(signature, run)
     if size is None:
@@ -110,7 +115,7 @@ def compare_rows(
             f"it does not run on random input ({reason}), so running shows nothing",
             None,
         )
-    comparer = _RowComparer(signature, run, first_run or run, settings, size)
+    comparer = _RowComparer(signature, run, first_run or run, run_alone, settings, size)
     outcome, reason = ComparisonOutcome.SEPARATE, "rows run together equal rows run alone"
     try:
         comparer.compare_random_rows()
@@ -138,11 +143,20 @@ class _RowComparer:
     """A comparison in progress."""
 
     def __init__(
-        self, signature: Signature, run: Run, first_run: Run, settings: ComparisonSettings, size: int
+        self,
+        signature: Signature,
+        run: Run,
+        first_run: Run,
+        run_alone: Run | None,
+        settings: ComparisonSettings,
+        size: int,
     ) -> None:
         self._signature = signature
         self._run = run
         self._first_run = first_run
+        self._run_alone = run_alone or run
+        # Batches in which the rows that were run alone are compared.
+        self._orders = ([3, 0, 4, 2, 1], [1, 3], [4, 2, 0], *([[0]] if run_alone else []))
         self._settings = settings
         self._size = size
         self._generator = np.random.default_rng(1)
@@ -168,7 +182,7 @@ class _RowComparer:
                 )
                 rows = rows_of(self._signature, inputs)
                 try:
-                    alone = [self._run(row) for row in rows]
+                    alone = [self._run_alone(row) for row in rows]
                 except Exception:
                     # Some strings of the file may not be for this input.
                     continue
@@ -188,7 +202,7 @@ class _RowComparer:
                 }
                 row = {**drawn, **shared}
                 try:
-                    outputs.append(self._run(row))
+                    outputs.append(self._run_alone(row))
                 except Exception as error:
                     reason = str(error)
                     continue
@@ -233,7 +247,7 @@ class _RowComparer:
         return self._settings.clock() >= self._ends
 
     def _check_repeatable(self, alone: Mapping[str, Array]) -> None:
-        again = self._run(self._random[0])
+        again = self._run_alone(self._random[0])
         for spec in self._signature.outputs:
             difference = describe_difference(
                 spec, alone[spec.name], again[spec.name], self._settings.precision
@@ -242,7 +256,7 @@ class _RowComparer:
                 raise _Unstable(f"output {spec.name!r} of one row differs from run to run: {difference}")
 
     def _compare_with_alone(self, rows: Sequence[Row], alone: Sequence[Mapping[str, Array]]) -> None:
-        for order in ([3, 0, 4, 2, 1], [1, 3], [4, 2, 0]):
+        for order in self._orders:
             together = self._run_together([rows[row] for row in order])
             self._check_alone({at: alone[row] for at, row in enumerate(order)}, together)
 

@@ -69,6 +69,7 @@ def check_batching(
     settings: ComparisonSettings,
     first_run: Run | None = None,
     unprovable: str = "",
+    run_alone: Run | None = None,
 ) -> BatchingFinding:
     """Check a model whose signature has a batch axis, and log the evidence. Arguments are as in `compare_rows`.
 
@@ -88,7 +89,7 @@ def check_batching(
         settings = replace(settings, precision=max(settings.precision, _QUANTISED_PRECISION))
     seconds = _SECONDS_TO_CONFIRM if proved else _SECONDS_TO_TEST
     settings = replace(settings, seconds=seconds, thorough=not proved)
-    comparison = compare_rows(signature, run, settings, first_run)
+    comparison = compare_rows(signature, run, settings, first_run, run_alone)
     if comparison.outcome in (ComparisonOutcome.SEPARATE, ComparisonOutcome.DOES_NOT_RUN):
         return _unrefuted(name, analysis, comparison)
     if proved and comparison.outcome is ComparisonOutcome.MIXES:

@@ -105,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         default=60.0,
         help="longest time for the batches of a model; larger sizes are left out if they would take longer (default: 60)",
     )
+    parser.add_argument(
+        "--write-batched",
+        metavar="OUT.onnx",
+        type=Path,
+        help="write the copy with a variable first axis by which a server batches MODEL, whose first axis is fixed to 1",
+    )
     add_flags(parser, MODEL_OPTIONS)
     return parser
 
@@ -122,7 +128,11 @@ def main(argv: Sequence[str]) -> int:
         arguments["measure_seconds"],
         lengths.pop("", None),
         lengths,
+        arguments["write_batched"],
     )
+    if wanted.write_batched is not None and len(arguments["models"]) > 1:
+        print(f"{_PROGRAM}: --write-batched takes one MODEL, got {len(arguments['models'])}", file=sys.stderr)
+        return 2
     bounds = [milliseconds / 1e3 for milliseconds in arguments["latency_ms"]]
     printed: list[dict[str, Any]] = []
     failed = False

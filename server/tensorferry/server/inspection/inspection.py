@@ -28,6 +28,7 @@ from tensorferry.server.model_config.pbtxt import BatchingDecision
 from tensorferry.server.models.declared_sources import declared_source, declared_sources, named_steps
 from tensorferry.server.models.loader import declared_onnx
 from tensorferry.server.models.registry import Model
+from tensorferry.server.onnx_graph.free_rows import NotFreed, write_freed
 from tensorferry.server.onnx_models.preparation import PreparedModel, prepare_model
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.scratch_directory import ScratchDirectory
@@ -43,7 +44,7 @@ class Wanted:
     """What to measure. `sizes` ascend; None for the default ones. All sizes of a model may take `seconds` together.
 
     `length` is that of variable axes other than the batch axis; None for one with which the model runs. `lengths` has those
-    of axes by name, which precede.
+    of axes by name, which precede. `write_batched` is where to write the copy of a model that is rewritten.
     """
 
     measure: bool = True
@@ -51,6 +52,7 @@ class Wanted:
     seconds: float = 60.0
     length: int | None = None
     lengths: Mapping[str, int] = field(default_factory=dict)
+    write_batched: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +107,26 @@ class Inspection:
 
 def inspect_model(source: ModelSource, config: ServerConfig, wanted: Wanted) -> Iterator[Inspection]:
     """Inspect a model; yield all models of a Python file. StartError if one cannot be loaded."""
-    if source.config is not None and is_ensemble(source.config):
+    is_file = source.path.suffix != PYTHON_SUFFIX and not (
+        source.config is not None and is_ensemble(source.config)
+    )
+    if wanted.write_batched is not None and not is_file:
+        raise StartError(f"{source.path}: --write-batched takes an ONNX file")
+    if is_file:
+        yield _inspect_file(source, config, wanted)
+    elif source.config is not None and is_ensemble(source.config):
         yield from _inspect_loaded([*_composing(source), source], source.name, config, wanted)
-    elif source.path.suffix == PYTHON_SUFFIX:
+    else:
         sources = declared_sources([source]) if source.directory is None else [declared_source(source)]
         yield from _inspect_loaded(sources, None, config, wanted)
-    else:
-        yield _inspect_file(source, config, wanted)
 
 
 def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> Inspection:
     device = choose_device(config.device)
     with ExitStack() as scratch:
         prepared = prepare_model(source, config, device, scratch)
+        if wanted.write_batched is not None:
+            _write_batched(prepared, wanted.write_batched)
         copied: PreparedModel | None = None
         copy: TriedCopy | None = None
         if _lacks_only_the_axis(prepared):
@@ -170,7 +179,21 @@ def _lacks_only_the_axis(prepared: PreparedModel) -> bool:
     signature = prepared.session.signature
     reason = signature.no_batch_axis_reason()
     fixed = fixed_first_axes((*signature.inputs, *signature.outputs))
-    return bool(fixed) and reason is not None and prepared.batching.reason == reason
+    return bool(fixed) and reason is not None and prepared.batching.reason.startswith(reason)
+
+
+def _write_batched(prepared: PreparedModel, path: Path) -> None:
+    """Write the copy with a variable first axis that the server would serve; StartError if there is none."""
+    source, freed = prepared.file.source, prepared.settings.ort_options.freed
+    if freed is None:
+        why = prepared.batching.reason or "it is batched as it is"
+        raise StartError(f"{source}: --write-batched has nothing to write: {why}")
+    if path.exists() and path.samefile(source):
+        raise StartError(f"{source}: --write-batched would replace the model; give another file")
+    try:
+        write_freed(source, freed, path)
+    except (NotFreed, OSError) as error:
+        raise StartError(f"{source}: {path} cannot be written: {error}") from error
 
 
 def _try_copy(

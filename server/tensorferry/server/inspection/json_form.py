@@ -69,6 +69,7 @@ def _decision(decision: BatchingDecision) -> dict[str, Any]:
         "shares_batches": decision.merges,
         "reason": decision.reason,
         "evidence": decision.evidence,
+        "rewritten": decision.rewritten,
     }
 
 

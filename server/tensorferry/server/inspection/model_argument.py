@@ -37,6 +37,7 @@ _FIELDS = frozenset(
         "providers",
         "max_batch_size",
         "batching",
+        "batching_rewrite",
         "max_queue_delay",
         "preferred_batch_sizes",
         "priority_weights",

@@ -81,18 +81,23 @@ def _verdict(found: Inspection) -> Iterator[str]:
     described = (
         decision.description.replace(f" ({decision.reason})", "") if decision.reason else decision.description
     )
-    described = described.removesuffix(f" ({decision.verdict})")
+    described = described.removesuffix(f" ({decision.verdict})").replace(f" ({decision.verdict}, ", " (")
     effect = _EFFECTS[decision.verdict]
     yield from _labelled("verdict", f"{decision.verdict.upper()}: {effect}; {described}")
     if decision.reason:
         yield from _labelled("because", decision.reason)
     if decision.evidence:
         yield from _labelled("ran", decision.evidence)
+    if decision.rewritten:
+        yield from _labelled(
+            "copy", "the first axis is fixed to 1 in the file; --write-batched OUT.onnx writes the copy"
+        )
     for cure in found.cures:
         yield from _labelled("change", cure)
     if found.copy is not None and not found.copy.batched:
         why = found.copy.error if found.copy.decision is None else found.copy.decision.reason
-        yield from _labelled("tried", f"a variable first axis in the file alone is not enough: {why}")
+        if why not in decision.reason:
+            yield from _labelled("tried", f"a variable first axis in the file alone is not enough: {why}")
 
 
 def _measured(found: Inspection, measured: Measurements) -> Iterator[str]:

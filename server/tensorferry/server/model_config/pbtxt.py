@@ -37,6 +37,7 @@ class BatchingDecision:
     If `max_batch_size` is above 0, axis 0 counts rows, and `merges` says whether requests share a batch. `description`
     is for people. `verdict` is for programs: proved, tested, trusted, refused or off. `reason` names the nodes or outputs
     that decide, or the option; empty if nothing stands in the way. `evidence` says what was run, `cures` what to change.
+    `rewritten`: the first axis is fixed to 1 in the file, and a copy with a variable one is served.
     """
 
     max_batch_size: int
@@ -46,6 +47,7 @@ class BatchingDecision:
     reason: str = ""
     evidence: str = ""
     cures: tuple[str, ...] = ()
+    rewritten: bool = False
 
 
 def read_config(path: Path) -> ModelConfig:

@@ -47,6 +47,10 @@ _DECISIVE: Mapping[str, tuple[str, _Decides]] = {
     "priority_weights": ("dynamic_batching", _has_scheduler),
     "default_priority": ("dynamic_batching", _has_scheduler),
     "batching": _parameter(BATCHING),
+    "batching_rewrite": (
+        "max_batch_size, or input and output",
+        lambda config: config.max_batch_size > 0 or is_complete(config),
+    ),
     "instances": ("instance_group", lambda config: bool(config.instance_group)),
     "threads": _parameter("intra_op_thread_count"),
     "inter_threads": _parameter("inter_op_thread_count"),

@@ -53,7 +53,7 @@ def analyse_batching(path: Path, batched_inputs: Collection[str]) -> BatchAnalys
     A file that cannot be read gives UNKNOWN with the reason. Large weights are not loaded. Never raises.
     """
     try:
-        return _analyse(read_model(path), batched_inputs)
+        return analysis_of(read_model(path), batched_inputs)
     except Exception as error:
         return BatchAnalysis(RowMixing.UNKNOWN, (_not_analysed(error),))
 
@@ -63,7 +63,7 @@ def value_dependent_nodes(path: Path) -> tuple[str, ...]:
     try:
         model = read_model(path)
         walk = GraphWalk(model)
-        walk.tensors_of(model.graph, {}, _inputs(model, ()))
+        walk.tensors_of(model.graph, {}, inputs_of(model, ()))
     except Exception as error:
         return (_not_analysed(error),)
     return tuple(dict.fromkeys(walk.value_dependent_nodes))
@@ -76,8 +76,9 @@ def _not_analysed(error: Exception) -> str:
     return f"the graph could not be analysed ({type(error).__name__}: {error})"
 
 
-def _analyse(model: onnx.ModelProto, batched: Collection[str]) -> BatchAnalysis:
-    scope = GraphWalk(model).tensors_of(model.graph, {}, _inputs(model, batched))
+def analysis_of(model: onnx.ModelProto, batched: Collection[str]) -> BatchAnalysis:
+    """Do the same with a model that has been read; may raise any exception."""
+    scope = GraphWalk(model).tensors_of(model.graph, {}, inputs_of(model, batched))
     found_problems = []
     for output in model.graph.output:
         value = scope.get(output.name)
@@ -90,7 +91,8 @@ def _analyse(model: onnx.ModelProto, batched: Collection[str]) -> BatchAnalysis:
     return BatchAnalysis(RowMixing.SEPARATE)
 
 
-def _inputs(model: onnx.ModelProto, batched: Collection[str]) -> dict[str, Value]:
+def inputs_of(model: onnx.ModelProto, batched: Collection[str]) -> dict[str, Value]:
+    """Return the inputs of a graph by name. Those that are batched have rows on axis 0."""
     # Before IR version 4 every initializer is listed among the inputs, but cannot be set by a caller.
     constants = {one.name for one in model.graph.initializer}
     inputs = {}

@@ -24,7 +24,7 @@ from tensorferry.server.onnx_models.warmup_samples import warmup_samples
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.recovering_instance import RecoveringInstance, RecoveringStagedModel
 from tensorferry.server.recovery.watchdog import RunLimits, Watchdog
-from tensorferry.server.runtime.fp16 import accuracy_inputs, check_accuracy
+from tensorferry.server.runtime.fp16 import accuracy_inputs, check_accuracy, model_file
 from tensorferry.server.runtime.host_memory import GrowthCheck
 from tensorferry.server.runtime.onnx_file import has_steady_run_time
 from tensorferry.server.runtime.op_libraries import replacing_library
@@ -193,13 +193,15 @@ def _check_fp16(
     """Compare the converted model with the original in FP32, which runs on the CPU if possible."""
     settings = replace(prepared.settings.ort_options, fp16=None)
     device = prepared.settings.devices[0]
-    try:
-        reference = Session(prepared.file.source, "cpu", settings)
-    except StartError:
-        # Some operators exist only on GPUs.
-        if device == "cpu":
-            raise
-        reference = Session(prepared.file.source, device, settings)
+    with ExitStack() as scratch:
+        file = model_file(prepared.file.source, settings, scratch)
+        try:
+            reference = file.session("cpu", settings)
+        except StartError:
+            # Some operators exist only on GPUs.
+            if device == "cpu":
+                raise
+            reference = file.session(device, settings)
     in_fp32 = prepared.io_mapping.runner(reference.run)
     signature, size = prepared.io_mapping.signature, prepared.working_size
     if size is None:

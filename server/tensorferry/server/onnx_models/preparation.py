@@ -21,6 +21,7 @@ from tensorferry.server.model_config.pbtxt import BatchingDecision, complete_con
 from tensorferry.server.model_config.settings import ModelSettings, check_dynamic_batching, settings_of
 from tensorferry.server.model_config.supported_fields import check_fields
 from tensorferry.server.model_config.unused_options import unused_options
+from tensorferry.server.onnx_models.rewriting import RewrittenModel, rewritten
 from tensorferry.server.runtime.devices import available_devices
 from tensorferry.server.runtime.fp16 import ModelFile, model_file
 from tensorferry.server.runtime.op_libraries import libraries_for
@@ -100,11 +101,15 @@ def _prepare(
         return complete_config(base, source, session.signature, decision, groups, server_config)
 
     if requested is None or (requested.max_batch_size == 0 and not is_complete(requested)):
-        batching, working_size = decide_by_server_config(
-            Candidate(
-                source.name, session, session.signature, session.run, requested, server_config, precision
-            )
+        candidate = Candidate(
+            source.name, session, session.signature, session.run, requested, server_config, precision
         )
+        copy = rewritten(candidate, file, ort_options, scratch)
+        if isinstance(copy, RewrittenModel):
+            file, session, ort_options = copy.file, copy.session, copy.ort_options
+            batching, working_size = copy.batching, copy.working_size
+        else:
+            batching, working_size = decide_by_server_config(candidate, copy)
     else:
         # The shape of requests follows from max_batch_size alone, so the I/O mapping is known before the decision.
         undecided = BatchingDecision(requested.max_batch_size, False, "")

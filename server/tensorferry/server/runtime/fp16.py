@@ -8,13 +8,14 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorferry.server.errors import ModelFailedError, StartError
+from tensorferry.server.onnx_graph.free_rows import NotFreed, write_freed
 from tensorferry.server.runtime.load_remedies import remedy_for
 from tensorferry.server.runtime.op_libraries import OWN_DOMAINS, OpLibrary, register
 from tensorferry.server.runtime.ort import onnxruntime, ort_message
@@ -33,14 +34,25 @@ Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 # Number of random inputs that are compared, in addition to the samples in the model's configuration.
 _RANDOM_INPUTS = 3
+# For `ModelFile.changes`.
+_REWRITTEN = ("rewritten with a variable first axis", "--batching-rewrite false serves it as it is")
+_IN_FP16 = (
+    "converted to FP16",
+    "disable FP16, or name the operators or nodes that must stay in FP32, by --fp16-except or its configuration's parameter "
+    "fp16_except",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """File that sessions load: the model's own (`source`), or its conversion (`path`)."""
+    """File that sessions load: the model's own (`source`), or its conversion (`path`).
+
+    `changes` are words for the conversion and for how to go without it; empty if there is none.
+    """
 
     source: Path
     path: Path
+    changes: tuple[str, str] = field(default=("", ""), compare=False)
 
     def session(self, device: str, settings: OrtOptions) -> Session:
         """Create a session. StartError as for Session, with the name of the model's own file."""
@@ -50,19 +62,35 @@ class ModelFile:
             return Session(self.path, device, settings)
         except StartError as error:
             reason = str(error).removeprefix(f"{self.path}: ").replace(str(self.path), str(self.source))
-            raise StartError(
-                f"{self.source}: converted to FP16, {reason}; disable FP16, or name the operators or nodes that "
-                "must stay in FP32, by --fp16-except or its configuration's parameter fp16_except"
-            ) from error
+            what, cure = self.changes
+            raise StartError(f"{self.source}: {what}, {reason}; {cure}") from error
 
 
 def model_file(source: Path, settings: OrtOptions, scratch: ExitStack) -> ModelFile:
-    """Return the file for sessions, converted if the options say so. A converted file is removed with `scratch`."""
-    if settings.fp16 is None:
-        return ModelFile(source, source)
+    """Return the file for sessions, changed as the options say. A changed file is removed with `scratch`.
+
+    StartError if that fails.
+    """
+    file = ModelFile(source, source)
+    if settings.freed is not None:
+        path = _folder(scratch) / source.name
+        try:
+            write_freed(source, settings.freed, path)
+        except (NotFreed, OSError) as error:
+            raise StartError(
+                f"{source}: no copy with a variable first axis could be written: {error}"
+            ) from error
+        file = ModelFile(source, path, _REWRITTEN)
+    if settings.fp16 is not None:
+        converted = convert_to_fp16(file.path, settings.fp16, _folder(scratch), settings.op_libraries)
+        file = file if converted.path == file.path else ModelFile(source, converted.path, converted.changes)
+    return file
+
+
+def _folder(scratch: ExitStack) -> Path:
     folder = ScratchDirectory()
     scratch.callback(folder.remove)
-    return convert_to_fp16(source, settings.fp16, folder.path, settings.op_libraries)
+    return folder.path
 
 
 def convert_to_fp16(source: Path, fp16: Fp16, folder: Path, libraries: Sequence[OpLibrary] = ()) -> ModelFile:
@@ -110,7 +138,7 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path, libraries: Sequence[
     # The converter raises AssertionError, and onnx many kinds of exceptions.
     except Exception as error:
         raise StartError(f"{source}: conversion to FP16 failed: {error!r}; disable FP16") from error
-    return ModelFile(source, path)
+    return ModelFile(source, path, _IN_FP16)
 
 
 def _converter() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOptimizationPolicy
 from tensorferry.server.config.option_groups.devices import MOST_THREADS
@@ -14,6 +15,9 @@ from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
 from tensorferry.server.runtime.op_libraries import OpLibrary
 from tensorferry.server.runtime.sampling import TOLERANCE
+
+if TYPE_CHECKING:
+    from tensorferry.server.onnx_graph.free_rows import FreedRows
 
 TENSORRT = "TensorrtExecutionProvider"
 
@@ -122,7 +126,8 @@ class OrtOptions:
     `front_ends` is the number of front-end processes, which need cores, too.
     `graph` is the level of graph optimization: all, extended, basic or none. `cuda` holds the CUDA provider's options.
     `gpu` lists the providers that come before the CUDA provider on a GPU, `cpu` those before the CPU provider on the
-    CPU. `graphs` and `priority` apply to sessions on GPUs. `op_libraries` have custom operators.
+    CPU. `graphs` and `priority` apply to sessions on GPUs. `op_libraries` have custom operators. `freed` are changes of the
+    graph that make a first axis of 1 variable.
     """
 
     graph: str = "all"
@@ -141,6 +146,7 @@ class OrtOptions:
     priority: KernelPriority | None = None
     front_ends: int = 0
     op_libraries: tuple[OpLibrary, ...] = ()
+    freed: FreedRows | None = None
 
     def precision(self, device: str) -> float:
         """Return the precision of FP32 outputs on a device, relative to the output's greatest magnitude.

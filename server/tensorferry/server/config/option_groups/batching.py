@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tensorferry.server.config.option import option
-from tensorferry.server.config.parsers import Parser, integer, integers, milliseconds, one_of
+from tensorferry.server.config.parsers import Parser, integer, integers, milliseconds, one_of, switch
 
 
 class PadLengths(NamedTuple):
@@ -78,6 +78,13 @@ class BatchingOptions:
         Parser(_parse_batching, "proved, tested or trust", "proved|tested|trust", "proved|tested|trust"),
         "which models are batched; proved: models whose graph shows that the rows of a batch are independent; tested "
         "(or prove): also models for which test runs show it; trust: all models, unchecked",
+        per_model=True,
+    )
+    batching_rewrite: bool = option(
+        True,
+        switch,
+        "batch a model whose first axis is fixed to 1, by a copy in which the axis is variable; only if the copy is proved, and "
+        "its batches give the file's answers",
         per_model=True,
     )
     pad_lengths: PadLengths | None = option(
