@@ -288,15 +288,7 @@ def _fixed_axis() -> list[Cured]:
     flat = np.array([1, 8])
     variable = _FIXED.replace("ROWS", "batch")
     return [
-        # The command that `inspect` prints makes these.
-        Cured(
-            "fixed_axis",
-            parsed(_FIXED.replace("ROWS", "1"), flat=np.array([-1, 8])),
-            "off",
-            "python -c",
-            "",
-            None,
-        ),
+        # The command that `inspect` prints makes this one.
         Cured(
             "fixed_axis_of_4",
             parsed(_FIXED.replace("ROWS", "4"), flat=np.array([0, 8])),
@@ -304,14 +296,6 @@ def _fixed_axis() -> list[Cured]:
             "python -c",
             "",
             None,
-        ),
-        Cured(
-            "fixed_axis_and_reshape",
-            parsed(_FIXED.replace("ROWS", "1"), flat=flat),
-            "off",
-            "dynamic_shapes={'x': {0: 'batch'}}",
-            "exported with a variable axis",
-            parsed(variable, flat=np.array([-1, 8])),
         ),
         Cured(
             "fixed_reshape",

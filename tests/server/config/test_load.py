@@ -57,7 +57,7 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "fp16-tolerance": [("0.1", 0.1), ("1e-3", 0.001), ("2", 2.0)],
     "fp16-except": [("Softmax", ("Softmax",)), ("a,/b/c", ("a", "/b/c")), ("node 1", ("node 1",))],
     "max-batch-size": [("0", 0), ("1048576", 1 << 20), ("8", 8)],
-    "batching-rewrite": [("false", False), ("TRUE", True)],
+    "batching-rewrite": [("false", False), ("TRUE", True), ("False", False)],
     "batch-rows": [("max", "max"), ("MAX", "max"), ("pays", "pays")],
     "batching": [("trust", "trust"), ("PROVED", "proved"), ("prove", "tested")],
     "pad-lengths": [

@@ -32,6 +32,7 @@ def unused(options: dict[str, Any], text: str | None, devices: list[str]) -> lis
     ("field", "flag", "decisive", "others"),
     [
         ("max_batch_size", "max-batch-size", ["max_batch_size: 4", XY], ["dynamic_batching { }"]),
+        ("batching_rewrite", "batching-rewrite", ["max_batch_size: 4", XY], ["dynamic_batching { }"]),
         (
             "max_queue_delay",
             "max-queue-delay-ms",

@@ -23,7 +23,7 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
-from tensorferry.server.runtime.fp16 import ModelFile, convert_to_fp16
+from tensorferry.server.runtime.fp16 import IN_FP16, ModelFile, convert_to_fp16
 from tensorferry.server.runtime.ort_options import Fp16, OrtOptions
 from tensorferry.server.runtime.sampling import random_inputs
 from tensorferry.server.runtime.session import Session
@@ -397,7 +397,7 @@ def test_invalid_files_are_errors(tmp_path: Path) -> None:
 
 def test_an_error_of_the_converted_file_names_the_original(tmp_path: Path, scratch: Path) -> None:
     (scratch / "model.onnx").write_bytes(b"no model")
-    file = ModelFile(tmp_path / "own.onnx", scratch / "model.onnx")
+    file = ModelFile(tmp_path / "own.onnx", scratch / "model.onnx", IN_FP16)
     with pytest.raises(StartError) as caught:
         file.session("cpu", OrtOptions())
     message = str(caught.value)

@@ -36,7 +36,7 @@ Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 _RANDOM_INPUTS = 3
 # For `ModelFile.changes`.
 _REWRITTEN = ("rewritten with a variable first axis", "--batching-rewrite false serves it as it is")
-_IN_FP16 = (
+IN_FP16 = (
     "converted to FP16",
     "disable FP16, or name the operators or nodes that must stay in FP32, by --fp16-except or its configuration's parameter "
     "fp16_except",
@@ -138,7 +138,7 @@ def convert_to_fp16(source: Path, fp16: Fp16, folder: Path, libraries: Sequence[
     # The converter raises AssertionError, and onnx many kinds of exceptions.
     except Exception as error:
         raise StartError(f"{source}: conversion to FP16 failed: {error!r}; disable FP16") from error
-    return ModelFile(source, path, _IN_FP16)
+    return ModelFile(source, path, IN_FP16)
 
 
 def _converter() -> Any:
