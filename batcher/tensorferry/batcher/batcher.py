@@ -311,14 +311,14 @@ class Batcher:
             if not admitted:
                 self._queue.check_size(request.rows_counted, request.nbytes)
             request.complete = self._complete_split(request)
-            request.split_parts = split_request(request, max_rows)
+            request.split_parts = split_request(request, self._queue.learning.full_rows)
             displaced, run_inline = self._queue.put(request.split_parts, notify=notify, admitted=admitted)
         except BatcherError as error:
             request.complete, request.split_parts = complete, ()
             self._rejected(request, error)
             raise
         # The parts hold the tensors and complete the request. It must keep neither the tensors nor itself alive.
-        request.tensors, request.complete = (), already_completed
+        request.tensors, request.groups, request.complete = (), (), already_completed
         if displaced:
             self._shed_displaced(displaced, request)
         return run_inline

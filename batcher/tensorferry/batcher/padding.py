@@ -28,7 +28,8 @@ class PadPlan(NamedTuple):
 
     `shapes` are the padded inputs' shapes behind axis 0, equal for requests that share a batch. `added_bytes` is the size
     of the padding. `pads` has for each input its axis and a 0-d array of the pad value, or None if it is not padded.
-    `outputs` are those of the `Padding`.
+    `outputs` are those of the `Padding`. `stacked` is how many positions of all rows are padding already, because shorter
+    rows were stacked to one of `length`.
     """
 
     length: int
@@ -37,6 +38,7 @@ class PadPlan(NamedTuple):
     added_bytes: int
     pads: tuple[tuple[int, Array] | None, ...]
     outputs: Mapping[str, int] | int | None
+    stacked: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,9 @@ class Request:
     `tensors`, of those without rows: the model gets them once per batch. Requests of equal `key` must have equal ones.
     `owner` is the caller's own; the parts of a split request have it too.
 
+    A request of more rows than a batch may have `groups`, if its rows differ in shape: requests of equal rows, which hold the
+    tensors and run in its place. `places` then has the place of each row among the rows of the groups.
+
     All other attributes belong to the batcher. Its queue's lock guards them.
     """
 
@@ -126,6 +129,7 @@ class Request:
         "client",
         "complete",
         "deadline",
+        "groups",
         "is_split_part",
         "key",
         "max_queue_time",
@@ -135,6 +139,7 @@ class Request:
         "owner",
         "padding",
         "pipeline_run",
+        "places",
         "priority",
         "rank",
         "retried",
@@ -191,6 +196,8 @@ class Request:
         self.order = 0
         self.started = _NAN
         self.state = NEW
+        self.groups: Sequence[Request] = ()
+        self.places: Array | None = None
         self.split_parts: tuple[Request, ...] = ()
         # Whether this is a part of a request that was split.
         self.is_split_part = False

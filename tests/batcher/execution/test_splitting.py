@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import Recorder, enqueue, error, fails_below_zero, occupy, result, rows
+from support.batcher.rig import Recorder, enqueue, error, fails_below_zero, ignore, occupy, result, rows
 
-from tensorferry.batcher import BatcherClosed, Cancelled, DeadlineExceeded, QueueFull
+from tensorferry.batcher import BatcherClosed, Cancelled, DeadlineExceeded, QueueFull, Request
 from tensorferry.batcher.execution.collate import request_of
+from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
 
@@ -144,6 +145,21 @@ def test_a_refused_request_can_be_enqueued_again(make: Make, runner: ScriptedRun
     assert batcher.close()
     assert recorder.only.outputs.tolist() == [0, 2, 4, 6, 8]
     assert batcher.statistics().refused == 2
+
+
+def test_parts_are_full_batches_of_each_key() -> None:
+    def group(rows: int, key: str) -> Request:
+        request = request_of(np.zeros(rows), ignore, one_row=False)
+        request.key = key
+        return request
+
+    whole = group(16, "")
+    whole.groups = [group(3, "a"), group(4, "a"), group(2, "a"), group(5, "b"), group(2, "b")]
+    parts = split_request(whole, lambda key: 4 if key == "a" else 2)
+    assert [(part.key, part.rows) for part in parts] == [
+        *[("a", 3), ("a", 1), ("a", 3), ("a", 1), ("a", 1)],
+        *[("b", 2), ("b", 2), ("b", 1), ("b", 1), ("b", 1)],
+    ]
 
 
 @pytest.mark.parametrize(

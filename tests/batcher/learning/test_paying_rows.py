@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -45,6 +45,8 @@ class Callers:
 
     def __init__(self, count: int = 64, *, adaptive: bool = True, **options: object) -> None:
         self.clock = VirtualClock()
+        # That of the last batch.
+        self.key = ""
         self._noise = random.Random(1)
         settings = BatcherSettings(MOST, adaptive=adaptive, **options)  # type: ignore[arg-type]
         self.queue = RequestQueue(settings, self.clock)
@@ -52,15 +54,17 @@ class Callers:
         self.run(rising)
         self.send(count)
 
-    def send(self, count: int) -> None:
+    def send(self, count: int, key: str = "") -> None:
         """Queue requests of one row."""
         for _ in range(count):
-            self.queue.put((Request((), lambda outcome: None, names=None, rows=1, nbytes=0),))
+            self.queue.put((Request((), lambda outcome: None, names=None, rows=1, nbytes=0, key=key),))
 
-    def run(self, curve: Curve) -> int:
-        """Run a batch that takes as long as the curve says; return its rows."""
+    def run(self, curve: Curve | Mapping[str, Curve]) -> int:
+        """Run a batch that takes as long as the curve says, or that of its key; return its rows."""
         work = self.queue.poll()
         assert isinstance(work, BatchAssignment)
+        self.key = str(work.batch[0].key)
+        curve = curve[self.key] if isinstance(curve, Mapping) else curve
         seconds = curve(len(work.batch)) * math.exp(self._noise.gauss(0, 0.03))
         self.clock.advance(seconds)
         self.queue.finish(work.batch)
@@ -123,6 +127,21 @@ def test_a_queue_that_has_formed_drains_again() -> None:
             callers.send(1)
             next_arrival += arrivals.expovariate(0.9 * best_rate(rising))
     assert callers.queue.sizes().queued < queued / 4
+
+
+def test_each_bucket_has_the_size_that_pays_for_it() -> None:
+    """A bucket has one padded length. Where only long rows cost more in large batches, only their batches are small."""
+    callers = Callers(count=0)
+    curves = {"short": falling, "long": rising}
+    for key in curves:
+        callers.send(1, key)
+        callers.run(curves)
+    for key in curves:
+        callers.send(64, key)
+    while callers.clock.now() < 20:
+        callers.send(callers.run(curves), callers.key)
+    learning = callers.queue.learning
+    assert [learning.full_rows(key) for key in ("short", "long", "unknown")] == [MOST, 1, MOST]
 
 
 def test_with_a_window_batches_are_filled() -> None:

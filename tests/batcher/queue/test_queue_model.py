@@ -105,7 +105,7 @@ class QueueModel(RuleBasedStateMachine):
         deadline = self.clock.now() + ttl
         whole = request_of(np.zeros((rows, width)), Recorder(), one_row=False, deadline=deadline)
         whole.rank = min(rank, self.classes - 1)
-        parts = [whole] if rows <= MAX_BATCH else list(split_request(whole, MAX_BATCH))
+        parts = [whole] if rows <= MAX_BATCH else list(split_request(whole, lambda key: MAX_BATCH))
         assert {part.rank for part in parts} == {whole.rank}
         rows_counted, nbytes = max(1, rows), 8 * rows * width
         held = sum(request.nbytes for request in self.queued + self.running)

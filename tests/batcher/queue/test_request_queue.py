@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
-from support.batcher.rig import Recorder
+from support.batcher.rig import PATIENCE, Recorder
 
-from tensorferry.batcher import BatcherClosed, CloseReason, QueueFull, Request, RequestTooLarge
+from tensorferry.batcher import (
+    BatcherClosed,
+    CloseReason,
+    DeadlineExceeded,
+    QueueFull,
+    Request,
+    RequestTooLarge,
+)
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.queue.request_queue import RequestQueue
@@ -95,7 +103,7 @@ def test_a_request_without_rows_counts_for_one(clock: VirtualClock) -> None:
 def test_the_parts_of_a_request_are_admitted_all_or_none(clock: VirtualClock) -> None:
     queue = make_queue(clock)
     queue.put([make_request(1)])
-    parts = split_request(make_request(8), 4)
+    parts = split_request(make_request(8), lambda key: 4)
     with pytest.raises(QueueFull):
         queue.put(parts)
     assert queue.sizes() == QueueSizes(1, 1, 0, 8, (1,))
@@ -103,6 +111,36 @@ def test_the_parts_of_a_request_are_admitted_all_or_none(clock: VirtualClock) ->
     assert [len(taken(queue).batch)] == [1]
     queue.put(parts)
     assert queue.sizes() == QueueSizes(2, 8, 1, 72, (8,))
+
+
+def test_the_parts_of_a_request_are_admitted_by_the_times_of_their_buckets(clock: VirtualClock) -> None:
+    queue = make_queue(clock, rows=20)
+    for width, seconds in ((1, 0.1), (2, 1.0)):
+        queue.put([make_request(width=width)])
+        work = taken(queue)
+        clock.advance(seconds)
+        queue.finish(work.batch)
+        queue.batch_done(work.batch, seconds)
+
+    def parts(deadline: float) -> list[Request]:
+        return [make_request(rows, width=width, deadline=deadline) for width, rows in ((2, 1), (1, 4))]
+
+    with pytest.raises(DeadlineExceeded):
+        queue.put(parts(clock.now() + 0.5))
+    queue.put(parts(clock.now() + 2.0))
+
+
+def test_a_worker_wakes_for_each_bucket_of_a_request(clock: VirtualClock) -> None:
+    queue = make_queue(clock)
+    batches: list[int] = []
+    worker = threading.Thread(
+        target=lambda: batches.extend(taken(queue).batch[0].rows for _ in range(2)), daemon=True
+    )
+    worker.start()
+    clock.await_sleepers()
+    queue.put([make_request(2, width=2), make_request(width=1)])
+    worker.join(PATIENCE)
+    assert batches == [2, 1]
 
 
 def test_a_closing_queue_accepts_nothing_and_hands_out_the_rest(clock: VirtualClock) -> None:

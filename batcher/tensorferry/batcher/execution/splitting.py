@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tensorferry.batcher.request import Outcome, Request, Tensor
+from tensorferry.batcher.request import Array, Outcome, Request, Tensor
 
 
-def split_request(request: Request, max_rows: int) -> tuple[Request, ...]:
-    """Split a request of more than `max_rows` rows into parts that complete it together.
+def split_request(request: Request, full_rows: Callable[[Hashable], int]) -> tuple[Request, ...]:
+    """Split a request of more rows than a batch into parts that complete it together.
 
     The request is answered with the last part, with the parts' outputs joined on axis 0. The first error of a part
-    is the error of the request.
+    is the error of the request. A request with groups is split into these first. Consecutive parts of equal key fill batches
+    of `full_rows(key)` rows.
     """
-    starts = range(0, request.rows, max_rows)
-    gather = _Gather(request, len(starts))
+    cuts: list[tuple[Request, int, int]] = []
+    key, rows, room = object(), 0, 0
+    for group in request.groups or (request,):
+        if group.key != key:
+            key, rows = group.key, full_rows(group.key)
+            room = rows
+        start = 0
+        while start < group.rows:
+            stop = min(group.rows, start + room)
+            cuts.append((group, start, stop))
+            room = room - (stop - start) or rows
+            start = stop
+    gather = _Gather(request, len(cuts))
     parts = []
-    for index, start in enumerate(starts):
-        part = cut(request, start, min(start + max_rows, request.rows), gather.completion(index))
+    for index, (group, start, stop) in enumerate(cuts):
+        part = cut(group, start, stop, gather.completion(index))
         part.rank = request.rank
         part.is_split_part = True
         parts.append(part)
@@ -69,6 +82,7 @@ class _Gather:
         self._lock = threading.Lock()
         self._outcomes: list[Outcome | None] = [None] * count
         self._missing = count
+        self._places = request.places
         self._complete: Callable[[Outcome], None] | None = request.complete
 
     def completion(self, index: int) -> Callable[[Outcome], None]:
@@ -88,7 +102,7 @@ class _Gather:
         outcomes = [outcome for outcome in self._outcomes if outcome is not None]
         self._outcomes.clear()
         try:
-            outputs = join_outputs([outcome.outputs for outcome in outcomes])
+            outputs = join_outputs([outcome.outputs for outcome in outcomes], self._places)
         except Exception as error:
             # The parts' outputs do not fit together: other names, shapes, types.
             return Outcome(error=error)
@@ -97,11 +111,24 @@ class _Gather:
         )
 
 
-def join_outputs(outputs: Sequence[Any]) -> Any:
-    """Join the outputs of consecutive rows on axis 0."""
+def join_outputs(outputs: Sequence[Any], places: Array | None = None) -> Any:
+    """Join the outputs of consecutive rows on axis 0.
+
+    With `places`, row `i` of the result is row `places[i]` of the outputs in this order. Arrays whose rows differ in shape
+    then become a list of rows. A list keeps its type and attributes.
+    """
     first = outputs[0]
     if isinstance(first, dict):
-        return {name: join_outputs([output[name] for output in outputs]) for name in first}
-    if isinstance(first, np.ndarray):
-        return np.concatenate(outputs)
-    return [row for output in outputs for row in output]
+        return {name: join_outputs([output[name] for output in outputs], places) for name in first}
+    lists = [output for output in outputs if not isinstance(output, np.ndarray)]
+    if not lists and (places is None or len({output.shape[1:] for output in outputs}) == 1):
+        joined = np.concatenate(outputs)
+        return joined if places is None else joined[places]
+    rows = [row for output in outputs for row in output]
+    if places is not None:
+        rows = [rows[place] for place in places]
+    if not lists or type(lists[0]) is tuple:
+        return rows
+    like = copy.copy(lists[0])
+    like[:] = rows
+    return like

@@ -77,6 +77,10 @@ class MemoryRowLimits:
         limit = self._limits.get((device, key))
         return self._most if limit is None else limit.rows
 
+    def rows_of_all(self, key: Hashable) -> int:
+        """Return the most rows that are known to fit into every device's memory."""
+        return min([limit.rows for (_, of), limit in self._limits.items() if of == key], default=self._most)
+
     def allowed(self, device: int, key: Hashable, rows: int, now: float) -> int:
         """Return `rows`, or fewer if a batch that is closed now may have only these."""
         limit = self._limits.get((device, key))

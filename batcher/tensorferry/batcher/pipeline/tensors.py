@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorferry.batcher.batcher import Batcher
 from tensorferry.batcher.errors import BatcherError, InvalidRequest, ModelOutputError
 from tensorferry.batcher.execution.collate import tensor_nbytes, tensor_of
+from tensorferry.batcher.execution.completion import already_completed
+from tensorferry.batcher.execution.splitting import cut
 from tensorferry.batcher.padding import PadInput, PadPlan
 from tensorferry.batcher.pipeline.stage import Stage, StageModel
 from tensorferry.batcher.request import Array, Outcome, Request, Tensor
@@ -40,6 +45,12 @@ class RequestMaker:
         self._shared = frozenset([self._names.index(name) for name in model.shared])
         self._batched = model.batcher.settings.max_batch_size > 0
         self._priorities = model.batcher.priorities
+        inputs = model.padding.inputs if model.padding is not None else None
+        self._pads: Mapping[str, PadInput] = inputs if isinstance(inputs, Mapping) else {}
+        # Requests of more rows are divided by their lengths. Those to a pipeline are not: its stages divide them.
+        self._undivided: float = math.inf
+        if self._pads and self._batched and isinstance(model.batcher, Batcher):
+            self._undivided = model.batcher.settings.max_batch_size
         # Layouts by the tensors' dtypes and shapes. Those of strings and of shared inputs depend on values, too.
         self._layouts: dict[Hashable, Layout] = {}
 
@@ -50,10 +61,19 @@ class RequestMaker:
 
         Raises ModelOutputError if they do not fit together, or InvalidRequest if all are the caller's.
         """
-        tensors, known = [], not self._shared
+        tensors, known, stacked, undivided = [], not self._shared, 0, self._undivided
         for name, value in zip(self._names, values, strict=True):
             if type(value) is not Tensor:
-                value = tensor_of(value if type(value) is np.ndarray else self._array(name, value))
+                if type(value) is not np.ndarray:
+                    if len(value) > undivided:
+                        if (divided := self._divided(values, whole, deadline)) is not None:
+                            divided.complete = complete
+                            return divided
+                        undivided = math.inf
+                    array = self._array(name, value)
+                    stacked = max(stacked, self._stacked(name, value, array))
+                    value = array
+                value = tensor_of(value)
             tensors.append(value)
             known = known and not value.dtype.hasobject
         if known:
@@ -67,6 +87,8 @@ class RequestMaker:
         else:
             layout = self._layout(tensors, values)
         rows, nbytes, key, padding = layout
+        if stacked and padding is not None:
+            padding = padding._replace(stacked=stacked)
         priority = whole.priority
         return Request(
             tuple(tensors),
@@ -123,11 +145,70 @@ class RequestMaker:
 
     def _array(self, name: str, value: Any) -> Array:
         """Return an output of an earlier stage as the array that this one reads."""
-        padding, pad = self._model.padding, None
-        if padding is not None and not isinstance(padding.inputs, PadInput):
-            pad = padding.inputs.get(name)
-        what = f"input {name!r} of stage {self._stage.name!r}"
-        return array_of(value, what, None if pad is None else pad.value)
+        pad = self._pads.get(name)
+        return array_of(value, self._input(name), None if pad is None else pad.value)
+
+    def _input(self, name: str) -> str:
+        return f"input {name!r} of stage {self._stage.name!r}"
+
+    def _stacked(self, name: str, rows: Sequence[Any], array: Array) -> int:
+        """Return how many positions of the padded axis were added to the rows of an input to make an array of them."""
+        pad = self._pads.get(name)
+        if pad is None or array.ndim <= pad.axis:
+            return 0
+        longest: int = array.shape[pad.axis]
+        return sum([longest - np.shape(row)[pad.axis - 1] for row in rows])
+
+    def _divided(self, values: Sequence[Any], whole: Request, deadline: float) -> Request | None:
+        """Return a request whose rows are in groups of equal shapes, the longest first.
+
+        None if all are equal, or the inputs do not fit together.
+        """
+        columns = [
+            value if at in self._shared else self._rows_of(name, value)
+            for at, (name, value) in enumerate(zip(self._names, values, strict=True))
+        ]
+        with_rows = [column for at, column in enumerate(columns) if at not in self._shared]
+        shapes = list(zip(*[[row.shape for row in rows] for rows in with_rows], strict=False))
+        if len(set(shapes)) == 1 or any(len(rows) != len(shapes) for rows in with_rows):
+            return None
+        order = sorted(range(len(shapes)), key=shapes.__getitem__, reverse=True)
+        groups = []
+        for _, equal in groupby(order, key=shapes.__getitem__):
+            rows = list(equal)
+            group = [
+                column if at in self._shared else np.stack([column[row] for row in rows])
+                for at, column in enumerate(columns)
+            ]
+            groups.append(self.make(group, already_completed, whole, deadline))
+        divided = cut(groups[0], 0, groups[0].rows, already_completed)
+        divided.tensors, divided.groups, divided.places = (), groups, np.argsort(order)
+        divided.rows = divided.rows_counted = len(order)
+        divided.nbytes = sum([group.nbytes for group in groups])
+        return divided
+
+    def _rows_of(self, name: str, value: Any) -> Sequence[Array]:
+        """Return the rows of an input; none if it has no axis of rows.
+
+        A row of length 0 is padded to 1, because many models do not run on an empty axis.
+        """
+        if isinstance(value, Tensor):
+            of_strings = value.dtype.hasobject
+            value = value.data if of_strings else np.frombuffer(value.data, value.dtype).reshape(value.shape)
+        if isinstance(value, np.ndarray):
+            # With `...`, because a row of a single string is to be an array, too.
+            rows = [value[row, ...] for row in range(len(value))] if value.ndim else []
+        else:
+            rows = row_arrays(value, self._input(name))
+        if (pad := self._pads.get(name)) is not None:
+            axis = pad.axis - 1
+            rows = [
+                row
+                if row.ndim <= axis or row.shape[axis]
+                else np.full((*row.shape[:axis], 1, *row.shape[pad.axis :]), pad.value, row.dtype)
+                for row in rows
+            ]
+        return rows
 
 
 def _kind(values: Sequence[Any]) -> type[BatcherError]:
@@ -144,22 +225,24 @@ def _value(tensor: Tensor) -> Hashable:
 
 
 def array_of(value: Any, what: str, pad_value: Any = None) -> Array:
-    """Return an output as an array; one that is a list of rows is stacked, see `stack_rows`."""
-    return value if isinstance(value, np.ndarray) else stack_rows(value, what, pad_value)
+    """Return an output as an array; one that is a list of rows is stacked.
 
-
-def stack_rows(rows: Sequence[Any], what: str, pad_value: Any = None) -> Array:
-    """Return rows, given one by one, as one array. Rows that differ in length along one axis are padded to the longest.
-
-    Without a pad value this is 0, and for strings the empty string. `what` names the rows in an error.
+    A list that is convertible to an array by `__array__` is converted so. Otherwise see `stack_rows`.
     """
+    if isinstance(value, np.ndarray):
+        return value
+    return np.asarray(value) if hasattr(value, "__array__") else stack_rows(value, what, pad_value)
+
+
+def row_arrays(rows: Sequence[Any], what: str) -> list[Array]:
+    """Return rows as arrays of one dtype and number of axes; ModelOutputError if they differ in these."""
     try:
         arrays = [np.asarray(row) for row in rows]
     except ValueError as error:
         raise ModelOutputError(f"a row of {what} is not an array: {error}") from None
     arrays = [array.astype(object) if array.dtype.kind in "SU" else array for array in arrays]
     if not arrays:
-        return np.empty(0)
+        return []
     # An empty list says nothing about its dtype.
     dtype = next((array.dtype for array in arrays if array.size), arrays[0].dtype)
     arrays = [
@@ -170,6 +253,18 @@ def stack_rows(rows: Sequence[Any], what: str, pad_value: Any = None) -> Array:
     if any(array.dtype != first.dtype or array.ndim != first.ndim for array in arrays):
         kinds = sorted({f"{array.dtype} of {array.ndim} axes" for array in arrays})
         raise ModelOutputError(f"the rows of {what} must have one dtype and number of axes, got {kinds}")
+    return arrays
+
+
+def stack_rows(rows: Sequence[Any], what: str, pad_value: Any = None) -> Array:
+    """Return rows, given one by one, as one array. Rows that differ in length along one axis are padded to the longest.
+
+    Without a pad value this is 0, and for strings the empty string. `what` names the rows in an error.
+    """
+    arrays = row_arrays(rows, what)
+    if not arrays:
+        return np.empty(0)
+    first = arrays[0]
     uneven = [axis for axis in range(first.ndim) if len({array.shape[axis] for array in arrays}) > 1]
     if not uneven:
         return np.stack(arrays)

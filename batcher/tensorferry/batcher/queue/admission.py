@@ -111,7 +111,7 @@ class Admission:
             # A request that has time for the longest batch has time for its own.
             if not first.deadline > start + bucket.cost_model.upper(self._max_batch_size):
                 for request in requests:
-                    _check_feasible(request, bucket.cost_model, start, now)
+                    _check_feasible(request, backlog.bucket(request.key).cost_model, start, now)
             if backlog.rows > bucket.full_rows * len(devices.each) and not admitted:
                 error = self._overload.rejection(first, bucket, start, now)
                 if error is not None:

@@ -121,6 +121,12 @@ class LearningSync:
         with self._lock:
             return self._row_limits.rows(device, key)
 
+    def full_rows(self, key: Hashable) -> int:
+        """Return the rows of a full batch of a bucket: those that pay, or fewer if they do not fit into each device's memory."""
+        with self._lock:
+            bucket, fit = self._backlog.known.get(key), self._row_limits.rows_of_all(key)
+            return fit if bucket is None else min(fit, bucket.full_rows)
+
     def statistics(self) -> tuple[Mapping[Hashable, BucketStatistics], ReturnStatistics]:
         """Return what is known of each bucket, and of returning clients."""
         with self._learning, self._lock:

@@ -133,12 +133,18 @@ class RequestQueue:
             self._returns.arrived(now)
             arrivals = self._arrivals
             counted = deadline < _INF or now < arrivals.counted_until
+            must_wake = False
             for request in requests:
                 request.arrival = now
                 request.state = QUEUED
                 if counted:
                     arrivals.arrived(request.rank, now, request.rows_counted, deadline - now)
                 bucket = backlog.add(request)
+                if not must_wake:
+                    # For the first request of a batch, and for the last.
+                    must_wake = (
+                        bucket.rows == request.rows_counted or bucket.rows >= bucket.cost_model.full_rows
+                    )
             wakeup = self._wakeup
             if self._expiry.timeouts is not None:
                 self._expiry.queued(requests)
@@ -147,8 +153,6 @@ class RequestQueue:
                 self._expiry.notify_by(deadline)
             if wakeup.pending:
                 return displaced, False
-            # For the first request of a batch, and for the last.
-            must_wake = bucket.rows == rows or bucket.rows >= bucket.cost_model.full_rows
             if not must_wake and wakeup.waits_for_more:
                 must_wake = wakeup.must_wake_for(bucket, deadline)
             if must_wake and notify:

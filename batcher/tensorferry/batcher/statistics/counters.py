@@ -327,7 +327,10 @@ class Counters:
     def padded(self, batch: Sequence[Request], padded_length: int) -> None:
         """Count the padding of a batch whose requests were padded to this length."""
         rows = sum(request.rows for request in batch)
-        positions = sum(request.rows * request.padding.length for request in batch if request.padding)
+        positions = 0
+        for request in batch:
+            if (plan := request.padding) is not None:
+                positions += request.rows * plan.length - plan.stacked
         with self._lock:
             self._positions += positions
             self._padding_positions += rows * padded_length - positions
