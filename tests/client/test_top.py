@@ -75,6 +75,7 @@ def status(now: float = 0.0, answered: int = 0, **changes: Any) -> dict[str, Any
             "by_rows": {"4": answered // 2} if answered else {},
             "by_reason": {"idle": answered // 2} if answered else {},
         },
+        "padding": {"positions": answered * 3, "added": answered},
         "queue": {"requests": 3, "rows": 5, "rows_by_priority": [5], "running": 2, "bytes": 7},
         "warnings": [],
         "last_batches": [batch(answered // 2)] if answered else [],
@@ -109,8 +110,8 @@ def test_the_display() -> None:
     assert [line.rstrip() for line in lines] == [
         "tensorferry 0.1.0 on 127.0.0.1:8001: ready, lane transport, up 1 h 1 min",
         "",
-        "MODEL     STATE       ANSWERED/s  LOST/s      P50      P95      P99 QUEUE P50 ROWS/BATCH  QUEUED RUNNING  BUSY",
-        "digits v1 ready              200     0.0    1.5ms   1.95ms   1.99ms     500us        4.0       5       2   20%",
+        "MODEL     STATE       ANSWERED/s  LOST/s      P50      P95      P99 QUEUE P50 ROWS/BATCH PADDING  QUEUED RUNNING  BUSY",
+        "digits v1 ready              200     0.0    1.5ms   1.95ms   1.99ms     500us        4.0     25%       5       2   20%",
         "",
         "digits v1: batches of up to 8 rows (proved), on cpu",
         "  batch sizes                               why batches closed",

@@ -16,7 +16,7 @@ from support.remote.web_server import web_server
 
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.cli import inspect, show_config
-from tensorferry.server.inspection import text_form
+from tensorferry.server.inspection import json_form, text_form
 from tensorferry.server.inspection.batch_times import BatchTime
 from tensorferry.server.inspection.inspection import Inspection
 from tensorferry.server.inspection.measuring import Measurements
@@ -284,6 +284,9 @@ def test_what_was_measured_is_said() -> None:
     stopped = Measurements(("cpu",), (BatchTime(1, 1e-3, 5),), stopped="a batch of 2 rows: it failed")
     text = text_form.text_of(made_up(measured=stopped), [])
     assert text.splitlines()[-1] == "stopped   a batch of 2 rows: it failed"
+    padded = Measurements(("cpu",), (BatchTime(1, 1e-3, 5),), padding_waste=0.25)
+    assert "padding   25 % of the padded inputs is padding" in text_form.text_of(made_up(measured=padded), [])
+    assert json_form.model_of("m", made_up(measured=padded), [])["measured"]["padding_waste"] == 0.25
     nothing = Measurements(("cpu",), (), stopped="a batch of 1 rows: it failed")
     assert "measured  nothing: a batch of 1 rows: it failed" in text_form.text_of(
         made_up(measured=nothing), []

@@ -180,6 +180,27 @@ def test_the_models_of_a_python_file_are_measured_through_their_batchers(tmp_pat
     assert found["both"].measured is not None
 
 
+def test_the_share_of_padding_is_measured(tmp_path: Path) -> None:
+    """The function returns rows of 3 tokens, which the encoder gets padded to 4."""
+    small.mean_of_numbers(tmp_path / "m.onnx")
+    app = tmp_path / "app.py"
+    app.write_text("""
+import numpy as np
+from tensorferry.serving import FP32, INT64, model, onnx, pipeline
+
+@model(inputs={"x": FP32[-1]}, outputs={"ids": INT64[-1, -1], "mask": INT64[-1, -1]})
+def tokens(x):
+    return [np.arange(3) for _ in x], [np.ones(3, np.int64) for _ in x]
+
+mean = onnx("m.onnx", pad_lengths=("sequence", [4]), pad_values={"ids": 0, "mask": 0})
+p = pipeline("p", tokens, mean)
+""")
+    source, config = find_model(str(app), {"device": "cpu"}, None)
+    (found,) = inspect_model(source, config, Wanted(sizes=(1, 2)))
+    assert found.measured is not None
+    assert found.measured.padding_waste == 0.25
+
+
 def test_an_ensemble_is_inspected_with_the_models_beside_it(tmp_path: Path) -> None:
     (tmp_path / "a" / "1").mkdir(parents=True)
     small.twice(tmp_path / "a" / "1" / "model.onnx")

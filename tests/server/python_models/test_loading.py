@@ -158,8 +158,8 @@ def test_rows_of_different_lengths_are_padded_for_each_request(load: LoadFunctio
     first = served.batcher.submit_rows({"n": np.array([1, 2])})
     second = served.batcher.submit_rows({"n": np.array([4])})
     go_on.set()
-    assert first.result()["ids"].tolist() == [[0, 0], [0, 1]]
-    assert first.result()["word"].tolist() == [["w", ""], ["w", "w"]]
+    assert np.asarray(first.result()["ids"]).tolist() == [[0, 0], [0, 1]]
+    assert np.asarray(first.result()["word"]).tolist() == [["w", ""], ["w", "w"]]
     assert second.result()["ids"].tolist() == [[0, 1, 2, 3]]
     assert held.result()["ids"].shape == (1, 99)
 
@@ -173,7 +173,7 @@ def test_rows_are_padded_with_the_values_of_the_function(load: LoadFunction) -> 
         row_padding=lambda: RowPadding((16,), {"y": 9}),
     )
     answer = load(declared).batcher.submit_rows({"n": np.array([1, 3])}).result()
-    assert answer["y"].tolist() == [[0, 9, 9], [0, 1, 2]]
+    assert np.asarray(answer["y"]).tolist() == [[0, 9, 9], [0, 1, 2]]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def _table(samples: StatusSamples, models: Sequence[Status]) -> list[str]:
     wide = max([5, *map(len, names)])
     lines = [
         f"{'MODEL':{wide}} {'STATE':11} {'ANSWERED/s':>10} {'LOST/s':>7} {'P50':>8} {'P95':>8} {'P99':>8} "
-        f"{'QUEUE P50':>9} {'ROWS/BATCH':>10} {'QUEUED':>7} {'RUNNING':>7} {'BUSY':>5}"
+        f"{'QUEUE P50':>9} {'ROWS/BATCH':>10} {'PADDING':>7} {'QUEUED':>7} {'RUNNING':>7} {'BUSY':>5}"
     ]
     for name, model in zip(names, models, strict=True):
         line = f"{name:{wide}} {model['state'].lower():11}"
@@ -108,8 +108,14 @@ def _figures(samples: StatusSamples, model: Status) -> str:
     sizes = model["queue"]
     return (
         f" {rate(['answered']):>10,.0f} {rate(_LOST):>7,.1f} {p50:>8} {p95:>8} {p99:>8} "
-        f"{_time(percentile(queue, bounds, 0.5)):>9} {rows:>10} {sizes['rows']:>7} {sizes['running']:>7} {busy:>5}"
+        f"{_time(percentile(queue, bounds, 0.5)):>9} {rows:>10} {_padding(model, then):>7} {sizes['rows']:>7} {sizes['running']:>7} {busy:>5}"
     )
+
+
+def _padding(now: Status, then: Status) -> str:
+    """Return the share of padding in the inputs that were padded since `then`; "-" if none were."""
+    added, data = (now["padding"][which] - then["padding"][which] for which in ("added", "positions"))
+    return f"{added / (added + data):.0%}" if added + data else "-"
 
 
 def percentile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float | None:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tensorferry.batcher import BatchInfo, ModelRowsError, Outcome, Request
 from tensorferry.server.errors import ModelFailedError, StepFailedError
 from tensorferry.server.identity import Metadata
@@ -85,6 +87,8 @@ class PendingInference(Request, InferenceCall, InferenceReply):
     def completed(self, outcome: Outcome) -> None:
         """Take the outcome and call the completion. The batcher calls this once."""
         template = self._template
+        if self.rows > 1:
+            outcome = _of_arrays(outcome)
         failure = outcome.error
         if isinstance(failure, (ModelFailedError, ModelRowsError)):
             error = explain_axis_mismatch(failure, template.signature, template.shapes)
@@ -141,6 +145,17 @@ class PendingInference(Request, InferenceCall, InferenceReply):
         return self._template.response.pieces(self._id_field, outcome)
 
 
+def _of_arrays(outcome: Outcome) -> Outcome:
+    """Return an outcome whose outputs are arrays: rows of different lengths are padded to the longest."""
+    outputs = outcome.outputs
+    if outputs is None or all(type(output) is np.ndarray for output in outputs.values()):
+        return outcome
+    try:
+        return outcome._replace(outputs={name: np.asarray(output) for name, output in outputs.items()})
+    except Exception as error:
+        return outcome._replace(outputs=None, error=error)
+
+
 def _string_bytes(array: Any) -> int:
     try:
         return sum(map(len, array.flat))
@@ -181,6 +196,7 @@ class SharedMemoryInference(PendingInference):
 
     def completed(self, outcome: Outcome) -> None:
         """See `PendingInference`."""
+        outcome = _of_arrays(outcome)
         if outcome.error is None:
             try:
                 write_outputs(self._response_spec, outcome)

@@ -88,6 +88,7 @@ def _measured(measured: Measurements, of_copy: bool) -> dict[str, Any]:
         "memory": measured.memory,
         "loaded_bytes": measured.loaded_bytes,
         "lengths": dict(measured.lengths),
+        "padding_waste": measured.padding_waste,
         "batches": [
             {
                 "rows": batch.rows,

@@ -31,6 +31,7 @@ class Measurements:
     memory that loading the model took; None if unknown. `stopped` says why larger sizes are missing; empty if none is.
     `lengths` has those of the inputs' variable axes other than the batch axis, by the axis's name, or the input and axis.
     `layouts` has what divisions of the cores into sessions carry, one session first; empty if they were not measured.
+    `padding_waste` is the share of padding in the padded inputs, from 0 to 1; None if nothing was padded.
     """
 
     devices: tuple[str, ...]
@@ -40,6 +41,7 @@ class Measurements:
     stopped: str = ""
     lengths: Mapping[str, int] = field(default_factory=dict)
     layouts: tuple[LayoutTime, ...] = ()
+    padding_waste: float | None = None
 
 
 def lengths_of(signature: Signature, size: int, lengths: Mapping[str, int]) -> dict[str, int]:
@@ -140,4 +142,6 @@ def measure_model(
         seconds=seconds,
     )
     used = lengths_of(model.signature, size, lengths or {})
-    return Measurements(model.devices, tuple(batches), stopped=stopped, lengths=used), ""
+    counts = model.batcher.statistics()
+    waste = counts.padding_waste if counts.positions else None
+    return Measurements(model.devices, tuple(batches), stopped=stopped, lengths=used, padding_waste=waste), ""

@@ -116,6 +116,10 @@ def _measured(found: Inspection, measured: Measurements) -> Iterator[str]:
     if measured.lengths:
         lengths = ", ".join(f"{axis} {length}" for axis, length in measured.lengths.items())
         yield from _labelled("lengths", f"{lengths} (--length gives others)")
+    if measured.padding_waste is not None:
+        yield from _labelled(
+            "padding", f"{100 * measured.padding_waste:.0f} % of the padded inputs is padding"
+        )
     yield ""
     yield f"{'rows':>{_INDENT}}{'ms':>12}{'µs/row':>12}{'rows/s':>12}{'runs':>8}{'memory MiB':>14}"
     for batch in measured.batches:

@@ -18,8 +18,9 @@ class WrongOutputs(Exception):
 class RaggedRows(list[Array]):
     """The rows of an output, which differ in length along one axis.
 
-    A slice is one array, padded with `pad`, or empty strings, to the longest of its rows. So the batcher gives each request
-    its own rows, and their padding does not depend on the other requests.
+    A slice has copies of its rows: as one array if they are equally long, and else again as `RaggedRows`. As an array, rows
+    are padded with `pad`, or empty strings, to the longest. So the batcher gives each request its own rows, and their
+    padding does not depend on the other requests.
     """
 
     def __init__(self, rows: Iterable[Array], pad: Any = 0) -> None:
@@ -28,7 +29,14 @@ class RaggedRows(list[Array]):
 
     def __getitem__(self, index: Any) -> Any:
         rows = super().__getitem__(index)
-        return stack_rows(rows, self.pad) if isinstance(index, slice) else rows
+        if not isinstance(index, slice):
+            return rows
+        if len({row.shape for row in rows}) > 1:
+            return RaggedRows([row.copy() for row in rows], self.pad)
+        return stack_rows(rows, self.pad)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return stack_rows(self, self.pad)
 
 
 def stack_rows(rows: Sequence[Array], pad: Any = 0) -> Array:

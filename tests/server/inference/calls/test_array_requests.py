@@ -11,6 +11,7 @@ from support.server.calling_models import World, request
 from support.server.rig import PATIENCE, signature, spec
 
 from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.server.python_models.outputs import RaggedRows
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.serving import InvalidInput, submit
 
@@ -69,6 +70,21 @@ def test_a_function_may_change_its_arrays_after_it_has_cancelled_a_call(world: W
         starting.open()
         assert other.result(PATIENCE)["y"].tolist() == [101]
     assert model.batcher.close()
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_rows_of_different_lengths_are_padded_in_the_answer(world: World, count: int) -> None:
+    """Also if the request is split, and the parts have other longest rows."""
+    shapes = signature(spec("x", "INT64", "batch"), outputs=(spec("y", "INT64", "batch", "length"),))
+
+    def count_up(inputs: Mapping[str, Any]) -> Any:
+        return {"y": RaggedRows([np.arange(length) for length in inputs["x"]], -1)}
+
+    world.add("m", count_up, shapes, max_batch_size=2)
+    lengths = [1, 3, 2, 2, 5][:count]
+    answer = world.call("m", {"x": np.array(lengths)})["y"]
+    longest = max(lengths)
+    assert answer.tolist() == [[*range(length), *[-1] * (longest - length)] for length in lengths]
 
 
 def test_rows_of_inputs_must_agree(world: World) -> None:
