@@ -104,7 +104,7 @@ class ShippingStage:
         """See `StageBatcher`."""
         assert self._work is not None
         run = BatchRun(
-            0, False, CloseReason.IDLE, self._work.predicted, started, started, started, started, now, []
+            0, False, CloseReason.IDLE, self._work.predicted, 0, started, started, started, started, now, []
         )
         self._completer.answer(batch, [{"out": _ROW}] * len(batch), run)
         self._queue.batch_done(batch, now - started)

@@ -51,7 +51,7 @@ class BatchInfo(NamedTuple):
     """The batch that a request was answered from. Times are in seconds.
 
     `number` counts batches from 1. `reason` says why the batch closed, `predicted` how long it was expected to take
-    until it is answered (0 if unknown). `input_time` went into joining, `compute_time` into the model, `output_time` is
+    until it is answered (0 if unknown), `full_rows` how many rows a full batch had (0 if unknown). `input_time` went into joining, `compute_time` into the model, `output_time` is
     from the model's end until answers were given. `ended` is the model's end on the batcher's clock. `padded_length` is
     the length that rows were padded to, None if they were not. `step_ends` has the name and the end of each step that
     the model function ran, if it says so (see `BatchAware`).
@@ -63,6 +63,7 @@ class BatchInfo(NamedTuple):
     compute_time: float
     reason: CloseReason | None = None
     predicted: float = 0.0
+    full_rows: int = 0
     padded_length: int | None = None
     input_time: float = 0.0
     output_time: float = 0.0
@@ -256,8 +257,8 @@ class BatchAssignment(NamedTuple):
     """Work for a thread: complete the expired and the shed requests, and run the batch, which may be empty.
 
     The expired requests could not meet their deadlines any more. The shed ones were dropped so that others can.
-    `predicted` is how long the batch should take until it is answered, in seconds; 0 if unknown. `requeued` gets the
-    requests of the batch that go back into the queue after a failure. The queue's lock guards it.
+    `predicted` is how long the batch should take until it is answered, in seconds; 0 if unknown. A full batch has
+    `full_rows` rows. `requeued` gets the requests of the batch that go back into the queue after a failure. The queue's lock guards it.
     """
 
     batch: tuple[Request, ...]
@@ -265,6 +266,7 @@ class BatchAssignment(NamedTuple):
     expired: tuple[Request, ...]
     shed: tuple[Request, ...]
     predicted: float
+    full_rows: int
     requeued: list[Request]
 
     def kept(self) -> Sequence[Request]:
@@ -280,7 +282,7 @@ class BatchRun(NamedTuple):
 
     With `again` it is a part of a batch that failed before. The batch was closed at `closed_at`, its join began at
     `join_start`, it was `ready` for the device, and its run `started` and `ended`. `done` receives one more time when
-    all its requests are completed. `reason` and `predicted` are those of the assignment, `step_ends` are as in
+    all its requests are completed. `reason`, `predicted` and `full_rows` are those of the assignment, `step_ends` are as in
     `BatchInfo`.
     """
 
@@ -288,6 +290,7 @@ class BatchRun(NamedTuple):
     again: bool
     reason: CloseReason | None
     predicted: float
+    full_rows: int
     closed_at: float
     join_start: float
     ready: float

@@ -48,7 +48,9 @@ def test_an_outcome_has_its_batch_and_queue_delay(make: Make, clock: VirtualCloc
     assert first.only.batch is not None
     reason, predicted = CloseReason.IDLE, first.only.batch.predicted
     assert predicted > 0
-    info = BatchInfo(2, 2, 3, compute_time=2.0, reason=reason, predicted=predicted, ended=clock.now())
+    info = BatchInfo(
+        2, 2, 3, compute_time=2.0, reason=reason, predicted=predicted, full_rows=32, ended=clock.now()
+    )
     assert (first.only.batch, first.only.queue_delay) == (info, 5.0)
     assert (second.only.batch, second.only.queue_delay) == (info, 2.0)
     assert batcher.statistics().compute_time_sum == (3.0 + 2.0) + 2.0

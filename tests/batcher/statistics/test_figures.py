@@ -119,7 +119,7 @@ def test_waiting_for_the_device_is_queue_delay(clock: VirtualClock) -> None:
     request.arrival = request.started = 0.0
     clock.advance(8.0)
     run = BatchRun(
-        0, False, CloseReason.IDLE, 0.0, 0.0, join_start=1.0, ready=2.0, started=5.0, ended=7.0, done=[]
+        0, False, CloseReason.IDLE, 0.0, 0, 0.0, join_start=1.0, ready=2.0, started=5.0, ended=7.0, done=[]
     )
     queue: Any = SimpleNamespace(finish=list)
     completer = RequestCompleter(queue, counters, RecentBatches(clock), clock, "m")

@@ -19,7 +19,7 @@ from tensorferry.server.inference.request_templates import Match, RequestTemplat
 from tensorferry.server.inference.service import InferenceService
 
 _EXPLAINED = (
-    "batch_number", "batch_requests", "batch_rows", "position", "queue_us", "compute_us", "predicted_us", "close_reason",
+    "batch_number", "batch_requests", "batch_rows", "full_batch_rows", "position", "queue_us", "compute_us", "predicted_us", "close_reason",
 )  # fmt: skip
 
 

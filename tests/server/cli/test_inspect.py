@@ -50,7 +50,7 @@ def test_the_json_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert list(model) == [
         "argument", "loaded", "name", "version", "file", "kind", "inputs", "optional_inputs", "outputs", "devices",
         "batching", "copy_with_variable_first_axis", "measured", "not_measured", "best_batch_size", "best_rule",
-        "latency_bounds",
+        "full_batch_rows", "latency_bounds",
     ]  # fmt: skip
     assert (model["argument"], model["name"], model["file"]) == (f"n={path}", "n", str(path))
     assert model["inputs"][0]["counts_rows"] is True
@@ -261,6 +261,7 @@ memory    peak resident memory
 
 best      8 rows, the fewest rows with at least 95 % of the most rows/s; 2.0 times as many as one by
           one; serve it with --max-batch-size 8
+full      a full batch has 2 rows: --max-batch-size
 0.5 ms    no batch: one of 1 row takes 1.000 ms
 1 ms      a batch of up to 1 row (1.000 ms): 1,000 rows/s; none if a request has to wait for the
           batch before it

@@ -28,7 +28,7 @@ ARRAYS: dict[str, Array] = {
     "s": np.array(["é", "a\0"], dtype=object),
     "h": np.array([1.5, -2], np.float16),
 }
-BATCH = BatchInfo(9, 3, 7, compute_time=0.0125, reason=CloseReason.FULL, predicted=0.0111)
+BATCH = BatchInfo(9, 3, 7, compute_time=0.0125, reason=CloseReason.FULL, predicted=0.0111, full_rows=8)
 
 
 def response(
@@ -170,6 +170,7 @@ def test_a_request_gets_a_description_of_its_batch_on_demand() -> None:
         "batch_number": 9,
         "batch_requests": 3,
         "batch_rows": 7,
+        "full_batch_rows": 8,
         "position": 2,
         "priority": 1,
         "queue_us": 2100,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorferry.server.inspection.batch_sizes import best_size, within
+from tensorferry.server.inspection.batch_sizes import best_size, full_batch, within
 from tensorferry.server.inspection.batch_times import BatchTime
 
 
@@ -22,6 +22,16 @@ def test_the_best_size_is_the_smallest_with_nearly_the_most_rows_per_second() ->
 
 def test_a_size_that_is_slower_for_each_row_is_never_the_best() -> None:
     assert best_size(times(_1=1.0, _2=4.0, _4=12.0)) == times(_1=1.0)[0]
+
+
+def test_a_full_batch_is_the_one_that_the_server_learns_from_such_times() -> None:
+    rising = times(_1=20.0, _2=36.0, _4=90.0, _8=200.0)
+    assert full_batch(rising, 32) == 2
+    assert full_batch(times(_1=20.0, _2=39.0, _3=50.0, _4=80.0), 4) == 4, (
+        "within 5 %; 3 rows are no size of the server"
+    )
+    assert full_batch(rising, 1) is None
+    assert full_batch([], 32) is None
 
 
 def test_a_bound_admits_the_largest_batch_in_time_alone_and_after_another() -> None:

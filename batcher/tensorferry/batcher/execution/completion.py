@@ -116,7 +116,7 @@ class RequestCompleter:
             if batch[0].padding is not None:
                 padded_length = batch[0].padding.padded_length
                 self._counters.padded(batch, padded_length)
-            _, again, reason, predicted, _, join_start, ready, started, ended, _, step_ends = run
+            _, again, reason, predicted, full_rows, _, join_start, ready, started, ended, _, step_ends = run
             # `BatchInfo(...)` takes twice as long.
             info = _new(
                 BatchInfo,
@@ -127,6 +127,7 @@ class RequestCompleter:
                     ended - started,
                     reason,
                     predicted,
+                    full_rows,
                     padded_length,
                     ready - join_start,
                     now - ended,

@@ -147,6 +147,7 @@ class BatchExecutor:
                 batch is not work.batch,
                 work.reason,
                 work.predicted,
+                work.full_rows,
                 batch[0].started,
                 join_start,
                 ready,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,12 +37,14 @@ class BucketStatistics:
     """A bucket's queue, and its learned times; `device` and `host` are None until something was learned.
 
     `device` is the time of the model function. `host` is the time of joining the inputs before it and of completing
-    the requests after it. `full_rows` are the rows of a full batch.
+    the requests after it. `full_rows` are the rows of a full batch: those that pay by `row_seconds`, the seconds per row of
+    batches by their rows.
     """
 
     queued: int
     queued_rows: int
     full_rows: int
+    row_seconds: Mapping[int, float]
     device: LatencyStatistics | None
     host: LatencyStatistics | None
 
@@ -263,6 +265,7 @@ class BatchCostModel:
             queued,
             queued_rows,
             self.full_rows,
+            dict(sorted(self._paying.row_seconds.items())) if self._paying is not None else {},
             self._device_model.statistics() if self.device.known else None,
             self._host_model.statistics() if self.host.known else None,
         )

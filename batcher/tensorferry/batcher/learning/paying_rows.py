@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from tensorferry.batcher.learning.calibration import powers_of_two
@@ -45,6 +45,17 @@ class _Size(NamedTuple):
 
 
 _NEW = _Size(0.0, 0, 0.0)
+
+
+def full_batch_rows(row_seconds: Mapping[int, float], worth: float = _WORTH) -> int | None:
+    """Return the rows of a full batch, by the seconds per row of sizes: the smallest that is about the best.
+
+    None if the largest size takes at most `worth` times as long as the best for a row, so that no smaller one pays.
+    """
+    best = min(row_seconds.values())
+    if row_seconds[max(row_seconds)] <= worth * best:
+        return None
+    return min([size for size, seconds in row_seconds.items() if seconds <= _NEAR_BEST * best])
 
 
 class PayingRows:
@@ -121,15 +132,16 @@ class PayingRows:
 
     def _best(self) -> int:
         """Return the smallest size that is about the best; the maximum unless a smaller one is worth it."""
-        best = min([seen.row_seconds for seen in self._seen.values()])
-        largest = self._seen[max(self._seen)]
         capped = self.rows < self._sizes[-1]
         # Few samples of the largest size may all have been delayed.
-        if not capped and largest.samples < _SAMPLES_WANTED:
+        if not capped and self._seen[max(self._seen)].samples < _SAMPLES_WANTED:
             return self.rows
-        if largest.row_seconds <= (_NEAR_BEST if capped else _WORTH) * best:
-            return self._sizes[-1]
-        return min([size for size, seen in self._seen.items() if seen.row_seconds <= _NEAR_BEST * best])
+        return full_batch_rows(self.row_seconds, _NEAR_BEST if capped else _WORTH) or self._sizes[-1]
+
+    @property
+    def row_seconds(self) -> Mapping[int, float]:
+        """The seconds per row by size, of those that ran."""
+        return {size: seen.row_seconds for size, seen in self._seen.items()}
 
     def next_rows(self, queued: int, slack: float, now: float, expected: Callable[[int], float]) -> int:
         """Return the most rows of the next batch, while `queued` rows are queued: the size that pays, or one to try.

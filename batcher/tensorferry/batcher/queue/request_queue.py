@@ -286,7 +286,7 @@ class RequestQueue:
             if self._unreported:
                 if backlog.rows:
                     self.wake_for_backlog_locked(now)
-                return BatchAssignment((), None, tuple(self.unreported_locked(())), (), 0.0, [])
+                return BatchAssignment((), None, tuple(self.unreported_locked(())), (), 0.0, 0, [])
             return None if self._closing and not backlog.rows else decision
         if decision.reason is CloseReason.IDLE and len(backlog.buckets) == 1 and not self._flushing:
             # There is room for clients that were just answered.
@@ -326,7 +326,9 @@ class RequestQueue:
             self._busy += 1
             expired = tuple(self._unreported)
             self._unreported.clear()
-            assignment = BatchAssignment(tuple(batch), close.reason, expired, tuple(shed), predicted, [])
+            assignment = BatchAssignment(
+                tuple(batch), close.reason, expired, tuple(shed), predicted, cost_model.full_rows, []
+            )
         except BaseException:
             outstanding, self._running, self._busy = before
             if device.batches_outstanding > outstanding:

@@ -141,6 +141,12 @@ class BatcherStatistics:
         return buckets[-1].full_rows if buckets else None
 
     @property
+    def full_batch_row_seconds(self) -> Mapping[int, float]:
+        """The seconds per row by the rows of a batch, by which `full_batch_rows` was chosen."""
+        buckets = list(self.buckets.values())
+        return buckets[-1].row_seconds if buckets else {}
+
+    @property
     def batches(self) -> int:
         """The number of batches that ran."""
         return sum(times.batches for times in self.batch_times.values())

@@ -149,6 +149,8 @@ def _detail(samples: StatusSamples, model: Status, blocks: str) -> list[str]:
         f"{model['name']} v{model['version']}: {model['batching']}, on {', '.join(settings['devices']) or 'its models'}"
     ]
     lines += [f"! {warning}" for warning in model["warnings"]]
+    if not model.get("stages"):
+        lines += _full_batch(now)
     lines += _steps(model, earlier)
     lines += [f"  {one:{between}}{other}" for one, other in zip(left, right, strict=True)]
     return lines + _batches(model["last_batches"])
@@ -213,6 +215,14 @@ def _step_mean(now: Status, then: Status) -> float | None:
     seconds: float = now["compute_seconds"] - then["compute_seconds"]
     ran: int = now["ran"] - then["ran"]
     return seconds / ran
+
+
+def _full_batch(batches: Status) -> list[str]:
+    """Return the rows of a full batch, with the times that chose them. Servers of older releases have none."""
+    if not batches.get("row_seconds"):
+        return []
+    times = ", ".join(f"{rows}: {_time(seconds)}" for rows, seconds in batches["row_seconds"].items())
+    return [f"  a full batch has {batches['full_rows']} rows; time per row by rows: {times}"]
 
 
 def _grown(now: Mapping[str, int], then: Mapping[str, int]) -> dict[str, int]:

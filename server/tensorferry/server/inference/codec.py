@@ -296,6 +296,7 @@ def _explain(response: pb.ModelInferResponse, batch: BatchInfo, outcome: Outcome
         ("batch_number", batch.number),
         ("batch_requests", batch.requests),
         ("batch_rows", batch.rows),
+        ("full_batch_rows", batch.full_rows),
         ("position", outcome.position),
         ("priority", outcome.priority),
         ("queue_us", round(outcome.queue_delay * 1e6)),

@@ -1,10 +1,12 @@
-"""Choice of a batch size from measured times: the best one, and the largest one within a bound of latency."""
+"""Choice of a batch size from measured times: the best one, a full batch, and the largest one within a bound of latency."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tensorferry.batcher.learning.calibration import powers_of_two
+from tensorferry.batcher.learning.paying_rows import full_batch_rows
 from tensorferry.server.inspection.batch_times import BatchTime
 
 # A larger batch is not better unless it gains more than this share of rows per second, because it delays each request.
@@ -19,6 +21,13 @@ def best_size(times: Sequence[BatchTime]) -> BatchTime | None:
     """Return the smallest size with nearly the most rows per second; None if nothing was measured."""
     most = max((time.rows_per_second for time in times), default=0.0)
     return next((time for time in times if time.rows_per_second >= _ENOUGH * most), None)
+
+
+def full_batch(times: Sequence[BatchTime], max_batch_size: int) -> int | None:
+    """Return the rows of a full batch, as the server chooses them from such times; None if fewer than two sizes were measured."""
+    sizes = powers_of_two(max_batch_size)
+    measured = {time.rows: time.seconds / time.rows for time in times if time.rows in sizes}
+    return (full_batch_rows(measured) or max_batch_size) if len(measured) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)

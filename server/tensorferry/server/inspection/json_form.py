@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorferry.server.inspection.batch_sizes import BEST_RULE, best_size, within
+from tensorferry.server.inspection.batch_sizes import BEST_RULE, best_size, full_batch, within
 from tensorferry.server.inspection.batch_times import BatchTime
 from tensorferry.server.inspection.core_layouts import better_layout
 from tensorferry.server.inspection.inspection import Inspection
@@ -48,6 +48,9 @@ def model_of(argument: str, found: Inspection, bounds: Sequence[float]) -> dict[
         "not_measured": found.not_measured,
         "best_batch_size": None if best is None else best.rows,
         "best_rule": BEST_RULE,
+        "full_batch_rows": full_batch(batches, found.decision.max_batch_size)
+        if found.decision.merges
+        else None,
         "latency_bounds": [_bound(batches, seconds) for seconds in bounds if batches],
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from tensorferry.server.inspection.batch_sizes import BEST_RULE, WithinBound, best_size, within
+from tensorferry.server.inspection.batch_sizes import BEST_RULE, WithinBound, best_size, full_batch, within
 from tensorferry.server.inspection.batch_times import BatchTime
 from tensorferry.server.inspection.core_layouts import LAYOUT_RULE, LayoutTime, better_layout
 from tensorferry.server.inspection.inspection import Inspection
@@ -142,6 +142,9 @@ def _advice(found: Inspection, batches: Sequence[BatchTime], bounds: Sequence[fl
         if found.decision.merges and best.rows > found.decision.max_batch_size:
             text += f"; serve it with --max-batch-size {best.rows}"
         yield from _labelled("best", text)
+    if found.decision.merges and (full := full_batch(batches, most := found.decision.max_batch_size)):
+        why = f"larger ones up to {most} take more time for each row" if full < most else "--max-batch-size"
+        yield from _labelled("full", f"a full batch has {_rows(full)}: {why}")
     for seconds in bounds:
         yield from _labelled(f"{seconds * 1e3:g} ms", _bound(within(batches, seconds), batches))
 

@@ -234,6 +234,7 @@ def _counts(counts: BatcherStatistics, of_batchers: Sequence[BatcherStatistics])
             "rows": counts.rows,
             "compute_seconds": sum(one.compute_time_sum for one in of_batchers),
             "full_rows": counts.full_batch_rows,
+            "row_seconds": {str(rows): each for rows, each in counts.full_batch_row_seconds.items()},
             "by_rows": {str(rows): batches for rows, batches in sorted(counts.batch_rows.items())},
             "by_reason": {reason.value: batches for reason, batches in counts.close_reasons.items()},
         },
