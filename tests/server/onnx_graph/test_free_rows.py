@@ -131,6 +131,19 @@ FREE: dict[str, Graph] = {
         {"c": weights(4, 6), "one": i64(1, 24)},
     ),
     "two inputs": ([node("Add", "x z", "y")], [[1, 3], [1, 3]], [[1, 3]], {}),
+    "target with the number of rows": (
+        [
+            node("Shape", "x", "s", start=0, end=1),
+            node("Mul", "s two", "heads"),
+            node("Concat", "heads minus four", "target", axis=0),
+            node("Reshape", "x target", "r"),
+            node("Concat", "s minus", "back", axis=0),
+            node("Reshape", "r back", "y"),
+        ],
+        [[1, 4, 2, 4]],
+        [[1, 32]],
+        {"two": i64(2), "minus": i64(-1), "four": i64(4)},
+    ),
     "target with a size of the input": (
         [
             node("Shape", "x", "s", start=1, end=2),
@@ -191,6 +204,14 @@ def test_targets_are_changed_only_where_the_graph_is_not_proved_without(tmp_path
     assert free_rows(saved(tmp_path, FREE["constant reshaped to one row, added"])) == FreedRows(("x",))
     freed = free_rows(saved(tmp_path, FREE["heads of attention"]))
     assert freed.reshapes == (("r", (0, 4, 2, 4)), ("y", (0, -1, 8)))
+
+
+def test_targets_that_are_constant_but_for_the_rows_are_not_computed_in_each_run(tmp_path: Path) -> None:
+    """ONNX Runtime computes them once for the file, because its shapes are fixed."""
+    path = saved(tmp_path, FREE["target with the number of rows"])
+    assert free_rows(path).reshapes == (("r", (-1, 4, 4)), ("y", (-1, 32)))
+    model = onnx.load(freed_file(path, tmp_path / "free.onnx"))
+    assert [one.op_type for one in model.graph.node] == ["Reshape", "Reshape"]
 
 
 def test_shapes_of_inner_tensors_and_graphs_are_left_out(tmp_path: Path) -> None:

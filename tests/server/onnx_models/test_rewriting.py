@@ -16,6 +16,7 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inspection.inspection import Inspection, Wanted, inspect_model
 from tensorferry.server.onnx_models import rewriting
+from tensorferry.server.runtime.fp16 import model_file
 from tensorferry.server.runtime.session import Session
 
 REWRITTEN = "batches of up to 32 rows (proved, rewritten)"
@@ -99,12 +100,10 @@ def test_a_copy_with_other_answers_than_the_file_is_not_served(
 ) -> None:
     """The graphs give equal answers; a device that computes otherwise for a variable axis would not."""
 
-    real = rewriting.model_file
-
     def changed(*arguments: Any) -> Any:
-        file = real(*arguments)
+        file = model_file(*arguments)
         model = onnx.load(file.path)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1.01), "factor"))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1.01, np.float32), "factor"))
         model.graph.node[-1].output[0] = "before"
         model.graph.node.append(small.node("Mul", "before factor", "y"))
         onnx.save(model, file.path)

@@ -1,7 +1,7 @@
 """A first axis fixed to 1: changes of a graph that make it variable, with the same answers for one row.
 
-The changes only replace a 1 by a variable size, which is 1 if there is one row. So the changed graph computes the same for
-one row as the file does. For more rows, the analysis must prove that they are independent.
+The changes only replace a 1 by a size that is 1 if there is one row. So the changed graph computes the same for one row as
+the file does. For more rows, the analysis must prove that they are independent.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tensorferry.server.onnx_graph.analysis import BatchAnalysis, RowMixing, analysis_of, inputs_of
+from tensorferry.server.onnx_graph.analysis import RowMixing, analysis_of
+from tensorferry.server.onnx_graph.control_flow import captured_names
 from tensorferry.server.onnx_graph.graph_walk import GraphWalk, Scope
 from tensorferry.server.onnx_graph.model_file import UnreadableModel, external_files, read_model
+from tensorferry.server.onnx_graph.sizes import Product, fixed
 from tensorferry.server.onnx_graph.values import RowAxis, Value, of_content, vector_of
 
 # The limit of a protobuf message, with a reserve for what is added.
@@ -40,8 +43,8 @@ class NotFreed(Exception):
 class FreedRows:
     """Changes of a graph. `inputs` have a first axis of 1 that becomes variable, and so have all such outputs.
 
-    `reshapes` are nodes by the name of their output. The leading 1 of their target becomes 0, which copies the size of
-    their input's first axis. The numbers are the whole new target; empty if it has sizes that are computed.
+    `reshapes` are nodes by the name of their output, with their new targets. A target is empty if only its leading 1 becomes
+    0, which copies the size of the input's first axis, and its other sizes are computed.
     """
 
     inputs: tuple[str, ...]
@@ -51,7 +54,7 @@ class FreedRows:
 def free_rows(path: Path) -> FreedRows:
     """Return the changes of a file with which its rows are proved independent; raise NotFreed if there are none.
 
-    Targets of Reshape are changed only if the graph is not proved without, because each change makes another graph.
+    Constant targets of Reshape are changed only if the graph is not proved without.
     """
     if path.is_file() and path.stat().st_size > _MOST_BYTES:
         raise NotFreed("the file is larger than 2 GB")
@@ -62,17 +65,18 @@ def free_rows(path: Path) -> FreedRows:
     inputs = tuple(value.name for value in _callers_inputs(read) if _is_one(value))
     if not inputs:
         raise NotFreed("no input has a first axis of 1")
-    freed = FreedRows(inputs)
+    model = onnx.ModelProto()
+    model.CopyFrom(read)
+    _apply(model, FreedRows(inputs))
     try:
-        analysis = _analysed(read, freed)
-        if analysis.finding is not RowMixing.SEPARATE:
-            freed = FreedRows(inputs, _fixing_reshapes(read, freed))
-            analysis = _analysed(read, freed) if freed.reshapes else analysis
+        for fixes in (False, True):
+            walk = _ReshapeWalk(model, fixes=fixes)
+            analysis = analysis_of(model, inputs, walk)
+            if analysis.finding is RowMixing.SEPARATE:
+                return FreedRows(inputs, tuple(walk.found))
     except Exception as error:
         raise NotFreed(f"the graph could not be analysed ({type(error).__name__}: {error})") from error
-    if analysis.finding is not RowMixing.SEPARATE:
-        raise NotFreed(*analysis.reasons)
-    return freed
+    raise NotFreed(*analysis.reasons)
 
 
 def write_freed(source: Path, freed: FreedRows, path: Path) -> None:
@@ -108,17 +112,6 @@ def _is_one(value: onnx.ValueInfoProto) -> bool:
     return len(dims) > 0 and dims[0].dim_value == 1
 
 
-def _analysed(read: onnx.ModelProto, freed: FreedRows) -> BatchAnalysis:
-    return analysis_of(_changed(read, freed), freed.inputs)
-
-
-def _changed(read: onnx.ModelProto, freed: FreedRows) -> onnx.ModelProto:
-    model = onnx.ModelProto()
-    model.CopyFrom(read)
-    _apply(model, freed)
-    return model
-
-
 def _apply(model: onnx.ModelProto, freed: FreedRows) -> None:
     """Change a model in place."""
     graph = model.graph
@@ -135,10 +128,21 @@ def _apply(model: onnx.ModelProto, freed: FreedRows) -> None:
         if node.op_type == "Reshape" and node.output[0] in targets:
             nodes += _retarget(graph, node, targets[node.output[0]])
         nodes.append(node)
-    if len(nodes) > len(graph.node):
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    if targets:
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in _used(graph, nodes)]
         del graph.node[:]
         graph.node.extend(copies)
+
+
+def _used(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Return the nodes without those that computed former targets, because ONNX Runtime would run them."""
+    names = {value.name for value in graph.output}
+    kept = []
+    for node in reversed(nodes):
+        if not names.isdisjoint(node.output):
+            names.update(node.input, captured_names(node))
+            kept.append(node)
+    return kept[::-1]
 
 
 def _unused_axis(graph: onnx.GraphProto) -> str:
@@ -182,42 +186,59 @@ def _retarget(
     ]
 
 
-def _fixing_reshapes(read: onnx.ModelProto, freed: FreedRows) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return the nodes that reshape rows on axis 0 to a shape that begins with 1, with their new targets."""
-    model = _changed(read, freed)
-    walk = _ReshapeWalk(model)
-    walk.tensors_of(model.graph, {}, inputs_of(model, freed.inputs))
-    return tuple(walk.found)
-
-
 class _ReshapeWalk(GraphWalk):
-    """A walk in which each such node has its new target, because the rows behind it depend on that."""
+    """A walk that collects new targets of the main graph's Reshape nodes, as `FreedRows` has them.
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    With `fixes`, a node that reshapes rows on axis 0 to a shape that begins with 1 has its new target in the walk, because
+    the rows behind it depend on that. A computed target in which only one size counts rows becomes a constant, because
+    ONNX Runtime would compute it in each run; in the file it is constant.
+    """
+
+    def __init__(self, model: onnx.ModelProto, *, fixes: bool) -> None:
         super().__init__(model)
         self.found: list[tuple[str, tuple[int, ...]]] = []
-        self._slices = max((one.version for one in model.opset_import if not one.domain), default=1)
+        self._fixes = fixes
+        self._opset = max((one.version for one in model.opset_import if not one.domain), default=1)
         # Nodes of functions and of graphs in nodes are not changed.
         self._own = {node.output[0] for node in model.graph.node if node.op_type == "Reshape"}
 
     def _node(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value]:
-        target = self._new_target(node, scope)
-        if target is not None:
-            numbers = tuple(size for size in target if isinstance(size, int))
-            self.found.append((node.output[0], numbers if len(numbers) == len(target) else ()))
-            scope = ChainMap({node.input[1]: of_content(vector_of(target))}, dict(scope))
-        return super()._node(node, scope)
+        sizes = self._target(node, scope)
+        if sizes is None:
+            return super()._node(node, scope)
+        value = scope.get(node.input[0])
+        on_axis_0 = value is not None and value.rows == RowAxis(0)
+        computed = any(isinstance(size, Product) for size in sizes)
+        fixes = self._fixes and on_axis_0 and sizes[:1] == [1]
+        fixes = fixes and (self._opset >= _SLICE_WITH_INPUTS or not computed)
+        if fixes:
+            sizes[0] = 0
+            scope = ChainMap({node.input[1]: of_content(vector_of(sizes))}, dict(scope))
+        made = super()._node(node, scope)
+        numbers = _numbers(made[0], keeps_axis_0=on_axis_0) if computed else tuple(sizes)
+        if fixes or (computed and numbers):
+            self.found.append((node.output[0], numbers))
+        return made
 
-    def _new_target(self, node: onnx.NodeProto, scope: Scope) -> list[object] | None:
+    def _target(self, node: onnx.NodeProto, scope: Scope) -> list[Any] | None:
+        """Return the target of a Reshape of the main graph; None for other nodes and unknown targets."""
         if node.op_type != "Reshape" or node.domain or node.output[0] not in self._own or len(node.input) < 2:
             return None
-        rows, shape = scope.get(node.input[0]), scope.get(node.input[1])
-        if rows is None or rows.rows != RowAxis(0) or shape is None or shape.content is None:
+        target = scope.get(node.input[1])
+        if target is None or target.content is None or self.attributes(node).get("allowzero", 0):
             return None
-        sizes = list(shape.content.flat)
-        computed = not all(isinstance(size, int) for size in sizes)
-        if sizes[:1] != [1] or self.attributes(node).get("allowzero", 0):
-            return None
-        if computed and self._slices < _SLICE_WITH_INPUTS:
-            return None
-        return [0, *sizes[1:]]
+        return list(target.content.flat)
+
+
+def _numbers(made: Value, *, keeps_axis_0: bool) -> tuple[int, ...]:
+    """Return a constant target for a reshaped tensor; empty if more than the number of rows is computed.
+
+    0 copies the number of rows, and -1 stands for their number times other sizes.
+    """
+    if made.rows is None or made.shape is None:
+        return ()
+    rows = 0 if keeps_axis_0 and made.rows == RowAxis(0) else -1
+    sizes = [rows if axis == made.rows.axis else size for axis, size in enumerate(made.shape)]
+    numbers = fixed(sizes)
+    # 0 would stand for a size of the input.
+    return tuple(numbers) if len(numbers) == len(sizes) and numbers.count(0) == (rows == 0) else ()
