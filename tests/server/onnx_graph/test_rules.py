@@ -19,6 +19,12 @@ SEPARATE = {
     "merged and split again": f"a {_C}[-1, 4]> () b {_C}[-1, 3, 4]> () m = Reshape (x, a) w = Softmax (m) y = Reshape (w, b)",
     "moved to another axis and back": "t = Transpose <perm = [1, 2, 0]> (x) r = Relu (t) y = Transpose <perm = [2, 0, 1]> (r)",
     "copies joined and split": "j = Concat <axis = 0> (x, x) r = Relu (j) y, z = Split <axis = 0, num_outputs = 2> (r)",
+    "layer normalisation of Keras, by BatchNormalization with the rows as channels": (
+        f"z {_C}[0]> () o {_C}[1]> () t {_C}[1, -1, 4, 1]> () v = Constant <value_floats = [1.0]> () s = Shape (x) "
+        "n = Slice (s, z, o) three = Constant <value_ints = [3]> () c = Mul (n, three) k = Expand (v, c) r = Reshape (x, t) "
+        "m = ReduceMean <axes = [0, 2, 3], keepdims = 0> (r) q = ReduceSumSquare <axes = [0, 2, 3], keepdims = 0> (r) "
+        "b = BatchNormalization (r, k, m, m, q) y = Reshape (b, s)"
+    ),
     "a scalar of a constant": "c = Constant <value_float = 2.0> () y = Mul (x, c)",
     "a product with its own transpose": "t = Transpose <perm = [0, 2, 1]> (x) y = MatMul (x, t)",
     "a sum of products": 'y = Einsum <equation = "bij,bkj->bik"> (x, x)',
@@ -44,6 +50,7 @@ MIXED = {
     "the last row": ("i = Constant <value_int = -1> () g = Gather (x, i) y = Add (x, g)", "Gather g picks elements along the batch axis"),
     "another order": (f"a {_C}[-1]> () e {_C}[-9223372036854775807]> () z {_C}[0]> () y = Slice (x, a, e, z, a)", "Slice y takes a part of the batch axis"),
     "one scale for all": ("q, s, z = DynamicQuantizeLinear (x) y = DequantizeLinear (q, s, z)", "DynamicQuantizeLinear q takes one scale"),
+    "batch normalisation with the rows as channels of a table": (f"t {_C}[1, -1, 4, 1]> () v = Constant <value_floats = [1.0, 2.0, 3.0]> () r = Reshape (x, t) y = BatchNormalization (r, v, v, v, v)", "BatchNormalization y has statistics along the batch axis"),
     "rows split differently": (f"a {_C}[2, -1]> () m = Reshape (x, a) y = Softmax (m)", "Reshape m splits the batch axis across rows"),
     "all pairs of rows": ('y = Einsum <equation = "aij,bij->ab"> (x, x)', "Einsum y multiplies rows along one axis with rows along another"),
     "the number of rows": ("s = Shape <start = 0, end = 1> (x) f = Cast <to = 1> (s) y = Div (x, f)", "Div y makes the rows' values depend on the number of rows in the batch"),
@@ -109,6 +116,26 @@ def test_softmax_before_opset_13_is_over_an_axis_and_all_later_axes(tmp_path: Pa
     )
     assert analysed(tmp_path, moved, opset=11).finding is RowMixing.MIXES
     assert analysed(tmp_path, moved.replace("axis = 1", "axis = 2"), opset=11).finding is RowMixing.SEPARATE
+
+
+def test_a_reshape_may_leave_out_a_size_that_must_be_one(tmp_path: Path) -> None:
+    """PP-OCRv4's recognition does so with the height, which is 1 behind its last pooling."""
+
+    def reshaped(*target: str) -> RowMixing:
+        numbers = {"zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
+        constants = " ".join(f"{name} {_C}[{number}]> ()" for name, number in numbers.items())
+        text = (
+            f"g (float[N, 8, H, W] x) => (float[N] y) {{ {constants} flat {_C}[0, 8, -1]> () s = Shape (x) "
+            "n = Slice (s, zero, one) w = Slice (s, three, four) c = Reshape (x, flat) t = Transpose <perm = [0, 2, 1]> (c) "
+            f"to = Concat <axis = 0> ({', '.join(target)}) y = Reshape (t, to) }}"
+        )
+        return analysed(tmp_path, text).finding
+
+    assert reshaped("zero", "one", "w", "eight") is RowMixing.SEPARATE
+    assert reshaped("n", "w", "eight") is RowMixing.SEPARATE
+    # The rows are not behind as many elements as before.
+    assert reshaped("w", "n", "eight") is RowMixing.UNKNOWN
+    assert reshaped("two", "n", "w", "four") is RowMixing.UNKNOWN
 
 
 def test_an_input_without_rows_is_the_same_for_all_rows(tmp_path: Path) -> None:

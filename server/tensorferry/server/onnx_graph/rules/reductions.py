@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 
@@ -137,7 +138,6 @@ def layer_normalisation(node: Node) -> list[Value]:
 @operator("BatchNormalization")
 def batch_normalisation(node: Node) -> list[Value]:
     """Normalise by given statistics, or in training mode by those of the batch."""
-    require_rows_only_in(node, 0)
     value = node.input(0)
     sizes = shape_of(value)
     training = node.attribute("training_mode", 0) if node.opset >= 14 else node.outputs > 1
@@ -145,6 +145,13 @@ def batch_normalisation(node: Node) -> list[Value]:
         raise MixesRows("normalises over the batch axis, because it is in training mode")
     if node.opset < 9 and not node.attribute("spatial", 1):
         reject_rows_on(value, range(1, len(sizes)), "has statistics for")
+    if not training and value.rows is not None and value.rows.axis == 1:
+        # Keras' LayerNormalization: the channels are the rows (or their parts), and each has its own statistics. Each
+        # channel is scaled by the elements at its own position, so vectors with the same rows keep rows apart.
+        along = replace(value.rows, axis=0)
+        if all(vector.rows == along and vector.rank == 1 for vector in node.given[1:]):
+            return [with_rows(sizes, value.rows), *(Value() for _ in range(node.outputs - 1))]
+    require_rows_only_in(node, 0)
     reject_rows_on(value, (1,), "has statistics along")
     return [with_rows(sizes, value.rows), *(Value() for _ in range(node.outputs - 1))]
 

@@ -291,10 +291,12 @@ def row_axis_after_reshape(old: Sequence[Size], rows: RowAxis, new: Sequence[Siz
     for axis, size in enumerate(new):
         outer = quotient(before, product(*new[:axis]))
         inner = quotient(after, product(*new[axis + 1 :]))
-        if outer is not None and inner is None:
-            # If the elements before the axis match, those after it must match too, because none is lost.
+        # Reshape fails unless the elements before and after are as many. So if those before the axis match, those after it
+        # match too whenever the node runs, although unknown sizes may be written otherwise: from [rows, h*w, 8] to
+        # [rows, 1, w, 8] it runs only if h is 1.
+        if outer is not None:
             inner = quotient(size, product(outer, NUMBER_OF_ROWS))
-        elif inner is not None and outer is None:
+        elif inner is not None:
             outer = quotient(size, product(inner, NUMBER_OF_ROWS))
         if outer is None or inner is None or product(outer, NUMBER_OF_ROWS, inner) != size:
             continue
