@@ -257,7 +257,7 @@ def test_a_whole_text_with_more_tokens_than_the_part_of_the_other_one_is_no_long
     with pytest.raises(InvalidInput, match="show which of them is longer"):
         ids(bounded, *([text] for text in [dense, long][::order]))
     short = [", " * 8, long][::order]
-    assert ids(bounded, *([text] for text in short)) == [tokenizer.encode(*short).ids]
+    assert ids(bounded, *([text] for text in short)) == [tokenizer.encode(short[0], short[1]).ids]
 
 
 def test_the_bound_grows_with_max_length() -> None:
