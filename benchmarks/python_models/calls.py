@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,17 @@ def load_of(
 
 
 def measured(
-    bench: Bench, serving: Running, calls: Sequence[Call], shape: Shape, seconds: float, warm_up: float
+    bench: Bench,
+    serving: Running,
+    calls: Sequence[Call],
+    shape: Shape,
+    seconds: float,
+    warm_up: float,
+    answers: int = 0,
 ) -> Mapping[str, Any]:
-    """Return the results of a load of these calls in turn. LoadError if a call fails."""
-    row = bench.measured(serving, load_of(bench, serving, calls, shape, seconds, warm_up))
+    """Return the results of a load of these calls in turn, which ends after `answers` if given. LoadError if a call fails."""
+    load = load_of(bench, serving, calls, shape, seconds, warm_up)
+    row = bench.measured(serving, replace(load, calls=answers))
     if row["errors"] or row["unanswered"]:
         raise LoadError(f"{row['errors']} errors, {row['unanswered']} unanswered: {row['last_message']}")
     return row

@@ -58,7 +58,8 @@ METHOD = f"""## Method
 - Images: {images.IN_FLIGHT} calls in flight, each with a JPEG file of 640 × 480 pixels, which Pillow decodes and resizes to
   224 × 224 before a small ResNet. "Busy" is the share of time in which the model runs, by its statistics.
 - Text: all-MiniLM-L6-v2 and its tokenizer, {text.IN_FLIGHT} calls in flight. The encoder alone gets the tokens of the same texts.
-  Mixed texts have {text.SHORTEST} to {text.LONGEST} tokens, evenly distributed. In arrival order a batch is padded to its longest text."""
+  Mixed texts have {text.SHORTEST} to {text.LONGEST} tokens, evenly distributed. In arrival order a batch is padded to its longest text.
+- Calls of {", ".join(map(str, text.LARGE[:-1]))} and {text.LARGE[-1]:,} texts have mixed lengths, and one is in flight."""
 
 
 def all_ratios(rows: Sequence[Row]) -> list[Ratio]:
@@ -98,7 +99,7 @@ def _steps(rows: Sequence[Row]) -> Iterator[Ratio]:
 
 
 def _text(rows: Sequence[Row]) -> Iterator[Ratio]:
-    def rates(kind: str, model: str) -> Figures:
+    def rates(kind: str | int, model: str) -> Figures:
         return {
             row["round"]: row["rate"]
             for row in _of(rows, text.PART)
@@ -109,6 +110,11 @@ def _text(rows: Sequence[Row]) -> Iterator[Ratio]:
     yield Ratio("texts/s, tokenizer and encoder", "the encoder alone", 0.93, equal)
     mixed = divided(rates(text.MIXED, text.EMBED), rates(text.MIXED, text.ARRIVAL))
     yield Ratio("texts/s, mixed lengths, batches by length", "arrival order", 1.25, mixed)
+    for count, wanted in zip(text.LARGE, (1.2, 1.3, 1.3), strict=True):
+        sorted_rows = divided(rates(count, text.EMBED), rates(count, text.ARRIVAL))
+        yield Ratio(
+            f"texts/s, calls of {count} texts, sorted by length", "arrival order", wanted, sorted_rows
+        )
 
 
 def generated(results: Mapping[str, Any]) -> str:
@@ -185,12 +191,15 @@ def _image_table(rows: Sequence[Row]) -> str:
 
 
 def _text_table(rows: Sequence[Row]) -> str:
-    names = {
+    names: dict[tuple[str | int, str], str] = {
         (text.EQUAL, text.ENCODER): f"{text.EQUAL_TOKENS} tokens each, encoder alone",
         (text.EQUAL, text.EMBED): f"{text.EQUAL_TOKENS} tokens each, tokenizer and encoder",
         (text.MIXED, text.EMBED): "mixed lengths, batches by length",
         (text.MIXED, text.ARRIVAL): "mixed lengths, arrival order",
     }
+    for count in text.LARGE:
+        names[count, text.EMBED] = f"mixed lengths, {count} a call, sorted by length"
+        names[count, text.ARRIVAL] = f"mixed lengths, {count} a call, arrival order"
     lines = []
     for (kind, model), name in names.items():
         some = [row for row in rows if (row["lengths"], row["model"]) == (kind, model)]

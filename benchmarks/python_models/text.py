@@ -1,4 +1,7 @@
-"""Sentence encoder behind its tokenizer: beside the encoder alone, and batches by length beside arrival order."""
+"""Sentence encoder behind its tokenizer: beside the encoder alone, and batches by length beside arrival order.
+
+Texts come one a call, or many.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from python_models.calls import Call, app_command, measured, started
 from serving.load import shape_of
 from serving.measure import Bench
 from serving.peers.settings import session_options
+from serving.processes import Running
 
 Row = Mapping[str, Any]
 
@@ -24,9 +28,13 @@ EQUAL, MIXED = "equal", "mixed"
 EQUAL_TOKENS = 32
 SHORTEST, LONGEST = 3, 128
 IN_FLIGHT = 64
+# Texts of a large call; one is in flight.
+LARGE = (64, 256, 1024)
 _TEXTS = 256
 _CHECKED = 8
 _SECONDS, _WARM_UP = 8.0, 1.5
+# Texts in all large calls of one measurement, and the seconds that it may take.
+_LARGE_TEXTS, _LARGE_SECONDS = 2048, 300.0
 # Each is one token, so the length of a text is known.
 _WORDS = [
     "the",
@@ -92,12 +100,20 @@ def calls(kind: str) -> dict[str, list[Call]]:
     return found
 
 
+def large(some: Sequence[Call], count: int) -> Call:
+    """Return one call with the texts of these calls, in turn until there are `count`."""
+    chosen = [some[at % len(some)] for at in range(count)]
+    text = np.concatenate([call.inputs["text"] for call in chosen])
+    return Call(chosen[0].model, {"text": text}, np.concatenate([call.answer for call in chosen]))
+
+
 def measure(bench: Bench, number: int, shortened: float) -> Iterator[Row]:
     """Yield one round: texts per second of each model, with texts of equal and of mixed lengths."""
     all_calls = {kind: calls(kind) for kind in (EQUAL, MIXED)}
     checked = [
         call for by_model in all_calls.values() for some in by_model.values() for call in some[:_CHECKED]
     ]
+    checked.append(large(all_calls[MIXED][EMBED], LARGE[0]))
     loads = [(EQUAL, ENCODER), (EQUAL, EMBED), (MIXED, EMBED), (MIXED, ARRIVAL)]
     with started(bench, app_command("text"), "", {"SERVING_BENCH_MODEL": str(FOLDER)}, checked) as serving:
         for kind, model in loads[::-1] if number % 2 else loads:
@@ -112,3 +128,19 @@ def measure(bench: Bench, number: int, shortened: float) -> Iterator[Row]:
                 flush=True,
             )
             yield {"part": PART, "round": number, "model": model, "lengths": kind, **figures}
+        yield from _measure_large(bench, serving, all_calls[MIXED], number, shortened)
+
+
+def _measure_large(
+    bench: Bench, serving: Running, some: Mapping[str, Sequence[Call]], number: int, shortened: float
+) -> Iterator[Row]:
+    for count in LARGE:
+        for model in (ARRIVAL, EMBED) if number % 2 else (EMBED, ARRIVAL):
+            call = large(some[model], count)
+            answers = max(1, round(_LARGE_TEXTS * shortened / count))
+            row = measured(bench, serving, [call], shape_of("unary", 1, False), _LARGE_SECONDS, 0.0, answers)
+            rate = row["rate"] * count
+            figures = {name: row[name] for name in ("p50_ms", "p99_ms", "other_cores")}
+            figures["cpu_us_per_answer"] = row["cpu_us_per_answer"] / count
+            print(f"text, calls of {count} texts, {model:8s} {rate:7.1f} texts/s", flush=True)
+            yield {"part": PART, "round": number, "model": model, "lengths": count, "rate": rate, **figures}

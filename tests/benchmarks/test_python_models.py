@@ -73,7 +73,7 @@ def image(processes: int, rate: float, busy: float) -> dict[str, Any]:
     return {**told, "p50_ms": 80.0, "p99_ms": 90.0, "server_cores": 2.0, "other_cores": 0.1}
 
 
-def embedded(kind: str, model: str, rate: float) -> dict[str, Any]:
+def embedded(kind: str | int, model: str, rate: float) -> dict[str, Any]:
     told = {"part": text.PART, "round": 0, "lengths": kind, "model": model, "rate": rate}
     return {**told, "p50_ms": 80.0, "p99_ms": 90.0, "cpu_us_per_answer": 5000.0, "other_cores": 0.5}
 
@@ -138,9 +138,12 @@ def test_text_is_compared_with_the_encoder_and_with_arrival_order() -> None:
         embedded(text.EQUAL, text.EMBED, 190.0),
         embedded(text.MIXED, text.EMBED, 150.0),
         embedded(text.MIXED, text.ARRIVAL, 100.0),
+        embedded(256, text.EMBED, 120.0),
+        embedded(256, text.ARRIVAL, 80.0),
     ]
     assert found(rows, "texts/s, tokenizer and encoder", "the encoder alone").values == [0.95]
     assert found(rows, "texts/s, mixed lengths, batches by length", "arrival order").values == [1.5]
+    assert found(rows, "texts/s, calls of 256 texts, sorted by length", "arrival order").values == [1.5]
 
 
 def test_the_page_has_a_table_for_each_part() -> None:
@@ -154,6 +157,7 @@ def test_the_page_has_a_table_for_each_part() -> None:
                 image(4, 600.0, 0.9),
                 image(images.NO_DECODING, 700.0, 1.0),
                 embedded(text.EQUAL, text.ENCODER, 200.0),
+                embedded(1024, text.ARRIVAL, 70.0),
             ]
         )
     )
@@ -161,6 +165,7 @@ def test_the_page_has_a_table_for_each_part() -> None:
     assert "| tensorferry, with a step between | 230.0 | 20.94 | +30.00 | +0.94 |" in page
     assert "| 4 processes | 600 | 3.00 | 90% | 2.00 | 80.0 | 90.0 |" in page
     assert "| 32 tokens each, encoder alone | 200.0 |" in page
+    assert "| mixed lengths, 1024 a call, arrival order | 70.0 |" in page
     assert "mosec, because it is not installed" in page
     assert "BentoML failed: no answer" in page
     assert "litserve 0.2.19" in page.splitlines()[0]
@@ -191,6 +196,16 @@ def test_a_call_carries_files_as_they_are() -> None:
     request = pb.ModelInferRequest.FromString(call.message())
     assert (request.inputs[0].datatype, list(request.inputs[0].shape)) == ("BYTES", [1])
     assert request.raw_input_contents[0] == b"\4\0\0\0\xff\xd8\0\0"
+
+
+def test_a_large_call_has_the_texts_of_others_with_their_answers() -> None:
+    some = [
+        Call(text.EMBED, {"text": np.array([word], object)}, np.full((1, 2), at))
+        for at, word in enumerate("ab")
+    ]
+    call = text.large(some, 3)
+    assert (call.model, call.inputs["text"].tolist()) == (text.EMBED, ["a", "b", "a"])
+    assert call.answer.tolist() == [[0, 0], [1, 1], [0, 0]]
 
 
 def test_a_wrong_answer_is_told_by_size_or_value() -> None:
