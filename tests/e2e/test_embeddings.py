@@ -111,11 +111,13 @@ def test_the_bundled_client_gets_the_vectors_of_single_requests(
     np.testing.assert_allclose(vectors, np.tile(expected, (4, 1)), atol=TOLERANCE)
 
 
-def test_a_request_has_rows_of_different_lengths(server: ServerProcess, expected: Array) -> None:
+@pytest.mark.parametrize("times", [1, 8])
+def test_a_request_has_rows_of_different_lengths(server: ServerProcess, expected: Array, times: int) -> None:
+    """Also one of more rows than a batch."""
     with InferenceClient(server.address) as client:
-        vectors = client.infer("embed", {"text": column(*TEXTS)}, timeout=60)["sentence_embedding"]
+        vectors = client.infer("embed", {"text": column(*TEXTS * times)}, timeout=60)["sentence_embedding"]
     assert vectors.dtype == np.float32
-    np.testing.assert_allclose(vectors, expected, atol=TOLERANCE)
+    np.testing.assert_allclose(vectors, np.tile(expected, (times, 1)), atol=TOLERANCE)
 
 
 def test_requests_of_different_lengths_share_a_padded_batch(server: ServerProcess) -> None:
