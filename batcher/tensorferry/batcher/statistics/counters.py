@@ -99,7 +99,7 @@ class BatcherStatistics:
         `warnings` names settings that conflict with each other.
 
     Padding
-        For the rows of padded batches, `positions` sums the requests' own lengths on the padded axis, and
+        For the rows of padded batches, `positions` sums the rows' own lengths on the padded axis, and
         `padding_positions` what padding added.
     """
 
