@@ -17,9 +17,9 @@ from costs import Noise
 from scenarios import Scenario
 from traces import Trace
 
-from tensorferry.batcher.learning.calibration import calibrate
-
 # As many as in the server.
+# A load runs batches of these rows, each at least this often.
+WARMUP_ROWS = (1, 2)
 WARMUP_RUNS = 2
 
 
@@ -255,11 +255,6 @@ def _drop(step: Step, now: float, dropped: list[float]) -> None:
 
 
 def _warm_up(scenario: Scenario, scheduler: Scheduler, noise: Noise) -> None:
-    most = scenario.max_batch_size
     for key in range(len(scenario.cost.scales)):
-
-        def timed(rows: int, key: int = key) -> float:
-            return min(scenario.cost(rows, key) * noise() for _ in range(WARMUP_RUNS))
-
-        for rows, seconds in sorted(calibrate(timed, most)):
-            scheduler.anchor(key, rows, seconds)
+        for rows in WARMUP_ROWS:
+            scheduler.anchor(key, rows, min(scenario.cost(rows, key) * noise() for _ in range(WARMUP_RUNS)))

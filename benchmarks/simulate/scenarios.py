@@ -10,7 +10,7 @@ import traces
 from costs import Cost
 from traces import Trace
 
-from tensorferry.batcher.learning.calibration import powers_of_two
+from tensorferry.batcher.learning.paying_rows import powers_of_two
 
 Kind = Literal["Poisson", "MMPP"]
 NOTHING = Cost(0.0, 0.0)

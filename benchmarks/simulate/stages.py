@@ -14,14 +14,13 @@ from typing import Any, Protocol
 
 import numpy as np
 from costs import Cost, Noise
-from engine import WARMUP_RUNS, Run
+from engine import WARMUP_ROWS, WARMUP_RUNS, Run
 from scenarios import TwoStages
 from shipping import MAX_BYTES, MAX_ROWS, HandClock, Shipping
 from traces import Trace
 
 from tensorferry.batcher import BatcherSettings, Outcome, Pipeline, Request, Stage, Tensor
 from tensorferry.batcher.execution.completion import RequestCompleter
-from tensorferry.batcher.learning.calibration import calibrate
 from tensorferry.batcher.pipeline.later_times import LaterTimes
 from tensorferry.batcher.policy.close_rule import Wait
 from tensorferry.batcher.queue.request_queue import RequestQueue
@@ -198,8 +197,8 @@ def run_stages(trace: Trace, scenario: TwoStages, policy: str, noise: Noise) -> 
     ):
         device = _Device(STAGE_POLICIES[policy](most, clock), cost, most)
         devices.append(device)
-        for rows, seconds in sorted(calibrate(partial(_warm_up, cost, noise), most)):
-            device.batcher.learn(rows, seconds)
+        for rows in WARMUP_ROWS:
+            device.batcher.learn(rows, _warm_up(cost, noise, rows))
     stages: list[Any] = [device.batcher for device in devices]
     pipeline = Pipeline(
         "simulated",

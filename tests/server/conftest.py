@@ -29,6 +29,14 @@ from tensorferry.server.security import access_control
 from tensorferry.server.shared_memory.regions import Regions
 
 
+@pytest.fixture(autouse=True)
+def check_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of checks of the test's own, because many tests replace what the checks find."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "tensorferry"
+
+
 @pytest.fixture
 def served(transport: str) -> Iterator[ServedTransport]:
     """A scripted service behind a real transport; the test fails if a thread or a call remains."""
@@ -80,6 +88,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
     yield make
     for model in loaded:
         assert model.batcher.close()
+        model.release()
 
 
 @pytest.fixture

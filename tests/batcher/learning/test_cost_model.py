@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 
@@ -118,3 +119,50 @@ def test_a_large_batch_after_a_long_time_without_one_is_learned() -> None:
         now = run(cost_model, now, 50e-6, 8, took=50e-6)
         assert not cost_model.stale
         assert samples(cost_model) == before + 1
+
+
+# After a warm-up of few rows.
+
+
+def warmed_by_few_rows() -> BatchCostModel:
+    """A device whose batches take 10 ms, as a warm-up that chance delayed does not show: its line leads to 165 ms."""
+    cost_model = BatchCostModel(32)
+    cost_model.add_warmup_sample(1, 0.010)
+    cost_model.add_warmup_sample(2, 0.015)
+    return cost_model
+
+
+def test_no_time_is_guessed_that_refuses_requests() -> None:
+    cost_model = warmed_by_few_rows()
+    cost_model.observe(0.0, 2, 0.010)
+    assert cost_model.mean(32) > 0.05
+    assert cost_model.upper_if_recent(32, 0.1) == cost_model.upper(2) < 0.02
+    assert cost_model.max_rows_within(0.02) == 32
+    assert cost_model.max_rows_within(0.001) < 2
+    assert cost_model.grows
+
+
+def test_batches_for_deadlines_grow_step_by_step() -> None:
+    cost_model = warmed_by_few_rows()
+    sizes: list[int] = []
+    now = 0.0
+    while not sizes or sizes[-1] < 32:
+        sizes.append(cost_model.next_rows(100, 10.0, now))
+        cost_model.observe(now := now + 0.01, sizes[-1], 0.010)
+    assert sizes == [4, 8, 16, 32]
+    assert not cost_model.grows
+    # Without deadlines no request can be late.
+    assert warmed_by_few_rows().next_rows(100, math.inf, 0.0) == 32
+    # Without a warm-up nothing is known that a batch could grow from.
+    assert BatchCostModel(32).next_rows(100, 10.0, 0.0) == 32
+
+
+def test_the_first_run_of_a_size_is_not_learned_and_the_second_is_not_clipped() -> None:
+    cost_model = warmed_by_few_rows()
+    cost_model.observe(1.0, 32, 2.0)
+    assert cost_model.upper(32) < 0.5
+    cost_model.observe(2.0, 32, 0.012)
+    learned = cost_model.statistics(0, 0).device
+    assert learned is not None
+    assert learned.table[32] < 0.014
+    assert cost_model.mean(1) < 0.013

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from tensorferry.batcher.learning.paying_rows import powers_of_two
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchAssignment, Request
 from tensorferry.batcher.settings import BatcherSettings
@@ -155,3 +156,10 @@ def test_sizes_that_were_chosen_are_kept(options: dict[str, object]) -> None:
     callers = Callers(**options)  # type: ignore[arg-type]
     callers.rate(rising, 10)
     assert callers.full_rows == MOST
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (33, (1, 2, 4, 8, 16, 32, 33))]
+)
+def test_sizes_are_the_powers_of_two_and_the_maximum(most: int, sizes: tuple[int, ...]) -> None:
+    assert powers_of_two(most) == sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from polling import until
 from support.models import small
 from support.server.rig import Replies, fp32, reproducible, request, response_of
 
@@ -21,12 +23,17 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
-from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.shared_memory.regions import Regions
 from tensorferry.server.status import status_of
 
 MODELS = ("batched", "alone")
 REGION_BYTES = 96
+
+
+def known(model: Model) -> bool:
+    """Return whether it is known which axes may have length zero."""
+    return model.empty_axes.verdicts is not None
 
 
 class Fuzzed:
@@ -42,7 +49,9 @@ class Fuzzed:
         registry = ModelRegistry()
         for name, max_batch_size in zip(MODELS, (4, 0), strict=True):
             config = ServerConfig((ModelSource(name, path),), max_batch_size=max_batch_size)
-            registry.mark_ready(load_model(config.models[0], LoadContext(config)))
+            model = load_model(config.models[0], LoadContext(config))
+            until(partial(known, model))
+            registry.mark_ready(model)
         self.registry = registry
         (directory / "key").write_bytes(bytes(REGION_BYTES))
         self.regions = Regions(allowed=True, directory=directory)
@@ -77,6 +86,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
     yield made
     for model in made.registry.models():
         assert model.batcher.close()
+        model.release()
     assert made.completions
     assert all(len(replies.all) == 1 for replies in made.completions)
 

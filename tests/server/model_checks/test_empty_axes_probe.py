@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ from onnx import helper
 from support.models import recurrent, small
 from support.models.small import node, save, value
 
+from tensorferry.batcher import Tensor
+from tensorferry.server.errors import NotReadyError
 from tensorferry.server.model_checks import empty_axes_probe
 from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, ProbedModel
-from tensorferry.server.model_checks.probe_cache import digest_of
 from tensorferry.server.model_config.io_mapping import IoMapping
+from tensorferry.server.runtime.check_cache import CheckCache, digest_of
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 
@@ -27,10 +31,9 @@ CRASHES = "with it ONNX Runtime crashes"
 FAILS = "with it the model fails"
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "tensorferry" / "empty-axes"
+@pytest.fixture
+def cache(check_cache: Path) -> Path:
+    return check_cache / "empty-axes"
 
 
 def no_child(*_: Any, **__: Any) -> None:
@@ -39,13 +42,20 @@ def no_child(*_: Any, **__: Any) -> None:
 
 def subject(path: Path, max_batch_size: int = 4, **fields: Any) -> ProbedModel:
     io_mapping = IoMapping(Session(path).signature)
-    made = ProbedModel("m", path, path, OrtOptions(), io_mapping, max_batch_size, 2)
+    made = ProbedModel("m", path, OrtOptions(), io_mapping, max_batch_size, 2)
     return replace(made, **fields)
 
 
+def made(given: ProbedModel) -> EmptyAxesProbe:
+    return EmptyAxesProbe(given, CheckCache(given.path, given.ort_options, ("cpu",)))
+
+
 def verdicts(given: ProbedModel) -> Mapping[Any, str]:
-    with EmptyAxesProbe(given) as probe:
-        return probe.result().verdicts
+    probe = made(given)
+    probe.start()
+    probe.wait()
+    assert probe.found.verdicts is not None
+    return probe.found.verdicts
 
 
 def hanging(path: Path) -> Path:
@@ -109,10 +119,38 @@ def test_a_hanging_run_is_a_verdict(tmp_path: Path) -> None:
     assert verdicts(given) == {frozenset({("x", 1)}): "with it the model does not end"}
 
 
-def test_leaving_the_block_kills_the_child(tmp_path: Path) -> None:
+def test_closing_kills_the_child(tmp_path: Path) -> None:
     """Otherwise the test would take as long as the limit of one run."""
-    with pytest.raises(KeyError), EmptyAxesProbe(subject(hanging(tmp_path / "m.onnx"), run_seconds=10**6)):
-        raise KeyError
+    probe = made(subject(hanging(tmp_path / "m.onnx"), run_seconds=10**6))
+    probe.start()
+    probe.close()
+
+
+def test_until_the_probe_ends_requests_are_asked_to_come_again(tmp_path: Path) -> None:
+    given = subject(small.echo(tmp_path / "echo.onnx"))
+    probe = made(given)
+    request = [Tensor(np.dtype(np.float32), (1, 0), b"")]
+    for _ in range(2):
+        with pytest.raises(NotReadyError, match=r"axis 1 of input 'x' .* send it again in a few seconds"):
+            probe.found.check("m", given.io_mapping.signature, request)
+    probe.start()
+    probe.wait()
+    probe.found.check("m", given.io_mapping.signature, request)
+
+
+def test_the_converted_file_is_kept_until_the_probe_ends(tmp_path: Path) -> None:
+    given, ended = subject(small.echo(tmp_path / "echo.onnx")), threading.Event()
+    files = ExitStack()
+    files.callback(ended.set)
+    probe = EmptyAxesProbe(given, CheckCache(given.path, given.ort_options, ("cpu",)), files)
+    assert not ended.is_set()
+    probe.start()
+    probe.wait()
+    assert ended.is_set()
+    # Nothing is run if the result is cached.
+    files.callback(ended.clear)
+    EmptyAxesProbe(given, CheckCache(given.path, given.ort_options, ("cpu",)), files).start()
+    assert not ended.is_set()
 
 
 def test_no_child_is_started_without_axes_to_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

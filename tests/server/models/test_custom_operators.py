@@ -19,6 +19,7 @@ from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.models.registry import Model
 from tensorferry.server.onnx_models.preparation import prepare_model
 from tensorferry.server.onnx_models.session_factory import SessionFactory, WarmupPlan
+from tensorferry.server.runtime.check_cache import CheckCache
 from tensorferry.server.runtime.fp16 import convert_to_fp16
 from tensorferry.server.runtime.op_libraries import server_libraries
 from tensorferry.server.runtime.ort_options import Fp16, OrtOptions
@@ -150,14 +151,11 @@ def test_a_model_without_its_library_is_not_converted(load: Load) -> None:
 
 def probed(path: Path, library: Path) -> ProbedModel:
     options = OrtOptions(op_libraries=server_libraries((str(library),)))
-    return ProbedModel("m", path, path, options, IoMapping(Session(path, settings=options).signature), 4, 2)
+    return ProbedModel("m", path, options, IoMapping(Session(path, settings=options).signature), 4, 2)
 
 
-def test_axes_of_length_zero_are_probed_with_the_operators(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_axes_of_length_zero_are_probed_with_the_operators(tmp_path: Path, check_cache: Path) -> None:
     """The result is kept as long as the library does not change."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     library = custom_operator.library(tmp_path / "twice.so")
     path = small.save(
         tmp_path / "m.onnx",
@@ -165,11 +163,14 @@ def test_axes_of_length_zero_are_probed_with_the_operators(
         [small.value("x", dims=["batch", "n"])],
         [small.value("y", dims=["batch", "n"])],
     )
-    kept = tmp_path / "cache" / "tensorferry" / "empty-axes"
+    kept = check_cache / "empty-axes"
 
     def results() -> int:
-        with EmptyAxesProbe(probed(path, library)) as probe:
-            assert probe.result().verdicts == {frozenset({("x", 1)}): ""}
+        given = probed(path, library)
+        probe = EmptyAxesProbe(given, CheckCache(path, given.ort_options, ("cpu",)))
+        probe.start()
+        probe.wait()
+        assert probe.found.verdicts == {frozenset({("x", 1)}): ""}
         return len(list(kept.iterdir()))
 
     assert [results(), results()] == [1, 1]

@@ -1,13 +1,15 @@
-"""Loading decides how a model is batched, warms it up, and logs both."""
+"""Loading decides how a model is batched, and logs it."""
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
+import math
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,15 @@ from tensorferry.batcher import Outcome, RequestTooLarge
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
+from tensorferry.server.inspection.inspection import Wanted, inspect_model
+from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.models import loader
 from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.onnx_models import preparation
 from tensorferry.server.recovery.watchdog import Watchdog
+from tensorferry.server.runtime.load_budget import LoadBudget
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.runtime.trial_runs import loads_still_run
-from tensorferry.server.steps import batch_times
 
 
 @pytest.fixture
@@ -107,53 +112,78 @@ def test_trust_does_not_batch_a_model_without_a_batch_axis(load: Load) -> None:
     assert load(fixed, batching="trust", batching_rewrite=False).max_batch_size == 0
 
 
-def test_a_trusted_model_that_accepts_only_one_row_stops_the_warm_up_but_is_served(
-    load: Load, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_trusted_model_that_accepts_only_one_row_is_served(load: Load) -> None:
     model = load(small.one_row_only, batching="trust", max_batch_size=4)
     assert model.max_batch_size == 4
-    assert "warm-up stopped at a batch of 2 rows" in caplog.text
     # Failed batches are split in halves and run again, down to single requests.
     futures = [model.batcher.submit({"x": np.full(3, tag, np.float32)}) for tag in range(8)]
     assert [future.result(30)["y"].tolist() for future in futures] == [[tag] * 3 for tag in range(8)]
 
 
-@pytest.mark.parametrize(
-    ("most", "warmed"),
-    [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8]), (33, [1, 2, 4, 8, 16, 32, 33]), (0, [1])],
-)
-def test_each_power_of_two_and_the_maximum_are_warmed_up(
-    most: int,
-    warmed: list[int],
+def test_a_second_load_runs_one_row(load: Load, runs: list[int]) -> None:
+    """What the first load found is cached: how it is batched, and what one row and two rows took."""
+    first = load(small.twice, max_batch_size=8)
+    assert max(runs) == 8
+    runs.clear()
+    second = load(small.twice, max_batch_size=8)
+    assert runs == [1]
+    assert second.batching == first.batching
+    assert second.batcher.statistics().buckets == first.batcher.statistics().buckets
+
+
+@pytest.mark.parametrize("change", ["the file", "an option"])
+def test_a_load_of_something_else_is_checked(change: str, load: Load, runs: list[int]) -> None:
+    load(small.twice, max_batch_size=8)
+    runs.clear()
+    most = 7 if change == "an option" else 8
+    load(
+        lambda path: small.twice(path, dims=("batch", 4 if change == "the file" else 3)), max_batch_size=most
+    )
+    assert max(runs) == most
+
+
+@pytest.mark.parametrize("text", ["", "[", "7", "{}", '{"verdict": "sure"}'])
+def test_a_cache_entry_that_is_no_finding_is_ignored(
+    text: str, load: Load, runs: list[int], check_cache: Path
+) -> None:
+    load(small.twice, max_batch_size=8)
+    (entry,) = (check_cache / "batching").iterdir()
+    entry.write_text(text)
+    runs.clear()
+    assert load(small.twice, max_batch_size=8).batching_verdict == "proved"
+    assert max(runs) == 8
+
+
+def test_a_size_of_the_cache_that_does_not_run_is_ignored(load: Load, check_cache: Path) -> None:
+    """For instance because other weights are beside the file than a digest can see."""
+    load(lambda path: small.multiples_only(path, 4), max_batch_size=8)
+    (entry,) = (check_cache / "batching").iterdir()
+    kept = json.loads(entry.read_bytes())
+    entry.write_text(json.dumps({**kept, "working_size": 3, "verdict": "refused"}))
+    assert load(lambda path: small.multiples_only(path, 4), max_batch_size=8).batching_verdict == "proved"
+
+
+@pytest.mark.parametrize("config", [None, "max_batch_size: 8 dynamic_batching { }"])
+def test_a_model_whose_comparison_takes_too_long_is_batched_after_an_inspection(
+    config: str | None,
     load: Load,
-    runs: list[int],
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """No other sizes are run if all take the same time."""
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(batch_times, "_timed", lambda run, inputs: len(run(inputs)) * 1e-3)
-    load(small.twice, max_batch_size=most)
-    # Each size runs once untimed and twice timed.
-    assert runs[-3 * len(warmed) :] == [rows for rows in warmed for _ in range(3)]
-    assert f"warmed at batches of {', '.join(map(str, warmed))}" in caplog.text
-
-
-def test_steps_of_the_run_time_are_found_before_the_first_request(
-    load: Load, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stairs(run: Callable[[Mapping[str, Array]], object], inputs: Mapping[str, Array]) -> float:
-        run(inputs)
-        return 1e-3 * -(-len(inputs["x"]) // 4)
-
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(batch_times, "_timed", stairs)
-    model = load(small.twice, max_batch_size=16)
-    assert "warmed at batches of 1, 2, 4, 5, 8, 9, 12, 13, 16" in caplog.text
-    assert model.batcher.submit_rows({"x": fp32(2, 3)}).result(30)
-    (bucket,) = model.batcher.statistics().buckets.values()
-    assert bucket.device is not None
-    assert bucket.device.piecewise
+    unlimited = LoadBudget(math.inf)
+    monkeypatch.setattr(LoadBudget, "allows", lambda self, rows: self is unlimited)
+    model = load(mixing.hashed, config, max_batch_size=8)
+    assert model.batching_verdict == "refused"
+    assert "its rows are not compared, because that takes longer than a load may" in caplog.text
+    assert "run `tensorferry inspect MODEL` once with the server's options" in caplog.text
+    assert model.shared_batch_rows == 0
+    monkeypatch.setattr(preparation, "LoadBudget", lambda least=0.0: unlimited if least else LoadBudget())
+    parsed = None if config is None else parse_config(config, "test")
+    source = ModelSource("named", tmp_path / "m.onnx", config=parsed)
+    (inspected,) = inspect_model(source, ServerConfig((source,), max_batch_size=8), Wanted(measure=False))
+    assert inspected.decision.verdict == "tested"
+    assert load(mixing.hashed, config, max_batch_size=8).batching_verdict == "tested"
 
 
 def test_a_model_that_rejects_random_input_is_served_unbatched_without_warm_up(
@@ -162,7 +192,7 @@ def test_a_model_that_rejects_random_input_is_served_unbatched_without_warm_up(
     caplog.set_level(logging.INFO)
     model = load(mixing.hashed_elevens)
     assert (model.max_batch_size, model.batching_verdict) == (0, "refused")
-    assert "warmed at batches of no size: it does not run on random input" in caplog.text
+    assert "it does not run on random input" in caplog.text
     assert model.batcher.submit_rows({"x": fp32(1, 22)}).result(30)["y"].shape == (1, 2, 11)
 
 
@@ -192,7 +222,7 @@ def test_a_missing_file_is_named(load: Load, tmp_path: Path) -> None:
         load(lambda path: path)
 
 
-def test_the_run_times_of_the_warm_up_are_predicted_for_the_first_request(load: Load) -> None:
+def test_the_run_times_of_the_check_are_predicted_for_the_first_request(load: Load) -> None:
     model = load(small.twice, max_batch_size=4)
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     model.batcher.enqueue(request_of({"x": np.ones((1, 3), np.float32)}, outcomes.put, one_row=False))

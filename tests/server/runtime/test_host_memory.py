@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.models import small
 from support.models.small import node, value
+from support.server.rig import Load, fp32
 
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
@@ -14,6 +16,7 @@ from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.runtime.host_memory import (
+    BatchMemory,
     GrowthCheck,
     available_bytes,
     check_fits,
@@ -74,6 +77,65 @@ def test_the_next_step_is_expected_to_take_as_much_as_the_average() -> None:
     growth.check("instance 4", "", steps=2)
 
 
+class Memory:
+    """Memory of which each row takes one GiB."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.left = 8 * GIB
+        self.batches = BatchMemory("x", lambda: self.left, lambda: self.taken)
+
+    def run(self, rows: int) -> int:
+        def run() -> int:
+            more = max(0, rows * GIB - self.taken)
+            self.taken += more
+            self.left -= more
+            return rows
+
+        return self.batches.run(rows, run)
+
+
+def test_a_batch_is_expected_to_take_as_many_times_the_memory_as_it_has_rows() -> None:
+    memory = Memory()
+    assert memory.run(2) == 2
+    with pytest.raises(MemoryError) as caught:
+        memory.run(9)
+    assert str(caught.value) == (
+        "a batch of 9 rows is expected to take 7.00 GiB more than one of 2, and 6.00 GiB of memory are available"
+    )
+    assert memory.run(8) == 8
+    assert memory.batches.rows == 8
+
+
+def test_a_request_beyond_the_memory_is_run_in_parts(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After two rows, memory for 2 more is left; a batch of 8 is expected to take 6 more."""
+    model = load(small.twice, max_batch_size=8, batching="trust")
+    seen: list[int] = []
+    direct = BatchMemory.run
+
+    def limited(self: BatchMemory, rows: int, run: Callable[[], object]) -> object:
+        if rows > 2:
+            raise MemoryError("too many")
+        seen.append(rows)
+        return direct(self, rows, run)
+
+    monkeypatch.setattr(BatchMemory, "run", limited)
+    answers = model.batcher.submit_rows({"x": fp32(8, 3)}).result(30)["y"]
+    assert answers.tolist() == (2 * fp32(8, 3)).tolist()
+    assert seen == [2]
+
+
+def test_a_model_that_runs_requests_whole_is_not_limited(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request of several rows could not be run in parts, and would fail by a prediction."""
+
+    def fails(self: BatchMemory, rows: int, run: Callable[[], object]) -> object:
+        raise AssertionError
+
+    model = load(small.softmax_over_rows, "max_batch_size: 8")
+    monkeypatch.setattr(BatchMemory, "run", fails)
+    assert model.batcher.submit_rows({"x": fp32(8, 3)}).result(30)["share"].shape == (8, 3)
+
+
 def test_a_max_batch_size_beyond_the_memory_fails_the_load(tmp_path: Path) -> None:
     path = small.save(
         tmp_path / "m.onnx",
@@ -89,7 +151,7 @@ def test_a_max_batch_size_beyond_the_memory_fails_the_load(tmp_path: Path) -> No
         load_model(source, LoadContext(ServerConfig(models=(source,), max_queue_size=1 << 31)))
 
 
-def test_warm_up_is_limited_to_the_size_of_the_queue(tmp_path: Path) -> None:
+def test_a_batch_never_has_more_rows_than_the_queue(tmp_path: Path) -> None:
     path = small.save(
         tmp_path / "m.onnx",
         [node("Relu", "x", "y")],

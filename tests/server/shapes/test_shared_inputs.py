@@ -84,6 +84,7 @@ def test_a_model_with_shared_inputs_is_batched(tmp_path: Path) -> None:
 def test_the_batching_test_runs_several_values(tmp_path: Path) -> None:
     session = Session(sometimes_mixing(tmp_path / "m.onnx"))
     found = mixing_through_shared_inputs(session.signature, session.run, ComparisonSettings(4), 4)
+    assert found is not None
     assert "depends on other rows" in found
     session = Session(scaled(tmp_path / "scaled.onnx"))
     assert mixing_through_shared_inputs(session.signature, session.run, ComparisonSettings(4), 4) == ""

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 import tritonclient.grpc as triton
+from polling import until
 from tritonclient.utils import InferenceServerException
 
 # Bound for waits that end at once unless something is broken.
@@ -61,3 +62,16 @@ class Stream(Answers):
 
     def send(self, model: str, inputs: Sequence[triton.InferInput], request_id: str, **options: Any) -> None:
         self._client.async_stream_infer(model, inputs, request_id=request_id, **options)
+
+
+def until_known(client: triton.InferenceServerClient, model: str, given: triton.InferInput) -> None:
+    """Wait until the server knows whether a model supports a tensor with an axis of length zero."""
+
+    def status() -> object:
+        try:
+            client.infer(model, [given])
+        except InferenceServerException as error:
+            return error.status()
+        return None
+
+    until(status, lambda found: found != "StatusCode.UNAVAILABLE")

@@ -17,12 +17,17 @@ from support.processes import models
 from support.processes.server import ServerProcess, running
 from support.server.rig import request
 from support.wire.inputs import tensor
-from support.wire.rig import Stream
+from support.wire.rig import Stream, until_known
 from tritonclient.utils import InferenceServerException
 
 from tensorferry.protos.inference_pb2_grpc import GRPCInferenceServiceStub
 
 WORDS = np.ones((1, 3), np.int64)
+PROBED = (
+    ("gru", "ids", ("INT64", np.int64), (1, 0)),
+    ("lstm", "x", ("FP32", np.float32), (2, 0, 3)),
+    ("echo", "x", ("FP32", np.float32), (3, 0)),
+)
 NO_WORDS = np.zeros((1, 0), np.int64)
 MESSAGE = (
     r"axis 1 of input 'ids' \(shape \[1, 0\]\) has length zero, which model 'gru' is not known to support"
@@ -41,6 +46,9 @@ def server(
     ]
     options = ["--max-batch-size", "0"] if request.param == "unbatched" else ["--batching", request.param]
     with running(*served, *options, transport=transport) as server:
+        with triton.InferenceServerClient(server.address) as client:
+            for model, name, datatype, dims in PROBED:
+                until_known(client, model, tensor(name, np.zeros(dims, datatype[1]), datatype[0]))
         yield server
 
 

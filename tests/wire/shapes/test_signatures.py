@@ -15,7 +15,7 @@ from support.models.small import node, save, value
 from support.processes.server import ServerProcess, running
 from support.server.rig import Array
 from support.wire.inputs import tensor
-from support.wire.rig import Stream
+from support.wire.rig import Stream, until_known
 from tritonclient.utils import InferenceServerException
 
 from tensorferry.client import InferenceClient, InvalidInput
@@ -93,6 +93,7 @@ def test_a_tensor_of_any_rank(client: triton.InferenceServerClient, shape: tuple
 
 
 def test_a_tensor_of_any_rank_has_lengths_of_its_own(client: triton.InferenceServerClient) -> None:
+    until_known(client, "doubled", tensor("x", np.zeros(0, np.float32), "FP32"))
     assert client.infer("doubled", [tensor("x", np.zeros(0, np.float32), "FP32")]).as_numpy("y").shape == (0,)
     with pytest.raises(InferenceServerException, match=r"axis 1 of input 'x'.*has length zero"):
         client.infer("doubled", [tensor("x", np.zeros((2, 0), np.float32), "FP32")])

@@ -1,1 +1,1 @@
-"""Models fitted online: batch cost, arrival rate, returning clients, memory limits; calibration."""
+"""Models fitted online: batch cost, arrival rate, returning clients, memory limits."""

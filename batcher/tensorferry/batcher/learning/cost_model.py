@@ -20,6 +20,8 @@ _LEAD_WEIGHT = 0.05
 _STALE_BATCHES = 16
 # The host has no warm-up runs: its first batches take their place.
 _HOST_ANCHORS = 4
+# A batch for a deadline has at most this many times the rows of the largest one that ran, if there was a warm-up.
+_GROWTH = 2
 # Learning can take as long as a short batch. The first batches, and all that take at least `_SAMPLE_SECONDS`, are
 # learned; of the others one in about that time, and one in `_STEADY_SECONDS` while samples are as expected: the last
 # `_FIRST_SAMPLES` within this factor.
@@ -82,11 +84,14 @@ class BatchCostModel:
     """Times of a bucket's batches, in seconds; kept while the bucket is empty. Implements the policy's `BatchTimes`.
 
     If batches are `pipelined`, the host works while the device runs another batch, so its part costs no throughput.
+    After a warm-up of few rows, larger batches are tried step by step where there are deadlines. A size that has not run
+    counts as long as the largest that did, so that no request is refused by a guess.
     Guarded by the queue's lock, except `learn`: one thread at a time calls it without that lock, because it may take
     longer than everything else that is done for a batch.
     """
 
     __slots__ = (
+        "_anchored",
         "_device_model",
         "_host_batches",
         "_host_model",
@@ -95,12 +100,14 @@ class BatchCostModel:
         "_most",
         "_paying",
         "_pipelined",
+        "_ran",
         "_sample_at",
         "_samples",
         "_since_large",
         "_steady",
         "_suspect",
         "_tables",
+        "_upper",
         "device",
         "device_time",
         "end_to_end",
@@ -119,7 +126,10 @@ class BatchCostModel:
         # Chooses the rows of a full batch; None if they are `max_batch_size`.
         self._paying = PayingRows(max_batch_size) if adaptive and max_batch_size > 1 else None
         self.full_rows = max_batch_size
-        # Used by `learn` only.
+        # The rows of the largest batch that ran; the maximum without a warm-up, because nothing is known then.
+        self._ran = max_batch_size
+        # Used by `learn` only. The rows of the largest batch that was learned; the maximum without a warm-up.
+        self._anchored = max_batch_size
         self._device_model = LatencyModel(max_batch_size)
         self._host_model = LatencyModel(max_batch_size)
         self._host_batches = 0
@@ -143,11 +153,13 @@ class BatchCostModel:
         # same with a margin, for feasibility only. All are 0 if nothing is known.
         device_time = _TimesByRows(lambda rows: self.device.mean(rows))
         end_to_end = _TimesByRows(lambda rows: self.device.mean(rows) + self.host.mean(rows))
-        upper = _TimesByRows(lambda rows: self.device.upper(rows) + self.host.upper(rows))
+        upper = _TimesByRows(
+            lambda rows: self.device.upper(min(rows, self._ran)) + self.host.upper(min(rows, self._ran))
+        )
         response_time = _TimesByRows(
             lambda rows: 0.0 if pipelined else self.host.mean(rows) * (1 - self._lead_share)
         )
-        self._tables = (device_time, end_to_end, upper, response_time)
+        self._tables, self._upper = (device_time, end_to_end, upper, response_time), upper
         self.device_time, self.end_to_end = device_time.__getitem__, end_to_end.__getitem__
         self.upper = upper.__getitem__
         # By how much a batch delays the next one, for rates; and its part after the device: the clients answered first
@@ -157,6 +169,7 @@ class BatchCostModel:
 
     def add_warmup_sample(self, rows: int, seconds: float) -> None:
         """Learn a warm-up run. One thread at a time, with the queue's lock."""
+        self._ran = self._anchored = rows if not self.known else max(rows, self._ran)
         self._device_model.add_warmup_sample(rows, seconds)
         self._predict_from(CostUpdate(self._device_model.curve, self.host, self._lead_share))
 
@@ -169,6 +182,11 @@ class BatchCostModel:
 
     def should_learn(self, now: float, rows: int, took: float) -> bool:
         """Return whether to learn a batch that took `took` seconds in all."""
+        if self._ran < rows and self._ran < self._most:
+            # The first run of a size is slower, because memory is allocated.
+            self._ran = min(rows, self._most)
+            self._upper.clear()
+            return False
         large = 2 * rows > self.full_rows
         # Judged by its start, because long batches are more likely to end at a given time.
         due = self._suspect or now - took >= self._sample_at
@@ -187,11 +205,16 @@ class BatchCostModel:
     def learn(self, rows: int, device_seconds: float, before: float, after: float) -> CostUpdate:
         """Learn a batch and return the update, which nothing uses before it is published."""
         rows = min(rows, self._most)
-        self._device_model.observe(rows, device_seconds)
+        if rows > self._anchored:
+            # As a warm-up run it is not clipped: predictions from smaller sizes are poor.
+            self._anchored = rows
+            self._device_model.add_warmup_sample(rows, device_seconds)
+        else:
+            self._device_model.observe(rows, device_seconds)
         if host_seconds := before + after:
             self._host_batches += 1
             if self._host_batches <= _HOST_ANCHORS:
-                # As a warm-up run it is not clipped: predictions from one size are poor.
+                # For the same reason.
                 self._host_model.add_warmup_sample(rows, host_seconds)
             else:
                 self._host_model.observe(rows, host_seconds)
@@ -225,7 +248,15 @@ class BatchCostModel:
 
         There are `queued` rows, whose first deadline is `slack` seconds away.
         """
-        return self._most if self._paying is None else self._paying.next_rows(queued, slack, now, self.mean)
+        if self._paying is None:
+            return self._most
+        rows = self._paying.next_rows(queued, slack, now, self.mean)
+        return rows if slack == math.inf else min(rows, _GROWTH * self._ran)
+
+    @property
+    def grows(self) -> bool:
+        """Whether the time of a full batch is a guess, because batches of half its rows have not run since a warm-up."""
+        return _GROWTH * self._ran < self.full_rows
 
     @property
     def stale(self) -> bool:
@@ -238,10 +269,10 @@ class BatchCostModel:
 
     def max_rows_within(self, slack: float) -> int:
         """Return the most rows whose `upper` is within the slack; the maximum if nothing is known."""
-        if not self.host.sizes:
-            return self.device.max_rows_within(slack)
         if not self.known or self.upper(self._most) <= slack:
             return self._most
+        if not self.host.sizes:
+            return self.device.max_rows_within(slack)
         low, high = 0, self._most
         while high - low > 1:
             middle = (low + high) // 2

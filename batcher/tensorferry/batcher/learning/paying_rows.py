@@ -14,8 +14,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from tensorferry.batcher.learning.calibration import powers_of_two
-
 # The size is the smallest whose time per row is within this factor of the best ...
 _NEAR_BEST = 1.03
 # ... if the largest takes more than this factor of the best. Else noise would choose the size.
@@ -34,6 +32,11 @@ _BATCHES_TO_SPARE = 2
 # shorter, than their means by this factor; or if a size that is tried again is faster by `_FASTER`.
 _MEAN_OF = 16
 _CHANGED_RUN, _DEVIATION, _FASTER = 6, 1.25, 2.0
+
+
+def powers_of_two(most: int) -> tuple[int, ...]:
+    """Return the batch sizes 1, 2, 4, ... and `most`."""
+    return tuple(sorted({min(1 << power, most) for power in range(most.bit_length() + 1)}))
 
 
 class _Size(NamedTuple):

@@ -107,7 +107,7 @@ class OverloadControl:
         ):
             # It is in time even after all others.
             return None
-        if len(backlog.buckets) > 1 or not cost_model.is_recent(now):
+        if len(backlog.buckets) > 1 or not cost_model.is_recent(now) or cost_model.grows:
             # With several buckets a long queue is useful: it makes the batches of rare ones larger.
             return None
         # Only requests of its own class are counted, as if the devices were theirs alone: a lower bound.

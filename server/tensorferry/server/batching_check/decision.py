@@ -7,22 +7,30 @@ If the configuration gives max_batch_size, it applies; the check then only decid
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.batching_check.cures import batch_axis_cure, cures_for
 from tensorferry.server.batching_check.row_comparison import ComparisonSettings
 from tensorferry.server.batching_check.shared_inputs import mixing_through_shared_inputs
 from tensorferry.server.batching_check.time_limit import with_time_limit
-from tensorferry.server.batching_check.verdict import BatchingFinding, BatchingVerdict, check_batching
+from tensorferry.server.batching_check.verdict import (
+    BatchingFinding,
+    BatchingVerdict,
+    check_batching,
+    unfinished,
+)
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.model_config.pbtxt import BatchingDecision, is_complete
+from tensorferry.server.runtime.check_cache import CheckCache
+from tensorferry.server.runtime.load_budget import LoadBudget
 from tensorferry.server.runtime.onnx_file import string_lists
 from tensorferry.server.runtime.op_libraries import replacing_library
 from tensorferry.server.runtime.ort_options import BATCHING
-from tensorferry.server.runtime.sampling import Array, working_size
+from tensorferry.server.runtime.sampling import Run, random_inputs, working_size
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.signature import Signature
 
@@ -40,31 +48,62 @@ _MOST_REASONS = 3
 class Candidate:
     """A loaded model whose batching is to be decided.
 
-    `signature` and `run` follow its configuration, if it has one. `precision` is as in `ComparisonSettings`, `run_alone` as
-    in `compare_rows`.
+    `signature` and `run` follow its configuration, if it has one. `precision` and `budget` are as in `ComparisonSettings`,
+    `run_alone` as in `compare_rows`.
     """
 
     name: str
     session: Session
     signature: Signature
-    run: Callable[[Mapping[str, Array]], dict[str, Array]]
+    run: Run
     requested: ModelConfig | None
     server_config: ServerConfig
     precision: float
-    run_alone: Callable[[Mapping[str, Array]], dict[str, Array]] | None = None
+    cache: CheckCache
+    budget: LoadBudget
+    run_alone: Run | None = None
 
     @property
     def policy(self) -> str:
         """The batching policy of the model, as in `batching_policy`."""
         return batching_policy(self.requested, self.server_config)
 
-    def unchecked(self, decision: BatchingDecision) -> tuple[BatchingDecision, int | None]:
-        """Return the decision and a working size for the warm-up."""
-        return decision, working_size(self.signature, self.run)[0]
+    def unchecked(self, decision: BatchingDecision) -> Decided:
+        """Return the decision and a working size."""
+        return Decided(decision, working_size(self.signature, self.run)[0])
 
     def check(self, max_batch_size: int) -> BatchingFinding:
-        """Run the batching check and apply the policy to its finding."""
-        settings = ComparisonSettings(max_batch_size, string_lists(self.session.path), self.precision)
+        """Run the batching check, unless its result is cached, and apply the policy to its finding."""
+        conditions = (max_batch_size, self.signature, self.precision)
+        found = BatchingFinding.from_json(self.cache.get("batching", conditions))
+        if found is None or not self._runs(found.working_size):
+            found = self._checked(max_batch_size)
+            if found.lasting:
+                self.cache.put("batching", conditions, found.to_json())
+        else:
+            _log.info(
+                "model %s: %s, as an earlier load found: %s",
+                self.name,
+                found.verdict.value,
+                found.evidence or found.reason,
+            )
+        if found.verdict is BatchingVerdict.TESTED and self.policy == "proved":
+            reason = f"it is only tested, and --batching proved batches only proved models: {found.reason}"
+            return replace(found, verdict=BatchingVerdict.REFUSED, reason=reason, cures=cures_for([reason]))
+        return found
+
+    def _runs(self, size: int | None) -> bool:
+        """Return whether the model runs one row of this working size."""
+        try:
+            self.run(random_inputs(self.signature, 1, size or 1))
+        except Exception:
+            return False
+        return True
+
+    def _checked(self, max_batch_size: int) -> BatchingFinding:
+        settings = ComparisonSettings(
+            max_batch_size, string_lists(self.session.path), self.precision, budget=self.budget
+        )
         # Less than the limit of the load, at which the model is refused.
         seconds = min(_LIMIT_SECONDS, self.server_config.run_timeout / 2 or _LIMIT_SECONDS)
         first_run = with_time_limit(self.run, self.session, seconds)
@@ -83,15 +122,23 @@ class Candidate:
             self.run_alone,
         )
         if found.verdict is BatchingVerdict.TESTED and found.working_size is not None:
-            reason = mixing_through_shared_inputs(self.signature, self.run, settings, found.working_size)
-            if reason:
-                return BatchingFinding(
-                    BatchingVerdict.REFUSED, reason, found.working_size, cures=cures_for([reason])
+            mixing = mixing_through_shared_inputs(self.signature, self.run, settings, found.working_size)
+            if mixing is None:
+                return unfinished(found.reason, found.working_size, found.seconds)
+            if mixing:
+                cures = cures_for([mixing])
+                return replace(
+                    found, verdict=BatchingVerdict.REFUSED, reason=mixing, evidence="", cures=cures
                 )
-        if found.verdict is BatchingVerdict.TESTED and self.policy == "proved":
-            reason = f"it is only tested, and --batching proved batches only proved models: {found.reason}"
-            return replace(found, verdict=BatchingVerdict.REFUSED, reason=reason, cures=cures_for([reason]))
         return found
+
+
+class Decided(NamedTuple):
+    """How a model is batched, a working size, and the time of one row and of two, by rows, if they were run."""
+
+    batching: BatchingDecision
+    working_size: int | None
+    seconds: Mapping[int, float] = {}
 
 
 def batching_policy(config: ModelConfig | None, server_config: ServerConfig) -> str:
@@ -110,10 +157,8 @@ def batching_policy(config: ModelConfig | None, server_config: ServerConfig) -> 
     return given
 
 
-def decide_by_server_config(
-    model: Candidate, rewriting: Sequence[str] = ()
-) -> tuple[BatchingDecision, int | None]:
-    """Decide for a model whose configuration does not set max_batch_size; also return a working size.
+def decide_by_server_config(model: Candidate, rewriting: Sequence[str] = ()) -> Decided:
+    """Decide for a model whose configuration does not set max_batch_size; also return what is known of its runs.
 
     `rewriting` has the reasons why the model is not served from a copy with a variable first axis, if that was tried.
     """
@@ -141,8 +186,9 @@ def decide_by_server_config(
             found.reason,
             "; ".join(found.cures),
         )
-        return _unbatched(found), found.working_size
-    return _batched(max_batch_size, max_queue_delay, found), found.working_size
+        return Decided(_unbatched(found), found.working_size, found.seconds)
+    batched = _batched(max_batch_size, max_queue_delay, found)
+    return Decided(batched, found.working_size, found.seconds)
 
 
 def decision_for_copy(model: Candidate, found: BatchingFinding) -> BatchingDecision:
@@ -162,8 +208,8 @@ def _max_queue_delay(model: Candidate) -> float:
     return model.server_config.max_queue_delay
 
 
-def decide_by_model_config(model: Candidate, requested: ModelConfig) -> tuple[BatchingDecision, int | None]:
-    """Decide for a model whose configuration gives max_batch_size; also return a working size.
+def decide_by_model_config(model: Candidate, requested: ModelConfig) -> Decided:
+    """Decide for a model whose configuration gives max_batch_size; also return what is known of its runs.
 
     Requests share no batch if the check finds that this changes answers.
     """
@@ -186,7 +232,8 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> tuple[Ba
         return model.unchecked(_trusted(name, max_batch_size, max_queue_delay))
     found = model.check(max_batch_size)
     if found.verdict is not BatchingVerdict.REFUSED:
-        return _batched(max_batch_size, max_queue_delay, found), found.working_size
+        batched = _batched(max_batch_size, max_queue_delay, found)
+        return Decided(batched, found.working_size, found.seconds)
     if explicit and not found.conclusive and model.policy != "proved":
         _log.warning(
             "model %s is batched unchecked, because its configuration has dynamic_batching: %s",
@@ -195,14 +242,14 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> tuple[Ba
         )
         why = ", as its configuration has dynamic_batching"
         trusted = replace(found, verdict=BatchingVerdict.TRUSTED)
-        return _batched(max_batch_size, max_queue_delay, trusted, why), None
+        return Decided(_batched(max_batch_size, max_queue_delay, trusted, why), None)
     _log.warning(
         "model %s: each request runs alone: %s; to change that: %s (--batching trust lets requests share batches anyway)",
         name,
         found.reason,
         "; ".join(found.cures),
     )
-    return _each_alone(max_batch_size, found), found.working_size
+    return Decided(_each_alone(max_batch_size, found), found.working_size, found.seconds)
 
 
 def _switched_off(reason: str) -> BatchingDecision:

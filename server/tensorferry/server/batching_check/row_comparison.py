@@ -9,9 +9,11 @@ and rounding explains almost no difference.
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 
 import numpy as np
@@ -27,6 +29,7 @@ from tensorferry.server.batching_check.row_kinds import (
     batch_of_rows,
     rows_of_kind,
 )
+from tensorferry.server.runtime.load_budget import LoadBudget
 from tensorferry.server.runtime.sampling import Array, Run, describe_difference, working_size
 from tensorferry.server.signature import Signature
 
@@ -45,8 +48,10 @@ class ComparisonOutcome(enum.Enum):
 
     SEPARATE = "rows run together equal rows run alone"
     MIXES = "a row depends on other rows"
+    FAILS = "one row runs, but not several together"
     UNSTABLE = "a row gives different outputs from run to run"
     DOES_NOT_RUN = "the model runs on no random input"
+    UNFINISHED = "the time did not suffice to compare rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,8 @@ class RowComparison:
     """The outcome and its evidence.
 
     `working_size` is a length of the other dynamic axes with which the model runs; None if none was found. `batches`
-    counts the compared batches by number of rows. `left_out` names the kinds of rows that the model rejects.
+    counts the compared batches by number of rows. `left_out` names the kinds of rows that the model rejects. `seconds` has
+    the shortest time of one row and of two, by rows.
     """
 
     outcome: ComparisonOutcome
@@ -62,6 +68,7 @@ class RowComparison:
     working_size: int | None
     batches: Mapping[int, int] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    seconds: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def extent(self) -> str:
@@ -81,7 +88,8 @@ class ComparisonSettings:
 
     `max_batch_size` is the largest batch. `vocabularies` are lists of strings from the model's file. `precision` is the
     device's relative precision, if it is worse than the outputs' datatypes. After `seconds`, only the minimum is run:
-    one draw of each kind of row, all in one batch, and if `thorough`, each kind in its own batch.
+    one draw of each kind of row, all in one batch, and if `thorough`, each kind in its own batch. When `budget` is used up,
+    the comparison ends; it is then unfinished, unless it is not `thorough` and two rows were compared.
     """
 
     max_batch_size: int = 32
@@ -90,6 +98,7 @@ class ComparisonSettings:
     seconds: float = 1.0
     thorough: bool = True
     clock: Callable[[], float] = time.perf_counter
+    budget: LoadBudget = field(default_factory=partial(LoadBudget, math.inf))
 
 
 class _Mixes(Exception):
@@ -126,9 +135,13 @@ def compare_rows(
         outcome, reason = ComparisonOutcome.DOES_NOT_RUN, str(error)
     except _Mixes as error:
         outcome, reason = ComparisonOutcome.MIXES, str(error)
+    except _OutOfTime:
+        if settings.thorough:
+            outcome, reason = ComparisonOutcome.UNFINISHED, "comparing its rows takes longer than a load may"
     except Exception as error:
-        outcome, reason = ComparisonOutcome.MIXES, f"it runs one row, but not several together ({error})"
-    return RowComparison(outcome, reason, size, comparer.batches, tuple(dict.fromkeys(comparer.left_out)))
+        outcome, reason = ComparisonOutcome.FAILS, f"it runs one row, but not several together ({error})"
+    left_out = tuple(dict.fromkeys(comparer.left_out))
+    return RowComparison(outcome, reason, size, comparer.batches, left_out, comparer.seconds)
 
 
 class _Unstable(Exception):
@@ -137,6 +150,10 @@ class _Unstable(Exception):
 
 class _FewRowsAccepted(Exception):
     """The model fails on most random rows."""
+
+
+class _OutOfTime(BaseException):
+    """The budget is used up. No `except Exception`, which takes failed runs for an answer, goes on with it."""
 
 
 class _RowComparer:
@@ -152,9 +169,7 @@ class _RowComparer:
         size: int,
     ) -> None:
         self._signature = signature
-        self._run = run
-        self._first_run = first_run
-        self._run_alone = run_alone or run
+        self._runs = run, first_run, run_alone or run
         # Batches in which the rows that were run alone are compared.
         self._orders = ([3, 0, 4, 2, 1], [1, 3], [4, 2, 0], *([[0]] if run_alone else []))
         self._settings = settings
@@ -167,6 +182,32 @@ class _RowComparer:
         self._row_bytes = 1
         self.batches: dict[int, int] = {}
         self.left_out: list[str] = []
+        self.seconds: dict[int, float] = {}
+        # A difference was found, and must be explained however long that takes.
+        self._unlimited = False
+
+    def _run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        return self._run_in_time(self._runs[0], inputs)
+
+    def _first_run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        return self._run_in_time(self._runs[1], inputs)
+
+    def _run_alone(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        return self._run_in_time(self._runs[2], inputs)
+
+    def _run_in_time(self, run: Run, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Run and time a batch. Raise _OutOfTime if two rows were compared, and the budget allows no more."""
+        rows = next(len(inputs[spec.name]) for spec in self._signature.inputs if spec.has_row_axis)
+        if self.batches and not self._unlimited and not self._settings.budget.allows(rows):
+            raise _OutOfTime
+        began = self._settings.clock()
+        outputs = run(inputs)
+        took = self._settings.clock() - began
+        if rows <= 2:
+            self.seconds[rows] = min(took, self.seconds.get(rows, took))
+        if rows == 1:
+            self._settings.budget.row_took(took)
+        return outputs
 
     def compare_random_rows(self) -> None:
         """Compare random rows run alone with the same rows in batches of several orders and sizes."""
@@ -192,7 +233,6 @@ class _RowComparer:
         """Draw random rows until the model accepts enough of them; return the outputs of each run alone."""
         outputs: list[Mapping[str, Array]] = []
         reason = ""
-        began = self._settings.clock()
         shared: Row = {}
         for seed in range(_DRAWS):
             for drawn in rows_of(self._signature, distinct_rows(self._signature, self._size, seed)):
@@ -207,13 +247,25 @@ class _RowComparer:
                     reason = str(error)
                     continue
                 self._random.append(row)
+                if len(outputs) == 2:
+                    # First, because it shows most, and a slow model has time for little else.
+                    self._compare_pair(outputs)
                 if len(outputs) == RANDOM_ROWS:
-                    self._row_seconds = (self._settings.clock() - began) / (seed * RANDOM_ROWS + RANDOM_ROWS)
+                    self._row_seconds = self.seconds[1]
                     self._row_bytes = max(
                         1, sum(array.nbytes for array in (*row.values(), *outputs[0].values()))
                     )
                     return outputs
         raise _FewRowsAccepted(f"it runs on few random inputs ({reason}), so running shows nothing")
+
+    def _compare_pair(self, alone: Sequence[Mapping[str, Array]]) -> None:
+        try:
+            self._check_alone(dict(enumerate(alone)), self._run_together(self._random))
+        except _Mixes:
+            # Random outputs always differ.
+            self._unlimited = True
+            self._check_repeatable(alone[0])
+            raise
 
     def compare_extreme_rows(self) -> None:
         """Compare rows beside extreme rows with the same rows beside random rows."""
@@ -344,7 +396,7 @@ class _RowComparer:
             except _Mixes:
                 raise
             except Exception:
-                # The batch may be too large for the device or a table in the model; the warm-up finds the limit.
+                # The batch may be too large for the device or a table in the model.
                 rows //= 2
                 continue
             numbers = {at: self._number_of(row) for at, row in enumerate(batch)}
@@ -377,7 +429,9 @@ class _RowComparer:
         if not _difference_at(self._signature, first, first, other, positions):
             return
         # The variation between runs is measured only here, because most devices compute the same each time.
+        self._unlimited = True
         again = self._run_together(batch)
+        self._unlimited = False
         found = _difference_at(self._signature, first, again, other, positions)
         if found:
             raise _Mixes(f"{found} ({where})")

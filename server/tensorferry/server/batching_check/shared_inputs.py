@@ -19,15 +19,16 @@ from tensorferry.server.signature import Signature
 # The time of each comparison beyond the minimum.
 _SECONDS = 0.25
 _SEEDS = (1, 2)
+_MIXES = (ComparisonOutcome.MIXES, ComparisonOutcome.FAILS, ComparisonOutcome.UNSTABLE)
 
 
 def mixing_through_shared_inputs(
     signature: Signature, run: Run, settings: ComparisonSettings, size: int
-) -> str:
+) -> str | None:
     """Return why rows affect each other for some values of the shared inputs; "" if no such value was found.
 
-    `compare_rows` uses one random value of each; this function adds zeros, ones and other random values. Values that
-    the model rejects are ignored.
+    None if the time did not suffice. `compare_rows` uses one random value of each; this function adds zeros, ones and other
+    random values. Values that the model rejects are ignored.
     """
     names = [signature.inputs[at].name for at in sorted(signature.shared_inputs(batched=True))]
     if not names:
@@ -41,7 +42,9 @@ def mixing_through_shared_inputs(
     for values in (*drawn, *filled):
         given = {name: values[name] for name in names}
         comparison = compare_rows(signature, partial(_run_with, run, given), shorter)
-        if comparison.outcome in (ComparisonOutcome.MIXES, ComparisonOutcome.UNSTABLE):
+        if comparison.outcome is ComparisonOutcome.UNFINISHED:
+            return None
+        if comparison.outcome in _MIXES:
             return comparison.reason
     return ""
 

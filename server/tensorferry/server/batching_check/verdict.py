@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tensorferry.server.batching_check.cures import cures_for
 from tensorferry.server.batching_check.row_comparison import (
@@ -50,7 +52,8 @@ class BatchingFinding:
 
     `working_size` is a length of the other dynamic axes with which the model runs; None if none was found.
     `conclusive` is false for a refusal without evidence that rows mix. `evidence` describes the batches that were run;
-    empty if none was. `cures` say what to change in a refused model.
+    empty if none was. `cures` say what to change in a refused model. `seconds` has the time of one row and of two, by rows.
+    `lasting` is false if another check may find something else.
     """
 
     verdict: BatchingVerdict
@@ -59,6 +62,31 @@ class BatchingFinding:
     conclusive: bool = True
     evidence: str = ""
     cures: tuple[str, ...] = ()
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    lasting: bool = True
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Return the finding in a form for `from_json`."""
+        return {**asdict(self), "verdict": self.verdict.value}
+
+    @classmethod
+    def from_json(cls, kept: Any) -> BatchingFinding | None:
+        """Return a finding that `to_json` returned; None if it is something else."""
+        try:
+            found = cls(**kept)
+            size = found.working_size
+            if size is not None and (type(size) is not int or size < 1):
+                return None
+            return replace(
+                found,
+                verdict=BatchingVerdict(found.verdict),
+                reason=str(found.reason),
+                evidence=str(found.evidence),
+                cures=tuple(map(str, found.cures)),
+                seconds={int(rows): float(took) for rows, took in found.seconds.items()},
+            )
+        except (AttributeError, TypeError, ValueError):
+            return None
 
 
 def check_batching(
@@ -83,16 +111,20 @@ def check_batching(
         # The model is not run, because running can miss the mixing.
         size, _ = working_size(signature, run)
         cures = cures_for(analysis.reasons, operators)
-        return BatchingFinding(BatchingVerdict.REFUSED, _reasons(analysis), size, cures=cures)
+        return BatchingFinding(
+            BatchingVerdict.REFUSED, _reasons(analysis), size, cures=cures, lasting=size is not None
+        )
     proved = analysis.finding is RowMixing.SEPARATE
     if any("QuantizeLinear" in operator or operator.startswith("QLinear") for operator in operators):
         settings = replace(settings, precision=max(settings.precision, _QUANTISED_PRECISION))
     seconds = _SECONDS_TO_CONFIRM if proved else _SECONDS_TO_TEST
     settings = replace(settings, seconds=seconds, thorough=not proved)
     comparison = compare_rows(signature, run, settings, first_run, run_alone)
+    if comparison.outcome is ComparisonOutcome.UNFINISHED:
+        return unfinished(_reasons(analysis), comparison.working_size, comparison.seconds)
     if comparison.outcome in (ComparisonOutcome.SEPARATE, ComparisonOutcome.DOES_NOT_RUN):
         return _unrefuted(name, analysis, comparison)
-    if proved and comparison.outcome is ComparisonOutcome.MIXES:
+    if proved and comparison.outcome in (ComparisonOutcome.MIXES, ComparisonOutcome.FAILS):
         _log.warning(
             "model %s: its graph keeps rows independent, but running it does not: %s; an operator deviates from its "
             "definition, or the analysis has a bug",
@@ -106,6 +138,27 @@ def check_batching(
         comparison.working_size,
         evidence=comparison.extent,
         cures=cures_for((*analysis.reasons, comparison.reason), operators),
+        seconds=comparison.seconds,
+        # Rows may fail together for lack of memory.
+        lasting=comparison.outcome is not ComparisonOutcome.FAILS,
+    )
+
+
+def unfinished(unknown: str, working_size: int | None, seconds: Mapping[int, float]) -> BatchingFinding:
+    """Return the finding for a model whose rows must be compared, which takes longer than a load may.
+
+    `unknown` is why its graph is not enough.
+    """
+    reason = (
+        "its rows are not compared, because that takes longer than a load may; its graph could not be analysed fully: "
+        f"{unknown}"
+    )
+    cure = (
+        "run `tensorferry inspect MODEL` once with the server's options, which compares its rows and keeps the result for "
+        "the next load"
+    )
+    return BatchingFinding(
+        BatchingVerdict.REFUSED, reason, working_size, cures=(cure,), seconds=seconds, lasting=False
     )
 
 
@@ -117,10 +170,12 @@ def _unrefuted(name: str, analysis: BatchAnalysis, comparison: RowComparison) ->
             _log.info(
                 "model %s: rows are independent, proved by its graph alone: %s", name, comparison.reason
             )
-            return BatchingFinding(BatchingVerdict.PROVED, "", None)
+            return BatchingFinding(BatchingVerdict.PROVED, "", None, lasting=False)
         reason = f"{comparison.reason}, and its graph could not be analysed fully: {unknown}"
         cures = cures_for((*analysis.reasons, comparison.reason))
-        return BatchingFinding(BatchingVerdict.REFUSED, reason, None, conclusive=False, cures=cures)
+        return BatchingFinding(
+            BatchingVerdict.REFUSED, reason, None, conclusive=False, cures=cures, lasting=False
+        )
     if proved:
         _log.info(
             "model %s: rows are independent, proved by its graph and confirmed by running: %s",
@@ -128,7 +183,11 @@ def _unrefuted(name: str, analysis: BatchAnalysis, comparison: RowComparison) ->
             comparison.extent,
         )
         return BatchingFinding(
-            BatchingVerdict.PROVED, "", comparison.working_size, evidence=comparison.extent
+            BatchingVerdict.PROVED,
+            "",
+            comparison.working_size,
+            evidence=comparison.extent,
+            seconds=comparison.seconds,
         )
     _log.info(
         "model %s: rows are independent, tested by running: %s; its graph could not be analysed fully: %s",
@@ -137,7 +196,11 @@ def _unrefuted(name: str, analysis: BatchAnalysis, comparison: RowComparison) ->
         unknown,
     )
     return BatchingFinding(
-        BatchingVerdict.TESTED, unknown, comparison.working_size, evidence=comparison.extent
+        BatchingVerdict.TESTED,
+        unknown,
+        comparison.working_size,
+        evidence=comparison.extent,
+        seconds=comparison.seconds,
     )
 
 

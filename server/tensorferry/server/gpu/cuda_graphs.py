@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tensorferry.batcher.learning.calibration import powers_of_two
+from tensorferry.batcher.learning.paying_rows import powers_of_two
 from tensorferry.server.errors import StartError
 from tensorferry.server.gpu.tensor_layout import Shape
 from tensorferry.server.signature import Signature

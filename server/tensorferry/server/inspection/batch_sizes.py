@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tensorferry.batcher.learning.calibration import powers_of_two
-from tensorferry.batcher.learning.paying_rows import full_batch_rows
+from tensorferry.batcher.learning.paying_rows import full_batch_rows, powers_of_two
 from tensorferry.server.inspection.batch_times import BatchTime
 
 # A larger batch is not better unless it gains more than this share of rows per second, because it delays each request.

@@ -124,7 +124,8 @@ def inspect_model(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
 def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> Inspection:
     device = choose_device(config.device)
     with ExitStack() as scratch:
-        prepared = prepare_model(source, config, device, scratch)
+        # No request waits, so rows are compared to the end.
+        prepared = prepare_model(source, config, device, scratch, unlimited=True)
         if wanted.write_batched is not None:
             _write_batched(prepared, wanted.write_batched)
         copied: PreparedModel | None = None
@@ -206,7 +207,7 @@ def _try_copy(
         # A file that was fetched is in a cache, in which the command must write nothing.
         made = None if source.keep_alive is None else Path(copy_name(source.path))
         command = write_copy(source.path, signature, path, made)
-        prepared = prepare_model(replace(source, path=path), config, device, scratch)
+        prepared = prepare_model(replace(source, path=path), config, device, scratch, unlimited=True)
     except (NoCopy, StartError) as error:
         return TriedCopy(error=str(error).replace(str(path), str(source.path))), None
     return TriedCopy(command, prepared.batching), prepared

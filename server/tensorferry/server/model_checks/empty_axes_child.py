@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import resource
 import signal
@@ -38,6 +39,8 @@ class ProbeRuns:
 
 def _main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Requests to models that serve come first.
+    os.nice(19)
     # The default action of the signal ends the process even while native code runs.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LOAD_SECONDS)

@@ -1,6 +1,7 @@
-"""Probe that finds, while a model is loaded, which axes of its inputs may have length zero.
+"""Probe that finds, after a model was loaded, which axes of its inputs may have length zero.
 
-The model runs in a child process, because ONNX Runtime may crash.
+The model runs in a child process, because ONNX Runtime may crash. Until the probe ends, requests with such axes are refused.
+Which operators crash is not known, so every model with variable axes is probed.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,8 @@ from tensorferry.server.model_checks.empty_axes_child import (
     ProbeRun,
     ProbeRuns,
 )
-from tensorferry.server.model_checks.probe_cache import ProbeCache, digest_of
 from tensorferry.server.model_config.io_mapping import IoMapping
-from tensorferry.server.runtime.ort import onnxruntime
+from tensorferry.server.runtime.check_cache import CheckCache
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.shapes.empty_axes import AxisSet, EmptyAxes, axis_sets_to_test
 from tensorferry.server.threads import ThreadKind, new_thread
@@ -39,8 +38,6 @@ _log = logging.getLogger("tensorferry.server")
 
 # Time limit of one run.
 _RUN_SECONDS = 20
-# To be increased when the runs or the format of the cache change.
-_VERSION = 1
 # Most child processes for one model. Axes that are left then are not known to be safe.
 _MOST_CHILDREN = 8
 # Signals that the model causes. Others, such as SIGKILL and SIGTERM, say nothing about the model.
@@ -56,12 +53,11 @@ _UNKNOWN = "this could not be tested"
 class ProbedModel:
     """The model to probe.
 
-    `source` is its file, `path` the file to run, which may be converted. `working_size` is a length of dynamic axes with
+    `path` is the file to run, which may be converted. `working_size` is a length of dynamic axes with
     which the model runs; None if none is known, and then nothing is probed. `run_seconds` limits one run.
     """
 
     name: str
-    source: Path
     path: Path
     ort_options: OrtOptions
     io_mapping: IoMapping
@@ -71,45 +67,72 @@ class ProbedModel:
 
 
 class EmptyAxesProbe:
-    """Probes a model on its own thread while the model is loaded. `result` waits for the end.
+    """Probes a model on its own thread, unless the result is cached. `found` has the result.
 
-    Leaving the `with` block kills a child process that still runs.
+    `files` is closed when the file to run is no longer needed. `start` is called at most once; `close` kills a child process
+    that still runs.
     """
 
-    def __init__(self, model: ProbedModel) -> None:
+    def __init__(self, model: ProbedModel, cache: CheckCache, files: ExitStack | None = None) -> None:
         self._model = model
-        self._result = EmptyAxes()
-        # Guards _child and _closed, so that no child starts after the block was left. No waiting while it is held.
+        self._cache = cache
+        self._files = files or ExitStack()
+        axes = axis_sets_to_test(model.io_mapping.signature, batched=model.max_batch_size > 0)
+        if model.working_size is None:
+            axes = []
+        self._runs = {each: _probe_runs(model, each) for each in axes}
+        self.found = EmptyAxes(_decode(cache.get("empty-axes", self._conditions), axes) if axes else {})
+        # Guards _child and _closed, so that no child starts after `close`. No waiting while it is held.
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> EmptyAxesProbe:
-        axes = axis_sets_to_test(self._model.io_mapping.signature, batched=self._model.max_batch_size > 0)
-        if axes and self._model.working_size is not None:
-            self._thread = new_thread(
-                f"tensorferry-empty-axes-{self._model.name}", partial(self._run, axes), ThreadKind.EXPENDABLE
-            )
-            self._thread.start()
-        return self
+    @property
+    def _conditions(self) -> object:
+        return list(self._runs.values())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def start(self) -> None:
+        """Start the thread, if there is something to probe."""
+        if self.found.verdicts is not None:
+            self._files.close()
+            return
+        self._thread = new_thread(
+            f"tensorferry-empty-axes-{self._model.name}", self._run, ThreadKind.EXPENDABLE
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the probe; return when it has ended."""
         with self._lock:
             self._closed = True
             child = self._child
         if child is not None:
             child.kill()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for the end of the probe."""
         if self._thread is not None:
             self._thread.join()
 
-    def result(self) -> EmptyAxes:
-        """Wait for the probe and return its result."""
-        if self._thread is not None:
-            self._thread.join()
-        for axes, reason in self._result.verdicts.items():
+    def _run(self) -> None:
+        verdicts: Mapping[AxisSet, str] = {}
+        try:
+            verdicts, reproducible = self._verdicts(self._runs)
+            if reproducible:
+                kept = [[sorted(each), reason] for each, reason in verdicts.items()]
+                self._cache.put("empty-axes", self._conditions, kept)
+        except Exception as error:
+            _log.warning(
+                "model %s: axes of length zero could not be tested, so requests with them are refused: %r",
+                self._model.name,
+                error,
+            )
+        finally:
+            self.found.verdicts = verdicts
+            self._files.close()
+        for axes, reason in verdicts.items():
             if reason in (_CRASHED, _HUNG):
                 _log.info(
                     "model %s: requests with no element along %s are refused: %s",
@@ -117,31 +140,6 @@ class EmptyAxesProbe:
                     _describe(axes),
                     reason,
                 )
-        return self._result
-
-    def _run(self, axes: Sequence[AxisSet]) -> None:
-        try:
-            self._result = self._probe(axes)
-        except Exception as error:
-            _log.warning(
-                "model %s: axes of length zero could not be tested, so requests with them are refused: %r",
-                self._model.name,
-                error,
-            )
-
-    def _probe(self, axes: Sequence[AxisSet]) -> EmptyAxes:
-        model, cache = self._model, ProbeCache("empty-axes")
-        runs = {each: _probe_runs(model, each) for each in axes}
-        conditions = repr((_VERSION, onnxruntime.__version__, model.ort_options, list(runs.values())))
-        libraries = [library.path for library in model.ort_options.op_libraries]
-        digest = digest_of(model.source, conditions, libraries)
-        cached = _decode(cache.get(digest), axes)
-        if cached is not None:
-            return cached
-        verdicts, reproducible = self._verdicts(runs)
-        if reproducible:
-            cache.put(digest, [[sorted(each), reason] for each, reason in verdicts.items()])
-        return EmptyAxes(verdicts)
 
     def _verdicts(self, runs: Mapping[AxisSet, Sequence[ProbeRun]]) -> tuple[dict[AxisSet, str], bool]:
         """Return the verdicts, and whether another load would give the same."""
@@ -236,15 +234,15 @@ def _probe_runs(model: ProbedModel, axes: AxisSet) -> list[ProbeRun]:
     return runs
 
 
-def _decode(cached: Any, axes: Sequence[AxisSet]) -> EmptyAxes | None:
-    """Return a cached result; None if it is not a result for these axes."""
+def _decode(cached: Any, axes: Sequence[AxisSet]) -> Mapping[AxisSet, str] | None:
+    """Return cached verdicts; None if they are not a result for these axes."""
     try:
         verdicts = {
             frozenset((str(name), int(axis)) for name, axis in each): str(reason) for each, reason in cached
         }
     except (TypeError, ValueError):
         return None
-    return EmptyAxes(verdicts) if verdicts.keys() == set(axes) else None
+    return verdicts if verdicts.keys() == set(axes) else None
 
 
 def _describe(axes: AxisSet) -> str:

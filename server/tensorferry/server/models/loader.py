@@ -44,7 +44,7 @@ _VERDICTS = ("off", "refused", "trusted", "tested", "proved")
 
 
 def load_model(source: ModelSource, context: LoadContext) -> Model:
-    """Load a model, checked, warmed up and ready for requests. StartError names the file and the reason."""
+    """Load a model, checked and ready for requests. StartError names the file and the reason."""
     limit = context.config.for_model(source.name).run_timeout
     with LoadProgress(f"model {source.name} version {source.version}"):
         return limit_trial_runs(source.name, limit, lambda: _load_model(source, context))
@@ -297,7 +297,7 @@ def _warn_about_unreachable_batches(name: str, step: LoadedStep, config: ServerC
     run_seconds, signature = step.run_seconds, step.signature
     if any(seconds >= slo for seconds in run_seconds.values()):
         _log.warning(
-            "model %s: a batch of %d rows took %.1f ms in warm-up, and --slo-ms is %g: batches will have fewer rows",
+            "model %s: a batch of %d rows took %.1f ms at load, and --slo-ms is %g: batches will have fewer rows",
             name,
             max(run_seconds),
             run_seconds[max(run_seconds)] * 1e3,

@@ -1,6 +1,6 @@
 """Control of the models in the repositories: loading at startup, on request, and when files change.
 
-One thread loads and unloads, one model at a time; models that steps of another name come before it. A new version is loaded and warmed up while the old one serves. Then
+One thread loads and unloads, one model at a time; models that steps of another name come before it. A new version is loaded and checked while the old one serves. Then
 requests go to the new one, and the old one answers those that it has accepted. A version that cannot be loaded does not
 affect the versions that serve.
 """

@@ -191,7 +191,7 @@ class _StageBuilder:
         )
 
     def batcher(self, name: str, hook: ResponseBurstHook | None, clients: ClientPolicy | None) -> Batcher:
-        """Return a new batcher of the stage, which knows the times of the warm-up."""
+        """Return a new batcher of the stage, which knows the times of the runs at load."""
         batcher = make_batcher(
             name,
             self._settings,
@@ -206,8 +206,8 @@ class _StageBuilder:
         for number, made in enumerate(self._instances):
             for instance in made:
                 instance.on_hang(_hung_run_callback(weakref.ref(batcher), number))
-        for rows, seconds, key in _warmup(self._loaded):
-            batcher.add_warmup_sample(rows, seconds, key)
+        for rows, seconds in _warmup(self._loaded):
+            batcher.add_warmup_sample(rows, seconds)
         return batcher
 
     def stage(self, batcher: Batcher) -> Stage:
@@ -318,10 +318,10 @@ def _described(placed: PlacedStep, planned: PlannedStage, times: tuple[StepTimes
 
 
 def _warmup(steps: Sequence[LoadedStep]) -> Sequence[WarmupTime]:
-    """Return the warm-up times of a stage: sums over its steps, for the sizes that all have run."""
+    """Return the times of a stage at load: sums over its steps, for the sizes that all have run."""
     if len(steps) == 1:
         return steps[0].warmup
-    by_rows = [{time.rows: time.seconds for time in step.warmup if time.key is None} for step in steps]
+    by_rows = [dict(step.warmup) for step in steps]
     return [
         WarmupTime(rows, sum(times[rows] for times in by_rows))
         for rows in by_rows[0]

@@ -1,1 +1,1 @@
-"""Loading of ONNX models: preparation, sessions, padding and warm-up."""
+"""Loading of ONNX models: preparation, padding and sessions."""

@@ -1,11 +1,12 @@
-"""Loading of an ONNX model: preparation, sessions, padding, warm-up."""
+"""Loading of an ONNX model: preparation, padding, sessions."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,12 +26,13 @@ from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.recovering_instance import RecoveringInstance, RecoveringStagedModel
 from tensorferry.server.recovery.watchdog import RunLimits, Watchdog
 from tensorferry.server.runtime.fp16 import accuracy_inputs, check_accuracy, model_file
-from tensorferry.server.runtime.host_memory import GrowthCheck
+from tensorferry.server.runtime.host_memory import GrowthCheck, check_fits
 from tensorferry.server.runtime.onnx_file import has_steady_run_time
 from tensorferry.server.runtime.op_libraries import replacing_library
 from tensorferry.server.runtime.ort_options import Fp16
-from tensorferry.server.runtime.sampling import Array, random_inputs, varies, working_size
+from tensorferry.server.runtime.sampling import Array, varies, working_size
 from tensorferry.server.runtime.session import Session
+from tensorferry.server.signature import Signature
 from tensorferry.server.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
 from tensorferry.server.telemetry.load_progress import set_load_stage
 
@@ -51,7 +53,7 @@ def load_onnx_step(
     watchdog: Watchdog | None,
     ragged: Mapping[str, RaggedInput] = _NO_RAGGED_INPUTS,
 ) -> LoadedStep:
-    """Load an ONNX model, checked and warmed up. StartError names the file and the reason.
+    """Load an ONNX model and check it. StartError names the file and the reason.
 
     `ragged` has inputs that a function of the same pipeline makes, with rows of different lengths.
     """
@@ -60,22 +62,23 @@ def load_onnx_step(
         prepared = prepare_model(source, config, device, scratch)
         config = with_default_padding(config, source.name, prepared.io_mapping.signature, ragged)
         settings, io_mapping = prepared.settings, prepared.io_mapping
-        # The probe runs during the warm-up.
-        with EmptyAxesProbe(_probed_model(source, prepared)) as probe:
-            loaded = _load_sessions(source, config, prepared)
-            set_load_stage("checking axes of length zero")
-            empty_axes = probe.result()
+        loaded = _load_sessions(source, config, prepared)
+        probe = EmptyAxesProbe(_probed_model(source, prepared), prepared.cache, scratch.pop_all())
     load_seconds = time.monotonic() - started
     _log.info(
-        "model %s version %s loaded from %s on %s in %.2f s, warmed at batches of %s",
+        "model %s version %s loaded from %s on %s in %.2f s: its session took %.2f s, checks and warm-up %.2f s%s",
         source.name,
         source.version,
         source.path,
         _device_counts(settings.devices),
         load_seconds,
-        ", ".join(map(str, loaded.slowest[-1])) or "no size: it does not run on random input",
+        prepared.session_seconds,
+        prepared.budget.used(),
+        "" if loaded.runs else "; it does not run on random input",
     )
-    rebuild = partial(loaded.factory.rebuild, runs=any(loaded.slowest))
+    # After the model is loaded, because its process competes for the cores.
+    probe.start()
+    rebuild = partial(loaded.factory.rebuild, runs=loaded.runs)
     limits = RunLimits(watchdog, config.run_timeout, load_seconds)
     sessions = dict(enumerate(loaded.sessions))
 
@@ -87,7 +90,8 @@ def load_onnx_step(
         if instance.staged and not io_mapping.inputs and not io_mapping.outputs:
             # In stages only if clients' tensors need no reshape.
             staged = RecoveringStagedModel(instance)
-        return StepInstance(io_mapping.runner(instance.run), instance.on_hang, staged)
+        close = probe.close if number == 0 else (lambda: None)
+        return StepInstance(io_mapping.runner(instance.run), instance.on_hang, staged, close)
 
     return LoadedStep(
         name=source.name,
@@ -97,10 +101,13 @@ def load_onnx_step(
         decision=prepared.batching,
         batching=loaded.batching,
         make_instance=make_instance,
-        run_seconds=loaded.slowest[-1],
-        warmup=tuple(_warmup_times(loaded, prepared)),
+        run_seconds=prepared.run_seconds,
+        # Without fixed shapes, a run's time depends on more than the rows.
+        warmup=()
+        if varies(io_mapping.signature)
+        else tuple(WarmupTime(rows, seconds) for rows, seconds in sorted(prepared.run_seconds.items())),
         padding=loaded.padding,
-        empty_axes=empty_axes,
+        empty_axes=probe.found,
         steady="cpu" in settings.devices
         and replacing_library(settings.ort_options.op_libraries) is None
         and has_steady_run_time(source.path),
@@ -110,7 +117,6 @@ def load_onnx_step(
 def _probed_model(source: ModelSource, prepared: PreparedModel) -> ProbedModel:
     return ProbedModel(
         name=source.name,
-        source=prepared.file.source,
         path=prepared.file.path,
         ort_options=prepared.settings.ort_options,
         io_mapping=prepared.io_mapping,
@@ -120,16 +126,14 @@ def _probed_model(source: ModelSource, prepared: PreparedModel) -> ProbedModel:
 
 
 class _LoadedSessions(NamedTuple):
-    """A model's warm sessions.
+    """A model's sessions.
 
-    `run_seconds` has, for each session and padded length, the seconds by number of rows; `slowest` has the greatest over
-    the sessions. `batching` describes batching and padding to people.
+    `runs` says whether they run random input. `batching` describes batching and padding to people.
     """
 
     factory: SessionFactory
     sessions: Sequence[Session]
-    run_seconds: Sequence[Sequence[Mapping[int, float]]]
-    slowest: Sequence[Mapping[int, float]]
+    runs: bool
     padding: Padding | None
     batching: str
 
@@ -140,19 +144,7 @@ def _load_sessions(source: ModelSource, config: ServerConfig, prepared: Prepared
     for warning in warnings:
         _log.warning("%s", warning)
     declared = declared_padding(prepared, config)
-    sessions = [prepared.session]
-    # Each instance has its own copy of the weights.
-    memory = GrowthCheck()
-    for device in settings.devices[1:]:
-        if device == "cpu":
-            # ONNX Runtime checks the memory of GPUs.
-            memory.check(
-                f"model {source.name!r}: instance {len(sessions) + 1} of {len(settings.devices)}",
-                "lower the count of its instance_group, or --instances",
-                steps=len(sessions) - 1,
-            )
-        set_load_stage(f"making session {len(sessions) + 1} of {len(settings.devices)}")
-        sessions.append(prepared.file.session(device, settings.ort_options))
+    _check_batches_fit(source.name, settings.max_batch_size, config.max_queue_size, signature)
     set_load_stage("checking padding")
     run_first = prepared.io_mapping.runner(prepared.session.run)
     padding = decide_padding(source.name, prepared, run_first, config, declared)
@@ -167,19 +159,43 @@ def _load_sessions(source: ModelSource, config: ServerConfig, prepared: Prepared
         _check_fp16(source.name, prepared, run_first, padded_sizes[-1], inputs, settings.ort_options.fp16)
     plan = WarmupPlan(samples, prepared.working_size, padded_sizes, config.max_queue_size)
     factory = SessionFactory(source, prepared.io_mapping, settings, plan)
+    sessions = [prepared.session]
+    # Each instance has its own copy of the weights.
+    memory = GrowthCheck()
+    for device in settings.devices[1:]:
+        if device == "cpu":
+            # ONNX Runtime checks the memory of GPUs.
+            memory.check(
+                f"model {source.name!r}: instance {len(sessions) + 1} of {len(settings.devices)}",
+                "lower the count of its instance_group, or --instances",
+                steps=len(sessions) - 1,
+            )
+        set_load_stage(f"making session {len(sessions) + 1} of {len(settings.devices)}")
+        sessions.append(factory.session(prepared.file, device))
     set_load_stage("capturing CUDA graphs and warming up")
     captured = [factory.capture(session) for session in sessions]
     if captured[0]:
         _log.info("model %s: CUDA graphs for batches of %s", source.name, ", ".join(map(str, captured[0])))
-    run_seconds = [factory.warm_up(session) for session in sessions]
-    # Devices may differ, so limits are compared with the slowest one.
-    slowest = [_slowest(of_one_length) for of_one_length in zip(*run_seconds, strict=True)]
-    return _LoadedSessions(factory, sessions, run_seconds, slowest, padding, batching)
+    known = prepared.working_size is not None
+    ran = [factory.warm_up(session, ran=known and session is prepared.session) for session in sessions]
+    return _LoadedSessions(factory, sessions, any(ran), padding, batching)
 
 
-def _slowest(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Return the greatest seconds by number of rows, for those that all instances ran."""
-    return {rows: max(run[rows] for run in runs) for rows in runs[0] if all(rows in run for run in runs)}
+def _check_batches_fit(name: str, max_batch_size: int, most: int, signature: Signature) -> None:
+    """Raise StartError if there is not enough memory for the inputs and outputs of a batch alone.
+
+    No batch has more than `most` rows, because the queue holds no more.
+    """
+    rows = min(max(1, max_batch_size), most)
+    row_bytes = sum(
+        math.prod(dim for dim in spec.dims[1:] if isinstance(dim, int)) * spec.datatype.size
+        for spec in signature.inputs + signature.outputs
+    )
+    check_fits(
+        f"model {name!r}: input and output of a batch of {rows} rows",
+        row_bytes * rows,
+        f"lower max_batch_size, which is {max_batch_size}",
+    )
 
 
 def _check_fp16(
@@ -210,21 +226,6 @@ def _check_fp16(
     rows = min(_FP16_CHECK_ROWS, max(1, prepared.settings.max_batch_size))
     inputs = accuracy_inputs(signature, rows, size, sizes, samples)
     check_accuracy(name, signature, run, in_fp32, inputs, fp16.tolerance)
-
-
-def _warmup_times(loaded: _LoadedSessions, prepared: PreparedModel) -> Iterator[WarmupTime]:
-    """Yield the run times that the warm-up measured on the first instance."""
-    signature, size = prepared.io_mapping.signature, prepared.working_size
-    first = loaded.run_seconds[0]
-    if loaded.padding is not None and size is not None:
-        for sizes, run in zip(loaded.factory.warmup.padded_sizes, first, strict=True):
-            inputs = random_inputs(signature, 1, size, sizes=sizes)
-            key = tuple(inputs[spec.name].shape[1:] for spec in signature.inputs)
-            for rows, seconds in run.items():
-                yield WarmupTime(rows, seconds, key)
-    elif not varies(signature):
-        for rows, seconds in first[-1].items():
-            yield WarmupTime(rows, seconds)
 
 
 def _device_counts(devices: tuple[str, ...]) -> str:

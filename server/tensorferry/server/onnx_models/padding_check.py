@@ -21,6 +21,7 @@ from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.onnx_models.preparation import PreparedModel
+from tensorferry.server.runtime.load_budget import LoadBudget
 from tensorferry.server.runtime.sampling import (
     Array,
     Run,
@@ -125,24 +126,32 @@ _CHANGES: tuple[_Change, ...] = (_unchanged, _negative, _large_or_small)
 
 
 def padding_dependence(
-    signature: Signature, run: Run, padding: Padding, axis: str, size: int, precision: float = 0.0
+    signature: Signature,
+    run: Run,
+    padding: Padding,
+    axis: str,
+    size: int,
+    precision: float = 0.0,
+    budget: LoadBudget | None = None,
 ) -> str:
     """Return why padding changes the answers of a model; "" if it does not. Never raises.
 
-    `size` is the length of the dynamic axes other than the batch axis and the padded one, `axis`. `precision` is as in
-    `ComparisonSettings`.
+    `size` is the length of the dynamic axes other than the batch axis and the padded one, `axis`. `precision` and `budget`
+    are as in `ComparisonSettings`.
     """
     check = _PaddingCheck(signature, run, padding, axis, size, precision)
-    shorter = 0
-    for length in padding.lengths:
+    first, *others = zip((0, *padding.lengths), padding.lengths, strict=False)
+    # The longest is the most different.
+    for shorter, length in (first, *reversed(others)):
         for change in _CHANGES:
+            if budget is not None and length != first[1] and not budget.allows(1):
+                return ""
             try:
                 reason = check.compare(shorter, length, change)
             except Exception as error:
                 reason = f"it does not run on rows padded to {length} ({error})"
             if reason:
                 return reason
-        shorter = length
     return ""
 
 
@@ -239,14 +248,14 @@ def decide_padding(
     if batching_policy(prepared.config, server_config) == "trust":
         _log.warning("model %s is padded unchecked (--batching trust)", name)
         return declared
-    reason = padding_dependence(
-        prepared.io_mapping.signature,
-        run,
-        declared,
-        server_config.pad_lengths.axis,
-        prepared.working_size or 1,
-        prepared.precision,
-    )
+    signature, axis = prepared.io_mapping.signature, server_config.pad_lengths.axis
+    conditions = (signature, declared, axis, prepared.working_size, prepared.precision)
+    reason = prepared.cache.get("padding", conditions)
+    if not isinstance(reason, str):
+        size = prepared.working_size or 1
+        reason = padding_dependence(signature, run, declared, axis, size, prepared.precision, prepared.budget)
+        if not reason:
+            prepared.cache.put("padding", conditions, reason)
     if reason:
         _log.warning(
             "model %s is not padded, requests of each length have their own batches: %s (--batching trust pads it anyway)",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -22,8 +25,10 @@ from tensorferry.server.model_config.settings import ModelSettings, check_dynami
 from tensorferry.server.model_config.supported_fields import check_fields
 from tensorferry.server.model_config.unused_options import unused_options
 from tensorferry.server.onnx_models.rewriting import RewrittenModel, rewritten
+from tensorferry.server.runtime.check_cache import CheckCache
 from tensorferry.server.runtime.devices import available_devices
 from tensorferry.server.runtime.fp16 import ModelFile, model_file
+from tensorferry.server.runtime.load_budget import LoadBudget
 from tensorferry.server.runtime.op_libraries import libraries_for
 from tensorferry.server.runtime.ort_options import (
     has_gpu_options,
@@ -31,8 +36,10 @@ from tensorferry.server.runtime.ort_options import (
     unknown_parameters,
     with_server_defaults,
 )
+from tensorferry.server.runtime.sampling import Run
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.runtime.trial_runs import limit_trial_runs
+from tensorferry.server.signature import Signature
 from tensorferry.server.telemetry.load_progress import set_load_stage
 
 _log = logging.getLogger("tensorferry.server")
@@ -40,11 +47,12 @@ _log = logging.getLogger("tensorferry.server")
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """A model with its first session, before warm-up.
+    """A model with its first session.
 
     `session` is made from `file` for the first instance. `working_size` is a length of the dynamic axes, besides the
-    batch axis, with which the model runs; None if none was found. `precision` is the relative precision of its FP32
-    outputs on its devices.
+    batch axis, with which the model runs; None if none was found. `run_seconds` has the time of one row and of two, by rows,
+    as far as they were run. `precision` is the relative precision of its FP32 outputs on its devices. `cache` has what
+    checks of its file found, and `budget` the time that they may take. Making the session took `session_seconds`.
     """
 
     file: ModelFile
@@ -55,23 +63,34 @@ class PreparedModel:
     settings: ModelSettings
     config: ModelConfig
     precision: float
+    run_seconds: Mapping[int, float]
+    cache: CheckCache
+    budget: LoadBudget
+    session_seconds: float
 
 
 def prepare_model(
-    source: ModelSource, server_config: ServerConfig, device: str, scratch: ExitStack
+    source: ModelSource,
+    server_config: ServerConfig,
+    device: str,
+    scratch: ExitStack,
+    *,
+    unlimited: bool = False,
 ) -> PreparedModel:
     """Load a model's first session and decide how it is served; StartError gives the reason of a failure.
 
     `server_config` has the options of this model, as `ServerConfig.for_model` returns them. The model's converted file
-    exists until `scratch` is closed.
+    exists until `scratch` is closed. With `unlimited`, checks take the time that they need.
     """
     return limit_trial_runs(
-        source.name, server_config.run_timeout, lambda: _prepare(source, server_config, device, scratch)
+        source.name,
+        server_config.run_timeout,
+        lambda: _prepare(source, server_config, device, scratch, unlimited),
     )
 
 
 def _prepare(
-    source: ModelSource, server_config: ServerConfig, device: str, scratch: ExitStack
+    source: ModelSource, server_config: ServerConfig, device: str, scratch: ExitStack, unlimited: bool
 ) -> PreparedModel:
     requested = _requested_config(source)
     machine = available_devices(server_config.device, device)
@@ -92,38 +111,62 @@ def _prepare(
             "model %s: it is in FP16 on the CPU, which computes most operators in FP32, so it does not get faster there",
             source.name,
         )
+    # Before the session, so that no result is kept for a file that was replaced meanwhile.
+    cache = CheckCache(source.path, ort_options, devices)
     set_load_stage(f"making its session on {devices[0]}")
+    started = time.perf_counter()
     session = file.session(devices[0], ort_options)
+    session_seconds = time.perf_counter() - started
+    session.limit_memory()
+    budget = LoadBudget(math.inf) if unlimited else LoadBudget()
     set_load_stage("checking whether rows of a batch affect each other")
     precision = max(ort_options.precision(name) for name in devices)
 
     def completed(decision: BatchingDecision) -> ModelConfig:
         return complete_config(base, source, session.signature, decision, groups, server_config)
 
-    if requested is None or (requested.max_batch_size == 0 and not is_complete(requested)):
-        candidate = Candidate(
-            source.name, session, session.signature, session.run, requested, server_config, precision
+    def candidate(signature: Signature, run: Run) -> Candidate:
+        return Candidate(
+            source.name, session, signature, run, requested, server_config, precision, cache, budget
         )
-        copy = rewritten(candidate, file, ort_options, scratch)
+
+    if requested is None or (requested.max_batch_size == 0 and not is_complete(requested)):
+        checked = candidate(session.signature, session.run)
+        copy = rewritten(checked, file, ort_options, scratch)
         if isinstance(copy, RewrittenModel):
-            file, session, ort_options = copy.file, copy.session, copy.ort_options
-            batching, working_size = copy.batching, copy.working_size
+            file, session, ort_options, decided = copy.file, copy.session, copy.ort_options, copy.decided
+            # What other checks find holds for the copy only.
+            cache = CheckCache(source.path, ort_options, devices)
         else:
-            batching, working_size = decide_by_server_config(candidate, copy)
+            decided = decide_by_server_config(checked, copy)
     else:
         # The shape of requests follows from max_batch_size alone, so the I/O mapping is known before the decision.
         undecided = BatchingDecision(requested.max_batch_size, False, "")
         mapping = io_mapping_of(completed(undecided), session.signature)
-        run = mapping.runner(session.run)
-        batching, working_size = decide_by_model_config(
-            Candidate(source.name, session, mapping.signature, run, requested, server_config, precision),
-            requested,
-        )
+        checked = candidate(mapping.signature, mapping.runner(session.run))
+        decided = decide_by_model_config(checked, requested)
+    batching = decided.batching
     config = completed(batching)
     generated = requested is None or not requested.HasField("dynamic_batching")
     settings = settings_of(config, batching, groups, server_config, ort_options, generated=generated)
     io_mapping = io_mapping_of(config, session.signature)
-    return PreparedModel(file, session, io_mapping, batching, working_size, settings, config, precision)
+    if not settings.merges:
+        # A request that runs whole must not fail by a prediction.
+        session.batch_memory = None
+    return PreparedModel(
+        file,
+        session,
+        io_mapping,
+        batching,
+        decided.working_size,
+        settings,
+        config,
+        precision,
+        decided.seconds,
+        cache,
+        budget,
+        session_seconds,
+    )
 
 
 def _requested_config(source: ModelSource) -> ModelConfig | None:

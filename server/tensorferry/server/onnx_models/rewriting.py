@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from tensorferry.server.batching_check.decision import Candidate, decision_for_copy
+from tensorferry.server.batching_check.decision import Candidate, Decided, decision_for_copy
 from tensorferry.server.batching_check.verdict import BatchingVerdict
 from tensorferry.server.errors import StartError
-from tensorferry.server.model_config.pbtxt import BatchingDecision
 from tensorferry.server.onnx_graph.free_rows import NotFreed, free_rows
 from tensorferry.server.runtime.fp16 import ModelFile, model_file
 from tensorferry.server.runtime.ort_options import OrtOptions
@@ -23,8 +22,7 @@ class RewrittenModel:
     file: ModelFile
     session: Session
     ort_options: OrtOptions
-    batching: BatchingDecision
-    working_size: int | None
+    decided: Decided
 
 
 def rewritten(
@@ -50,6 +48,7 @@ def rewritten(
         copied = model_file(file.source, options, scratch)
         # The file's session is needed for the comparison, so both are in memory.
         session = copied.session(model.session.device, options)
+        session.limit_memory()
     except NotFreed as error:
         return error.reasons
     except StartError as error:
@@ -66,4 +65,5 @@ def rewritten(
         return (
             "it does not run on random input, so its batches could not be compared with the file's answers",
         )
-    return RewrittenModel(copied, session, options, decision_for_copy(copy, found), found.working_size)
+    decided = Decided(decision_for_copy(copy, found), found.working_size, found.seconds)
+    return RewrittenModel(copied, session, options, decided)

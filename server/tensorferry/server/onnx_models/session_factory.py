@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from tensorferry.batcher.learning.paying_rows import powers_of_two
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import ModelFailedError, StartError
 from tensorferry.server.gpu.cuda_graphs import shapes_to_capture
 from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.model_config.settings import ModelSettings
 from tensorferry.server.onnx_models.warmup_samples import WarmupSample
-from tensorferry.server.runtime.fp16 import model_file
+from tensorferry.server.runtime.fp16 import ModelFile, model_file
 from tensorferry.server.runtime.sampling import Array, random_inputs
 from tensorferry.server.runtime.session import Session
-from tensorferry.server.steps.batch_times import batch_times
+from tensorferry.server.telemetry.load_progress import set_load_stage
+
+_log = logging.getLogger("tensorferry.server")
 
 _Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
@@ -44,6 +48,13 @@ class SessionFactory:
     settings: ModelSettings
     warmup: WarmupPlan
 
+    def session(self, file: ModelFile, device: str) -> Session:
+        """Return a new session of the model's file on a device. StartError if that fails."""
+        session = file.session(device, self.settings.ort_options)
+        if self.settings.merges:
+            session.limit_memory()
+        return session
+
     def capture(self, session: Session) -> list[int]:
         """Capture the requested CUDA graphs of a session; return the rows of their batches, empty without graphs."""
         graphs, settings = session.graphs, self.settings
@@ -68,11 +79,15 @@ class SessionFactory:
             {next(iter(shapes.values()))[0] if settings.max_batch_size else 1 for shapes in batch_shapes}
         )
 
-    def warm_up(self, session: Session) -> list[dict[int, float]]:
-        """Run the samples and batches of increasing size; return the seconds by number of rows, for each length."""
+    def warm_up(self, session: Session, *, ran: bool = False) -> bool:
+        """Run the samples and, unless a row `ran`, a row; return whether it ran. With TensorRT, run all sizes."""
         run = self.io_mapping.runner(session.run)
         self._run_samples(run)
-        return [self._run_sizes(run, sizes) for sizes in self.warmup.padded_sizes]
+        most = min(max(1, self.settings.max_batch_size), self.warmup.max_rows)
+        if session.builds_engines:
+            # Otherwise the first requests of a size would wait for its engine.
+            return all(self._runs(run, powers_of_two(most), sizes) for sizes in self.warmup.padded_sizes)
+        return ran or self._runs(run, (1,), self.warmup.padded_sizes[0])
 
     def rebuild(self, device: str, *, runs: bool) -> Session:
         """Return a new session with captured graphs, warmed up; raise StartError if that fails.
@@ -82,9 +97,9 @@ class SessionFactory:
         """
         with ExitStack() as scratch:
             file = model_file(self.source.path, self.settings.ort_options, scratch)
-            session = file.session(device, self.settings.ort_options)
+            session = self.session(file, device)
         self.capture(session)
-        if not any(self.warm_up(session)) and runs:
+        if not self.warm_up(session) and runs:
             raise StartError(f"model {self.source.name!r} no longer runs on {device}")
         return session
 
@@ -99,20 +114,24 @@ class SessionFactory:
                         f"model {self.source.name!r}: failed to run warmup sample {sample.name!r}: {error}"
                     ) from error
 
-    def _run_sizes(self, run: _Run, sizes: Mapping[str, int]) -> dict[int, float]:
-        """Run and time batches of random rows, as in `batch_times`.
+    def _runs(self, run: _Run, sizes: Sequence[int], axes: Mapping[str, int]) -> bool:
+        """Run batches of random rows, until one fails, as such rows may; return whether one ran.
 
-        `sizes` are those of other dynamic axes, as in `random_inputs`.
+        `axes` has the sizes of other dynamic axes, as in `random_inputs`.
         """
         size, signature = self.warmup.working_size, self.io_mapping.signature
         if size is None:
-            return {}
-        max_batch_size = self.settings.max_batch_size
-        return batch_times(
-            self.source.name,
-            signature,
-            run,
-            lambda rows: random_inputs(signature, rows, size, sizes=sizes),
-            min(max(1, max_batch_size), self.warmup.max_rows),
-            max_batch_size,
-        )
+            return False
+        for rows in sizes:
+            set_load_stage(f"warming up with a batch of {rows} rows, of at most {sizes[-1]}")
+            try:
+                run(random_inputs(signature, rows, size, sizes=axes))
+            except ModelFailedError as error:
+                _log.warning(
+                    "model %s: warm-up stopped at a batch of %d rows, which failed: %s",
+                    self.source.name,
+                    rows,
+                    error,
+                )
+                return rows > 1
+        return True

@@ -38,7 +38,7 @@ _MAX_TRIES = 5
 class RecoveringInstance(WatchedRun):
     """One instance of a model. One thread at a time may call `run`; the other methods are thread-safe.
 
-    `rebuild` returns a new session that is warmed up, or raises.
+    `rebuild` returns a new session that has run a row, or raises.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from tensorferry.server.errors import StartError
 
@@ -12,6 +13,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _STATM = Path("/proc/self/statm")
 _GIB = 1 << 30
+
+_T = TypeVar("_T")
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
@@ -64,3 +67,41 @@ class GrowthCheck:
         """
         if steps:
             check_fits(what, (self._resident() - self._first) // steps, remedy, self._available)
+
+
+class BatchMemory:
+    """Memory of a session's batches, learned from those that ran. One thread at a time may use it.
+
+    `input` names an input that has the rows. A run with at most `rows` rows needs no check.
+    """
+
+    def __init__(
+        self,
+        input: str,
+        available: Callable[[], int] = available_bytes,
+        resident: Callable[[], int] = resident_bytes,
+    ) -> None:
+        self.input = input
+        self.rows = 0
+        # What batches of up to `rows` rows have taken.
+        self._bytes = 0
+        self._available = available
+        self._resident = resident
+
+    def run(self, rows: int, run: Callable[[], _T]) -> _T:
+        """Run a batch with more rows than any before. MemoryError if it is not expected to fit.
+
+        It is expected to take as many times the memory as it has more rows.
+        """
+        if self.rows:
+            more = self._bytes * (rows - self.rows) // self.rows
+            if more > (left := self._available()):
+                raise MemoryError(
+                    f"a batch of {rows} rows is expected to take {more / _GIB:.2f} GiB more than one of {self.rows}, and "
+                    f"{left / _GIB:.2f} GiB of memory are available"
+                )
+        before = self._resident()
+        result = run()
+        self._bytes += max(0, self._resident() - before)
+        self.rows = rows
+        return result

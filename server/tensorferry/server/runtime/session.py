@@ -31,6 +31,7 @@ from tensorferry.server.gpu.staging_buffers import (
 from tensorferry.server.gpu.tensor_layout import Shape
 from tensorferry.server.onnx_graph.unknown_ranks import tensors_of_unknown_rank
 from tensorferry.server.runtime.cuda_stream import create_stream, keep_until_closed, with_stream
+from tensorferry.server.runtime.host_memory import BatchMemory
 from tensorferry.server.runtime.load_remedies import remedy_for
 from tensorferry.server.runtime.op_libraries import OpLibrary, register
 from tensorferry.server.runtime.ort import onnxruntime, ort_message
@@ -76,6 +77,8 @@ class Session:
             raise StartError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
         providers = providers_of(device, settings)
         self._graphs = settings.graphs if device != "cpu" or memory is not None else None
+        # Refuses batches that are not expected to fit into the memory of the CPU; None if each batch is run.
+        self.batch_memory: BatchMemory | None = None
         for name, _ in providers:
             if name not in onnxruntime.get_available_providers():
                 raise StartError(
@@ -192,6 +195,17 @@ class Session:
         """Libraries of custom operators that the session has registered."""
         return self._settings.op_libraries
 
+    def limit_memory(self) -> None:
+        """Fail batches on the CPU that are not expected to fit into its memory, as a device would."""
+        inputs = [spec.name for spec in self.signature.inputs if spec.has_row_axis]
+        if self.device == "cpu" and inputs:
+            self.batch_memory = BatchMemory(inputs[0])
+
+    @property
+    def builds_engines(self) -> bool:
+        """Whether the first run of a size takes long, because TensorRT builds an engine."""
+        return any(name == TENSORRT for name, _ in self._providers)
+
     @property
     def graphs(self) -> GraphOptions | None:
         """Requested CUDA graphs; None if there are none or they turned out to be impossible."""
@@ -218,7 +232,12 @@ class Session:
                 if (now := time.monotonic()) >= self._shrink_at:
                     # Two concurrent runs may both shrink the arena, which is harmless.
                     self._shrink_at, options = now + _SHRINK_SECONDS, self._shrinking_options
-                return dict(zip(self._outputs, self._direct(self._outputs, inputs, options), strict=True))
+                memory = self.batch_memory
+                if memory is not None and (rows := len(inputs[memory.input])) > memory.rows:
+                    outputs = memory.run(rows, partial(self._direct, self._outputs, inputs, options))
+                else:
+                    outputs = self._direct(self._outputs, inputs, options)
+                return dict(zip(self._outputs, outputs, strict=True))
             if self._staging is None or (batch := self._staging.place_copies(inputs)) is None:
                 return self._run(inputs)
             return self._run_staged(self._staging, batch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from tensorferry.batcher import Tensor
-from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.errors import InvalidRequestError, NotReadyError
 from tensorferry.server.signature import Signature
 
 # An input's name, and the number of an axis.
@@ -18,20 +18,21 @@ AxisSet = frozenset[Axis]
 _MAX_COMBINED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EmptyAxes:
-    """The results of the tests at load.
+    """The results of the tests.
 
     `verdicts` has, by the axes that have length zero together, why the model fails; "" if it does not. A combination that
-    was not tested counts as failing.
+    was not tested counts as failing. None while the tests run; they replace it once, from their thread.
     """
 
-    verdicts: Mapping[AxisSet, str] = field(default_factory=dict)
+    verdicts: Mapping[AxisSet, str] | None = field(default_factory=dict)
 
     def check(self, model: str, signature: Signature, tensors: Sequence[Tensor]) -> None:
         """Raise InvalidRequestError if a request has axes of length zero that the model is not known to accept.
 
-        `tensors` are the request's, in the signature's order. Axes that the model fixes to zero are not checked.
+        NotReadyError if that is not known yet. `tensors` are the request's, in the signature's order. Axes that the model
+        fixes to zero are not checked.
         """
         empty = [
             (spec.name, axis, tensor.shape)
@@ -42,12 +43,16 @@ class EmptyAxes:
         ]
         if not empty:
             return
-        reason = self.verdicts.get(frozenset((name, axis) for name, axis, _ in empty), "this was not tested")
-        if not reason:
-            return
         found = " and ".join(
             f"axis {axis} of input {name!r} (shape {list(shape)})" for name, axis, shape in empty
         )
+        if self.verdicts is None:
+            raise NotReadyError(
+                f"{found} has length zero, and model {model!r} is still being tried with that: send it again in a few seconds"
+            )
+        reason = self.verdicts.get(frozenset((name, axis) for name, axis, _ in empty), "this was not tested")
+        if not reason:
+            return
         raise InvalidRequestError(
             f"{found} has length zero, which model {model!r} is not known to support ({reason}): send at least one "
             "element along each axis"

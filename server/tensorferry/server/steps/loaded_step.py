@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -17,11 +17,10 @@ from tensorferry.server.worker_process.worker_process import WorkerProcess
 
 
 class WarmupTime(NamedTuple):
-    """What a warm-up run of `rows` rows took. `key` is that of the requests for which it holds; None for all."""
+    """What a run of `rows` rows took at load."""
 
     rows: int
     seconds: float
-    key: Hashable = None
 
 
 class StepInstance(NamedTuple):
@@ -50,11 +49,11 @@ class MakeInstance(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedStep:
-    """A model that is loaded, checked and warmed up. `make_instance` is called once for each of the settings' devices.
+    """A model that is loaded and checked. `make_instance` is called once for each of the settings' devices.
 
-    `batching` describes batching and padding to people. `run_seconds` has the seconds of warm-up runs by rows, the longest
-    of all instances. `steady` says that a run's time depends on the inputs' shapes alone. `python` says that the step is a
-    Python function.
+    `batching` describes batching and padding to people. `run_seconds` has the seconds of runs by rows; `warmup` has those
+    that hold for all requests. `steady` says that a run's time depends on the inputs' shapes alone. `python` says that the
+    step is a Python function.
     """
 
     name: str

@@ -1,0 +1,44 @@
+"""The checks of a load may take the time of ten runs of one row, and at least a second."""
+
+from __future__ import annotations
+
+import math
+
+from tensorferry.server.runtime.load_budget import LoadBudget
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_fast_model_has_a_second() -> None:
+    clock = HandClock()
+    budget = LoadBudget(clock=clock)
+    assert budget.allows(10**6), "the time of a row is unknown"
+    budget.row_took(0.001)
+    assert budget.allows(1000)
+    assert not budget.allows(1001)
+    clock.now += 0.5
+    assert budget.used() == 0.5
+    assert budget.allows(500)
+    assert not budget.allows(501)
+
+
+def test_a_slow_model_has_the_time_of_ten_rows() -> None:
+    clock = HandClock()
+    budget = LoadBudget(clock=clock)
+    for took in (9.0, 3.0, 4.0):
+        budget.row_took(took)
+    clock.now += 16.0
+    assert budget.allows(4)
+    assert not budget.allows(5)
+
+
+def test_an_inspection_has_no_limit() -> None:
+    budget = LoadBudget(math.inf)
+    budget.row_took(1e6)
+    assert budget.allows(10**9)
