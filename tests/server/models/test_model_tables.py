@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +94,11 @@ def of_batcher(name: str) -> Callable[[Model, Recorded], Any]:
 
 
 def of_session(name: str) -> Callable[[Model, Recorded], Any]:
-    return lambda model, recorded: getattr(recorded.options[-1], name)
+    return lambda model, recorded: getattr(recorded.options[0], name)
 
 
 def cuda_option(name: str) -> Callable[[Model, Recorded], Any]:
-    return lambda model, recorded: dict(recorded.options[-1].cuda).get(name)
+    return lambda model, recorded: dict(recorded.options[0].cuda).get(name)
 
 
 def pad_value(model: Model, recorded: Recorded) -> Any:
@@ -204,6 +205,14 @@ EFFECTS: dict[str, tuple[str, str, Build, Callable[[Model, Recorded], Any], Any,
         lambda m, r: m.batcher.settings.adaptive,
         False,
         True,
+    ),
+    "batching-rewrite": (
+        "",
+        "batching-rewrite = false",
+        partial(small.twice, dims=(1, 3)),
+        lambda m, r: m.max_batch_size,
+        0,
+        32,
     ),
     "batching": (
         "",
@@ -315,6 +324,7 @@ def test_an_option_has_an_effect_on_its_model_only(
     text = f"{device}\n{above}\n[models.m]\n{table}"
     assert look(load("m", text, build), recorded) == with_table
     recorded.devices.clear()
+    recorded.options.clear()
     assert look(load("n", text, build), recorded) == without
 
 
