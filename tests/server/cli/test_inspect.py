@@ -49,8 +49,8 @@ def test_the_json_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (model,) = in_json(capsys, f"n={path}", *FAST, "--latency-ms", "10000", "--latency-ms", "1e-6")
     assert list(model) == [
         "argument", "loaded", "name", "version", "file", "kind", "inputs", "optional_inputs", "outputs", "devices",
-        "batching", "copy_with_variable_first_axis", "measured", "not_measured", "best_batch_size", "best_rule",
-        "full_batch_rows", "latency_bounds",
+        "batching", "copy_with_variable_first_axis", "copy_with_batch_axis_first", "measured", "not_measured",
+        "best_batch_size", "best_rule", "full_batch_rows", "latency_bounds",
     ]  # fmt: skip
     assert (model["argument"], model["name"], model["file"]) == (f"n={path}", "n", str(path))
     assert model["inputs"][0]["counts_rows"] is True

@@ -164,3 +164,38 @@ def test_inspect_writes_the_copy(tmp_path: Path) -> None:
         inspected(target, write_batched=tmp_path / "again.onnx")
     with pytest.raises(StartError, match="would replace the model"):
         inspected(path, write_batched=path)
+
+
+def streaming(path: Path) -> Path:
+    """x [1, 4] and state [2, 1, 4] → y [1, 4] and the next state, whose batch axis is 1."""
+    return small.save(
+        path,
+        [
+            small.node("ReduceSum", "state axis", "s", keepdims=0),
+            small.node("Add", "x s", "y"),
+            small.node("Unsqueeze", "x axis", "u"),
+            small.node("Add", "state u", "next"),
+        ],
+        [small.value("x", dims=[1, 4]), small.value("state", dims=[2, 1, 4])],
+        [small.value("y", dims=[1, 4]), small.value("next", dims=[2, 1, 4])],
+        {"axis": np.array([0])},
+    )
+
+
+def test_inspect_writes_a_copy_with_the_batch_axis_first(tmp_path: Path, load: Load) -> None:
+    path, target = streaming(tmp_path / "m.onnx"), tmp_path / "first.onnx"
+    assert load(lambda path: streaming(path)).max_batch_size == 0
+    found = inspected(path, write_batched=target)
+    assert (found.decision.verdict, found.batch_first is not None) == ("off", True)
+    assert "--write-batched OUT.onnx writes it: (x: FP32[-1, 4], state: FP32[-1, 2, 4])" in found.cures[0]
+    model = load(lambda _: target)
+    assert model.batching == "batches of up to 32 rows (proved)"
+    x, state = (
+        np.random.default_rng(1).standard_normal(shape).astype(np.float32) for shape in ((5, 4), (5, 2, 4))
+    )
+    got = model.batcher.submit_rows({"x": x, "state": state}).result(30)
+    own = Session(path)
+    for at in range(5):
+        right = own.run({"x": x[at : at + 1], "state": state[at : at + 1].swapaxes(0, 1)})
+        np.testing.assert_allclose(got["y"][at : at + 1], right["y"], rtol=1e-6)
+        np.testing.assert_allclose(got["next"][at : at + 1].swapaxes(0, 1), right["next"], rtol=1e-6)

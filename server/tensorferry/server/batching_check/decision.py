@@ -194,11 +194,6 @@ def decide_by_server_config(model: Candidate, rewriting: Sequence[str] = ()) -> 
 def decision_for_copy(model: Candidate, found: BatchingFinding) -> BatchingDecision:
     """Return the decision for a model that is served from a copy with a variable first axis, which is proved."""
     decision = _batched(model.server_config.max_batch_size, _max_queue_delay(model), found, ", rewritten")
-    _log.info(
-        "model %s: its first axis is fixed to 1; it is rewritten with a variable one, and batches give the file's answers "
-        "(--batching-rewrite false serves the file as it is)",
-        model.name,
-    )
     return replace(decision, rewritten=True)
 
 

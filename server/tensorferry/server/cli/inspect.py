@@ -109,7 +109,8 @@ def _parser() -> argparse.ArgumentParser:
         "--write-batched",
         metavar="OUT.onnx",
         type=Path,
-        help="write the copy with a variable first axis by which a server batches MODEL, whose first axis is fixed to 1",
+        help="write the copy by which a server batches MODEL, whose first axis is fixed to 1; or a copy in which the batch axis of "
+        "each tensor is its first, if it is another one",
     )
     add_flags(parser, MODEL_OPTIONS)
     return parser

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tensorferry.server.batching_check.cures import fixed_first_axes
+from tensorferry.server.batching_check.decision import Candidate
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.cores import usable_cores
 from tensorferry.server.errors import StartError
@@ -28,8 +29,9 @@ from tensorferry.server.model_config.pbtxt import BatchingDecision
 from tensorferry.server.models.declared_sources import declared_source, declared_sources, named_steps
 from tensorferry.server.models.loader import declared_onnx
 from tensorferry.server.models.registry import Model
-from tensorferry.server.onnx_graph.free_rows import NotFreed, write_freed
+from tensorferry.server.onnx_graph.free_rows import FreedRows, NotFreed, write_freed
 from tensorferry.server.onnx_models.preparation import PreparedModel, prepare_model
+from tensorferry.server.onnx_models.rewriting import RewrittenModel, with_batch_first
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.scratch_directory import ScratchDirectory
 from tensorferry.server.signature import Signature
@@ -73,11 +75,20 @@ class TriedCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchFirst:
+    """A copy of the file in which the batch axis of each tensor is its first: how it is batched, and its tensors."""
+
+    decision: BatchingDecision
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """What is known of a model. `kind` is onnx, function, pipeline or ensemble.
 
     `decision` is the loader's. `copy` is what was tried if the first axis is fixed. `measured` is None if nothing was
-    measured; `not_measured` then says why. `measured_copy` says that the copy was measured.
+    measured; `not_measured` then says why. `measured_copy` says that the copy was measured. `batch_first` is None unless the
+    model is not batched, and only because the batch axis is not the first of each tensor.
     """
 
     name: str
@@ -91,10 +102,17 @@ class Inspection:
     measured: Measurements | None = None
     not_measured: str = ""
     measured_copy: bool = False
+    batch_first: BatchFirst | None = None
 
     @property
     def cures(self) -> Sequence[str]:
         """What to change so that requests share batches, the simplest first."""
+        if self.batch_first is not None:
+            return (
+                f"serve a file in which the batch axis of each tensor is its first, which is {self.batch_first.decision.verdict}; "
+                f"--write-batched OUT.onnx writes it: {self.batch_first.signature}",
+                *self.decision.cures,
+            )
         if self.copy is None or self.copy.decision is None:
             return self.decision.cures
         if self.copy.batched:
@@ -126,12 +144,16 @@ def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
     with ExitStack() as scratch:
         # No request waits, so rows are compared to the end.
         prepared = prepare_model(source, config, device, scratch, unlimited=True)
-        if wanted.write_batched is not None:
-            _write_batched(prepared, wanted.write_batched)
         copied: PreparedModel | None = None
         copy: TriedCopy | None = None
         if _lacks_only_the_axis(prepared):
             copy, copied = _try_copy(source, config, device, scratch, prepared.session.signature)
+        moved: RewrittenModel | None = None
+        if prepared.batching.verdict in ("off", "refused") and (copy is None or not copy.batched):
+            moved = _batch_first(source, prepared, config, scratch)
+        if wanted.write_batched is not None:
+            options = prepared.settings.ort_options if moved is None else moved.ort_options
+            _write_batched(prepared, options.freed, wanted.write_batched)
         found = Inspection(
             source.name,
             source.version,
@@ -141,6 +163,7 @@ def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
             prepared.batching,
             prepared.settings.devices,
             copy,
+            batch_first=None if moved is None else BatchFirst(moved.batching, moved.session.signature),
         )
         measured_copy = copied is not None and copied.batching.merges
         shown = copied if measured_copy and copied is not None else prepared
@@ -183,9 +206,31 @@ def _lacks_only_the_axis(prepared: PreparedModel) -> bool:
     return bool(fixed) and reason is not None and prepared.batching.reason.startswith(reason)
 
 
-def _write_batched(prepared: PreparedModel, path: Path) -> None:
-    """Write the copy with a variable first axis that the server would serve; StartError if there is none."""
-    source, freed = prepared.file.source, prepared.settings.ort_options.freed
+def _batch_first(
+    source: ModelSource, prepared: PreparedModel, config: ServerConfig, scratch: ExitStack
+) -> RewrittenModel | None:
+    """Return a proved copy in which the batch axis of each tensor is its first, if there is one."""
+    if not config.max_batch_size:
+        return None
+    session = prepared.session
+    candidate = Candidate(
+        source.name,
+        session,
+        session.signature,
+        session.run,
+        source.config,
+        config,
+        prepared.precision,
+        prepared.cache,
+        prepared.budget,
+    )
+    found = with_batch_first(candidate, prepared.file, prepared.settings.ort_options, scratch)
+    return found if isinstance(found, RewrittenModel) else None
+
+
+def _write_batched(prepared: PreparedModel, freed: FreedRows | None, path: Path) -> None:
+    """Write the copy that is batched; StartError if there is none."""
+    source = prepared.file.source
     if freed is None:
         why = prepared.batching.reason or "it is batched as it is"
         raise StartError(f"{source}: --write-batched has nothing to write: {why}")

@@ -44,6 +44,7 @@ def model_of(argument: str, found: Inspection, bounds: Sequence[float]) -> dict[
         "devices": list(found.devices),
         "batching": _decision(found.decision) | {"cures": list(found.cures)},
         "copy_with_variable_first_axis": _copy(found),
+        "copy_with_batch_axis_first": _batch_first(found),
         "measured": None if found.measured is None else _measured(found.measured, found.measured_copy),
         "not_measured": found.not_measured,
         "best_batch_size": None if best is None else best.rows,
@@ -82,6 +83,17 @@ def _copy(found: Inspection) -> dict[str, Any] | None:
     if found.copy.decision is None:
         return {"error": found.copy.error}
     return _decision(found.copy.decision) | {"command": found.copy.command}
+
+
+def _batch_first(found: Inspection) -> dict[str, Any] | None:
+    copy = found.batch_first
+    if copy is None:
+        return None
+    return {
+        **_decision(copy.decision),
+        "inputs": [_tensor(spec) for spec in copy.signature.inputs],
+        "outputs": [_tensor(spec) for spec in copy.signature.outputs],
+    }
 
 
 def _measured(measured: Measurements, of_copy: bool) -> dict[str, Any]:

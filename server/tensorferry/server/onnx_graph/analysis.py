@@ -63,7 +63,7 @@ def value_dependent_nodes(path: Path) -> tuple[str, ...]:
     try:
         model = read_model(path)
         walk = GraphWalk(model)
-        walk.tensors_of(model.graph, {}, _inputs(model, ()))
+        walk.tensors_of(model.graph, {}, inputs_of(model, ()))
     except Exception as error:
         return (_not_analysed(error),)
     return tuple(dict.fromkeys(walk.value_dependent_nodes))
@@ -80,7 +80,7 @@ def analysis_of(
     model: onnx.ModelProto, batched: Collection[str], walk: GraphWalk | None = None
 ) -> BatchAnalysis:
     """Do the same with a model that has been read, by a new walk over it; may raise any exception."""
-    scope = (walk or GraphWalk(model)).tensors_of(model.graph, {}, _inputs(model, batched))
+    scope = (walk or GraphWalk(model)).tensors_of(model.graph, {}, inputs_of(model, batched))
     found_problems = []
     for output in model.graph.output:
         value = scope.get(output.name)
@@ -93,7 +93,8 @@ def analysis_of(
     return BatchAnalysis(RowMixing.SEPARATE)
 
 
-def _inputs(model: onnx.ModelProto, batched: Collection[str]) -> dict[str, Value]:
+def inputs_of(model: onnx.ModelProto, batched: Collection[str]) -> dict[str, Value]:
+    """Return the inputs of a graph by name. Those that are batched have rows on axis 0."""
     # Before IR version 4 every initializer is listed among the inputs, but cannot be set by a caller.
     constants = {one.name for one in model.graph.initializer}
     inputs = {}

@@ -40,15 +40,26 @@ class NotFreed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class MovedAxis:
+    """An input or output, its batch axis, and its number of axes, which the file may declare wrongly for an output."""
+
+    name: str
+    axis: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class FreedRows:
     """Changes of a graph. `inputs` have a first axis of 1 that becomes variable, and so have all such outputs.
 
     `reshapes` are nodes by the name of their output, with their new targets. A target is empty if only its leading 1 becomes
-    0, which copies the size of the input's first axis, and its other sizes are computed.
+    0, which copies the size of the input's first axis, and its other sizes are computed. `axes` has inputs and outputs
+    whose batch axis is another one, which the changes move to the front.
     """
 
     inputs: tuple[str, ...]
     reshapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    axes: tuple[MovedAxis, ...] = ()
 
 
 def free_rows(path: Path) -> FreedRows:
@@ -56,27 +67,38 @@ def free_rows(path: Path) -> FreedRows:
 
     Constant targets of Reshape are changed only if the graph is not proved without.
     """
-    if path.is_file() and path.stat().st_size > _MOST_BYTES:
-        raise NotFreed("the file is larger than 2 GB")
-    try:
-        read = read_model(path)
-    except UnreadableModel as error:
-        raise NotFreed(f"the file {error}") from error
-    inputs = tuple(value.name for value in _callers_inputs(read) if _is_one(value))
+    read = read_changeable(path)
+    inputs = tuple(value.name for value in callers_inputs(read) if _is_one(value))
     if not inputs:
         raise NotFreed("no input has a first axis of 1")
-    model = onnx.ModelProto()
-    model.CopyFrom(read)
-    _apply(model, FreedRows(inputs))
+    model = changed(read, FreedRows(inputs))
     try:
         for fixes in (False, True):
-            walk = _ReshapeWalk(model, fixes=fixes)
+            walk = ReshapeWalk(model, fixes=fixes)
             analysis = analysis_of(model, inputs, walk)
             if analysis.finding is RowMixing.SEPARATE:
                 return FreedRows(inputs, tuple(walk.found))
     except Exception as error:
         raise NotFreed(f"the graph could not be analysed ({type(error).__name__}: {error})") from error
     raise NotFreed(*analysis.reasons)
+
+
+def read_changeable(path: Path) -> onnx.ModelProto:
+    """Return a file's model as `read_model` does; raise NotFreed if it cannot be read, or not written with changes."""
+    if path.is_file() and path.stat().st_size > _MOST_BYTES:
+        raise NotFreed("the file is larger than 2 GB")
+    try:
+        return read_model(path)
+    except UnreadableModel as error:
+        raise NotFreed(f"the file {error}") from error
+
+
+def changed(model: onnx.ModelProto, freed: FreedRows) -> onnx.ModelProto:
+    """Return a changed copy of a model."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    _apply(copy, freed)
+    return copy
 
 
 def write_freed(source: Path, freed: FreedRows, path: Path) -> None:
@@ -102,7 +124,8 @@ def write_freed(source: Path, freed: FreedRows, path: Path) -> None:
     onnx.save(model, str(path))
 
 
-def _callers_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+def callers_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """Return the inputs that are no weights."""
     constants = {tensor.name for tensor in model.graph.initializer}
     return [value for value in model.graph.input if value.name not in constants]
 
@@ -116,6 +139,9 @@ def _apply(model: onnx.ModelProto, freed: FreedRows) -> None:
     """Change a model in place."""
     graph = model.graph
     axis = _unused_axis(graph)
+    tensors = {value.name: value for value in (*graph.input, *graph.output)}
+    for moved in freed.axes:
+        _move(graph, tensors[moved.name], moved, is_input=moved.name in freed.inputs)
     for value in (*(value for value in graph.input if value.name in freed.inputs), *graph.output):
         if _is_one(value):
             value.type.tensor_type.shape.dim[0].dim_param = axis
@@ -132,6 +158,42 @@ def _apply(model: onnx.ModelProto, freed: FreedRows) -> None:
         copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in _used(graph, nodes)]
         del graph.node[:]
         graph.node.extend(copies)
+
+
+def _move(graph: onnx.GraphProto, value: onnx.ValueInfoProto, moved: MovedAxis, *, is_input: bool) -> None:
+    """Move an axis of an input or output to the front, by a Transpose between it and the graph inside."""
+    axis, rank = moved.axis, moved.rank
+    dims = value.type.tensor_type.shape.dim
+    sizes = [onnx.TensorShapeProto.Dimension.FromString(dim.SerializeToString()) for dim in dims]
+    if len(sizes) != rank:
+        sizes = [onnx.TensorShapeProto.Dimension() for _ in range(rank)]
+    del dims[:]
+    dims.extend([sizes[axis], *sizes[:axis], *sizes[axis + 1 :]])
+    others = [at for at in range(rank) if at != axis]
+    inner = f"{value.name}:inner"
+    _rename(graph.node, value.name, inner)
+    if is_input:
+        order = [*range(1, axis + 1), 0, *range(axis + 1, rank)]
+        graph.node.insert(0, helper.make_node("Transpose", [value.name], [inner], perm=order, name=inner))
+    else:
+        graph.node.append(
+            helper.make_node("Transpose", [inner], [value.name], perm=[axis, *others], name=inner)
+        )
+
+
+def _rename(nodes: Iterable[onnx.NodeProto], old: str, new: str) -> None:
+    """Rename a tensor in nodes, and in the graphs inside them."""
+    for node in nodes:
+        for names in (node.input, node.output):
+            for at, name in enumerate(names):
+                if name == old:
+                    names[at] = new
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                _rename(inner.node, old, new)
+                for output in inner.output:
+                    if output.name == old:
+                        output.name = new
 
 
 def _used(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
@@ -186,7 +248,7 @@ def _retarget(
     ]
 
 
-class _ReshapeWalk(GraphWalk):
+class ReshapeWalk(GraphWalk):
     """A walk that collects new targets of the main graph's Reshape nodes, as `FreedRows` has them.
 
     With `fixes`, a node that reshapes rows on axis 0 to a shape that begins with 1 has its new target in the walk, because

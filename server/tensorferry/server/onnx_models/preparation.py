@@ -134,9 +134,8 @@ def _prepare(
         checked = candidate(session.signature, session.run)
         copy = rewritten(checked, file, ort_options, scratch)
         if isinstance(copy, RewrittenModel):
-            file, session, ort_options, decided = copy.file, copy.session, copy.ort_options, copy.decided
-            # What other checks find holds for the copy only.
-            cache = CheckCache(source.path, ort_options, devices)
+            file, session, ort_options = copy.file, copy.session, copy.ort_options
+            decided, cache = copy.decided, copy.cache
         else:
             decided = decide_by_server_config(checked, copy)
     else:

@@ -106,11 +106,12 @@ class CheckCache:
     def __init__(self, path: Path, options: OrtOptions, devices: Iterable[str]) -> None:
         self._directory = cache_directory()
         self._path = path
+        self.devices = sorted(set(devices))
         self._libraries = [library.path for library in options.op_libraries]
         # Threads change no result.
         options = replace(options, front_ends=0)
         self._conditions = repr(
-            (_VERSION, version("tensorferry"), onnxruntime.__version__, options, sorted(set(devices)))
+            (_VERSION, version("tensorferry"), onnxruntime.__version__, options, self.devices)
         )
         self._made = time.time_ns()
         self._status = _status(path)
