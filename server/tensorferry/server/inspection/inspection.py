@@ -163,7 +163,9 @@ def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
             prepared.batching,
             prepared.settings.devices,
             copy,
-            batch_first=None if moved is None else BatchFirst(moved.batching, moved.session.signature),
+            batch_first=None
+            if moved is None
+            else BatchFirst(moved.decided.batching, moved.session.signature),
         )
         measured_copy = copied is not None and copied.batching.merges
         shown = copied if measured_copy and copied is not None else prepared

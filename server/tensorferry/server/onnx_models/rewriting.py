@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,13 +18,11 @@ from tensorferry.server.onnx_graph.free_rows import NotFreed, free_rows
 from tensorferry.server.runtime.check_cache import CheckCache
 from tensorferry.server.runtime.fp16 import ModelFile, model_file
 from tensorferry.server.runtime.ort_options import OrtOptions
-from tensorferry.server.runtime.sampling import Array
+from tensorferry.server.runtime.sampling import Array, Run
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.telemetry.load_progress import set_load_stage
 
 _log = logging.getLogger("tensorferry.server")
-
-_Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ def _checked(
     return RewrittenModel(copied, session, options, decided, cache)
 
 
-def _run_with_moved_axes(run: _Run, axes: Mapping[str, int], inputs: Mapping[str, Array]) -> dict[str, Array]:
+def _run_with_moved_axes(run: Run, axes: Mapping[str, int], inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Run the file on inputs of the copy; return outputs of the copy. `axes` are the batch axes in the file."""
     outputs = run({name: _moved(array, 0, axes.get(name, 0)) for name, array in inputs.items()})
     return {name: _moved(array, axes.get(name, 0), 0) for name, array in outputs.items()}
