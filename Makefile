@@ -41,7 +41,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,front_ends.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo recording embeddings test test-embeddings test-front-ends test-ray test-installs first-hour test-exporting fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench-coalescing bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report real-models bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
+.PHONY: help run demo recording embeddings test test-embeddings test-front-ends test-ray test-installs first-hour test-exporting fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report real-models bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -132,9 +132,6 @@ bench-overload: $(VENV)/.dev ## load a real server with up to 10 times its capac
 
 bench-closed: $(VENV)/.dev ## run closed-loop callers against a real server (QUICK=1: 20 s)
 	@$(BIN)/python benchmarks/closed_server.py $(if $(QUICK),--quick)
-
-bench-coalescing: $(VENV)/.dev ## measure what joining the calls of many callers saves in the client and in the server (five minutes; QUICK=1: one minute)
-	@$(BIN)/python benchmarks/coalescing.py $(if $(QUICK),--quick)
 
 bench: $(LOAD) $(VENV)/.dev $(if $(QUICK),,$(VENV)/.plots) ## compare with bare gRPC, raw ONNX Runtime and other servers; writes docs/results/performance.md (40 minutes; QUICK=1: only tensorferry, one minute, no page)
 	@$(SERVING).run --load $(LOAD) $(if $(QUICK),--quick)

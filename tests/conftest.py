@@ -8,7 +8,7 @@ import one_transport
 import pytest
 from support.processes.server import FRONT_ENDS
 
-pytest_plugins = ["e2e.fixtures", "support.coalesced_clients"]
+pytest_plugins = ["e2e.fixtures"]
 
 # Folders whose tests start processes: their files take the longest.
 _LONGEST = (

@@ -24,7 +24,7 @@ Stream = Callable[[Iterator[pb.ModelInferRequest], Context], Iterator[pb.ModelSt
 def model(name: str, inputs: dict[str, str], outputs: dict[str, str]) -> pb.ModelMetadataResponse:
     """Return metadata from a short form: {"x": "FP32 -1 3"}."""
     message = pb.ModelMetadataResponse(name=name, versions=["1", "2"], platform="onnxruntime_onnx")
-    message.properties["shared_batch_rows"] = "8"
+    message.properties["owner"] = "vision"
     for target, given in ((message.inputs, inputs), (message.outputs, outputs)):
         for tensor, text in given.items():
             datatype, *shape = text.split()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 from client.either import IDS, KINDS, Client, call, close, shared
 from client.scripted import ScriptedServer, echo, model
 
-from tensorferry.client import InferenceClient, InferenceError, Internal, StreamRequest, aio
+from tensorferry.client import InferenceClient, InferenceError, Internal, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 
 METHODS = ["infer", "submit", "stream"]
@@ -142,23 +140,6 @@ async def test_the_error_ends_one_request_of_a_stream(server: ScriptedServer, ei
     assert (a.id, c.id) == ("a", "c")
     assert isinstance(b, Internal)
     assert b.request_id == "b"
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
-async def test_the_answer_of_a_joined_message_is_compared(server: ScriptedServer, kind: type[Any]) -> None:
-    client: Client = kind(server.target, coalesce=True)
-    await call(client, "infer", "m", X)
-    for change, _, text in [WRONG[0], WRONG[2], WRONG[5], WRONG[6], WRONG[8]]:
-        answering(server, change)
-        if isinstance(client, aio.InferenceClient):
-            calls = [client.infer("m", X) for _ in range(4)]
-            failures: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
-        else:
-            with ThreadPoolExecutor(4) as threads:
-                futures = [threads.submit(client.infer, "m", X) for _ in range(4)]
-                failures = [future.exception() for future in futures]
-        assert all(isinstance(failure, Internal) and text in str(failure) for failure in failures), failures
-    await close(client)
 
 
 async def test_each_part_of_a_split_request_is_compared(server: ScriptedServer, either: Client) -> None:

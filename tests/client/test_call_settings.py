@@ -12,8 +12,6 @@ from client.scripted import ScriptedServer
 
 from tensorferry.client import InferenceClient, InvalidInput, StreamRequest, aio
 
-pytestmark = pytest.mark.usefixtures("either_way")
-
 ROW = {"x": [1]}
 INFERENCE: list[tuple[str, tuple[Any, ...]]] = [
     ("infer", ("row", ROW)), ("submit", ("row", ROW)), ("stream", ("row", [ROW])),

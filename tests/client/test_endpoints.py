@@ -19,8 +19,6 @@ from tensorferry.client.connection.endpoints import Endpoint, Endpoints, open_en
 from tensorferry.client.connection.target import address_list, default_targets
 from tensorferry.client.errors import InvalidInput
 
-pytestmark = pytest.mark.usefixtures("either_way")
-
 ROW = {"x": [1]}
 
 

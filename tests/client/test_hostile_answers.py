@@ -11,8 +11,6 @@ from tensorferry.client.errors import ResourceExhausted, from_status
 from tensorferry.client.messages.codec import decode_stream
 from tensorferry.protos import inference_pb2 as pb
 
-pytestmark = pytest.mark.usefixtures("either_way")
-
 
 def retry_info(**delay: int) -> bytes:
     status = status_pb2.Status(code=8, message="full")

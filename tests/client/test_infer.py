@@ -16,8 +16,6 @@ from tensorferry.client import InferenceClient, aio
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
-pytestmark = pytest.mark.usefixtures("either_way")
-
 IMAGES = np.arange(128, dtype=np.uint8).reshape(2, 8, 8)
 NOWHERE = "127.0.0.1:1"  # port 1 is never listened on
 
@@ -196,7 +194,7 @@ def test_metadata_is_fetched_once_and_read_as_records(
         "onnxruntime_onnx",
         (tf.TensorMetadata("image", "UINT8", (-1, 8, 8)),),
         (tf.TensorMetadata("image", "UINT8", (-1, 8, 8)),),
-        {"shared_batch_rows": "8"},
+        {"owner": "vision"},
     )
     client.infer("digits", {"image": IMAGES})
     assert client.metadata("digits") is metadata

@@ -85,7 +85,7 @@ def test_properties_may_be_messages() -> None:
         message.properties[name] = pb.InferParameter(**value).SerializeToString().decode()
     message.properties["text"] = "\x1anot a message"
     assert ModelMetadata.from_message(message).properties == {
-        "shared_batch_rows": "8",
+        "owner": "vision",
         "content_type": "np",
         "rows": "7",
         "raw": "True",

@@ -14,7 +14,7 @@ from client import spawned
 from client.either import KINDS, call
 from client.scripted import ScriptedServer
 
-from tensorferry.client import ClientClosed, Coalesce, InferenceClient, Retry, Tls, aio
+from tensorferry.client import ClientClosed, InferenceClient, Retry, Tls, aio
 
 
 def test_a_spawned_process_uses_a_client(server: ScriptedServer) -> None:
@@ -45,7 +45,7 @@ async def test_a_pickle_has_every_argument(kind: type[Any]) -> None:
     for other in (pickle.loads(pickle.dumps(client)), copy.copy(client)):
         assert type(other) is kind
         assert other is not client
-        defaults = {"credentials": None, "token_over_plaintext": False, "coalesce": False}
+        defaults = {"credentials": None, "token_over_plaintext": False}
         assert other._arguments == {"target": ("a:1", "b:1"), **defaults, **arguments}
         await call(other, "close")
     await call(client, "close")
@@ -70,9 +70,3 @@ async def test_what_cannot_be_pickled_is_refused(kind: type[Any]) -> None:
     await call(closed, "close")
     with pytest.raises(ClientClosed):
         pickle.dumps(closed)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_pickle_joins_calls_with_the_same_bounds(kind: type[Any]) -> None:
-    client = kind("a:1", coalesce=Coalesce(max_rows=3))
-    assert pickle.loads(pickle.dumps(client))._coalesce == Coalesce(max_rows=3)

@@ -15,8 +15,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from tensorferry.client import InferenceClient, aio
 from tensorferry.client.connection.propagation import with_context
 
-pytestmark = pytest.mark.usefixtures("either_way")
-
 IMAGES = {"image": np.zeros((1, 8, 8), np.uint8)}
 
 

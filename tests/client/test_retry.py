@@ -19,8 +19,6 @@ from tensorferry.client.connection.retry import RetryBudget
 from tensorferry.client.errors import InferenceError, of_code
 from tensorferry.protos import inference_pb2 as pb
 
-pytestmark = pytest.mark.usefixtures("either_way")
-
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 INPUTS = {"x": np.zeros(1, np.int64)}
 # Short, because tests wait for it.

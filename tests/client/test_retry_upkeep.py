@@ -19,8 +19,6 @@ from polling import until
 from tensorferry.client import Cancelled, InferenceClient, InferenceFuture, ResourceExhausted, aio
 from tensorferry.protos import inference_pb2 as pb
 
-pytestmark = pytest.mark.usefixtures("either_way")
-
 INPUTS = {"x": np.zeros(1, np.int64)}
 # Longer than any test waits.
 NEVER_MS = "60000"

@@ -16,7 +16,6 @@ from support.processes.probe import TABLE_ERROR
 from support.processes.server import ServerProcess, command, environment, running
 
 from tensorferry.client import (
-    Coalesce,
     DeadlineExceeded,
     InferenceClient,
     InferenceError,
@@ -28,8 +27,6 @@ from tensorferry.client import (
     StreamRequest,
     aio,
 )
-
-pytestmark = pytest.mark.usefixtures("either_way")
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +66,6 @@ def test_infer_submit_and_errors(server: ServerProcess) -> None:
             client.infer("probe", probe(1), timeout=0.2)
     with InferenceClient(server.address, check=False) as client, pytest.raises(InvalidArgument):
         client.infer("probe", {"x": np.ones((1, 4), np.float32)})
-
-
-def test_joined_calls_are_fewer_requests_with_the_same_rows(server: ServerProcess) -> None:
-    """A call with a wrong index fails by itself; its neighbours get their answers."""
-    with InferenceClient(server.address, coalesce=Coalesce(max_wait=0.05)) as client:
-        [before] = client.statistics("probe")
-        futures = [client.submit("probe", probe(tag, index=99 if tag == 150 else 0)) for tag in range(200)]
-        assert TABLE_ERROR in str(futures.pop(150).exception(60))
-        for tag, future in zip((tag for tag in range(200) if tag != 150), futures, strict=True):
-            np.testing.assert_array_equal(future.result(60)["y"], np.full((1, 4), 2 * tag))
-        [after] = client.statistics("probe")
-    assert after.rows - before.rows >= 199
-    assert after.success.count - before.success.count < 199
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["completion", "request"])

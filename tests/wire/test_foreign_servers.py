@@ -187,7 +187,7 @@ def test_infer_cannot_choose_a_datatype(
 
 
 def test_the_client(server: Server) -> None:
-    with InferenceClient(server.address, coalesce=True) as client:
+    with InferenceClient(server.address) as client:
         assert client.server_metadata().name.startswith(server.kind)
         properties = client.metadata("double").properties
         assert properties == ({"content_type": "np"} if server.kind == "mlserver" else {})

@@ -4,7 +4,6 @@
 """
 
 from tensorferry.client.client import InferenceClient
-from tensorferry.client.coalescing import Coalesce
 from tensorferry.client.connection.channel import Tls
 from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult
 from tensorferry.client.connection.retry import Retry
@@ -37,7 +36,6 @@ __all__ = [
     "ClassScore",
     "Classification",
     "ClientClosed",
-    "Coalesce",
     "DeadlineExceeded",
     "DeviceArray",
     "DeviceResult",

@@ -14,7 +14,6 @@ from tensorferry.client import aio_stream, errors
 from tensorferry.client.aio_shared_memory import AsyncSharedMemoryCalls
 from tensorferry.client.aio_shared_memory import SharedMemory as SharedMemory
 from tensorferry.client.base import StreamPlan
-from tensorferry.client.coalescing.tasks import CoalescedInfer
 from tensorferry.client.connection import channel
 from tensorferry.client.connection.context import CallContext, Compression, Headers
 from tensorferry.client.connection.endpoints import Endpoint, Endpoints, OpenChannel
@@ -48,14 +47,12 @@ class InferenceClient(AsyncSharedMemoryCalls):
         self._open_endpoints = endpoints
         # Opened by the first call, because channels of grpcio belong to a running event loop.
         self._opened: Endpoints | None = None
-        self._coalesced: list[CoalescedInfer] = []
 
     @property
     def _endpoints(self) -> Endpoints:
         if self._opened is None:
             self._check_open()
             self._opened = self._open_endpoints(channel.aio_channel)
-            self._coalesced = self._join_calls(self._opened, CoalescedInfer)
         return self._opened
 
     async def __aenter__(self) -> Self:
@@ -74,8 +71,6 @@ class InferenceClient(AsyncSharedMemoryCalls):
         """
         self._closed = True
         self._closing.set()
-        for coalesced in self._coalesced:
-            coalesced.close()
         for endpoint in self._opened or ():
             await endpoint.channel.close()
             await endpoint.stream_channel.close()

@@ -6,12 +6,11 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import grpc
 
 from tensorferry.client import errors
-from tensorferry.client.coalescing import Coalesce, Forms, coalesce_of
 from tensorferry.client.connection import channel
 from tensorferry.client.connection.bearer import bearer
 from tensorferry.client.connection.context import (
@@ -32,8 +31,6 @@ from tensorferry.client.messages.answers import Answer
 from tensorferry.client.messages.codec import Outputs, Parameter, StreamDefaults, StreamRequest
 from tensorferry.client.messages.metadata_cache import MetadataCache
 from tensorferry.protos import inference_pb2 as pb
-
-Joined = TypeVar("Joined")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,6 @@ class ClientBase(ABC):
         retry: Retry | None = DEFAULT_RETRY,
         token: str | None = None,
         token_over_plaintext: bool = False,
-        coalesce: bool | Coalesce = False,
     ) -> None:
         # All arguments, for a pickle of the client. First, while there is no other variable.
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
@@ -81,7 +77,6 @@ class ClientBase(ABC):
         self._retries = RetryBudget(retry_of(retry))
         self._cache = MetadataCache(max_message_bytes)
         self._closed = False
-        self._coalesce = coalesce_of(coalesce, check=check)
         channel_options = channel.channel_options(max_message_bytes, options)
         self._open(lambda opener: open_endpoints(targets, opener, secured, channel_options))
 
@@ -93,18 +88,6 @@ class ClientBase(ABC):
     @abstractmethod
     def _endpoints(self) -> Endpoints:
         """The servers of the client."""
-
-    def _join_calls(
-        self, endpoints: Endpoints, replacement: Callable[[Any, Forms, Coalesce], Joined]
-    ) -> list[Joined]:
-        """Replace ModelInfer of each endpoint, if calls are to be joined; return the replacements."""
-        joined: list[Joined] = []
-        if self._coalesce is not None:
-            forms = Forms(self._coalesce, self._cache.get, self._settings.metadata)
-            for endpoint in endpoints:
-                joined.append(replacement(endpoint.stub.ModelInfer, forms, self._coalesce))
-                endpoint.stub.ModelInfer = joined[-1]
-        return joined
 
     def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
         """Pickle the arguments: the copy opens channels of its own."""

@@ -13,7 +13,6 @@ import grpc
 
 from tensorferry.client import errors, stream
 from tensorferry.client.base import StreamPlan
-from tensorferry.client.coalescing.threads import CoalescedInfer
 from tensorferry.client.connection import channel
 from tensorferry.client.connection.context import CallContext, Compression, Headers
 from tensorferry.client.connection.endpoints import Endpoint, Endpoints, OpenChannel
@@ -53,7 +52,6 @@ class InferenceClient(SharedMemoryCalls):
     - `check`: compare each request with the model's metadata before it is sent (the default).
       If false, the dtype of each array decides its datatype.
     - `retry`: how calls are repeated, None for never.
-    - `coalesce`: True, or a `Coalesce` with bounds, lets calls of several threads travel in one message.
 
     The first call connects, not the constructor. Streams use a second connection.
 
@@ -81,7 +79,6 @@ class InferenceClient(SharedMemoryCalls):
         self._closing = threading.Event()
         self._retry_queue = RetryQueue()
         self._opened = endpoints(channel.sync_channel)
-        self._coalesced = self._join_calls(self._opened, CoalescedInfer)
 
     @property
     def _endpoints(self) -> Endpoints:
@@ -104,8 +101,6 @@ class InferenceClient(SharedMemoryCalls):
         self._closed = True
         self._closing.set()
         self._retry_queue.close()
-        for coalesced in self._coalesced:
-            coalesced.close()
         for endpoint in self._opened:
             endpoint.channel.close()
             endpoint.stream_channel.close()

@@ -23,8 +23,6 @@ from tensorferry.client.errors import of_code
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
-pytestmark = pytest.mark.usefixtures("either_way")
-
 INPUTS = {"x": np.zeros(1, np.int64)}
 SEQUENCE: dict[str, bool | int | float | str] = {"sequence_id": 7, "sequence_start": True}
 NOWHERE = "127.0.0.1:1"  # port 1 is never listened on

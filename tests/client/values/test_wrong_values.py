@@ -21,8 +21,6 @@ from client.scripted import ScriptedServer, ScriptedServicer, model
 from tensorferry import client as tf
 from tensorferry.client import InferenceClient, InvalidInput, Retry, StreamRequest, Tls, aio
 
-pytestmark = pytest.mark.usefixtures("either_way")
-
 ROW = {"x": [1]}
 Call = Callable[..., Any]
 

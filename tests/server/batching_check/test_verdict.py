@@ -177,7 +177,6 @@ def test_the_batching_option_decides_which_models_are_batched(
     analysed(monkeypatch, finding, "why")
     model = load(small.twice, batching=policy)
     assert (model.max_batch_size, model.batching_verdict) == (most, verdict_)
-    assert model.shared_batch_rows == most
     assert (f"({verdict_})" in model.batching) is (most > 0)
 
 

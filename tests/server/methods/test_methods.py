@@ -141,7 +141,6 @@ def test_model_metadata(served: ServedTransport, version: str) -> None:
         properties={
             "batching": "batches of up to 8 rows (proved)",
             "batching_verdict": "proved",
-            "shared_batch_rows": "0",
             "max_request_rows": "4096",
             "max_message_bytes": str(64 << 20),
         },

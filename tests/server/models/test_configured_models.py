@@ -140,7 +140,6 @@ def test_how_a_model_is_batched(
     model = load(text, build, max_batch_size=16, max_queue_delay=1e-3)
     assert (model.max_batch_size, model.config.max_batch_size) == (most, most)
     assert model.config.HasField("dynamic_batching") is merges
-    assert model.shared_batch_rows == (most if merges else 0)
     assert model.batching.startswith(words)
 
 

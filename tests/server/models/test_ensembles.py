@@ -61,7 +61,7 @@ def test_an_ensemble_answers_with_its_models(served: ServedRepository) -> None:
     served.start("*")
     assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
     model = served.registry.get("e")
-    assert (model.max_batch_size, model.batching_verdict, model.shared_batch_rows) == (8, "proved", 0)
+    assert (model.max_batch_size, model.batching_verdict) == (8, "proved")
     assert str(model.signature) == "(image: FP32[-1, 3]) -> (scores: FP32[-1, 3])"
 
 

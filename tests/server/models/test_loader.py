@@ -177,7 +177,6 @@ def test_a_model_whose_comparison_takes_too_long_is_batched_after_an_inspection(
     assert model.batching_verdict == "refused"
     assert "its rows are not compared, because that takes longer than a load may" in caplog.text
     assert "run `tensorferry inspect MODEL` once with the server's options" in caplog.text
-    assert model.shared_batch_rows == 0
     monkeypatch.setattr(preparation, "LoadBudget", lambda least=0.0: unlimited if least else LoadBudget())
     parsed = None if config is None else parse_config(config, "test")
     source = ModelSource("named", tmp_path / "m.onnx", config=parsed)

@@ -59,17 +59,6 @@ def test_a_function_is_a_batched_model(load: LoadFunction) -> None:
     assert served.batcher.submit_rows({"x": x}).result()["y"].tolist() == [1.0, 5.0, 9.0]
 
 
-def test_requests_to_a_function_may_be_joined_unless_its_rows_vary_in_length(load: LoadFunction) -> None:
-    """Rows of different lengths are padded to the longest of their request, which joining would change."""
-
-    @model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1, -1]}, max_batch_size=4)
-    def repeated(x: Any) -> Any:
-        return [np.ones(int(one), np.float32) for one in x]
-
-    assert load(total, max_batch_size=8).shared_batch_rows == 8
-    assert load(repeated).shared_batch_rows == 0
-
-
 def test_learned_times_are_those_of_the_warm_up(load: LoadFunction) -> None:
     seen: list[int] = []
 

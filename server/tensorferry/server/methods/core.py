@@ -79,7 +79,6 @@ class CoreMethods:
         properties = {
             "batching": model.batching,
             "batching_verdict": model.batching_verdict,
-            "shared_batch_rows": str(model.shared_batch_rows),
         }
         if model.batched and model.batching_verdict in _INDEPENDENT:
             # Clients split larger requests.

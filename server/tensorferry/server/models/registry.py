@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from tensorferry.batcher import Batcher, Padding, Pipeline, StageModel
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
-from tensorferry.server.model_config.pbtxt import PLATFORM
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
@@ -97,18 +96,6 @@ class Model:
     def batched(self) -> bool:
         """Whether axis 0 counts rows."""
         return self.max_batch_size > 0
-
-    @property
-    def shared_batch_rows(self) -> int:
-        """Most rows of several callers that one request may have, with the same answers; 0 if it may have none.
-
-        None if requests share no batches. None either if rows of a request may affect its other rows by their lengths:
-        functions and steps may return rows of different lengths, which are padded to the longest of their request.
-        """
-        if not isinstance(self.batcher, Batcher) or not self.batcher.settings.merge or len(self.steps) > 1:
-            return 0
-        fixed = all(isinstance(dim, int) for spec in self.signature.outputs for dim in spec.dims[1:])
-        return self.max_batch_size if fixed or self.config.platform in ("", PLATFORM) else 0
 
     def __str__(self) -> str:
         return f"{self.name}{self.signature}, {self.batching}"
