@@ -27,13 +27,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     (repository / "digits" / "1").mkdir(parents=True)
     shutil.copy(DIGITS, repository / "digits" / "1" / "model.onnx")
     options = ("--model-repository", str(repository), "--model-control", "explicit", "--load-model", "digits")
-    allowed = (
-        "--allow-log-settings",
-        "--allow-shared-memory",
-        "--trace-file",
-        str(repository / "trace.json"),
-    )
-    with running(*options, *allowed, transport="lane") as server:
+    with running(*options, "--allow-log-settings", "--allow-shared-memory", transport="lane") as server:
         yield server
 
 

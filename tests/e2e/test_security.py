@@ -55,7 +55,7 @@ def start(transport: str, folder: Path, model: Path) -> Secured:
     user, operator = token(tokens, "user"), token(tokens, "operator", "--roles", "infer,control")
     server = ServerProcess.start(
         *(f"digits={model}", "--metrics-port", "0", "--log-level", "debug"),
-        *(*issued.flags, "--auth-tokens", tokens, "--trace-file", folder / "traces"),
+        *(*issued.flags, "--auth-tokens", tokens),
         transport=transport,
     )
     return Secured(server, Tls(issued.ca, *issued.client), tokens, user, operator)
@@ -104,7 +104,7 @@ def test_the_commands(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_client_without_the_control_role_changes_nothing(secured: Secured) -> None:
     request = pb.TraceSettingRequest()
-    request.settings["trace_level"].value.append("TIMESTAMPS")
+    request.settings["trace_level"].value.append("OFF")
     with grpc.secure_channel(secured.server.address, secured.tls.credentials()) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError, match="this method requires the role 'control', which user"):

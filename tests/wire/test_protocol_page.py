@@ -136,5 +136,5 @@ def test_the_page_marks_where_codes_differ_from_tritons() -> None:
         "a broken model is loaded",
         "a model is loaded that is not in the repository",
         "log settings are changed",
-        "traces with tensors are requested",
+        "a client switches traces on",
     }

@@ -177,10 +177,10 @@ class Unimplemented(InferenceError):
     """UNIMPLEMENTED: the server does not offer this call, or its options do not allow it.
 
     >>> try:
-    ...     client.update_trace_settings({"trace_file": "elsewhere.json"})
+    ...     client.update_trace_settings({"trace_level": "TIMESTAMPS"})
     ... except Unimplemented:
-    ...     print("only the server's operator names the file")
-    only the server's operator names the file
+    ...     print("only the server's operator sets up traces")
+    only the server's operator sets up traces
     """
 
 

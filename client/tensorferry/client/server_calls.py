@@ -182,10 +182,11 @@ class ServerCalls(ClientBase):
     ) -> TraceSettings:
         """Change what is traced of a model, by default of the server, and return all settings.
 
-        Each value is a str, an int or a list of str. None sets back to the default. Thread-safe.
+        Each value is a str, an int or a list of str. None sets back to the default. Triton's servers
+        have such settings; this project's answer UNIMPLEMENTED to any other value than their own. Thread-safe.
 
-        >>> client.update_trace_settings({"trace_rate": 100})["trace_rate"]
-        ('100',)
+        >>> client.update_trace_settings({"trace_rate": 1})["trace_rate"]
+        ('1',)
         """
         return self._run(
             rpcs.trace_settings(model, settings), self._settings.of_call(metadata).begin(timeout)

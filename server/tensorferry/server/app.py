@@ -52,8 +52,6 @@ from tensorferry.server.runtime.trial_runs import loads_still_run
 from tensorferry.server.scratch_directory import remove_abandoned
 from tensorferry.server.shared_memory.regions import Regions
 from tensorferry.server.telemetry.logs import LogOutput
-from tensorferry.server.tracing.triton import TritonTracing
-from tensorferry.server.tracing.triton_file import TraceFile
 from tensorferry.server.tracing.wiring import RequestTelemetry
 from tensorferry.server.transport.core_leaks import warning_of as leak_warning
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
@@ -113,7 +111,6 @@ class App:
         self._engine = engine
         self._on_device_loss = on_device_loss
         self.registry = ModelRegistry(may_be_empty=config.model_control == "explicit")
-        self._trace_file = TraceFile(config.trace_file) if config.trace_file is not None else None
         self._response_batcher = ResponseBatcher()
         self._telemetry = RequestTelemetry(
             config, self._response_batcher if engine is None else engine.response_hook
@@ -142,7 +139,7 @@ class App:
             mode=config.model_control,
             poll_seconds=config.repository_poll_seconds,
         )
-        self._grpc = self._build_grpc_server(log_output, TritonTracing(self._trace_file, tracing))
+        self._grpc = self._build_grpc_server(log_output)
         self._watchdog = Watchdog(
             min(limit or REBUILD_SECONDS for limit in (*config.values("run_timeout"), REBUILD_SECONDS))
         )
@@ -155,14 +152,14 @@ class App:
         self._metrics: MetricsServer | None = None
         self._gpus: GpuReader | None = None
 
-    def _build_grpc_server(self, log_output: LogOutput | None, triton_tracing: TritonTracing) -> GrpcServer:
+    def _build_grpc_server(self, log_output: LogOutput | None) -> GrpcServer:
         config = self.config
         extensions: list[Extension] = [
             ModelConfigMethods(self.registry),
             StatisticsMethods(self.registry),
             RepositoryMethods(self.registry, self._control),
             SharedMemoryMethods(self._regions),
-            TraceSettingsMethods(self.registry, triton_tracing),
+            TraceSettingsMethods(self.registry, spans=config.otel),
         ]
         if log_output is not None:
             settings = LogSettingsMethods(
@@ -220,8 +217,6 @@ class App:
 
     def start(self) -> None:
         """Listen and serve, not ready yet. StartError if an address is in use, or the lane or a file is unusable."""
-        if self._trace_file is not None:
-            self._trace_file.start()
         self._telemetry.start()
         experiments = os.environ.get("GRPC_EXPERIMENTS", "")
         if warning := leak_warning(grpc.__version__, experiments, self.config.max_connection_age):
@@ -350,8 +345,6 @@ class App:
             gpus.close()
         self._watchdog.close()
         self._regions.close()
-        if self._trace_file is not None and not self._trace_file.stop(_TRACE_FLUSH_SECONDS):
-            _log.warning("the last request traces were not written within %g s", _TRACE_FLUSH_SECONDS)
         self._telemetry.stop(_TRACE_FLUSH_SECONDS)
         return all(ended) and not loads_still_run()
 

@@ -21,8 +21,6 @@ from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
 from tensorferry.server.telemetry.logs import LogOutput
 from tensorferry.server.tracing.trace import Tracer
-from tensorferry.server.tracing.triton import TritonTracing
-from tensorferry.server.tracing.triton_file import TraceFile
 from tensorferry.server.transport.threaded_servicer import Extension, ThreadedServicer
 
 
@@ -64,7 +62,6 @@ class MethodsTarget:
     def __init__(self, directory: Path) -> None:
         self.world = World(directory)
         self.tracing = Tracer()
-        self.triton_tracing = TritonTracing(TraceFile(directory / "trace.json"), self.tracing)
         self.service = InferenceService(self.world.registry, regions=self.world.regions, tracing=self.tracing)
         self.counted = Counted()
         servicer = ThreadedServicer(
@@ -171,7 +168,7 @@ class SettingsTarget(MethodsTarget):
         return (
             ModelConfigMethods(self.world.registry),
             StatisticsMethods(self.world.registry),
-            TraceSettingsMethods(self.world.registry, self.triton_tracing),
+            TraceSettingsMethods(self.world.registry, spans=False),
             LogSettingsMethods(_Output(), allowed=True),
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,34 +11,38 @@ from support.server.rig import Replies, fp32, request, response_of, signature, s
 from tensorferry.batcher import Batcher, Request
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry
-from tensorferry.server.tracing.trace import Tracer
-from tensorferry.server.tracing.triton import TritonTracing
-from tensorferry.server.tracing.triton_file import TraceFile
+from tensorferry.server.tracing.trace import RequestTrace, Tracer
 
 SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))
 
 
-class CollectingTraceFile(TraceFile):
-    """Trace file that collects traces in memory."""
+class Collector:
+    """Source that traces every request, and its own sink."""
+
+    context = None
+    traces_calls = False
 
     def __init__(self) -> None:
-        super().__init__(Path("traces.json"))
-        self.kept: list[Any] = []
+        self.completed_traces: list[RequestTrace] = []
 
-    def write(self, sheet: Any, *trace: Any) -> None:
-        self.kept += trace
+    def sample(self, model: Any, parent: Any) -> Collector:
+        return self
+
+    def completed(self, trace: RequestTrace) -> None:
+        self.completed_traces.append(trace)
+
+    def ended(self, trace: RequestTrace) -> None:
+        pass
 
 
 class Desk:
     """Service that traces every request, and collects the replies."""
 
     def __init__(self) -> None:
-        self.file = CollectingTraceFile()
-        tracing = Tracer()
-        self.tracing = TritonTracing(self.file, tracing)
-        self.tracing.change("", {"timestamps": True, "rate": 1})
+        self.collector = Collector()
+        self.tracer = Tracer([self.collector])
         self.registry = ModelRegistry()
-        self.service = InferenceService(self.registry, tracing=tracing)
+        self.service = InferenceService(self.registry, tracing=self.tracer)
 
     def unload(self) -> None:
         self.registry.mark_unloading(self.registry.get("m"))
@@ -55,11 +58,11 @@ class Desk:
         self.service.submit(data, deadline, replies, **options)
         return replies
 
-    def traced(self) -> list[tuple[str, int, bool]]:
+    def traced(self) -> list[tuple[str, str, bool]]:
         """Return request, version, and whether the request ran, for each trace."""
         return [
-            (trace["request_id"], trace["model_version"], len(trace["timestamps"]) == 9)
-            for trace in self.file.kept
+            (trace.request_id, trace.addressed[1], trace.batch is not None)
+            for trace in self.collector.completed_traces
         ]
 
 
@@ -67,10 +70,10 @@ def test_each_request_has_one_trace_even_if_its_model_is_replaced(monkeypatch: p
     desk = Desk()
     first = desk.serve("1")
     assert response_of(desk.ask("answered").first()).id == "answered"
-    assert desk.traced() == [("answered", 1, True)]
+    assert desk.traced() == [("answered", "1", True)]
     with pytest.raises(Exception, match="deadline"):
         response_of(desk.ask("too late", deadline=0.0).first())
-    assert desk.traced()[1:] == [("too late", 1, False)]
+    assert desk.traced()[1:] == [("too late", "1", False)]
     assert first.close()
     # The batcher was closed, so the model is looked up again. It is still one request with one trace.
     second: list[Batcher] = []
@@ -83,10 +86,10 @@ def test_each_request_has_one_trace_even_if_its_model_is_replaced(monkeypatch: p
 
     monkeypatch.setattr(first, "enqueue", replace)
     assert response_of(desk.ask("moved").first()).model_version == "2"
-    assert desk.traced()[2:] == [("moved", 2, True)]
-    desk.tracing.change("", {"timestamps": False})
+    assert desk.traced()[2:] == [("moved", "2", True)]
+    desk.tracer.switch(desk.collector, on=False)
     assert response_of(desk.ask("off").first()).id == "off"
-    assert [trace["id"] for trace in desk.file.kept] == [1, 2, 3]
+    assert len(desk.traced()) == 3
     assert second[0].close()
 
 
@@ -106,7 +109,7 @@ def test_a_request_whose_model_is_unloaded_meanwhile_is_answered_and_traced(
     monkeypatch.setattr(batcher, "enqueue", unload)
     with pytest.raises(Exception, match="m"):
         response_of(desk.ask("gone").first())
-    assert desk.traced() == [("gone", 1, False)]
+    assert desk.traced() == [("gone", "1", False)]
 
 
 def test_an_exception_of_a_sink_does_not_affect_the_response(caplog: pytest.LogCaptureFixture) -> None:

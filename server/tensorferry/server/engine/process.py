@@ -37,7 +37,7 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     if control.start["trial"]:
         # What only one engine can have: a port, and files that are not appended to. Requests come one at a time, so that none
         # has others to wait for.
-        config = replace(config, metrics_port=None, trace_file=None).for_all_models(max_queue_delay=0.0)
+        config = replace(config, metrics_port=None).for_all_models(max_queue_delay=0.0)
     # The status to exit with.
     endings: queue.SimpleQueue[int] = queue.SimpleQueue()
     bursts = ResponseBursts()

@@ -1,1 +1,1 @@
-"""Request traces: Triton's trace files, OpenTelemetry spans, the access log."""
+"""Request traces: OpenTelemetry spans and the access log."""

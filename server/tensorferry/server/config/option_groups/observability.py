@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from tensorferry.server.config.option import OptionScope, option
-from tensorferry.server.config.parsers import Parser, host_name, integer, one_of, path, switch
+from tensorferry.server.config.parsers import Parser, host_name, integer, one_of, switch
 
 
 def _parse_port_or_none(text: str) -> int | None:
@@ -37,12 +36,6 @@ class ObservabilityOptions:
         "127.0.0.1",
         host_name,
         "address of --metrics-port, which asks for no password; 0.0.0.0 or :: for all addresses",
-        scope=OptionScope.STANDALONE,
-    )
-    trace_file: Path | None = option(
-        None,
-        path,
-        "file for request traces; clients can enable tracing, by TraceSetting, only if this is set",
         scope=OptionScope.STANDALONE,
     )
     otel: bool = option(
