@@ -45,7 +45,8 @@ def test_settings_say_whether_spans_are_recorded() -> None:
 
 
 def test_a_setting_may_be_cleared_or_given_as_it_is() -> None:
-    assert settings_after(settings(), **dict.fromkeys(OFF)) == settings_after(settings(), "m", **OFF) == OFF
+    cleared: dict[str, Any] = dict.fromkeys(OFF)
+    assert settings_after(settings(), **cleared) == settings_after(settings(), "m", **OFF) == OFF
 
 
 @pytest.mark.parametrize(
