@@ -212,12 +212,12 @@ def _check_fp16(
     with ExitStack() as scratch:
         file = model_file(prepared.file.source, settings, scratch)
         try:
-            reference = file.session("cpu", settings)
+            reference = Session(file.path, "cpu", settings)
         except StartError:
             # Some operators exist only on GPUs.
             if device == "cpu":
                 raise
-            reference = file.session(device, settings)
+            reference = Session(file.path, device, settings)
     in_fp32 = prepared.io_mapping.runner(reference.run)
     signature, size = prepared.io_mapping.signature, prepared.working_size
     if size is None:
