@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inspection.inspection import Inspection, Wanted, inspect_model
 from tensorferry.server.onnx_models import rewriting
+from tensorferry.server.onnx_models.preparation import prepare_model
 from tensorferry.server.runtime.fp16 import model_file
 from tensorferry.server.runtime.session import Session
 
@@ -141,12 +143,31 @@ def test_weights_in_another_file_are_found(load: Load) -> None:
     assert load(external).batching == REWRITTEN
 
 
-def test_all_instances_and_sessions_after_a_failure_have_the_copy(load: Load) -> None:
+def test_all_instances_have_the_copy(load: Load) -> None:
     model = load(perceptron, instances=2, threads=1)
     assert model.batching == REWRITTEN
     x = np.ones((3, 2, 4), np.float32)
     futures = [model.batcher.submit_rows({"x": x}) for _ in range(8)]
     assert {future.result(30)["y"].shape for future in futures} == {(3, 3)}
+
+
+def test_a_session_that_is_made_again_has_the_copy(tmp_path: Path) -> None:
+    """After a failed device, from the options of the model's sessions."""
+    source = ModelSource("m", perceptron(tmp_path / "m.onnx"))
+    with ExitStack() as scratch:
+        prepared = prepare_model(source, ServerConfig((source,), device="cpu"), "cpu", scratch)
+    options = prepared.settings.ort_options
+    with ExitStack() as scratch:
+        again = model_file(source.path, options, scratch).session("cpu", options)
+    assert again.signature == prepared.session.signature
+    assert again.run({"x": np.ones((2, 2, 4), np.float32)})["y"].shape == (2, 3)
+
+
+def test_the_copy_can_be_in_fp16(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    model = load(perceptron, fp16=True)
+    assert model.batching == REWRITTEN
+    assert "in FP16: outputs differ from FP32 by at most" in caplog.text
 
 
 def inspected(path: Path, **wanted: Any) -> Inspection:
