@@ -103,16 +103,31 @@ def test_a_device_whose_times_change_gets_another_size(before: Curve, after: Cur
     assert callers.rate(after, 10) >= 0.9 * best_rate(after)
 
 
-@pytest.mark.parametrize(
-    "wrong", [lambda rows: 3.0 if rows >= 16 else 1.0, lambda rows: 0.5 if rows <= 2 else 1.0]
+WRONG = (
+    lambda rows: 3.0 if rows >= 16 else 1.0,
+    lambda rows: 0.5 if rows <= 2 else 1.0,
+    lambda rows: 3.0 if rows <= 4 else 1.0,
 )
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=["large too slow", "small too fast", "small too slow"])
 def test_a_wrong_warm_up_is_corrected(wrong: Curve) -> None:
-    for curve in (rising, falling):
+    for curve in (rising, falling, knee):
         callers = Callers()
         for rows in SIZES:
             callers.queue.add_warmup_sample(rows, curve(rows) * wrong(rows))
         callers.rate(curve, 10)
         assert callers.rate(curve, 10) >= 0.9 * best_rate(curve)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=["large too slow", "small too fast", "small too slow"])
+@pytest.mark.parametrize("curve", [rising, falling, knee])
+def test_sizes_that_were_measured_wrongly_are_corrected(curve: Curve, wrong: Curve) -> None:
+    """A device may be slow while a size is tried, which then seems not to pay."""
+    callers = Callers()
+    callers.rate(lambda rows: curve(rows) * wrong(rows), 5)
+    callers.rate(curve, 10)
+    assert callers.rate(curve, 10) >= 0.9 * best_rate(curve)
 
 
 def test_a_queue_that_has_formed_drains_again() -> None:

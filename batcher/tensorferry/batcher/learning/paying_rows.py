@@ -22,6 +22,11 @@ _WORTH = 1.05
 _OVERHEAD_SECONDS = 100e-6
 # Trials of all sizes together take about this share of the time; each size has an equal part of it.
 _TRIAL_SHARE = 0.002
+# A size is tried sooner each time that the time of learning has doubled, from `_EARLY_SECONDS` on, because the first batches
+# may have run on a busy machine. What such a trial is expected to lose is at most `_EARLY_SHARE` of the time since the last
+# one of this size. Its rows are at most `_EARLY_ROWS` times the usual ones, because requests wait behind it, and their time
+# at most `_FAR` times the usual one.
+_EARLY_SECONDS, _EARLY_SHARE, _EARLY_ROWS, _FAR = 1.0, 0.006, 4, 3.0
 # Until a size has this many samples it is tried sooner, unless its time per row exceeds the best by this factor.
 _SAMPLES_WANTED, _HOPELESS = 3, 1.25
 # Before the first trial, and between two, at least this many usual batches run.
@@ -40,11 +45,11 @@ def powers_of_two(most: int) -> tuple[int, ...]:
 
 
 class _Size(NamedTuple):
-    """What is known of a batch size: mean seconds per row, the number of samples, and when it is tried again."""
+    """What is known of a batch size: mean seconds per row, the number of samples, and when the last one ran."""
 
     row_seconds: float
     samples: int
-    due: float
+    ran: float
 
 
 _NEW = _Size(0.0, 0, 0.0)
@@ -67,7 +72,7 @@ class PayingRows:
     Not thread-safe: the owner's lock guards it.
     """
 
-    __slots__ = ("_check_at", "_reset", "_run", "_seen", "_sizes", "_trial_at", "rows", "trial")
+    __slots__ = ("_began", "_reset", "_run", "_seen", "_sizes", "_trial_at", "rows", "trial")
 
     def __init__(self, max_batch_size: int) -> None:
         self._sizes = powers_of_two(max_batch_size)
@@ -78,8 +83,8 @@ class PayingRows:
         self._reset = False
         # No size is tried before this time; inf until a batch ran.
         self._trial_at = math.inf
-        # No size whose time is known, or expected to be bad, is tried before this time.
-        self._check_at = math.inf
+        # When the first batch ran, or times changed.
+        self._began = 0.0
         # The size that pays; the maximum while nothing else is known.
         self.rows = max_batch_size
         # The size that is being tried; 0 for none.
@@ -92,7 +97,7 @@ class PayingRows:
         size, sample = self._nearest(rows), (seconds + _OVERHEAD_SECONDS) / rows
         if self._trial_at == math.inf:
             self._trial_at = now + _FIRST_BATCHES * seconds
-            self._check_at = now + seconds / _TRIAL_SHARE
+            self._began = now
         mean, samples, _ = self._seen.get(size, _NEW)
         if self._changed(size, sample, mean, samples):
             # After a run of samples this one is not an outlier.
@@ -100,7 +105,10 @@ class PayingRows:
             self._seen.clear()
             self._run = 0
             self._reset = True
-            self._trial_at = self._check_at = now
+            self._trial_at = self._began = now
+        elif size == self.trial and sample * _DEVIATION < mean:
+            # The samples before were delayed.
+            samples = 0
         samples = min(samples + 1, _MEAN_OF)
         if samples > _SAMPLES_WANTED:
             sample = min(max(sample, mean / _DEVIATION), mean * _DEVIATION)
@@ -108,7 +116,7 @@ class PayingRows:
         else:
             # Chance delays a batch and does not hasten it.
             mean = sample if samples == 1 else min(sample, mean)
-        self._seen[size] = _Size(mean, samples, now + mean * size * len(self._sizes) / _TRIAL_SHARE)
+        self._seen[size] = _Size(mean, samples, now)
         self.rows = self._best()
 
     def _changed(self, size: int, sample: float, mean: float, samples: int) -> bool:
@@ -168,16 +176,19 @@ class PayingRows:
 
     def _size_to_try(self, queued: int, usual: int, now: float, expected: Callable[[int], float]) -> int:
         """Return the smallest size that is due to be tried in place of the usual one; 0 for none."""
-        hopeless = _HOPELESS * self._seen[usual].row_seconds
+        usual_seconds = self._seen[usual].row_seconds
         for size in self._sizes:
             if size > queued:
                 break
             if size == usual:
                 continue
-            known = self._seen.get(size) or _Size(0.0 if self._reset else expected(size) / size, 0, -math.inf)
-            if known.samples < _SAMPLES_WANTED and known.row_seconds <= hopeless:
+            known = self._seen.get(size) or _Size(0.0 if self._reset else expected(size) / size, 0, self._began)
+            if known.samples < _SAMPLES_WANTED and known.row_seconds <= _HOPELESS * usual_seconds:
                 return size
-            if now >= max(known.due, self._check_at):
-                self._check_at = now + known.row_seconds * size / _TRIAL_SHARE
+            pause = known.row_seconds * size * len(self._sizes) / _TRIAL_SHARE
+            if size <= _EARLY_ROWS * usual and known.row_seconds <= _FAR * usual_seconds:
+                loss = (known.row_seconds - usual_seconds) * size
+                pause = min(pause, max(known.ran - self._began, loss / _EARLY_SHARE, _EARLY_SECONDS))
+            if now >= known.ran + pause:
                 return size
         return 0
