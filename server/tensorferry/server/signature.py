@@ -39,6 +39,7 @@ class TensorSpec:
     `counts_rows` marks an output whose first dimension varied with the rows in a test run, although the file fixes it
     to 1. `any_rank` means that the file has no shape; `dims` then has one variable dimension, for axis 0. An `optional`
     input has a default value in the file. The elements of a BYTES tensor are `str`, or `bytes` if it is `binary`.
+    `most_bytes` bounds a client's request with this input; 0 is no bound.
     """
 
     name: str
@@ -48,6 +49,7 @@ class TensorSpec:
     any_rank: bool = False
     optional: bool = False
     binary: bool = False
+    most_bytes: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -48,7 +48,8 @@ class FunctionModel:
     A call runs the function; of a class it makes an object. `max_batch_size` is None for the server's default, 0 for
     requests without a batch axis. `batched` is false for a function of one row. `example` has an array for each input.
     `check` and `steady` are as in `model`. `row_padding` returns how rows of its outputs are padded by default; it may
-    read files. `elsewhere` is the file that it reads, if that must be fetched first.
+    read files. `elsewhere` is the file that it reads, if that must be fetched first. `most_request_bytes` bounds the
+    requests of clients; 0 is no bound.
     """
 
     name: str
@@ -64,6 +65,7 @@ class FunctionModel:
     example: Mapping[str, npt.ArrayLike] | None = None
     row_padding: Callable[[], RowPadding] | None = None
     elsewhere: FileElsewhere | None = None
+    most_request_bytes: int = 0
 
     def __post_init__(self) -> None:
         _check_name(self.name)

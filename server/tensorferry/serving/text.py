@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 _Rows = list[npt.NDArray[np.int64]]
 
+# Largest request of a client. The time of a batch of texts that cannot be cut grows with their bytes: 8 MiB take about ten
+# seconds. The server's metadata has the bound, so that the bundled client splits larger requests.
+_MOST_REQUEST_BYTES = 8 << 20
+
 # The values of each output for one text. Without padding, every position has a token, so the mask has ones only.
 _OUTPUTS: Mapping[str, Callable[[Encoding], npt.NDArray[np.int64]]] = {
     "input_ids": lambda encoding: np.array(encoding.ids, np.int64),
@@ -126,6 +130,7 @@ def _declared(settings: _Settings, max_batch_size: int) -> FunctionModel:
         max_batch_size,
         example={each: np.array(_EXAMPLES, object) for each in settings.inputs},
         row_padding=lambda: _row_padding(settings),
+        most_request_bytes=_MOST_REQUEST_BYTES,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def test_more_rows_than_the_queue_holds_are_refused_before_their_contents_are_de
         tensor.ClearField("contents")
     with pytest.raises(RequestTooLarge, match="'x' has 5 rows; the queue of model 'm' holds 4"):
         decode_request(message, "m", MODEL, True, RegionLease(Regions()), queue_rows=4)
+
+
+def test_a_request_of_more_bytes_than_an_input_allows_is_refused_before_its_contents_are_decoded() -> None:
+    message = good(1, typed=True)
+    for tensor in message.inputs:
+        tensor.ClearField("contents")
+    bounded = replace(MODEL, inputs=(replace(MODEL.inputs[0], most_bytes=100), *MODEL.inputs[1:]))
+    with pytest.raises(
+        InvalidRequestError, match="has 101 bytes; model 'm' takes at most 100 with its input 'x'"
+    ):
+        decode_request(message, "m", bounded, True, RegionLease(Regions()), message_bytes=101)
 
 
 def test_the_size_of_a_request_is_that_of_its_message() -> None:

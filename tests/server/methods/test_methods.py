@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -145,6 +146,14 @@ def test_model_metadata(served: ServedTransport, version: str) -> None:
             "max_message_bytes": str(64 << 20),
         },
     )
+
+
+def test_the_metadata_has_the_least_bound_of_a_request(served: ServedTransport) -> None:
+    x, *others = model().signature.inputs
+    bounded = replace(model().signature, inputs=(replace(x, most_bytes=1000), *others))
+    served.registry.mark_ready(replace(model(), signature=bounded))
+    answer = served.stub.ModelMetadata(pb.ModelMetadataRequest(name="m"), timeout=PATIENCE)
+    assert answer.properties["max_message_bytes"] == "1000"
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,8 @@ def test_a_tokenizer_reads_a_bounded_part_of_a_text_and_its_time_counts(load: Lo
     sentence_encoder.build(tmp_path)
     served = load(pipeline("p", tokenizer(tmp_path / "tokenizer.json", outputs=("input_ids",)), add_ids))
     assert isinstance(served.batcher, Pipeline)
+    # Clients split larger requests, because its metadata has the bound.
+    assert [spec.most_bytes for spec in served.signature.inputs] == [8 << 20]
     most = 32 * 1024
 
     def asked(*texts: str) -> Any:

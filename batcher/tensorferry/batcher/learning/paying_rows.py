@@ -182,7 +182,9 @@ class PayingRows:
                 break
             if size == usual:
                 continue
-            known = self._seen.get(size) or _Size(0.0 if self._reset else expected(size) / size, 0, self._began)
+            known = self._seen.get(size) or _Size(
+                0.0 if self._reset else expected(size) / size, 0, self._began
+            )
             if known.samples < _SAMPLES_WANTED and known.row_seconds <= _HOPELESS * usual_seconds:
                 return size
             pause = known.row_seconds * size * len(self._sizes) / _TRIAL_SHARE

@@ -93,6 +93,7 @@ def decode_request(
     outputs = _requested_outputs(request, model, signature)
     class_counts, output_spans = _output_destinations(request, outputs, lease)
     contents = locate_contents(request, model, lease)
+    nbytes = message_bytes + sum([span.nbytes for span in contents.spans.values()])
     # Before any contents are decoded, which takes longer than all else for a large request.
     for spec in signature.inputs:
         shape = inputs[spec.name].shape
@@ -101,6 +102,11 @@ def decode_request(
             raise RequestTooLarge(
                 f"input {spec.name!r} has {shape[0]} rows; the queue of model {model!r} holds {queue_rows}: send fewer rows "
                 "at once, or start the server with a larger --max-queue-size"
+            )
+        if 0 < spec.most_bytes < nbytes:
+            raise InvalidRequestError(
+                f"the request has {nbytes} bytes; model {model!r} takes at most {spec.most_bytes} with its input "
+                f"{spec.name!r}, because its time grows with them: send less at once"
             )
     tensors: list[Tensor] = []
     for spec in signature.inputs:
@@ -114,7 +120,7 @@ def decode_request(
         rows=row_count(tensors, model, signature, limits) if batched else 1,
         key=tuple(tensor.shape[1:] for tensor in tensors),
         shared=signature.shared_inputs(batched=batched),
-        nbytes=message_bytes + sum([span.nbytes for span in contents.spans.values()]),
+        nbytes=nbytes,
         timeout=parameters.timeout,
         priority=parameters.priority,
         response_spec=ResponseSpec(

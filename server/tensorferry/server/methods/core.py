@@ -84,7 +84,8 @@ class CoreMethods:
             # Clients split larger requests.
             limits = self._service.limits
             properties["max_request_rows"] = str(limits.rows or model.batcher.settings.max_queue_size)
-            properties["max_message_bytes"] = str(limits.message_bytes)
+            bounds = [spec.most_bytes for spec in model.signature.inputs if spec.most_bytes]
+            properties["max_message_bytes"] = str(min([limits.message_bytes, *bounds]))
         if model.signature.optional:
             properties["optional_inputs"] = ",".join(spec.name for spec in model.signature.optional)
         return pb.ModelMetadataResponse(

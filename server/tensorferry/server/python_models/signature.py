@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.serving import FunctionModel, TensorType
@@ -10,7 +12,10 @@ from tensorferry.serving import FunctionModel, TensorType
 def signature_of_function(declared: FunctionModel) -> Signature:
     """Return the signature that clients see. A function of one row gets the axis of rows in front."""
     return Signature(
-        tuple(_spec(name, type_, declared.batched) for name, type_ in declared.inputs.items()),
+        tuple(
+            replace(_spec(name, type_, declared.batched), most_bytes=declared.most_request_bytes)
+            for name, type_ in declared.inputs.items()
+        ),
         tuple(_spec(name, type_, declared.batched) for name, type_ in declared.outputs.items()),
     )
 

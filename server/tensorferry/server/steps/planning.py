@@ -189,6 +189,8 @@ def _signature(name: str, steps: Sequence[PlacedStep], outputs: Sequence[str]) -
                 )
             elif tensor in inputs:
                 _check_fit(name, tensor, "one step takes", inputs[tensor], f"step {step.name!r} takes", spec)
+                bounds = [each for each in (inputs[tensor].most_bytes, spec.most_bytes) if each]
+                inputs[tensor] = replace(inputs[tensor], most_bytes=min(bounds, default=0))
             else:
                 inputs[tensor] = replace(spec, name=tensor, optional=False)
         for spec in step.signature.outputs:
