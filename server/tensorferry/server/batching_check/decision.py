@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.batching_check.cures import batch_axis_cure, cures_for
+from tensorferry.server.batching_check.cures import batch_axis_cure, cures_for, has_own_cure
 from tensorferry.server.batching_check.row_comparison import ComparisonSettings
 from tensorferry.server.batching_check.shared_inputs import mixing_through_shared_inputs
 from tensorferry.server.batching_check.time_limit import with_time_limit
@@ -172,7 +172,8 @@ def decide_by_server_config(model: Candidate, rewriting: Sequence[str] = ()) -> 
         if rewriting:
             reason += f", and a variable one is not enough: {'; '.join(rewriting[:_MOST_REASONS])}"
             # The graph's own reasons come first, because another axis alone changes nothing.
-            cures = tuple(dict.fromkeys((*cures_for(rewriting), *cures)))
+            own = cures_for([why for why in rewriting if has_own_cure(why)])
+            cures = tuple(dict.fromkeys((*own, *cures)))
         _log.warning("model %s is served unbatched: %s; to have it batched: %s", name, reason, cures[0])
         return model.unchecked(_unbatched(BatchingFinding(BatchingVerdict.OFF, reason, None, cures=cures)))
     max_queue_delay = _max_queue_delay(model)

@@ -71,8 +71,8 @@ def free_rows(path: Path) -> FreedRows:
     inputs = tuple(value.name for value in callers_inputs(read) if _is_one(value))
     if not inputs:
         raise NotFreed("no input has a first axis of 1")
-    model = changed(read, FreedRows(inputs))
     try:
+        model = changed(read, FreedRows(inputs))
         for fixes in (False, True):
             walk = ReshapeWalk(model, fixes=fixes)
             analysis = analysis_of(model, inputs, walk)
@@ -220,7 +220,8 @@ def _forget_shapes(graph: onnx.GraphProto, *, nested: bool) -> None:
     """Remove shapes in which the rows are still 1: those of intermediate tensors, and of graphs in nodes."""
     graph.ClearField("value_info")
     for value in (*graph.input, *graph.output) if nested else ():
-        value.type.tensor_type.ClearField("shape")
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:

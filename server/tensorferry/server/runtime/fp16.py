@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorferry.server.errors import ModelFailedError, StartError
-from tensorferry.server.onnx_graph.free_rows import NotFreed, write_freed
+from tensorferry.server.onnx_graph.free_rows import write_freed
 from tensorferry.server.runtime.load_remedies import remedy_for
 from tensorferry.server.runtime.op_libraries import OWN_DOMAINS, OpLibrary, register
 from tensorferry.server.runtime.ort import onnxruntime, ort_message
@@ -76,7 +76,8 @@ def model_file(source: Path, settings: OrtOptions, scratch: ExitStack) -> ModelF
         path = _folder(scratch) / source.name
         try:
             write_freed(source, settings.freed, path)
-        except (NotFreed, OSError) as error:
+        # Besides NotFreed and OSError, onnx and protobuf raise many kinds of exceptions.
+        except Exception as error:
             raise StartError(
                 f"{source}: no copy with a variable first axis could be written: {error}"
             ) from error
