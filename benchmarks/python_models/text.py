@@ -139,8 +139,9 @@ def _measure_large(
             call = large(some[model], count)
             answers = max(1, round(_LARGE_TEXTS * shortened / count))
             row = measured(bench, serving, [call], shape_of("unary", 1, False), _LARGE_SECONDS, 0.0, answers)
-            rate = row["rate"] * count
+            # The row's rate has too few digits for calls that take seconds.
+            rate = count * row["answers"] / row["seconds"]
             figures = {name: row[name] for name in ("p50_ms", "p99_ms", "other_cores")}
-            figures["cpu_us_per_answer"] = row["cpu_us_per_answer"] / count
+            figures["cpu_us_per_answer"] = 1e6 * row["server_cores"] / rate
             print(f"text, calls of {count} texts, {model:8s} {rate:7.1f} texts/s", flush=True)
             yield {"part": PART, "round": number, "model": model, "lengths": count, "rate": rate, **figures}
