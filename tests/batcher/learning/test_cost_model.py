@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 
@@ -142,27 +141,32 @@ def test_no_time_is_guessed_that_refuses_requests() -> None:
     assert cost_model.grows
 
 
-def test_batches_for_deadlines_grow_step_by_step() -> None:
+def test_a_time_of_half_a_full_batch_is_no_guess() -> None:
     cost_model = warmed_by_few_rows()
-    sizes: list[int] = []
-    now = 0.0
-    while not sizes or sizes[-1] < 32:
-        sizes.append(cost_model.next_rows(100, 10.0, now))
-        cost_model.observe(now := now + 0.01, sizes[-1], 0.010)
-    assert sizes == [4, 8, 16, 32]
+    for rows in (16, 16):
+        assert cost_model.grows
+        cost_model.observe(0.0, rows, 0.010)
     assert not cost_model.grows
-    # Without deadlines no request can be late.
-    assert warmed_by_few_rows().next_rows(100, math.inf, 0.0) == 32
-    # Without a warm-up nothing is known that a batch could grow from.
-    assert BatchCostModel(32).next_rows(100, 10.0, 0.0) == 32
+    # Without a warm-up nothing is known.
+    assert not BatchCostModel(32).grows
 
 
 def test_the_first_run_of_a_size_is_not_learned_and_the_second_is_not_clipped() -> None:
     cost_model = warmed_by_few_rows()
     cost_model.observe(1.0, 32, 2.0)
-    assert cost_model.upper(32) < 0.5
+    assert cost_model.upper(32) == cost_model.upper(2)
     cost_model.observe(2.0, 32, 0.012)
     learned = cost_model.statistics(0, 0).device
     assert learned is not None
     assert learned.table[32] < 0.014
     assert cost_model.mean(1) < 0.013
+
+
+def test_a_little_larger_batch_is_learned_at_once() -> None:
+    """Else a queue that grows would run ever larger batches before the first is learned."""
+    cost_model = warmed_by_few_rows()
+    for rows in (8, 12):
+        cost_model.observe(0.0, rows, 0.010)
+    learned = cost_model.statistics(0, 0).device
+    assert learned is not None
+    assert 12 in learned.table

@@ -20,7 +20,8 @@ _LEAD_WEIGHT = 0.05
 _STALE_BATCHES = 16
 # The host has no warm-up runs: its first batches take their place.
 _HOST_ANCHORS = 4
-# A batch for a deadline has at most this many times the rows of the largest one that ran, if there was a warm-up.
+# After a warm-up of few rows, the first batch with so many times the rows of the largest that ran is not learned: it is
+# slower, because memory is allocated. Times for so many times the rows of the largest learned batch are no guess.
 _GROWTH = 2
 # Learning can take as long as a short batch. The first batches, and all that take at least `_SAMPLE_SECONDS`, are
 # learned; of the others one in about that time, and one in `_STEADY_SECONDS` while samples are as expected: the last
@@ -52,7 +53,8 @@ class BucketStatistics:
 
 
 class CostUpdate(NamedTuple):
-    """Observation of one batch: times on device and host, and the host's share before the device.
+    """Observation of one batch: times on device and host, the host's share before the device, and the rows of the `largest`
+    batch that was learned.
 
     `rows` and `seconds` are its rows, and by how much it delayed the next batch; 0 for a warm-up run. `suspect` says that
     the batch was much faster than these times, `expected` that it took about as long.
@@ -61,6 +63,7 @@ class CostUpdate(NamedTuple):
     device: Curve
     host: Curve
     lead_share: float
+    largest: int
     rows: int = 0
     seconds: float = 0.0
     suspect: bool = False
@@ -84,8 +87,8 @@ class BatchCostModel:
     """Times of a bucket's batches, in seconds; kept while the bucket is empty. Implements the policy's `BatchTimes`.
 
     If batches are `pipelined`, the host works while the device runs another batch, so its part costs no throughput.
-    After a warm-up of few rows, larger batches are tried step by step where there are deadlines. A size that has not run
-    counts as long as the largest that did, so that no request is refused by a guess.
+    After a warm-up of few rows, a larger batch counts as long as the largest that was learned, so that no request is refused
+    by a guess.
     Guarded by the queue's lock, except `learn`: one thread at a time calls it without that lock, because it may take
     longer than everything else that is done for a batch.
     """
@@ -95,6 +98,7 @@ class BatchCostModel:
         "_device_model",
         "_host_batches",
         "_host_model",
+        "_largest",
         "_lead_share",
         "_learned_lead_share",
         "_most",
@@ -107,7 +111,6 @@ class BatchCostModel:
         "_steady",
         "_suspect",
         "_tables",
-        "_upper",
         "device",
         "device_time",
         "end_to_end",
@@ -126,9 +129,10 @@ class BatchCostModel:
         # Chooses the rows of a full batch; None if they are `max_batch_size`.
         self._paying = PayingRows(max_batch_size) if adaptive and max_batch_size > 1 else None
         self.full_rows = max_batch_size
-        # The rows of the largest batch that ran; the maximum without a warm-up, because nothing is known then.
-        self._ran = max_batch_size
-        # Used by `learn` only. The rows of the largest batch that was learned; the maximum without a warm-up.
+        # The rows of the largest batch that ran, and of the largest that was learned, as published; the maximum without a
+        # warm-up, because nothing is known then.
+        self._ran = self._largest = max_batch_size
+        # Used by `learn` only, as all until `observed`. It is published as `_largest`.
         self._anchored = max_batch_size
         self._device_model = LatencyModel(max_batch_size)
         self._host_model = LatencyModel(max_batch_size)
@@ -154,12 +158,14 @@ class BatchCostModel:
         device_time = _TimesByRows(lambda rows: self.device.mean(rows))
         end_to_end = _TimesByRows(lambda rows: self.device.mean(rows) + self.host.mean(rows))
         upper = _TimesByRows(
-            lambda rows: self.device.upper(min(rows, self._ran)) + self.host.upper(min(rows, self._ran))
+            lambda rows: (
+                self.device.upper(min(rows, self._largest)) + self.host.upper(min(rows, self._largest))
+            )
         )
         response_time = _TimesByRows(
             lambda rows: 0.0 if pipelined else self.host.mean(rows) * (1 - self._lead_share)
         )
-        self._tables, self._upper = (device_time, end_to_end, upper, response_time), upper
+        self._tables = (device_time, end_to_end, upper, response_time)
         self.device_time, self.end_to_end = device_time.__getitem__, end_to_end.__getitem__
         self.upper = upper.__getitem__
         # By how much a batch delays the next one, for rates; and its part after the device: the clients answered first
@@ -169,9 +175,9 @@ class BatchCostModel:
 
     def add_warmup_sample(self, rows: int, seconds: float) -> None:
         """Learn a warm-up run. One thread at a time, with the queue's lock."""
-        self._ran = self._anchored = rows if not self.known else max(rows, self._ran)
+        self._ran = self._anchored = max(rows, self._anchored) if self.known else rows
         self._device_model.add_warmup_sample(rows, seconds)
-        self._predict_from(CostUpdate(self._device_model.curve, self.host, self._lead_share))
+        self._predict_from(CostUpdate(self._device_model.curve, self.host, self._lead_share, self._anchored))
 
     def observe(
         self, now: float, rows: int, device_seconds: float, before: float = 0.0, after: float = 0.0
@@ -182,10 +188,8 @@ class BatchCostModel:
 
     def should_learn(self, now: float, rows: int, took: float) -> bool:
         """Return whether to learn a batch that took `took` seconds in all."""
-        if self._ran < rows and self._ran < self._most:
-            # The first run of a size is slower, because memory is allocated.
-            self._ran = min(rows, self._most)
-            self._upper.clear()
+        first, self._ran = rows >= _GROWTH * self._ran, max(rows, self._ran)
+        if first:
             return False
         large = 2 * rows > self.full_rows
         # Judged by its start, because long batches are more likely to end at a given time.
@@ -225,7 +229,8 @@ class BatchCostModel:
         suspect = predicted >= max(_SUSPECT_FACTOR * took, _SAMPLE_SECONDS)
         expected = took <= _STEADY_FACTOR * predicted and predicted <= _STEADY_FACTOR * took
         delay = device_seconds if self._pipelined else took
-        return CostUpdate(device, host, self._learned_lead_share, rows, delay, suspect, expected)
+        share, largest = self._learned_lead_share, self._anchored
+        return CostUpdate(device, host, share, largest, rows, delay, suspect, expected)
 
     def publish(self, update: CostUpdate, now: float) -> None:
         """Use an update for predictions from now on."""
@@ -238,7 +243,7 @@ class BatchCostModel:
             self.full_rows = self._paying.rows
 
     def _predict_from(self, update: CostUpdate) -> None:
-        self.device, self.host, self._lead_share, *_ = update
+        self.device, self.host, self._lead_share, self._largest, *_ = update
         self.known = self.device.known
         for table in self._tables:
             table.clear()
@@ -248,15 +253,12 @@ class BatchCostModel:
 
         There are `queued` rows, whose first deadline is `slack` seconds away.
         """
-        if self._paying is None:
-            return self._most
-        rows = self._paying.next_rows(queued, slack, now, self.mean)
-        return rows if slack == math.inf else min(rows, _GROWTH * self._ran)
+        return self._most if self._paying is None else self._paying.next_rows(queued, slack, now, self.mean)
 
     @property
     def grows(self) -> bool:
-        """Whether the time of a full batch is a guess, because batches of half its rows have not run since a warm-up."""
-        return _GROWTH * self._ran < self.full_rows
+        """Whether the time of a full batch is a guess, because only smaller ones have run since a warm-up."""
+        return _GROWTH * self._largest < self.full_rows
 
     @property
     def stale(self) -> bool:
