@@ -185,6 +185,10 @@ def test_inspect_writes_the_copy(tmp_path: Path) -> None:
         inspected(target, write_batched=tmp_path / "again.onnx")
     with pytest.raises(StartError, match="would replace the model"):
         inspected(path, write_batched=path)
+    app = tmp_path / "app.py"
+    app.write_text("")
+    with pytest.raises(StartError, match="takes an ONNX file"):
+        inspected(app, write_batched=target)
 
 
 def streaming(path: Path) -> Path:

@@ -125,14 +125,13 @@ class Inspection:
 
 def inspect_model(source: ModelSource, config: ServerConfig, wanted: Wanted) -> Iterator[Inspection]:
     """Inspect a model; yield all models of a Python file. StartError if one cannot be loaded."""
-    is_file = source.path.suffix != PYTHON_SUFFIX and not (
-        source.config is not None and is_ensemble(source.config)
-    )
-    if wanted.write_batched is not None and not is_file:
-        raise StartError(f"{source.path}: --write-batched takes an ONNX file")
-    if is_file:
+    ensemble = source.config is not None and is_ensemble(source.config)
+    if not ensemble and source.path.suffix != PYTHON_SUFFIX:
         yield _inspect_file(source, config, wanted)
-    elif source.config is not None and is_ensemble(source.config):
+        return
+    if wanted.write_batched is not None:
+        raise StartError(f"{source.path}: --write-batched takes an ONNX file")
+    if ensemble:
         yield from _inspect_loaded([*_composing(source), source], source.name, config, wanted)
     else:
         sources = declared_sources([source]) if source.directory is None else [declared_source(source)]
