@@ -147,7 +147,9 @@ class PayingRows:
         times = self.row_seconds
         if not capped:
             # Few samples may all have been delayed, so the largest size must have several.
-            often = max([size for size, seen in self._seen.items() if seen.samples >= _SAMPLES_WANTED], default=0)
+            often = max(
+                [size for size, seen in self._seen.items() if seen.samples >= _SAMPLES_WANTED], default=0
+            )
             times = {size: seconds for size, seconds in times.items() if size <= often}
         if not times:
             return self.rows
