@@ -154,9 +154,6 @@ def _load_sessions(source: ModelSource, config: ServerConfig, prepared: Prepared
         axis, lengths = config.pad_lengths
         padded_sizes = [{axis: length} for length in lengths]
         batching += f", padded along {axis!r} to {', '.join(map(str, lengths))}"
-    if prepared.file.path != source.path and settings.ort_options.fp16 is not None:
-        inputs = [sample.inputs for sample in samples]
-        _check_fp16(source.name, prepared, run_first, padded_sizes[-1], inputs, settings.ort_options.fp16)
     plan = WarmupPlan(samples, prepared.working_size, padded_sizes, config.max_queue_size)
     factory = SessionFactory(source, prepared.io_mapping, settings, plan)
     sessions = [prepared.session]
@@ -172,6 +169,9 @@ def _load_sessions(source: ModelSource, config: ServerConfig, prepared: Prepared
             )
         set_load_stage(f"making session {len(sessions) + 1} of {len(settings.devices)}")
         sessions.append(factory.session(prepared.file, device))
+    if prepared.file.path != source.path and settings.ort_options.fp16 is not None:
+        inputs = [sample.inputs for sample in samples]
+        _check_fp16(source.name, prepared, run_first, padded_sizes[-1], inputs, settings.ort_options.fp16)
     set_load_stage("capturing CUDA graphs and warming up")
     captured = [factory.capture(session) for session in sessions]
     if captured[0]:
