@@ -172,7 +172,7 @@ def test_a_model_whose_comparison_takes_too_long_is_batched_after_an_inspection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     unlimited = LoadBudget(math.inf)
-    monkeypatch.setattr(LoadBudget, "allows", lambda self, rows: self is unlimited)
+    monkeypatch.setattr(LoadBudget, "allows", lambda self, rows, **_: self is unlimited)
     model = load(mixing.hashed, config, max_batch_size=8)
     assert model.batching_verdict == "refused"
     assert "its rows are not compared, because that takes longer than a load may" in caplog.text

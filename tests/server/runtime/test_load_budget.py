@@ -36,6 +36,7 @@ def test_a_slow_model_has_the_time_of_ten_rows() -> None:
     clock.now += 16.0
     assert budget.allows(4)
     assert not budget.allows(5)
+    assert not budget.allows(1, needed=False), "what is not needed has a second"
 
 
 def test_an_inspection_has_no_limit() -> None:

@@ -198,7 +198,12 @@ class _RowComparer:
     def _run_in_time(self, run: Run, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Run and time a batch. Raise _OutOfTime if two rows were compared, and the budget allows no more."""
         rows = next(len(inputs[spec.name]) for spec in self._signature.inputs if spec.has_row_axis)
-        if self.batches and not self._unlimited and not self._settings.budget.allows(rows):
+        settings = self._settings
+        if (
+            self.batches
+            and not self._unlimited
+            and not settings.budget.allows(rows, needed=settings.thorough)
+        ):
             raise _OutOfTime
         began = self._settings.clock()
         outputs = run(inputs)

@@ -33,6 +33,7 @@ class LoadBudget:
         """Return the seconds since its creation."""
         return self._clock() - self._began
 
-    def allows(self, rows: int) -> bool:
-        """Return whether a run of this many rows is expected to end in time."""
-        return self.used() + rows * self._row_seconds <= max(self._least, _ROWS * self._row_seconds)
+    def allows(self, rows: int, *, needed: bool = True) -> bool:
+        """Return whether a run of this many rows is expected to end in time; if it is not `needed`, within `least_seconds`."""
+        limit = max(self._least, _ROWS * self._row_seconds) if needed else self._least
+        return self.used() + rows * self._row_seconds <= limit
