@@ -24,8 +24,8 @@ _OVERHEAD_SECONDS = 100e-6
 _TRIAL_SHARE = 0.002
 # A size is tried sooner each time that the time of learning has doubled, from `_EARLY_SECONDS` on, because the first batches
 # may have run on a busy machine. What such a trial is expected to lose is at most `_EARLY_SHARE` of the time since the last
-# one of this size. Its rows are at most `_EARLY_ROWS` times the usual ones, because requests wait behind it, and their time
-# at most `_FAR` times the usual one.
+# one of this size, and its time per row at most `_FAR` times the usual one. No size of more than `_EARLY_ROWS` times the
+# usual rows is tried early, because requests wait behind it.
 _EARLY_SECONDS, _EARLY_SHARE, _EARLY_ROWS, _FAR = 1.0, 0.006, 4, 3.0
 # Until a size has this many samples it is tried sooner, unless its time per row exceeds the best by this factor.
 _SAMPLES_WANTED, _HOPELESS = 3, 1.25
@@ -191,10 +191,11 @@ class PayingRows:
             known = self._seen.get(size) or _Size(
                 0.0 if self._reset else expected(size) / size, 0, self._began
             )
-            if known.samples < _SAMPLES_WANTED and known.row_seconds <= _HOPELESS * usual_seconds:
+            early = size <= _EARLY_ROWS * usual
+            if early and known.samples < _SAMPLES_WANTED and known.row_seconds <= _HOPELESS * usual_seconds:
                 return size
             pause = known.row_seconds * size * len(self._sizes) / _TRIAL_SHARE
-            if size <= _EARLY_ROWS * usual and known.row_seconds <= _FAR * usual_seconds:
+            if early and known.row_seconds <= _FAR * usual_seconds:
                 loss = (known.row_seconds - usual_seconds) * size
                 pause = min(pause, max(known.ran - self._began, loss / _EARLY_SHARE, _EARLY_SECONDS))
             if now >= known.ran + pause:
