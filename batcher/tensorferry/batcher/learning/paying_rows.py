@@ -182,7 +182,7 @@ class PayingRows:
 
     def _size_to_try(self, queued: int, usual: int, now: float, expected: Callable[[int], float]) -> int:
         """Return the smallest size that is due to be tried in place of the usual one; 0 for none."""
-        usual_seconds = self._seen[usual].row_seconds
+        usual_row_seconds = self._seen[usual].row_seconds
         for size in self._sizes:
             if size > queued:
                 break
@@ -192,11 +192,15 @@ class PayingRows:
                 0.0 if self._reset else expected(size) / size, 0, self._began
             )
             early = size <= _EARLY_ROWS * usual
-            if early and known.samples < _SAMPLES_WANTED and known.row_seconds <= _HOPELESS * usual_seconds:
+            if (
+                early
+                and known.samples < _SAMPLES_WANTED
+                and known.row_seconds <= _HOPELESS * usual_row_seconds
+            ):
                 return size
             pause = known.row_seconds * size * len(self._sizes) / _TRIAL_SHARE
-            if early and known.row_seconds <= _FAR * usual_seconds:
-                loss = (known.row_seconds - usual_seconds) * size
+            if early and known.row_seconds <= _FAR * usual_row_seconds:
+                loss = (known.row_seconds - usual_row_seconds) * size
                 pause = min(pause, max(known.ran - self._began, loss / _EARLY_SHARE, _EARLY_SECONDS))
             if now >= known.ran + pause:
                 return size
