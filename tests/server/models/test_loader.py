@@ -154,6 +154,33 @@ def test_a_cache_entry_that_is_no_finding_is_ignored(
     assert max(runs) == 8
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"verdict": "trusted"},
+        {"verdict": "off"},
+        {"working_size": -1},
+        {"working_size": "4"},
+        {"seconds": {"1": -1.0}},
+        {"seconds": {"1": math.inf}},
+        {"seconds": {"0": 1.0}},
+        {"seconds": [1.0]},
+        {"cures": 7},
+        {"another": 7},
+    ],
+    ids=str,
+)
+def test_a_cache_entry_with_an_impossible_field_is_ignored(
+    changes: Mapping[str, Any], load: Load, runs: list[int], check_cache: Path
+) -> None:
+    load(small.twice, max_batch_size=8)
+    (entry,) = (check_cache / "batching").iterdir()
+    entry.write_text(json.dumps({**json.loads(entry.read_bytes()), **changes}))
+    runs.clear()
+    assert load(small.twice, max_batch_size=8).batching_verdict == "proved"
+    assert max(runs) == 8
+
+
 def test_a_size_of_the_cache_that_does_not_run_is_ignored(load: Load, check_cache: Path) -> None:
     """For instance because other weights are beside the file than a digest can see."""
     load(lambda path: small.multiples_only(path, 4), max_batch_size=8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -46,6 +47,10 @@ class BatchingVerdict(enum.Enum):
     """Batching was not requested, or the model has no batch axis."""
 
 
+# Verdicts of the check itself.
+_FOUND = (BatchingVerdict.PROVED, BatchingVerdict.TESTED, BatchingVerdict.REFUSED)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchingFinding:
     """The result of the batching check.
@@ -74,16 +79,19 @@ class BatchingFinding:
         """Return a finding that `to_json` returned; None if it is something else."""
         try:
             found = cls(**kept)
-            size = found.working_size
-            if size is not None and (type(size) is not int or size < 1):
+            verdict, size = BatchingVerdict(found.verdict), found.working_size
+            seconds = {int(rows): float(took) for rows, took in found.seconds.items()}
+            if verdict not in _FOUND or not (size is None or (type(size) is int and size > 0)):
+                return None
+            if not all(rows > 0 and 0 <= took < math.inf for rows, took in seconds.items()):
                 return None
             return replace(
                 found,
-                verdict=BatchingVerdict(found.verdict),
+                verdict=verdict,
                 reason=str(found.reason),
                 evidence=str(found.evidence),
                 cures=tuple(map(str, found.cures)),
-                seconds={int(rows): float(took) for rows, took in found.seconds.items()},
+                seconds=seconds,
             )
         except (AttributeError, TypeError, ValueError):
             return None
