@@ -130,6 +130,17 @@ def test_sizes_that_were_measured_wrongly_are_corrected(curve: Curve, wrong: Cur
     assert callers.rate(curve, 10) >= 0.9 * best_rate(curve)
 
 
+def test_a_slower_device_does_not_make_full_batches_as_large_as_possible() -> None:
+    """All times are then learned again, and the first size that ran is the best of those known."""
+    callers = Callers()
+    callers.rate(rising, 20)
+    found = set()
+    for _ in range(40):
+        callers.send(callers.run(lambda rows: 1.6 * rising(rows)))
+        found.add(callers.full_rows)
+    assert max(found) <= 4
+
+
 def test_a_size_that_seldom_runs_does_not_keep_others_from_being_found() -> None:
     """After a burst, a batch of the largest size may never run again."""
     callers = Callers(16)

@@ -153,7 +153,10 @@ class PayingRows:
             times = {size: seconds for size, seconds in times.items() if size <= often}
         if not times:
             return self.rows
-        return full_batch_rows(times, _NEAR_BEST if capped else _WORTH) or self._sizes[-1]
+        # That the largest known size is the best says something of larger ones only if it is larger than now.
+        return full_batch_rows(times, _NEAR_BEST if capped else _WORTH) or (
+            self._sizes[-1] if max(times) > self.rows else self.rows
+        )
 
     @property
     def row_seconds(self) -> Mapping[int, float]:
