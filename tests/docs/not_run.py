@@ -93,5 +93,4 @@ OTHERS: tuple[tuple[str, str], ...] = (
     ("docs/reference/status.md", "search v1:"),
     ("docs/reference/tracing.md", "method=ModelInfer"),
     ("docs/reference/tracing.md", "inference.GRPCInferenceService/ModelInfer"),
-    ("docs/reference/tracing.md", '{"id": 1'),
 )
