@@ -142,13 +142,16 @@ def test_a_model_that_rejects_random_input_is_not_compared(tmp_path: Path) -> No
 Model = Callable[[Array], Array]
 
 
-def compared(model: Model, datatype: str = "FP32", precision: float = 0.0) -> RowComparison:
+def compared(
+    model: Model, datatype: str = "FP32", precision: float = 0.0, *, thorough: bool = True
+) -> RowComparison:
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         with np.errstate(all="ignore"):
             return {"y": model(inputs["x"])}
 
     made = signature(spec("x", datatype, "batch", 8), outputs=(spec("y", datatype, "batch", 8),))
-    return compare_rows(made, run, ComparisonSettings(precision=precision, clock=stopped_clock))
+    settings = ComparisonSettings(precision=precision, thorough=thorough, clock=stopped_clock)
+    return compare_rows(made, run, settings)
 
 
 def off(by: float) -> Model:
@@ -177,6 +180,27 @@ def test_rounding_is_tolerated_and_larger_differences_are_not(
     found = compared(off(refused), datatype)
     assert found.outcome is not ComparisonOutcome.SEPARATE
     assert "its values reach" in found.reason
+
+
+def beside_others(x: Array) -> Array:
+    """Add a fraction of the batch's greatest value."""
+    return x + np.float32(1e-2) * np.abs(x).max() if len(x) > 1 else x
+
+
+@pytest.mark.parametrize(
+    ("model", "thorough", "outcome"),
+    [
+        (off(1e-2), False, ComparisonOutcome.SEPARATE),
+        (off(1e-2), True, ComparisonOutcome.MIXES),
+        (off(0.1), False, ComparisonOutcome.MIXES),
+        (beside_others, False, ComparisonOutcome.MIXES),
+    ],
+    ids=["the number of rows", "not proved", "large", "other rows"],
+)
+def test_a_proved_model_may_amplify_the_rounding_that_depends_on_the_number_of_rows(
+    model: Model, thorough: bool, outcome: ComparisonOutcome
+) -> None:
+    assert compared(model, thorough=thorough).outcome is outcome
 
 
 def test_the_tolerance_follows_the_precision_of_the_device() -> None:
