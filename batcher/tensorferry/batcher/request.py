@@ -51,10 +51,10 @@ class BatchInfo(NamedTuple):
     """The batch that a request was answered from. Times are in seconds.
 
     `number` counts batches from 1. `reason` says why the batch closed, `predicted` how long it was expected to take
-    until it is answered (0 if unknown), `full_rows` how many rows a full batch had (0 if unknown). `input_time` went into joining, `compute_time` into the model, `output_time` is
-    from the model's end until answers were given. `ended` is the model's end on the batcher's clock. `padded_length` is
-    the length that rows were padded to, None if they were not. `step_ends` has the name and the end of each step that
-    the model function ran, if it says so (see `BatchAware`).
+    until it is answered (0 if unknown). A full batch had `full_rows` rows (0 if unknown). `input_time` went into joining,
+    `compute_time` into the model, `output_time` is from the model's end until answers were given. `ended` is the model's
+    end on the batcher's clock. `padded_length` is the length that rows were padded to, None if they were not. `step_ends`
+    has the name and the end of each step that the model function ran, if it says so (see `BatchAware`).
     """
 
     number: int
@@ -258,7 +258,8 @@ class BatchAssignment(NamedTuple):
 
     The expired requests could not meet their deadlines any more. The shed ones were dropped so that others can.
     `predicted` is how long the batch should take until it is answered, in seconds; 0 if unknown. A full batch has
-    `full_rows` rows. `requeued` gets the requests of the batch that go back into the queue after a failure. The queue's lock guards it.
+    `full_rows` rows. `requeued` gets the requests of the batch that go back into the queue after a failure. The queue's
+    lock guards it.
     """
 
     batch: tuple[Request, ...]

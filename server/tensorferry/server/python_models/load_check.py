@@ -297,7 +297,10 @@ def _drawn(signature: Signature, size: int) -> list[Row]:
 
 
 def _scaled(signature: Signature, row: Row, factor: float) -> Row:
-    """Return a row, multiplied by a factor. If it is small, numbers are positive, integers 0 and 1; else signs alternate, and strings are long."""
+    """Return a row, multiplied by a factor.
+
+    If the factor is small, numbers are positive, and integers are 0 and 1. Otherwise signs alternate, and strings are long.
+    """
     scaled = dict(row)
     for spec in signature.inputs:
         array = row[spec.name]
