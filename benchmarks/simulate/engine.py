@@ -194,9 +194,18 @@ class _Devices:
         heapq.heappush(self._events, (time, self._number, flight))
 
 
-def run(trace: Trace, scenario: Scenario, scheduler: Scheduler, noise: Noise) -> Run:
-    """Simulate a trace until every request is answered or dropped."""
-    _warm_up(scenario, scheduler, noise)
+def run(
+    trace: Trace,
+    scenario: Scenario,
+    scheduler: Scheduler,
+    noise: Noise,
+    known_rows: Sequence[int] = WARMUP_ROWS,
+) -> Run:
+    """Simulate a trace until every request is answered or dropped.
+
+    The scheduler knows the times of batches of `known_rows` rows: by default those of a load, else of earlier traffic.
+    """
+    _warm_up(scenario, scheduler, noise, known_rows)
     arrivals = trace.arrivals
     count = len(arrivals)
     answered = [math.nan] * count
@@ -254,7 +263,7 @@ def _drop(step: Step, now: float, dropped: list[float]) -> None:
         dropped[index] = now
 
 
-def _warm_up(scenario: Scenario, scheduler: Scheduler, noise: Noise) -> None:
+def _warm_up(scenario: Scenario, scheduler: Scheduler, noise: Noise, known_rows: Sequence[int]) -> None:
     for key in range(len(scenario.cost.scales)):
-        for rows in WARMUP_ROWS:
+        for rows in known_rows:
             scheduler.anchor(key, rows, min(scenario.cost(rows, key) * noise() for _ in range(WARMUP_RUNS)))

@@ -30,11 +30,13 @@ from tensorferry.server.shared_memory.regions import Regions
 
 
 @pytest.fixture(autouse=True)
-def check_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def check_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache of checks of the test's own, because many tests replace what the checks find."""
     folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    return folder / "tensorferry"
+    # The fixture monkeypatch would otherwise be undone after a test's other fixtures, and hold what it replaced.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder / "tensorferry"
 
 
 @pytest.fixture

@@ -95,6 +95,10 @@ class _Session:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.signature = _SIGNATURE
+        self.batch_memory = None
+
+    def limit_memory(self) -> None:
+        """Do nothing: its batches are small."""
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return {f"{name}_out": np.array(array) for name, array in inputs.items()}

@@ -157,12 +157,13 @@ def test_gpu_options_are_used_for_every_session(load: Load, scripted: Devices) -
     assert [dict(settings.cuda) for _, settings in scripted.made] == [wanted, wanted]
 
 
-@pytest.mark.parametrize(("tf32", "how"), [(True, "(proved)"), (False, "depends on other rows")])
+@pytest.mark.parametrize(("tf32", "how"), [(True, "(tested)"), (False, "depends on other rows")])
 def test_the_batching_check_uses_the_precision_of_the_device(
     tf32: bool, how: str, load: Load, scripted: Devices
 ) -> None:
     scripted.rounding = 2e-3
-    assert how in load("cuda:0", tf32=tf32).batching
+    # A proved model may round more.
+    assert how in load("cuda:0", build=small.squeezed, tf32=tf32).batching
 
 
 @pytest.mark.parametrize(("tf32", "padded"), [(True, True), (False, False)])

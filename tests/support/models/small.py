@@ -221,6 +221,12 @@ def one_row_only(path: Path) -> Path:
     )
 
 
+def squeezed(path: Path) -> Path:
+    """y = x; the analysis of the graph cannot tell whether the rows mix."""
+    nodes = [node("Squeeze", "x", "flat"), node("Shape", "x", "shape"), node("Reshape", "flat shape", "y")]
+    return save(path, nodes, [value("x")], [value("y")])
+
+
 def lookup(path: Path, size: int = 10) -> Path:
     """index INT64 [batch] → y FP32 [batch, 1] = index; an index of at least `size` raises."""
     table = np.arange(size, dtype=np.float32).reshape(size, 1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tensorferry.server.runtime.sampling import Array
+from tensorferry.server.threads import ThreadKind, new_thread
 
 # Each session has its own copy of the weights.
 _MOST_SESSIONS = 8
@@ -122,7 +123,10 @@ def _time_layout(
         else:
             rates.append(done * rows / took)
 
-    threads = [threading.Thread(target=work, args=(run,)) for run in runs]
+    threads = [
+        new_thread(f"session-{number}", partial(work, run), ThreadKind.EXPENDABLE)
+        for number, run in enumerate(runs)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
