@@ -106,7 +106,7 @@ class BoundedTokenizer:
         return found
 
     def _check_the_longer_is_known(self, whole: Sequence[list[str]], parts: Sequence[list[str]]) -> None:
-        """Raise InvalidInput for a pair if its parts do not show which text has more tokens, of which more than fill a row."""
+        """Raise InvalidInput for a pair that is longer than a row if its parts do not show which text has more tokens."""
         for texts, cut in zip(zip(*whole, strict=True), zip(*parts, strict=True), strict=True):
             uncut = list(map(operator.is_, texts, cut))
             if all(uncut):

@@ -20,8 +20,8 @@ _LEAD_WEIGHT = 0.05
 _STALE_BATCHES = 16
 # The host has no warm-up runs: its first batches take their place.
 _HOST_ANCHORS = 4
-# After a warm-up of few rows, the first batch with so many times the rows of the largest that ran is not learned: it is
-# slower, because memory is allocated. Times for so many times the rows of the largest learned batch are no guess.
+# After a warm-up of few rows, a batch of at least this many times the rows of every earlier one is not learned. It is
+# slower, because memory is allocated. Times of up to this many times the rows of the largest learned batch are no guess.
 _GROWTH = 2
 # Learning can take as long as a short batch. The first batches, and all that take at least `_SAMPLE_SECONDS`, are
 # learned; of the others one in about that time, and one in `_STEADY_SECONDS` while samples are as expected: the last
