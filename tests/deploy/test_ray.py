@@ -249,18 +249,20 @@ def test_errors_have_their_statuses(
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_full_queue_is_refused_with_a_retry_time(cluster: Cluster, channel: grpc.Channel) -> None:
-    blocker = blocked(channel)
-    inputs = {"x": np.ones((1, 4), np.float32), "index": np.zeros(1, np.int64), "work": np.zeros(1, np.int64)}
+def test_a_full_queue_is_refused_with_a_retry_time(cluster: Cluster) -> None:
+    """The batches that run while the requests are sent are slow, so that the queue fills on machines of any speed."""
+    inputs = {
+        "x": np.ones((1, 4), np.float32),
+        "index": np.zeros(1, np.int64),
+        "work": np.full(1, SECONDS, np.int64),
+    }
     with InferenceClient(cluster.address) as client:
-        calls = [client.submit("probe", inputs, timeout=PATIENCE) for _ in range(MOST_QUEUED + 10)]
+        calls = [client.submit("probe", inputs, timeout=PATIENCE) for _ in range(4 * MOST_QUEUED)]
         refused = [error for call in calls if (error := call.exception()) is not None]
-    assert len(refused) == 10
+    assert 0 < len(refused) <= 3 * MOST_QUEUED
     for error in refused:
         assert isinstance(error, ResourceExhausted)
         assert error.retry_after is not None
-    blocker.await_answer("1")
-    blocker.half_close()
 
 
 def test_a_stream_has_the_order_and_the_end_that_it_asks_for(
