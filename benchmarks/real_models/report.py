@@ -40,15 +40,19 @@ def results_file(cache: Path) -> Path:
 
 
 def generated(results: Mapping[str, Any]) -> str:
-    """Return the part between the marks."""
+    """Return the part between the marks; without rounds it has no rates."""
     parts = [
         where(results),
         f"## Verdicts and answers\n\n{_answered(results['models'])}\n\n{table(results)}",
         f"## Time to ready\n\nSeconds, on all cores.\n\n{_ready(results['models'])}",
-        f"## Default batch size beside the best\n\n{_beside(results)}",
-        f"## Requests a second\n\nMedians, and the rows of a full batch that were learned.\n\n{_rates(results)}",
-        f"## Open loop\n\n{_open(results['open'])}",
     ]
+    if results["measurements"]:
+        parts += [
+            f"## Default batch size beside the best\n\n{_beside(results)}",
+            f"## Requests a second\n\nMedians, and the rows of a full batch that were learned.\n\n{_rates(results)}",
+        ]
+    if results["open"]:
+        parts.append(f"## Open loop\n\n{_open(results['open'])}")
     return "\n\n".join([*parts, *failures(results)])
 
 

@@ -46,7 +46,9 @@ def main() -> None:
     )
     parser.add_argument("--load", type=Path, default=Path(), help="the load generator, built by make")
     parser.add_argument("--quick", action="store_true", help="verdicts and answers of the small models")
-    parser.add_argument("--rounds", type=int, default=_ROUNDS, help="rounds of rates (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=_ROUNDS, help="rounds of rates, 0 for none (default: %(default)s)"
+    )
     parser.add_argument("--only", default="", help="models, with commas between")
     arguments = parser.parse_args()
     cache, cores, everywhere = cache_folder(), Cores.split(), os.sched_getaffinity(0)

@@ -87,35 +87,36 @@ def test_the_page_has_verdicts_ratios_and_failures() -> None:
         for size, rate in ((DEFAULT, 90.0), (1, 100.0))
         for in_flight in IN_FLIGHT
     ]
-    page = generated(
-        {
-            "date": "2026-11-25",
-            "command": "make real-models",
-            "rounds": 1,
-            "minutes": 1,
-            "machine": {
-                "processor": "Xeon",
-                "cores": 2,
-                "memory_gib": 24,
-                "system": "Linux",
-                "python": "3.11",
-                "versions": {"onnxruntime": "1.32.0"},
-                "peers": {},
-            },
-            "models": [model],
-            "measurements": rows,
-            "open": [
-                {"model": "detection", "best": 40.0, "rate": 36.0, "served": 0.9, "p50_ms": 80, "p99_ms": 200}
-            ],
-            "failures": [{"round": 0, "server": "layout", "model": "layout", "reason": "no answer"}],
-        }
-    )
+    results: dict[str, Any] = {
+        "date": "2026-11-25",
+        "command": "make real-models",
+        "rounds": 1,
+        "minutes": 1,
+        "machine": {
+            "processor": "Xeon",
+            "cores": 2,
+            "memory_gib": 24,
+            "system": "Linux",
+            "python": "3.11",
+            "versions": {"onnxruntime": "1.32.0"},
+            "peers": {},
+        },
+        "models": [model],
+        "measurements": rows,
+        "open": [
+            {"model": "detection", "best": 40.0, "rate": 36.0, "served": 0.9, "p50_ms": 80, "p99_ms": 200}
+        ],
+        "failures": [{"round": 0, "server": "layout", "model": "layout", "reason": "no answer"}],
+    }
+    page = generated(results)
     assert "1 of 300 answers are wrong." in page
     assert "| x [None, 3, height, width] | proved |" in page
     assert "| detection | 0.05 | 2.00 | 1.50 |" in page
     assert "| detection | 0.90 (0.90–0.90) * |" in page
     assert "| detection | 40.0 | 36.0 | 0.90 | 80 / 200 |" in page
     assert "Round 1, layout failed: no answer" in page
+    without_rates = generated({**results, "measurements": [], "open": []})
+    assert without_rates.count("\n## ") == 2
 
 
 def test_the_page_has_its_generated_section() -> None:
