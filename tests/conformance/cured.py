@@ -23,11 +23,10 @@ _HEADER = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1, "ai.onnx
 
 @dataclass(frozen=True, slots=True)
 class Cured:
-    """A model, and the same after its cure. `word` is in the cure that the loader or `inspect` names.
+    """A model, and the same after its cure. `word` is in the cure that the loader names.
 
     `before` and `after` are verdicts; `before` is "not loaded" if the model cannot be served at all. `changed` says
-    what was done. Without a changed model, the command of `inspect` makes it. `options` are those of the
-    server with which the cured model is inspected.
+    what was done. `options` are those of the server with which the cured model is inspected.
     """
 
     name: str
@@ -35,7 +34,7 @@ class Cured:
     before: str
     word: str
     changed: str
-    cured: onnx.ModelProto | None
+    cured: onnx.ModelProto
     after: str = "proved"
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -144,10 +143,6 @@ _X = "g (float[batch, 4] x) => (float[batch, 4] y)"
 _SOFTMAX = _X + " { y = Softmax <axis = 0> (x) }"
 _FIRST = "g (float[batch, 4] x) => (float[k, 4] y) { f = Gather <axis = 0> (x, zero) y = Mul (x, f) }"
 _SQUEEZE = "g (float[batch, 1, 4] x) => (float[batch, 4] y) { y = Squeeze (x) }"
-_TRANSPOSED = (
-    "g (float[batch, seq, 4] x) => (float[seq, batch, 4] y) { y = Transpose <perm = [1, 0, 2]> (x) }"
-)
-_KEPT = "g (float[batch, seq, 4] x) => (float[batch, seq, 4] y) { y = Relu (x) }"
 _CONSTANT = (
     "g (float[batch, 4] x) => (float[batch, 4] y, float[k, 4] z) { y = Relu (x) z = Identity (table) }"
 )
@@ -215,18 +210,10 @@ def _own() -> list[Cured]:
             parsed(_SQUEEZE.replace("(x) }", "(x, one) }"), one=one),
         ),
         Cured(
-            "rows_on_axis_1",
-            parsed(_TRANSPOSED),
-            "refused",
-            "--write-batched",
-            "not transposed",
-            parsed(_KEPT),
-        ),
-        Cured(
             "constant_output",
             parsed(_CONSTANT, table=table),
             "off",
-            "leave the output out",
+            "leave this output out",
             "without the output",
             parsed(_X + " { y = Relu (x) }"),
         ),
@@ -250,7 +237,7 @@ def _own() -> list[Cured]:
             "non_zero",
             parsed(_SELECTED),
             "off",
-            "return one row for each row",
+            "masks and torch.where",
             "a mask",
             parsed(_MASKED, nothing=nothing),
         ),
@@ -266,7 +253,7 @@ def _own() -> list[Cured]:
             "recurrent_along_the_batch",
             parsed(_RECURRENT, **weights),
             "refused",
-            "--write-batched",
+            "batch_first=True",
             "batch_first",
             parsed(_BATCH_FIRST, one=one, **weights),
         ),
@@ -274,7 +261,7 @@ def _own() -> list[Cured]:
             "scalar_sum",
             parsed(_SCALAR),
             "off",
-            "keepdim=True",
+            "compute over the axes of one row",
             "a sum of each row",
             parsed(_KEPT_SUM, one=one),
         ),
@@ -288,14 +275,13 @@ def _fixed_axis() -> list[Cured]:
     flat = np.array([1, 8])
     variable = _FIXED.replace("ROWS", "batch")
     return [
-        # The command that `inspect` prints makes this one.
         Cured(
             "fixed_axis_of_4",
             parsed(_FIXED.replace("ROWS", "4"), flat=np.array([0, 8])),
             "off",
-            "python -c",
-            "",
-            None,
+            "export it with a variable first axis",
+            "variable axis",
+            parsed(variable, flat=np.array([0, 8])),
         ),
         Cured(
             "fixed_reshape",

@@ -23,7 +23,7 @@ from conformance.running_alone import passes_by_running
 
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.inspection.inspection import Inspection, Wanted, inspect_model
+from tensorferry.server.inspection.inspection import Wanted, inspect_model
 from tensorferry.server.runtime.load_remedies import remedy_for
 
 # The generated part of the page is after this line.
@@ -39,7 +39,7 @@ Runtime {runtime}, on the CPU, {month}.
 
 {cures}
 
-*not loaded*: a server does not start with this model. *the command*: the one that `inspect` prints.
+*not loaded*: a server does not start with this model.
 *running alone would have passed*: the server would have batched the refused model if it had only run
 it; "–" for a model that it does not check.
 
@@ -61,7 +61,6 @@ class Said:
     verdict: str
     reason: str
     cures: tuple[str, ...]
-    copy: str = ""
 
 
 def said_of(path: Path, **options: Any) -> Said:
@@ -74,30 +73,18 @@ def said_of(path: Path, **options: Any) -> Said:
         remedy = remedy_for(path, reason)
         problem, _, advice = reason.removesuffix(remedy).partition("; ")
         return Said("not loaded", _PLACE.sub("", problem), (advice or remedy.lstrip(". "),))
-    return Said(found.decision.verdict, found.decision.reason, tuple(found.cures), _copy_of(found))
-
-
-def _copy_of(found: Inspection) -> str:
-    """Return the verdict of the copy with a variable first axis."""
-    return found.copy.decision.verdict if found.copy is not None and found.copy.decision is not None else ""
+    return Said(found.decision.verdict, found.decision.reason, found.decision.cures)
 
 
 def before_and_after(one: Cured, folder: Path) -> tuple[Said, str]:
     """Return what is said of a model, and the verdict after its cure."""
     said = said_of(saved(one.model, one.name, folder))
-    if one.cured is None:
-        return said, said.copy
     return said, said_of(saved(one.cured, f"{one.name}_cured", folder), **one.options).verdict
 
 
 def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _short(cure: str) -> str:
-    """Return a cure without its command, which names temporary files."""
-    return cure.partition(": python -c ")[0]
 
 
 def _alone(said: Said, path: Path) -> str:
@@ -115,8 +102,8 @@ def _cures(folder: Path) -> Iterator[tuple[str, ...]]:
             said.verdict,
             said.reason,
             _alone(said, folder / f"{one.name}.onnx"),
-            _short(said.cures[0]),
-            one.changed or "the command",
+            said.cures[0],
+            one.changed,
             after,
         )
 
@@ -127,7 +114,7 @@ def _exported(folder: Path) -> Iterator[tuple[str, ...]]:
         path = saved(one.model, one.name, folder)
         said = said_of(path)
         if said.verdict != "proved":
-            cures = "; ".join(map(_short, said.cures)) or "none needed: it is batched"
+            cures = "; ".join(said.cures) or "none needed: it is batched"
             yield (f"`{one.name}`", said.verdict, said.reason, _alone(said, path), cures)
 
 

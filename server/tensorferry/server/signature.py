@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tensorferry.protos.tensors import DATATYPES, Datatype
 from tensorferry.server.errors import StartError
+
+_T = TypeVar("_T")
 
 _DATATYPE_OF_ONNX_TYPE = {
     "tensor(bool)": "BOOL",
@@ -39,7 +41,8 @@ class TensorSpec:
     `counts_rows` marks an output whose first dimension varied with the rows in a test run, although the file fixes it
     to 1. `any_rank` means that the file has no shape; `dims` then has one variable dimension, for axis 0. An `optional`
     input has a default value in the file. The elements of a BYTES tensor are `str`, or `bytes` if it is `binary`.
-    `most_bytes` bounds a client's request with this input; 0 is no bound.
+    `most_bytes` bounds a client's request with this input; 0 is no bound. `batch_axis` is the axis of the rows in
+    tensors of clients; `dims` and the server's tensors have it first.
     """
 
     name: str
@@ -50,11 +53,22 @@ class TensorSpec:
     optional: bool = False
     binary: bool = False
     most_bytes: int = 0
+    batch_axis: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape in the protocol's form, with -1 for a variable dimension."""
-        return tuple(dim if isinstance(dim, int) else -1 for dim in self.dims)
+        """The shape of clients' tensors in the protocol's form, with -1 for a variable dimension."""
+        return tuple(dim if isinstance(dim, int) else -1 for dim in self.rows_placed(self.dims))
+
+    def rows_first(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the server's shape of a client's tensor, which must have the axis of the rows."""
+        axis = self.batch_axis
+        return (shape[axis], *shape[:axis], *shape[axis + 1 :]) if axis else shape
+
+    def rows_placed(self, dims: tuple[_T, ...]) -> tuple[_T, ...]:
+        """Return what belongs to the axes of the server's tensor, in the order of clients' axes."""
+        axis = self.batch_axis
+        return (*dims[1 : axis + 1], dims[0], *dims[axis + 1 :]) if axis else dims
 
     @property
     def has_row_axis(self) -> bool:
@@ -69,6 +83,10 @@ class TensorSpec:
     def element(self, text: str) -> str | bytes:
         """Return a text as an element of this BYTES tensor; as UTF-8 if the tensor is `binary`."""
         return text.encode() if self.binary else text
+
+    def clients_axis(self, axis: int) -> int:
+        """Return the number that an axis of the server's tensor has in clients' tensors."""
+        return self.rows_placed(tuple(range(len(self.dims)))).index(axis) if self.batch_axis else axis
 
     def axes(self, shape: tuple[int, ...]) -> Iterator[tuple[int, int | str, int]]:
         """Yield each axis of a tensor with this shape, which must fit: its number, its dimension in `dims`, and its length."""
@@ -113,6 +131,19 @@ class Signature:
             if not spec.has_row_axis:
                 return _no_rows("output", spec)
         return None if self.inputs else "the model has no inputs"
+
+    def with_batch_axes(self, axes: Mapping[str, int]) -> Signature:
+        """Return the signature with these batch axes of clients' tensors, by name."""
+
+        def placed(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+            return tuple(replace(spec, batch_axis=axes.get(spec.name, 0)) for spec in specs)
+
+        return replace(self, inputs=placed(self.inputs), outputs=placed(self.outputs))
+
+    @property
+    def batch_axes(self) -> Mapping[str, int]:
+        """The batch axes of clients' tensors that are not the first, by name."""
+        return {spec.name: spec.batch_axis for spec in self.inputs + self.outputs if spec.batch_axis}
 
     def named_lengths(self, shapes: Iterable[tuple[int, ...]]) -> dict[str, int | None]:
         """Return the lengths of named dimensions of inputs with these shapes; None for a name with two lengths."""

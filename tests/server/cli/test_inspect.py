@@ -49,7 +49,7 @@ def test_the_json_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (model,) = in_json(capsys, f"n={path}", *FAST, "--latency-ms", "10000", "--latency-ms", "1e-6")
     assert list(model) == [
         "argument", "loaded", "name", "version", "file", "kind", "inputs", "optional_inputs", "outputs", "devices",
-        "batching", "copy_with_variable_first_axis", "copy_with_batch_axis_first", "measured", "not_measured",
+        "batching", "measured", "not_measured",
         "best_batch_size", "best_rule", "full_batch_rows", "latency_bounds",
     ]  # fmt: skip
     assert (model["argument"], model["name"], model["file"]) == (f"n={path}", "n", str(path))
@@ -87,16 +87,6 @@ def test_a_refused_model_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFix
     )
     assert "measured  nothing: --no-measure" in lines
     assert printed.err == ""
-
-
-def test_a_fixed_axis_has_a_command_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = small.twice(tmp_path / "m.onnx", dims=(4, 3))
-    assert inspect.main([str(path), "--no-measure", "--device", "cpu"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "change    make the first axis variable in the file; it is then proved:" in lines
-    (code,) = [line for line in lines if "update_inputs_outputs_dims" in line]
-    assert code.startswith("          python -c 'import onnx; ")
-    assert code.endswith("m-batch.onnx\")'")
 
 
 def test_models_that_cannot_be_loaded_do_not_keep_others_from_being_printed(
@@ -169,17 +159,15 @@ def test_the_lengths_of_variable_axes(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--length names the axis 'm'; the inputs have 'n'" in capsys.readouterr().err
 
 
-def test_a_model_from_elsewhere_is_fetched_and_its_copy_is_made_here(
+def test_a_model_from_elsewhere_is_fetched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with web_server(None) as web:
-        web.files["/m.onnx"] = small.twice(tmp_path / "m.onnx", dims=(4, 3)).read_bytes()
+        web.files["/m.onnx"] = small.twice(tmp_path / "m.onnx").read_bytes()
         argv = (f"{web.url}/m.onnx", "--allow-http", "--no-measure", "--device", "cpu")
         (model,) = in_json(capsys, *argv)
-    copy = model["copy_with_variable_first_axis"]
-    assert (model["name"], copy["verdict"]) == ("m", "proved")
-    assert copy["command"].endswith(', "m-batch.onnx")\'')
+    assert (model["name"], model["batching"]["verdict"]) == ("m", "proved")
 
 
 def test_an_interrupt_ends_it_without_a_traceback(
@@ -194,7 +182,7 @@ def test_an_interrupt_ends_it_without_a_traceback(
 
 
 def test_a_process_prints_only_json_on_stdout(tmp_path: Path) -> None:
-    path = small.twice(tmp_path / "m.onnx", dims=(4, 3))
+    path = small.twice(tmp_path / "m.onnx", dims=(1, 3))
     done = subprocess.run(
         command("inspect", path, "--json", *FAST),
         capture_output=True,
@@ -204,8 +192,7 @@ def test_a_process_prints_only_json_on_stdout(tmp_path: Path) -> None:
         check=True,
     )
     (model,) = json.loads(done.stdout)["models"]
-    assert model["copy_with_variable_first_axis"]["verdict"] == "proved"
-    assert model["measured"]["of_copy"] is True
+    assert (model["batching"]["verdict"], model["batching"]["rewritten"]) == ("proved", True)
     assert done.stderr == ""
 
 
@@ -281,7 +268,6 @@ def test_what_was_measured_is_said() -> None:
     assert "measured  on cpu, as batches would be; requests run alone; loading took" in text
     assert "--max-batch-size" not in text
     assert "through the batcher" in text_form.text_of(made_up(kind="function"), [])
-    assert "the copy with a variable first axis" in text_form.text_of(made_up(measured_copy=True), [])
     stopped = Measurements(("cpu",), (BatchTime(1, 1e-3, 5),), stopped="a batch of 2 rows: it failed")
     text = text_form.text_of(made_up(measured=stopped), [])
     assert text.splitlines()[-1] == "stopped   a batch of 2 rows: it failed"

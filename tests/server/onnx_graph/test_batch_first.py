@@ -12,7 +12,7 @@ from onnx import helper
 from server.onnx_graph.test_free_rows import TRAPS, i64, saved, weights
 from support.models.small import node, save, value
 
-from tensorferry.server.onnx_graph.batch_first import batch_first
+from tensorferry.server.onnx_graph.batch_first import batch_first as batch_first_in_time
 from tensorferry.server.onnx_graph.free_rows import FreedRows, MovedAxis, NotFreed, write_freed
 
 # Graphs that have no batch axis at all.
@@ -21,6 +21,10 @@ WITHOUT = {
     for name, graph in TRAPS.items()
     if name not in ("rows on axis 1 of a fixed sequence", "sequence of length 1 on axis 0")
 }
+
+
+def batch_first(path: Path) -> FreedRows:
+    return batch_first_in_time(path, lambda: True)
 
 
 def streaming(path: Path, rows: int | str = 1) -> Path:

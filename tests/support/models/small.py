@@ -419,3 +419,19 @@ def endless(path: Path) -> Path:
     )
     loop = helper.make_node("Loop", ["", "true", "x"], ["y"], body=body)
     return save(path, [loop], [value("x")], [value("y")], {"true": True})
+
+
+def streaming(path: Path, rows: int | str = 1) -> Path:
+    """x [rows, 4] and state [2, rows, 4] → y [rows, 4] and next [2, rows, 4]: y = x + both states, next = state + x."""
+    return save(
+        path,
+        [
+            node("ReduceSum", "state axis", "s", keepdims=0),
+            node("Add", "x s", "y"),
+            node("Unsqueeze", "x axis", "u"),
+            node("Add", "state u", "next"),
+        ],
+        [value("x", dims=[rows, 4]), value("state", dims=[2, rows, 4])],
+        [value("y", dims=[rows, 4]), value("next", dims=[2, rows, 4])],
+        {"axis": np.array([0])},
+    )

@@ -134,11 +134,15 @@ class Candidate:
 
 
 class Decided(NamedTuple):
-    """How a model is batched, a working size, and the time of one row and of two, by rows, if they were run."""
+    """How a model is batched, a working size, and the time of one row and of two, by rows, if they were run.
+
+    `warning` says why requests share no batch, for the log; empty if they do.
+    """
 
     batching: BatchingDecision
     working_size: int | None
     seconds: Mapping[int, float] = {}
+    warning: str = ""
 
 
 def batching_policy(config: ModelConfig | None, server_config: ServerConfig) -> str:
@@ -160,7 +164,7 @@ def batching_policy(config: ModelConfig | None, server_config: ServerConfig) -> 
 def decide_by_server_config(model: Candidate, rewriting: Sequence[str] = ()) -> Decided:
     """Decide for a model whose configuration does not set max_batch_size; also return what is known of its runs.
 
-    `rewriting` has the reasons why the model is not served from a copy with a variable first axis, if that was tried.
+    `rewriting` has the reasons why the model is not served from a copy with a variable batch axis, if that was tried.
     """
     name, max_batch_size = model.name, model.server_config.max_batch_size
     if max_batch_size == 0:
@@ -170,30 +174,31 @@ def decide_by_server_config(model: Candidate, rewriting: Sequence[str] = ()) -> 
         cure = batch_axis_cure(model.signature)
         cures = (cure,) if cure else cures_for([reason])
         if rewriting:
-            reason += f", and a variable one is not enough: {'; '.join(rewriting[:_MOST_REASONS])}"
+            reason += (
+                f", and no copy with a variable batch axis is proved: {'; '.join(rewriting[:_MOST_REASONS])}"
+            )
             # The graph's own reasons come first, because another axis alone changes nothing.
             own = cures_for([why for why in rewriting if has_own_cure(why)])
             cures = tuple(dict.fromkeys((*own, *cures)))
-        _log.warning("model %s is served unbatched: %s; to have it batched: %s", name, reason, cures[0])
-        return model.unchecked(_unbatched(BatchingFinding(BatchingVerdict.OFF, reason, None, cures=cures)))
+        warning = f"model {name} is served unbatched: {reason}; to have it batched: {cures[0]}"
+        unbatched = _unbatched(BatchingFinding(BatchingVerdict.OFF, reason, None, cures=cures))
+        return model.unchecked(unbatched)._replace(warning=warning)
     max_queue_delay = _max_queue_delay(model)
     if model.policy == "trust":
         return model.unchecked(_trusted(name, max_batch_size, max_queue_delay))
     found = model.check(max_batch_size)
     if found.verdict is BatchingVerdict.REFUSED:
-        _log.warning(
-            "model %s is served unbatched: %s; to have it batched: %s (--batching trust batches it anyway)",
-            name,
-            found.reason,
-            "; ".join(found.cures),
+        warning = (
+            f"model {name} is served unbatched: {found.reason}; to have it batched: {'; '.join(found.cures)} (--batching trust "
+            "batches it anyway)"
         )
-        return Decided(_unbatched(found), found.working_size, found.seconds)
+        return Decided(_unbatched(found), found.working_size, found.seconds, warning)
     batched = _batched(max_batch_size, max_queue_delay, found)
     return Decided(batched, found.working_size, found.seconds)
 
 
 def decision_for_copy(model: Candidate, found: BatchingFinding) -> BatchingDecision:
-    """Return the decision for a model that is served from a copy with a variable first axis, which is proved."""
+    """Return the decision for a model that is served from a copy with a variable batch axis, which is proved."""
     decision = _batched(model.server_config.max_batch_size, _max_queue_delay(model), found, ", rewritten")
     return replace(decision, rewritten=True)
 

@@ -21,6 +21,7 @@ from tensorferry.protos.tensors import (
 )
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError, ModelFailedError, truncate
+from tensorferry.server.inference.batch_axes import rows_first
 from tensorferry.server.inference.classification import BYTES, NO_LABELS, Classifier, class_count
 from tensorferry.server.inference.input_contents import (
     InputMessage,
@@ -51,7 +52,7 @@ class ResponseSpec(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodedRequest:
-    """A request's tensors in the order of `signature`, and its parameters.
+    """A request's tensors in the order of `signature`, with the rows on axis 0, and its parameters.
 
     `signature` is the model's plus the optional inputs given. `rows` is the size of axis 0, 1 for a model that is not
     batched. Requests with an equal `key` may share a batch. `shared` has the positions of the tensors without rows.
@@ -98,9 +99,10 @@ def decode_request(
     for spec in signature.inputs:
         shape = inputs[spec.name].shape
         check_description(inputs[spec.name], spec, model, batched)
-        if batched and queue_rows is not None and spec.has_row_axis and shape[0] > queue_rows:
+        rows = shape[spec.batch_axis] if batched and spec.has_row_axis else 0
+        if queue_rows is not None and rows > queue_rows:
             raise RequestTooLarge(
-                f"input {spec.name!r} has {shape[0]} rows; the queue of model {model!r} holds {queue_rows}: send fewer rows "
+                f"input {spec.name!r} has {rows} rows; the queue of model {model!r} holds {queue_rows}: send fewer rows "
                 "at once, or start the server with a larger --max-queue-size"
             )
         if 0 < spec.most_bytes < nbytes:
@@ -111,7 +113,7 @@ def decode_request(
     tensors: list[Tensor] = []
     for spec in signature.inputs:
         try:
-            tensors.append(decode_input(inputs[spec.name], spec, model, contents, limits))
+            tensors.append(rows_first(decode_input(inputs[spec.name], spec, model, contents, limits), spec))
         except TensorError as error:
             raise InvalidRequestError(f"input {spec.name!r} of model {model!r}: {error}") from None
     return DecodedRequest(
@@ -219,6 +221,11 @@ def _output_destinations(
         if count and span is not None:
             raise InvalidRequestError(
                 f"output can't set both 'shared_memory_region' and 'classification': output {output.name!r}; leave out one"
+            )
+        if count and spec.batch_axis:
+            raise InvalidRequestError(
+                f"output {output.name!r} has its rows on axis {spec.batch_axis}, and classes are given only for rows on axis 0: "
+                "ask for its values"
             )
         class_counts.append(count)
         spans.append(span)

@@ -128,11 +128,13 @@ def check_shape(shape: tuple[int, ...], spec: TensorSpec, model: str, batched: b
             f"input {spec.name!r} has no shape but model {model!r} requires a batch dimension"
         )
     if (len(shape) != len(spec.dims) and not spec.any_rank) or any(
-        size != dim if isinstance(dim, int) else size < 0 for _, dim, size in spec.axes(shape)
+        size != dim if isinstance(dim, int) else size < 0
+        for _, dim, size in spec.axes(spec.rows_first(shape))
     ):
         raise InvalidRequestError(
             f"unexpected shape for input {spec.name!r} for model {model!r}. Expected {list(spec.shape)}, "
-            f"got {list(shape)}" + (" (axis 0 counts rows)" if batched and spec.has_row_axis else "")
+            f"got {list(shape)}"
+            + (f" (axis {spec.batch_axis} counts rows)" if batched and spec.has_row_axis else "")
         )
     if spec.optional and 0 in shape and 0 not in spec.dims:
         raise InvalidRequestError(

@@ -11,6 +11,7 @@ import numpy as np
 from tensorferry.batcher import BatchInfo, ModelRowsError, Outcome, Request
 from tensorferry.server.errors import ModelFailedError, StepFailedError
 from tensorferry.server.identity import Metadata
+from tensorferry.server.inference.batch_axes import with_clients_axes
 from tensorferry.server.inference.codec import ResponseSpec, write_outputs
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.request_templates import Match
@@ -87,8 +88,7 @@ class PendingInference(Request, InferenceCall, InferenceReply):
     def completed(self, outcome: Outcome) -> None:
         """Take the outcome and call the completion. The batcher calls this once."""
         template = self._template
-        if self.rows > 1:
-            outcome = _of_arrays(outcome)
+        outcome = self._for_client(outcome)
         failure = outcome.error
         if isinstance(failure, (ModelFailedError, ModelRowsError)):
             error = explain_axis_mismatch(failure, template.signature, template.shapes)
@@ -105,6 +105,16 @@ class PendingInference(Request, InferenceCall, InferenceReply):
         # It refers to the stream's entry, which refers to this object.
         del self._finish
         finish(self)
+
+    def _for_client(self, outcome: Outcome) -> Outcome:
+        """Return the outcome with the outputs as clients expect them, or with an error."""
+        axes = self._template.batch_axes
+        if self.rows == 1 and not axes:
+            return outcome
+        try:
+            return with_clients_axes(_of_arrays(outcome), axes)
+        except Exception as error:
+            return outcome._replace(outputs=None, error=error)
 
     def _log_failure(self, failure: ModelFailedError | ModelRowsError) -> None:
         """Log why the model failed; the client gets less."""
@@ -150,10 +160,7 @@ def _of_arrays(outcome: Outcome) -> Outcome:
     outputs = outcome.outputs
     if outputs is None or all(type(output) is np.ndarray for output in outputs.values()):
         return outcome
-    try:
-        return outcome._replace(outputs={name: np.asarray(output) for name, output in outputs.items()})
-    except Exception as error:
-        return outcome._replace(outputs=None, error=error)
+    return outcome._replace(outputs={name: np.asarray(output) for name, output in outputs.items()})
 
 
 def _string_bytes(array: Any) -> int:
@@ -194,13 +201,12 @@ class SharedMemoryInference(PendingInference):
         self._lease = lease
         self._response_spec = response_spec
 
-    def completed(self, outcome: Outcome) -> None:
-        """See `PendingInference`."""
-        outcome = _of_arrays(outcome)
+    def _for_client(self, outcome: Outcome) -> Outcome:
+        outcome = super()._for_client(outcome)
         if outcome.error is None:
             try:
                 write_outputs(self._response_spec, outcome)
             except Exception as error:
                 outcome = outcome._replace(outputs=None, error=error)
         self._lease.release()
-        super().completed(outcome)
+        return outcome

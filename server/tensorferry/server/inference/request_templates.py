@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
@@ -52,6 +52,7 @@ class RequestTemplate:
     """Everything about a request but its values, id and deadline.
 
     `timeout` and `max_queue_time` are in seconds, inf for none. `shapes` are those of the inputs, in the order of `names`.
+    `batch_axes` are those of the outputs of which it is not the first, as clients see them.
     """
 
     model: Model
@@ -66,6 +67,7 @@ class RequestTemplate:
     timeout: float
     max_queue_time: float
     padding: PadPlan | None
+    batch_axes: Mapping[str, int]
     response: ResponseTemplate
 
 
@@ -208,6 +210,7 @@ def _template_of(model: Model, decoded: DecodedRequest, response: ResponseTempla
         timeout=timeout,
         max_queue_time=max_queue_time,
         padding=padding,
+        batch_axes={spec.name: spec.batch_axis for spec in decoded.signature.outputs if spec.batch_axis},
         response=response,
     )
 
@@ -259,6 +262,8 @@ def _entry_of(
         decoded.response_spec.typed
         or not all(spec.datatype.size for spec in inputs)
         or _runs_alone(model, decoded)
+        # Several rows of such inputs are copied.
+        or (decoded.rows > 1 and decoded.signature.batch_axes)
     ):
         return None
     layout = message_layout(data)

@@ -42,10 +42,8 @@ def model_of(argument: str, found: Inspection, bounds: Sequence[float]) -> dict[
         "optional_inputs": [_tensor(spec) for spec in found.signature.optional],
         "outputs": [_tensor(spec) for spec in found.signature.outputs],
         "devices": list(found.devices),
-        "batching": _decision(found.decision) | {"cures": list(found.cures)},
-        "copy_with_variable_first_axis": _copy(found),
-        "copy_with_batch_axis_first": _batch_first(found),
-        "measured": None if found.measured is None else _measured(found.measured, found.measured_copy),
+        "batching": _decision(found.decision) | {"cures": list(found.decision.cures)},
+        "measured": None if found.measured is None else _measured(found.measured),
         "not_measured": found.not_measured,
         "best_batch_size": None if best is None else best.rows,
         "best_rule": BEST_RULE,
@@ -62,6 +60,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
         "datatype": spec.datatype.name,
         "shape": None if spec.any_rank else list(spec.shape),
         "counts_rows": spec.has_row_axis,
+        "batch_axis": spec.batch_axis if spec.has_row_axis else None,
     }
 
 
@@ -77,29 +76,9 @@ def _decision(decision: BatchingDecision) -> dict[str, Any]:
     }
 
 
-def _copy(found: Inspection) -> dict[str, Any] | None:
-    if found.copy is None:
-        return None
-    if found.copy.decision is None:
-        return {"error": found.copy.error}
-    return _decision(found.copy.decision) | {"command": found.copy.command}
-
-
-def _batch_first(found: Inspection) -> dict[str, Any] | None:
-    copy = found.batch_first
-    if copy is None:
-        return None
-    return {
-        **_decision(copy.decision),
-        "inputs": [_tensor(spec) for spec in copy.signature.inputs],
-        "outputs": [_tensor(spec) for spec in copy.signature.outputs],
-    }
-
-
-def _measured(measured: Measurements, of_copy: bool) -> dict[str, Any]:
+def _measured(measured: Measurements) -> dict[str, Any]:
     return {
         "device": measured.devices[0] if measured.devices else "",
-        "of_copy": of_copy,
         "memory": measured.memory,
         "loaded_bytes": measured.loaded_bytes,
         "lengths": dict(measured.lengths),

@@ -17,8 +17,6 @@ _WIDTH = 100
 # Left of the texts.
 _INDENT = 10
 _MIB = 1 << 20
-# A command is on one line, so that it can be copied.
-_COMMAND = ": python -c "
 
 _EFFECTS = {
     "proved": "the graph keeps rows apart",
@@ -69,7 +67,7 @@ def _shape(spec: TensorSpec) -> str:
 
 def _axis(spec: TensorSpec, batched: bool) -> str:
     if spec.has_row_axis:
-        return "axis 0 counts rows"
+        return f"axis {spec.batch_axis} counts rows"
     if batched:
         return "requests with equal values share a batch"
     return "the first axis is fixed" if spec.dims else "a scalar"
@@ -90,21 +88,16 @@ def _verdict(found: Inspection) -> Iterator[str]:
         yield from _labelled("ran", decision.evidence)
     if decision.rewritten:
         yield from _labelled(
-            "copy", "the first axis is fixed to 1 in the file; --write-batched OUT.onnx writes the copy"
+            "copy",
+            "a copy is served whose tensors begin with a variable batch axis; --write-batched OUT.onnx writes it",
         )
-    for cure in found.cures:
+    for cure in decision.cures:
         yield from _labelled("change", cure)
-    if found.copy is not None and not found.copy.batched:
-        why = found.copy.error if found.copy.decision is None else found.copy.decision.reason
-        if why not in decision.reason:
-            yield from _labelled("tried", f"a variable first axis in the file alone is not enough: {why}")
 
 
 def _measured(found: Inspection, measured: Measurements) -> Iterator[str]:
     what = f"on {', '.join(measured.devices)}" if measured.devices else "through the models that it uses"
-    if found.measured_copy:
-        what += ", the copy with a variable first axis"
-    elif found.kind != "onnx":
+    if found.kind != "onnx":
         what += ", through the batcher"
     elif not found.decision.merges and measured.batches[-1].rows > 1:
         what += ", as batches would be; requests run alone"
@@ -202,13 +195,11 @@ def _number(value: float) -> str:
 
 
 def _labelled(label: str, text: str) -> list[str]:
-    before, command, code = printable(text).partition(_COMMAND)
-    lines = textwrap.wrap(
-        before + (":" if command else ""),
+    return textwrap.wrap(
+        printable(text),
         _WIDTH,
         initial_indent=label.ljust(_INDENT),
         subsequent_indent=" " * _INDENT,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [*lines, f"{' ' * _INDENT}{command[2:]}{code}"] if command else lines

@@ -80,8 +80,11 @@ class CoreMethods:
             "batching": model.batching,
             "batching_verdict": model.batching_verdict,
         }
-        if model.batched and model.batching_verdict in _INDEPENDENT:
-            # Clients split larger requests.
+        axes = model.signature.batch_axes
+        if axes:
+            properties["batch_axes"] = ",".join(f"{name}={axis}" for name, axis in axes.items())
+        elif model.batched and model.batching_verdict in _INDEPENDENT:
+            # Clients split larger requests, along axis 0.
             limits = self._service.limits
             properties["max_request_rows"] = str(limits.rows or model.batcher.settings.max_queue_size)
             bounds = [spec.most_bytes for spec in model.signature.inputs if spec.most_bytes]

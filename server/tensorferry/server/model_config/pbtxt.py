@@ -37,7 +37,7 @@ class BatchingDecision:
     If `max_batch_size` is above 0, axis 0 counts rows, and `merges` says whether requests share a batch. `description`
     is for people. `verdict` is for programs: proved, tested, trusted, refused or off. `reason` names the nodes or outputs
     that decide, or the option; empty if nothing stands in the way. `evidence` says what was run, `cures` what to change.
-    `rewritten`: the first axis is fixed to 1 in the file, and a copy with a variable one is served.
+    `rewritten`: a copy of the file is served, in which the batch axis is variable and the first.
     """
 
     max_batch_size: int

@@ -131,11 +131,21 @@ def _load_ensemble(source: ModelSource, given: ModelConfig, context: LoadContext
 
 def _composing_model(ensemble: str, named: NamedModel, context: LoadContext) -> Model:
     try:
-        return context.served(*named)
+        model = context.served(*named)
     except ServerError as error:
         raise StartError(
             f"ensemble {ensemble!r} depends on {named.name!r}, which does not serve: {error}"
         ) from None
+    _check_rows_are_first(ensemble, model)
+    return model
+
+
+def _check_rows_are_first(user: str, model: Model) -> None:
+    for name, axis in model.signature.batch_axes.items():
+        raise StartError(
+            f"model {user!r} has {model.name!r} as a step, whose tensor {name!r} has its rows on axis {axis}; steps exchange "
+            f"tensors with the rows on axis 0: serve {model.name!r} with batching_rewrite = false in its table [models.{model.name}]"
+        )
 
 
 def _settings_over(models: Sequence[Model], max_batch_size: int, config: ServerConfig) -> BatcherSettings:
@@ -175,6 +185,7 @@ def _place_step(
             model = context.served(step.model)
         except ServerError as error:
             raise StartError(f"pipeline {declared.name!r}, step {step.model!r}: {error}") from None
+        _check_rows_are_first(declared.name, model)
         used = UsedModel(step.model, "", replace(model.signature, optional=()), model.batched)
         return place(step.model, model.signature, step.inputs, step.outputs, used=used)
     tensors = {tensor: tensor for tensor in ragged if tensor not in step.inputs} | dict(step.inputs)
@@ -207,7 +218,9 @@ def _load_step(
     if isinstance(declared, OnnxModel):
         source, config = declared_onnx(source, declared, config)
     device = context.devices.get(config.device, "cpu")
-    return load_onnx_step(source, config, device, context.watchdog, ragged or {})
+    # Steps of a pipeline exchange tensors with the rows on axis 0.
+    moves_axes = ragged is None
+    return load_onnx_step(source, config, device, context.watchdog, ragged or {}, moves_axes=moves_axes)
 
 
 def declared_onnx(

@@ -146,7 +146,12 @@ def _finite(seconds: float) -> float | None:
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": spec.datatype.name, "shape": spec.shape, "axes": spec.dims}
+    return {
+        "name": spec.name,
+        "datatype": spec.datatype.name,
+        "shape": spec.shape,
+        "axes": spec.rows_placed(spec.dims),
+    }
 
 
 def _steps(counted: ModelCounts) -> Sequence[dict[str, Any]]:

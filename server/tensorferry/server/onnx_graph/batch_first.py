@@ -1,13 +1,16 @@
 """Tensors whose batch axis is not their first, such as states [layers, batch, hidden]: a copy in which it is the first.
 
 Transposes at the inputs and outputs of the copy keep the graph inside as it is. The analysis chooses the axes.
+
+A variable axis behind the first of an only input may be a length, and requests may be long, so it counts no rows.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -24,24 +27,26 @@ from tensorferry.server.onnx_graph.free_rows import (
 )
 from tensorferry.server.onnx_graph.values import Value
 
-# Most combinations of axes that are tried; a graph of two inputs with four axes has 16.
+# Most combinations of axes that are tried; four inputs with two axes each have 16.
 _MOST_COMBINATIONS = 16
 
 
-def batch_first(path: Path) -> FreedRows:
+def batch_first(path: Path, has_time: Callable[[], bool]) -> FreedRows:
     """Return changes with which the rows are on the first axis of each input and output, and are proved independent.
 
-    The batch axis of an input is one that is 1 or variable. Raises NotFreed if no combination is proved, or if no axis
-    would be moved.
+    The batch axes of the inputs are 1 in the file, or have one name; that of an only input may be a variable first axis.
+    Combinations are tried while `has_time`. Raises NotFreed if none is proved, or if no axis would be moved.
     """
     read = read_changeable(path)
     inputs = [value for value in callers_inputs(read) if _possible(value)]
     if not inputs:
-        raise NotFreed("no input has an axis of 1 or a variable one")
+        raise NotFreed
     names = tuple(value.name for value in inputs)
-    combinations = itertools.product(*map(_possible, inputs))
+    combinations = filter(partial(_is_batch, inputs), itertools.product(*map(_possible, inputs)))
     reasons: list[str] = []
     for axes in itertools.islice(combinations, _MOST_COMBINATIONS):
+        if not has_time():
+            break
         moved = tuple(
             MovedAxis(value.name, axis, len(value.type.tensor_type.shape.dim))
             for value, axis in zip(inputs, axes, strict=True)
@@ -63,6 +68,15 @@ def batch_first(path: Path) -> FreedRows:
 def _possible(value: onnx.ValueInfoProto) -> list[int]:
     dims = value.type.tensor_type.shape.dim
     return [axis for axis, dim in enumerate(dims) if dim.dim_value == 1 or not dim.HasField("dim_value")]
+
+
+def _is_batch(inputs: Sequence[onnx.ValueInfoProto], axes: Sequence[int]) -> bool:
+    """Return whether these axes of the inputs may be the batch axis."""
+    dims = [value.type.tensor_type.shape.dim[axis] for value, axis in zip(inputs, axes, strict=True)]
+    if all(dim.dim_value == 1 for dim in dims):
+        return True
+    names = {dim.dim_param for dim in dims}
+    return tuple(axes) == (0,) or (len(inputs) > 1 and len(names) == 1 and "" not in names)
 
 
 def _with_outputs(read: onnx.ModelProto, freed: FreedRows, *, fixes: bool) -> FreedRows:

@@ -52,14 +52,17 @@ def load_onnx_step(
     device: str,
     watchdog: Watchdog | None,
     ragged: Mapping[str, RaggedInput] = _NO_RAGGED_INPUTS,
+    *,
+    moves_axes: bool,
 ) -> LoadedStep:
     """Load an ONNX model and check it. StartError names the file and the reason.
 
-    `ragged` has inputs that a function of the same pipeline makes, with rows of different lengths.
+    `ragged` has inputs that a function of the same pipeline makes, with rows of different lengths. `moves_axes` is as in
+    `prepare_model`.
     """
     started = time.monotonic()
     with ExitStack() as scratch:
-        prepared = prepare_model(source, config, device, scratch)
+        prepared = prepare_model(source, config, device, scratch, moves_axes=moves_axes)
         config = with_default_padding(config, source.name, prepared.io_mapping.signature, ragged)
         settings, io_mapping = prepared.settings, prepared.io_mapping
         loaded = _load_sessions(source, config, prepared)

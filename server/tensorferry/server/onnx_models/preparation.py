@@ -76,21 +76,28 @@ def prepare_model(
     scratch: ExitStack,
     *,
     unlimited: bool = False,
+    moves_axes: bool = True,
 ) -> PreparedModel:
     """Load a model's first session and decide how it is served; StartError gives the reason of a failure.
 
     `server_config` has the options of this model, as `ServerConfig.for_model` returns them. The model's converted file
-    exists until `scratch` is closed. With `unlimited`, checks take the time that they need.
+    exists until `scratch` is closed. With `unlimited`, checks take the time that they need. Clients' tensors have their
+    rows on axis 0 unless it `moves_axes`.
     """
     return limit_trial_runs(
         source.name,
         server_config.run_timeout,
-        lambda: _prepare(source, server_config, device, scratch, unlimited),
+        lambda: _prepare(source, server_config, device, scratch, unlimited, moves_axes),
     )
 
 
 def _prepare(
-    source: ModelSource, server_config: ServerConfig, device: str, scratch: ExitStack, unlimited: bool
+    source: ModelSource,
+    server_config: ServerConfig,
+    device: str,
+    scratch: ExitStack,
+    unlimited: bool,
+    moves_axes: bool,
 ) -> PreparedModel:
     requested = _requested_config(source)
     machine = available_devices(server_config.device, device)
@@ -122,33 +129,45 @@ def _prepare(
     set_load_stage("checking whether rows of a batch affect each other")
     precision = max(ort_options.precision(name) for name in devices)
 
-    def completed(decision: BatchingDecision) -> ModelConfig:
-        return complete_config(base, source, session.signature, decision, groups, server_config)
+    def completed(decision: BatchingDecision, signature: Signature) -> ModelConfig:
+        return complete_config(base, source, signature, decision, groups, server_config)
 
     def candidate(signature: Signature, run: Run) -> Candidate:
         return Candidate(
             source.name, session, signature, run, requested, server_config, precision, cache, budget
         )
 
+    batch_axes: Mapping[str, int] = {}
     if requested is None or (requested.max_batch_size == 0 and not is_complete(requested)):
         checked = candidate(session.signature, session.run)
-        copy = rewritten(checked, file, ort_options, scratch)
+        has_batch_axis = session.signature.no_batch_axis_reason() is None
+        copy: RewrittenModel | tuple[str, ...] = ()
+        decided = decide_by_server_config(checked) if has_batch_axis else None
+        if decided is None or decided.batching.verdict == "refused":
+            copy = rewritten(checked, file, ort_options, scratch, moves_axes=moves_axes)
         if isinstance(copy, RewrittenModel):
             file, session, ort_options = copy.file, copy.session, copy.ort_options
-            decided, cache = copy.decided, copy.cache
-        else:
+            decided, cache, batch_axes = copy.decided, copy.cache, copy.batch_axes
+        elif decided is None:
             decided = decide_by_server_config(checked, copy)
+        if decided.warning:
+            _log.warning("%s", decided.warning)
     else:
         # The shape of requests follows from max_batch_size alone, so the I/O mapping is known before the decision.
         undecided = BatchingDecision(requested.max_batch_size, False, "")
-        mapping = io_mapping_of(completed(undecided), session.signature)
+        mapping = io_mapping_of(completed(undecided, session.signature), session.signature)
         checked = candidate(mapping.signature, mapping.runner(session.run))
         decided = decide_by_model_config(checked, requested)
     batching = decided.batching
-    config = completed(batching)
+    config = completed(batching, session.signature)
     generated = requested is None or not requested.HasField("dynamic_batching")
     settings = settings_of(config, batching, groups, server_config, ort_options, generated=generated)
     io_mapping = io_mapping_of(config, session.signature)
+    if batch_axes:
+        signature = io_mapping.signature.with_batch_axes(batch_axes)
+        io_mapping = replace(io_mapping, signature=signature)
+        # To clients, max_batch_size means that the rows are on axis 0.
+        config = completed(replace(batching, max_batch_size=0, merges=False), signature)
     if not settings.merges:
         # A request that runs whole must not fail by a prediction.
         session.batch_memory = None

@@ -1,12 +1,13 @@
-"""Batching of a model whose first axis is fixed to 1, by a copy in which the axis is variable."""
+"""Batching of a model by a copy of its file: its batch axis is fixed to 1, or is not the first axis of each tensor."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from tensorferry.server.batching_check.decision import Candidate, Decided, decis
 from tensorferry.server.batching_check.verdict import BatchingVerdict
 from tensorferry.server.errors import StartError
 from tensorferry.server.onnx_graph.batch_first import batch_first
-from tensorferry.server.onnx_graph.free_rows import NotFreed, free_rows
+from tensorferry.server.onnx_graph.free_rows import FreedRows, NotFreed, free_rows
 from tensorferry.server.runtime.check_cache import CheckCache
 from tensorferry.server.runtime.fp16 import ModelFile, model_file
 from tensorferry.server.runtime.ort_options import OrtOptions
@@ -27,54 +28,63 @@ _log = logging.getLogger("tensorferry.server")
 
 @dataclass(frozen=True, slots=True)
 class RewrittenModel:
-    """The copy, its first session and the options of its sessions, and how it is batched; as in `PreparedModel`."""
+    """The copy, its first session and the options of its sessions, and how it is batched; as in `PreparedModel`.
+
+    `batch_axes` are those of the file's tensors that are not the first, by name. The copy's tensors have them first.
+    """
 
     file: ModelFile
     session: Session
     ort_options: OrtOptions
     decided: Decided
     cache: CheckCache
+    batch_axes: Mapping[str, int]
 
 
 def rewritten(
-    model: Candidate, file: ModelFile, options: OrtOptions, scratch: ExitStack
+    model: Candidate, file: ModelFile, options: OrtOptions, scratch: ExitStack, *, moves_axes: bool
 ) -> RewrittenModel | tuple[str, ...]:
     """Return the model that is served from a copy, or the reasons why it is not; none if nothing was tried.
 
     The copy must be proved, and its batches must give what the file's session gives for each row alone. Nothing is tried
-    if an input has a variable first axis, because requests may use it for lengths, or if the configuration has shapes.
+    if the configuration has shapes. Rows are on axis 0 unless it `moves_axes`.
     """
     signature, config, requested = model.signature, model.server_config, model.requested
-    if not config.batching_rewrite or not config.max_batch_size or signature.no_batch_axis_reason() is None:
+    if not config.batching_rewrite or not config.max_batch_size:
         return ()
     if requested is not None and (requested.input or requested.output or requested.model_warmup):
         return ()
-    if any(spec.has_row_axis for spec in signature.inputs) or not any(
-        spec.dims[:1] == (1,) for spec in signature.inputs
-    ):
-        return ()
-    set_load_stage("making its first axis variable")
-    try:
-        copy = _checked(model, file, replace(options, freed=free_rows(file.source)), scratch)
-    except NotFreed as error:
-        return error.reasons
-    if isinstance(copy, RewrittenModel):
-        _log.info(
-            "model %s: its first axis is fixed to 1; it is rewritten with a variable one, and batches give the file's answers "
-            "(--batching-rewrite false serves the file as it is)",
-            model.name,
-        )
-    return copy
+    set_load_stage("rewriting it with a variable batch axis")
+    changes: list[Callable[[Path], FreedRows]] = []
+    first_axes = [spec.dims[0] for spec in signature.inputs if spec.dims]
+    # Requests may use a variable first axis of another input for lengths.
+    if 1 in first_axes and all(isinstance(dim, int) for dim in first_axes):
+        changes.append(free_rows)
+    if moves_axes:
+        changes.append(partial(batch_first, has_time=partial(model.budget.allows, 1)))
+    reasons: list[str] = []
+    for change in changes:
+        try:
+            freed = change(file.source)
+            copy = _checked(model, file, replace(options, freed=freed), scratch)
+        except NotFreed as error:
+            reasons += error.reasons
+            continue
+        if isinstance(copy, RewrittenModel):
+            _log_rewritten(model.name, copy)
+            return copy
+        reasons += copy
+    return tuple(dict.fromkeys(reasons))
 
 
-def with_batch_first(
-    model: Candidate, file: ModelFile, options: OrtOptions, scratch: ExitStack
-) -> RewrittenModel | tuple[str, ...]:
-    """Return the same for a copy in which the batch axis of each tensor is its first. No server serves it by itself."""
-    try:
-        return _checked(model, file, replace(options, freed=batch_first(file.source)), scratch)
-    except NotFreed as error:
-        return error.reasons
+def _log_rewritten(model: str, copy: RewrittenModel) -> None:
+    axes = ", ".join(f"{axis} of {name!r}" for name, axis in copy.batch_axes.items())
+    _log.info(
+        "model %s: it is rewritten with a variable batch axis%s, and batches give the file's answers "
+        "(--batching-rewrite false serves the file as it is)",
+        model,
+        f", which is axis {axes} and the first of its other tensors" if axes else "",
+    )
 
 
 def _checked(
@@ -113,7 +123,7 @@ def _checked(
             "it does not run on random input, so its batches could not be compared with the file's answers",
         )
     decided = Decided(decision_for_copy(copy, found), found.working_size, found.seconds)
-    return RewrittenModel(copied, session, options, decided, cache)
+    return RewrittenModel(copied, session, options, decided, cache, axes)
 
 
 def _run_with_moved_axes(run: Run, axes: Mapping[str, int], inputs: Mapping[str, Array]) -> dict[str, Array]:

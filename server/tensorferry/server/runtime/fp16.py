@@ -35,7 +35,7 @@ Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 # Number of random inputs that are compared, in addition to the samples in the model's configuration.
 _RANDOM_INPUTS = 3
 # For `ModelFile.changes`.
-_REWRITTEN = ("rewritten with a variable first axis", "--batching-rewrite false serves it as it is")
+_REWRITTEN = ("rewritten with a variable batch axis", "--batching-rewrite false serves it as it is")
 IN_FP16 = (
     "converted to FP16",
     "disable FP16, or name the operators or nodes that must stay in FP32, by --fp16-except or its configuration's parameter "

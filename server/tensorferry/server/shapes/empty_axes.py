@@ -35,7 +35,7 @@ class EmptyAxes:
         fixes to zero are not checked.
         """
         empty = [
-            (spec.name, axis, tensor.shape)
+            (spec, axis, tensor.shape)
             for spec, tensor in zip(signature.inputs, tensors, strict=True)
             if 0 in tensor.shape
             for axis, dim, size in spec.axes(tensor.shape)
@@ -44,13 +44,16 @@ class EmptyAxes:
         if not empty:
             return
         found = " and ".join(
-            f"axis {axis} of input {name!r} (shape {list(shape)})" for name, axis, shape in empty
+            f"axis {spec.clients_axis(axis)} of input {spec.name!r} (shape {list(spec.rows_placed(shape))})"
+            for spec, axis, shape in empty
         )
         if self.verdicts is None:
             raise NotReadyError(
                 f"{found} has length zero, and model {model!r} is still being tried with that: send it again in a few seconds"
             )
-        reason = self.verdicts.get(frozenset((name, axis) for name, axis, _ in empty), "this was not tested")
+        reason = self.verdicts.get(
+            frozenset((spec.name, axis) for spec, axis, _ in empty), "this was not tested"
+        )
         if not reason:
             return
         raise InvalidRequestError(

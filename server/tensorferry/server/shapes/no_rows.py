@@ -38,7 +38,7 @@ def _row_shape(model: str, spec: TensorSpec, named: Mapping[str, int | None]) ->
         if size is None:
             name = f" ({spec.dims[axis]!r})" if spec.dims[axis] else ""
             raise InvalidRequestError(
-                f"the request has no rows, so model {model!r} is not run, and the length of axis {axis}{name} of its "
+                f"the request has no rows, so model {model!r} is not run, and the length of axis {spec.clients_axis(axis)}{name} of its "
                 f"output {spec.name!r} {list(spec.shape)} does not follow from the inputs: send at least one row, or "
                 "request other outputs"
             )

@@ -33,7 +33,7 @@ def _axis_mismatches(signature: Signature, shapes: Sequence[tuple[int, ...]]) ->
     for spec, shape in zip(signature.inputs, shapes, strict=True):
         for axis, dim, size in spec.axes(shape):
             if isinstance(dim, str) and dim:
-                places.setdefault(dim, []).append((spec.name, axis, size))
+                places.setdefault(dim, []).append((spec.name, spec.clients_axis(axis), size))
     mismatches = []
     for dim, uses in places.items():
         if len({size for _, _, size in uses}) > 1:

@@ -39,7 +39,15 @@ class UsedModel:
 
 def _kind(spec: TensorSpec) -> tuple[object, ...]:
     """Return what must stay the same of a tensor. Names of dimensions may change."""
-    return spec.name, spec.datatype.name, spec.shape, spec.binary, spec.has_row_axis, spec.any_rank
+    return (
+        spec.name,
+        spec.datatype.name,
+        spec.shape,
+        spec.binary,
+        spec.has_row_axis,
+        spec.any_rank,
+        spec.batch_axis,
+    )
 
 
 def _listed(specs: Sequence[TensorSpec]) -> str:

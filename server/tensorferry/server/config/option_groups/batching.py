@@ -83,8 +83,8 @@ class BatchingOptions:
     batching_rewrite: bool = option(
         True,
         switch,
-        "batch a model whose first axis is fixed to 1, by a copy in which the axis is variable; only if the copy is proved, and "
-        "its batches give the file's answers",
+        "batch a model whose batch axis is fixed to 1, or is not the first axis of each tensor, by a copy; only if the copy is "
+        "proved, and its batches give the file's answers",
         per_model=True,
     )
     pad_lengths: PadLengths | None = option(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tensorferry.batcher import Tensor
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.inference.batch_axes import rows_first
 from tensorferry.server.inference.codec import DecodedRequest, ResponseSpec, check_input_names, row_count
 from tensorferry.server.inference.input_contents import check_shape
 from tensorferry.server.models.registry import Model
@@ -50,8 +51,8 @@ def _tensor(value: npt.ArrayLike, spec: TensorSpec, model: Model) -> Tensor:
     array = _strings(value, spec, what) if spec.datatype.name == "BYTES" else _numbers(value, spec, what)
     check_shape(array.shape, spec, model.name, model.batched)
     if array.dtype.hasobject:
-        return Tensor(array.dtype, array.shape, array.copy())
-    return Tensor(array.dtype, array.shape, array.tobytes())
+        return rows_first(Tensor(array.dtype, array.shape, array.copy()), spec)
+    return rows_first(Tensor(array.dtype, array.shape, array.tobytes()), spec)
 
 
 def _numbers(value: npt.ArrayLike, spec: TensorSpec, what: str) -> Array:
