@@ -28,7 +28,6 @@ UV := 0.13.8
 SERVING := PYTHONPATH=benchmarks $(BIN)/python -m serving
 PYTHON_MODELS := PYTHONPATH=benchmarks $(BIN)/python -m python_models
 REAL_MODELS := $(VENV)/real-models
-SCALING := $(BIN)/python benchmarks/front_end_scaling.py docs/results/front_ends.md docs/results/plots/front_ends.svg
 # Output of `make embeddings`.
 SENTENCE_ENCODER := examples/embeddings/model/minilm.onnx
 # The load generator of `make bench`.
@@ -38,10 +37,10 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 	$(addprefix tests/docs/test_,pages.py kubernetes_page.py text_embeddings_page.py image_classification_page.py) \
 	$(addprefix tests/deploy/test_,page.py kubernetes_tls.py nginx.py round_robin.py) \
 	$(addprefix tests/fuzz/test_,attacks.py wrong_calls.py unread.py)
-QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,front_ends.py metrics.py limits.py status.py)
+QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,processes.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo recording embeddings test test-embeddings test-front-ends test-ray test-installs first-hour test-exporting fuzz fuzz-link soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-link bench-overload bench-closed bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report real-models bench-front-ends bench-front-ends-report gpu-bench protos protos-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
+.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-installs first-hour test-exporting fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report real-models bench-processes gpu-bench protos protos-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,8 +60,8 @@ embeddings: $(VENV)/.embeddings $(SENTENCE_ENCODER) ## serve a sentence encoder 
 test: $(VENV)/.dev ## run all tests (PROCESSES=4: number of test processes; TRANSPORTS="threaded lane": both transports also where they make no difference)
 	$(BIN)/python -m pytest -q -n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder --ignore tests/deploy/test_ray.py --ignore tests/installs
 
-test-front-ends: $(VENV)/.dev ## run all tests of real servers again, each with FRONT_ENDS=2 front-ends: end to end, wire and foreign clients, hostile ones and attacks, conformance, browser, proxies, commands of the docs (PROCESSES=4; QUICK=1: a few)
-	FRONT_ENDS=$(or $(FRONT_ENDS),2) $(BIN)/python -m pytest -q -n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder $(if $(QUICK),$(QUICK_REAL_SERVERS),$(REAL_SERVERS))
+test-processes: $(VENV)/.dev ## run all tests of real servers again, each with SERVER_PROCESSES=2 processes: end to end, wire and foreign clients, hostile ones and attacks, conformance, browser, proxies, commands of the docs (PROCESSES=4; QUICK=1: a few)
+	SERVER_PROCESSES=$(or $(SERVER_PROCESSES),2) $(BIN)/python -m pytest -q -n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder $(if $(QUICK),$(QUICK_REAL_SERVERS),$(REAL_SERVERS))
 
 test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## test the Ray Serve application on a local Ray (three minutes)
 	$(BIN)/python -m pytest -q tests/deploy/test_ray.py
@@ -83,10 +82,7 @@ first-hour: $(VENV)/.dev ## time a new user's way in a fresh clone of the last c
 fuzz: $(VENV)/.fuzz ## fuzz with a million coverage-guided inputs (RUNS= or SECONDS=: other amounts; ONLY=infer: one target)
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY))
 
-fuzz-link: $(VENV)/.dev ## fuzz the shared memory between front-end processes and the engine (ENTRIES=1000000; SEED=1)
-	PYTHONPATH=tests $(BIN)/python -m support.server.link_fuzz --entries $(or $(ENTRIES),1000000) --seed $(or $(SEED),1)
-
-conformance: $(VENV)/.dev ## run every backend test of the onnx package through real servers (minutes; ONLY=reduce_: some of them; FRONT_ENDS=2: with front-ends)
+conformance: $(VENV)/.dev ## run every backend test of the onnx package through real servers (minutes; ONLY=reduce_: some of them; SERVER_PROCESSES=2: of two processes each)
 	PYTHONPATH=tests $(BIN)/python -m conformance $(if $(ONLY),--only $(ONLY))
 
 batching-evidence: $(VENV)/.dev ## compare verdicts of the graph analysis with runs of the models, and write what inspect says of them (some minutes; ONLY=reduce_: some of them)
@@ -97,10 +93,10 @@ batching-evidence: $(VENV)/.dev ## compare verdicts of the graph analysis with r
 compat: $(OLDEST)/.done ## run the lane's tests with the oldest supported grpcio, protobuf, numpy, onnxruntime (Python 3.11)
 	$(OLDEST)/bin/python tests/compat.py
 
-soak: $(VENV)/.dev ## inject all faults at once into real processes, for MINUTES=10 (SEED=1; FRONT_ENDS=2: kill front-ends and engines, too; OUT=DIR keeps ledgers and logs)
-	PYTHONPATH=tests $(BIN)/python -m chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(if $(FRONT_ENDS),--front-ends $(FRONT_ENDS)) $(if $(OUT),--out $(OUT))
+soak: $(VENV)/.dev ## inject all faults at once into real processes, for MINUTES=10 (SEED=1; PROCESSES=2: two processes for each server, which are killed, too; OUT=DIR keeps ledgers and logs)
+	PYTHONPATH=tests $(BIN)/python -m chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(OUT),--out $(OUT))
 
-crashes: $(VENV)/.dev ## kill front-ends (KILLS=100), the engine (half as often, and by a request as often) and the supervisor under load (SEED=1; LOG=FILE keeps the server's log)
+crashes: $(VENV)/.dev ## kill server processes (KILLS=100), also by requests, and the supervisor under load (SEED=1; LOG=FILE keeps the server's log)
 	PYTHONPATH=tests $(BIN)/python -m crashes --kills $(or $(KILLS),100) --seed $(or $(SEED),1) $(if $(LOG),--log $(LOG))
 
 lint: $(VENV)/.dev ## run ruff, mypy --strict and import-linter
@@ -123,9 +119,6 @@ simulate: $(if $(QUICK),$(VENV)/.$(EXTRA),$(VENV)/.plots) ## simulate the produc
 
 bench-overhead: $(VENV)/.$(EXTRA) ## measure the scheduler's cost per request
 	@$(BIN)/python benchmarks/overhead.py
-
-bench-link: $(VENV)/.dev ## measure the link between a front-end process and the engine, per request
-	@$(BIN)/python benchmarks/link.py
 
 bench-overload: $(VENV)/.dev ## load a real server with up to 10 times its capacity (QUICK=1: 20 s; APART=4,9: with a simulated device)
 	@$(BIN)/python benchmarks/overload.py $(if $(QUICK),--quick) $(if $(APART),--apart $(APART))
@@ -164,12 +157,8 @@ bench-memory: $(LOAD) $(VENV)/.dev ## measure memory over a million calls and te
 bench-observability: $(LOAD) $(VENV)/.dev ## measure the cost of metrics, tracing and authentication on a real server (QUICK=1: one minute)
 	@$(SERVING).observability --load $(LOAD) $(if $(QUICK),--quick)
 
-bench-front-ends: $(LOAD) $(VENV)/.dev $(if $(QUICK),,$(VENV)/.plots) ## measure --front-ends 0 to 4 and the engine alone; writes docs/results/front_ends.md (three minutes; QUICK=1: one minute, no page)
-	@$(BIN)/python benchmarks/front_ends.py --load $(LOAD) $(if $(QUICK),--quick,--write docs/results/front_ends.md)
-	@$(if $(QUICK),,$(SCALING))
-
-bench-front-ends-report: $(VENV)/.dev $(VENV)/.plots ## write the predictions for more cores on docs/results/front_ends.md, and their plot, from its tables
-	@$(SCALING)
+bench-processes: $(LOAD) $(VENV)/.dev ## measure --processes 1 beside --processes 2; writes docs/results/processes.md (three minutes; QUICK=1: half a minute, no page)
+	@$(BIN)/python benchmarks/processes.py --load $(LOAD) $(if $(QUICK),--quick,--write docs/results/processes.md)
 
 gpu-bench: $(VENV)/.bench-gpu ## on a GPU: run BERT-base and ResNet-50 beside a bare loop, and in MLPerf LoadGen's scenarios (ONLY=bert or resnet; SECONDS=300 for each; RESULTS=FILE; elsewhere and with QUICK=1 small models on the CPU)
 	@$(BIN)/python benchmarks/gpu/run.py $(if $(QUICK),--quick,--docs) $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RESULTS),--results $(RESULTS))

@@ -6,7 +6,7 @@ import os
 import one_process
 import one_transport
 import pytest
-from support.processes.server import FRONT_ENDS
+from support.processes.server import SERVER_PROCESSES
 
 pytest_plugins = ["e2e.fixtures"]
 
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order = {folder: place for place, folder in enumerate(_LONGEST)}
     # The node id of a test is tests/FOLDER/...
     items.sort(key=lambda item: order.get(item.nodeid.partition("/")[2].partition("/")[0], len(order)))
-    if FRONT_ENDS:
+    if SERVER_PROCESSES:
         one_process.skip(items)
     if "TRANSPORTS" not in os.environ:
         left_out = one_transport.left_out(items)

@@ -1,4 +1,4 @@
-"""Tests that hold only for a server of one process: with FRONT_ENDS they are skipped, for the reason given."""
+"""Tests that hold only for a server of one process: with SERVER_PROCESSES they are skipped, for the reason given."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _HELD_RUNS = "it holds runs and sees requests in the queue from inside the serve
 # By file and function.
 REASONS: Mapping[tuple[str, str], str] = {
     ("tests/e2e/failures/test_gpu_failures.py", "test_no_request_is_lost_where_the_device_is"): (
-        "it is about `make gpu-check`, which expects that the server ends; with front-ends the engine is replaced, "
-        "which test_device_failure.py checks"
+        "it is about `make gpu-check`, which expects that the server ends; one of several processes is replaced, which "
+        "test_device_failure.py checks"
     ),
     **{
         ("tests/wire/triton/test_configured_models.py", name): _HELD_RUNS

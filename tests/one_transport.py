@@ -37,7 +37,6 @@ REASONS: Mapping[str, str] = {
     "tests/e2e/test_infer_command.py": _CLIENT,
     "tests/e2e/test_inspect.py": _LOADING,
     "tests/e2e/test_large_requests.py": _CLIENT,
-    "tests/e2e/test_lost_engines.py": "it is about the engine's process, which has no transport",
     "tests/e2e/test_model_calls.py": _LOADING,
     "tests/e2e/test_model_tables.py": _LOADING,
     "tests/e2e/test_otel_export.py::test_a_collector_that_hangs_delays_no_request_and_the_stop_for_a_bounded_time": (

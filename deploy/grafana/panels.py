@@ -49,6 +49,11 @@ def total(name: str, by: str = "model", scope: str = MODEL) -> str:
     return f"sum by ({by}) ({name}{{{scope}}})"
 
 
+def largest(expr: str) -> str:
+    """Largest value among the processes of a server, which all report it."""
+    return f"max without (process) ({expr})"
+
+
 def quantiles(name: str) -> Sequence[Query]:
     """Percentiles of a histogram of times, by model."""
     buckets = rate(f"{name}_bucket", by="model, le")
@@ -101,7 +106,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Models that are not ready",
             "Model versions that take no requests",
             "short",
-            [Query(f"sum (1 - tensorferry_model_ready{{{MODEL}}})")],
+            [Query(f"sum (1 - min without (process) (tensorferry_model_ready{{{MODEL}}}))")],
             "stat",
             4,
             thresholds=((None, "green"), (1, "red")),
@@ -461,7 +466,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "GPU: utilization",
             "Share of the time in which a kernel ran",
             "percentunit",
-            [Query(f"tensorferry_gpu_utilization_ratio{{{SERVER}}}", "{{instance}} {{device}}")],
+            [Query(largest(f"tensorferry_gpu_utilization_ratio{{{SERVER}}}"), "{{instance}} {{gpu_uuid}}")],
             width=6,
             most=1,
         ),
@@ -471,8 +476,10 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "percentunit",
             [
                 Query(
-                    f"tensorferry_gpu_memory_used_bytes{{{SERVER}}} / tensorferry_gpu_memory_total_bytes{{{SERVER}}}",
-                    "{{instance}} {{device}}",
+                    largest(
+                        f"tensorferry_gpu_memory_used_bytes{{{SERVER}}} / tensorferry_gpu_memory_total_bytes{{{SERVER}}}"
+                    ),
+                    "{{instance}} {{gpu_uuid}}",
                 )
             ],
             width=6,
@@ -483,8 +490,11 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "Power draw and limit",
             "watt",
             [
-                Query(f"tensorferry_gpu_power_watts{{{SERVER}}}", "{{instance}} {{device}}"),
-                Query(f"tensorferry_gpu_power_limit_watts{{{SERVER}}}", "{{instance}} {{device}} limit"),
+                Query(largest(f"tensorferry_gpu_power_watts{{{SERVER}}}"), "{{instance}} {{gpu_uuid}}"),
+                Query(
+                    largest(f"tensorferry_gpu_power_limit_watts{{{SERVER}}}"),
+                    "{{instance}} {{gpu_uuid}} limit",
+                ),
             ],
             width=6,
         ),
@@ -498,27 +508,32 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel(
             "Memory",
-            "Resident",
+            "Resident; what processes share is counted for each",
             "bytes",
-            [Query(f"process_resident_memory_bytes{{{SERVER}}}", "{{instance}}")],
+            [Query(total("process_resident_memory_bytes", by="instance", scope=SERVER), "{{instance}}")],
         ),
         Panel(
             "File descriptors",
-            "Open descriptors and their limit",
+            "Open descriptors as a share of their limit, of the process that has most",
             "percentunit",
-            [Query(f"process_open_fds{{{SERVER}}} / process_max_fds{{{SERVER}}}", "{{instance}}")],
+            [
+                Query(
+                    largest(f"process_open_fds{{{SERVER}}} / process_max_fds{{{SERVER}}}"),
+                    "{{instance}}",
+                )
+            ],
             most=1,
         ),
     ],
-    "Processes of servers with front-ends": [
+    "Servers of several processes": [
         Panel(
             "Processes by state",
-            "The engine and the front-ends; waiting: for the next start",
+            "waiting: for the next start",
             "short",
             [
                 Query(
-                    f"{total('tensorferry_processes', by='process, state', scope=SERVER)} > 0",
-                    "{{process}} {{state}}",
+                    f"{total('tensorferry_processes', by='instance, state', scope=SERVER)} > 0",
+                    "{{instance}} {{state}}",
                 )
             ],
             stack=True,
@@ -529,20 +544,20 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             "short",
             [
                 Query(
-                    f"sum by (instance, process) (increase(tensorferry_process_restarts_total{{{SERVER}}}[$__rate_interval]))",
-                    "{{instance}} {{process}}",
+                    f"sum by (instance) (increase(tensorferry_process_restarts_total{{{SERVER}}}[$__rate_interval]))",
+                    "{{instance}}",
                 )
             ],
             stack=True,
         ),
         Panel(
-            "Memory by kind of process",
-            "Resident; what processes share is counted for each",
+            "Memory of all processes",
+            "Resident, also of those that load models; what processes share is counted for each",
             "bytes",
             [
                 Query(
-                    total("tensorferry_processes_resident_bytes", by="instance, process", scope=SERVER),
-                    "{{instance}} {{process}}",
+                    total("tensorferry_processes_resident_bytes", by="instance", scope=SERVER),
+                    "{{instance}}",
                 )
             ],
         ),

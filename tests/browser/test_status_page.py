@@ -27,7 +27,7 @@ HOSTILE = "<img src=x onerror=document.title='owned'></td><script>document.title
 MEMBERS = "[...document.querySelectorAll('#members tbody tr')].map((row) => row.firstChild.textContent)"
 
 # Name and state of each, as the page shows them.
-PROCESSES = [["engine", "serving"], ["front-end 0", "serving"], ["front-end 1", "serving"]]
+PROCESSES = [["server 0", "serving"], ["server 1", "serving"]]
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def colours(png: bytes) -> int:
 
 
 def test_the_processes_of_a_server(serve: Serve, digits_model: Path, page: Chromium) -> None:
-    server = serve(digits_model, "--metrics-port", 0, "--front-ends", 2)
+    server = serve(digits_model, "--metrics-port", 0, "--processes", 2)
     page.open(server.ready["metrics"].removesuffix("metrics"))
     cells = "[...document.querySelectorAll('#processes tr')].map((row) => [...row.children].map((cell) => cell.textContent))"
     rows = page.until(cells, lambda rows: [row[:2] for row in rows] == PROCESSES)

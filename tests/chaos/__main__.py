@@ -33,7 +33,7 @@ from tensorferry.protos import inference_pb2_grpc
 CALLER_PROCESSES = 3
 # Seconds of faults in each minute; then none, with the first seconds for recovery. Less if the soak is shorter.
 FAULTY_SECONDS, SETTLING_SECONDS, QUIET_SECONDS = 24.0, 6.0, 30.0
-# Number of connections to a server at the end, so that each front-end has some.
+# Number of connections to a server at the end, so that each process has some.
 _CONNECTIONS = 16
 # What makes a line about a bug no finding: a crash of a worker, a child whose clients have taken all files, and an exception
 # that the soak has thrown.
@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--front-ends", type=int, default=0, help="front-end processes of each server, which are killed"
+        "--processes", type=int, default=1, help="processes of each server; several are killed one by one"
     )
     parser.add_argument("--out", type=Path, help="folder for soak.json, soak.md and the logs")
     options = parser.parse_args()
@@ -61,7 +61,7 @@ def main() -> int:
         temporary.mkdir()
         sockets = Path(scratch) / "sockets"
         sockets.mkdir()
-        record = soak(options.minutes, options.seed, folder, temporary, sockets, options.front_ends)
+        record = soak(options.minutes, options.seed, folder, temporary, sockets, options.processes)
         (folder / "soak.json").write_text(json.dumps(record, indent=1) + "\n")
         text = report.markdown(record)
         (folder / "soak.md").write_text(text)
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def soak(
-    minutes: float, seed: int, folder: Path, temporary: Path, sockets: Path, front_ends: int
+    minutes: float, seed: int, folder: Path, temporary: Path, sockets: Path, processes: int
 ) -> dict[str, Any]:
     """Run the soak; return its findings. Servers have their temporary files, and sockets, in folders with a short path."""
     shared_memory = observed.dev_shm_files()
@@ -96,7 +96,7 @@ def soak(
             folder,
             arguments,
             clock,
-            front_ends=front_ends,
+            processes=processes,
             temporary=temporary,
             sockets=sockets,
             leaks=leaks,
@@ -108,9 +108,9 @@ def soak(
     proxy = FaultProxy(steady.port)
     addresses = f"ipv4:{steady.address},{mortal.address}"
     callers = CallerProcesses(
-        folder, addresses, steady.address, f"127.0.0.1:{proxy.port}", aborts=front_ends > 0
+        folder, addresses, steady.address, f"127.0.0.1:{proxy.port}", aborts=processes > 1
     )
-    watch = Watch(lambda: steady.processes, None if front_ends else steady.metrics_url)
+    watch = Watch(lambda: steady.processes, None if processes > 1 else steady.metrics_url)
     faults = Faults(seed, steady, mortal, proxy, callers, repository, clocks=clock is not None)
     if clock is None:
         print("no C compiler: clocks do not jump", file=sys.stderr)
@@ -156,7 +156,7 @@ def soak(
     }
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": f"make soak MINUTES={minutes:g}" + (f" FRONT_ENDS={front_ends}" if front_ends else ""),
+        "command": f"make soak MINUTES={minutes:g}" + (f" PROCESSES={processes}" if processes > 1 else ""),
         "versions": f"Python {platform.python_version()}, grpcio {version('grpcio')}, onnxruntime {version('onnxruntime')}",
         "seed": seed,
         "verdicts": found,
@@ -171,8 +171,7 @@ def soak(
             **faults.done,
             **{f"an exception in {name}": count for name, count in sorted(faults.thrown.items())},
             "lives of the mortal server": mortal.lives,
-            **({"engines that died": _deaths(folder, "the engine")} if front_ends else {}),
-            **({"front-ends that died": _deaths(folder, "front-end")} if front_ends else {}),
+            **({"server processes that died": _deaths(folder)} if processes > 1 else {}),
         },
         "counters": counters,
         "growth": grown,
@@ -215,10 +214,10 @@ def _refusals(server: Server) -> list[str]:
     return found
 
 
-def _deaths(folder: Path, name: str) -> int:
-    """Return how many processes of this name died by a signal, which requests that abort the model also cause."""
+def _deaths(folder: Path) -> int:
+    """Return how many server processes died by a signal, which requests that abort the model also cause."""
     lines = [line for log in folder.glob("*.log") for line in log.read_text().splitlines()]
-    return sum(f'"{name} ' in line and "ended: killed by" in line for line in lines)
+    return sum('"server ' in line and "ended: killed by" in line for line in lines)
 
 
 def _bugs(folder: Path) -> list[str]:

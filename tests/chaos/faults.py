@@ -29,7 +29,7 @@ _PAUSE = (0.3, 2.0)
 # Clients that reset their connection, for each step of a call, each time.
 _RESETS = 10
 _RESET_ROWS = 1000
-# Kills of front-ends, and of engines, for each time that another fault occurs.
+# Kills of server processes for each time that another fault occurs.
 _KILLS = 3
 # Exceptions that are thrown, for each time that another fault occurs.
 _THROWS = 3
@@ -41,8 +41,8 @@ _CLOCK_JUMPS = (-7200.0, -5.0, 5.0, 3600.0)
 class Faults:
     """Injects faults, each on its own thread, and ends them all.
 
-    `steady` is never ended, so that its memory can be followed; `mortal` is ended again and again. Front-ends and
-    engines of both are killed.
+    `steady` is never ended, so that its memory can be followed; `mortal` is ended again and again. Of
+    several processes, some of both servers are killed.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Faults:
             *([self.throw] * _THROWS),
             *(self.silence, self.starve, self.freeze, self.take_files, self.reload, self.reload, self.unload),
             *([self.clock] if clocks else []),
-            *([self.kill_front_end, self.kill_engine] * _KILLS if steady.front_ends else []),
+            *([self.kill_process] * _KILLS if steady.count > 1 else []),
         ]
 
     def inject(self, seconds: float) -> None:
@@ -144,20 +144,13 @@ class Faults:
         """A server is killed and started again."""
         self._end_mortal(signal.SIGKILL, chance)
 
-    def kill_front_end(self, chance: random.Random) -> None:
-        """A front-end dies; its connections break."""
-        self._kill_child("the front-ends", chance)
-
-    def kill_engine(self, chance: random.Random) -> None:
-        """An engine dies; connections live on. Not one in which requests are tried, which would blame a request."""
-        self._kill_child("the engine", chance)
-
-    def _kill_child(self, role: str, chance: random.Random) -> None:
-        children = chance.choice((self._steady, self._mortal)).processes[role]
+    def kill_process(self, chance: random.Random) -> None:
+        """One of several processes dies; its connections break. Not by SIGABRT, for which a request would be blamed."""
+        children = chance.choice((self._steady, self._mortal)).processes["the server processes"]
         if children:
             # It may have ended meanwhile.
             with suppress(ProcessLookupError):
-                os.kill(chance.choice(children), chance.choice((signal.SIGKILL, signal.SIGABRT)))
+                os.kill(chance.choice(children), signal.SIGKILL)
 
     def throw(self, chance: random.Random) -> None:
         """An exception escapes from a thread that waits for work. If that ends a server, it is started again."""
@@ -253,8 +246,8 @@ class Faults:
                     os.kill(process, signal.SIGCONT)
 
     def take_files(self, chance: random.Random) -> None:
-        """Idle connections take all files of a server, or of each of its front-ends."""
-        files = MOST_FILES * max(1, self._steady.front_ends) + 50
+        """Idle connections take all files of a server, or of each of its processes."""
+        files = MOST_FILES * self._steady.count + 50
         exhaust_files(("127.0.0.1", self._steady.port), files, chance.uniform(1, 4), self._healed)
 
     def clock(self, chance: random.Random) -> None:
@@ -269,6 +262,10 @@ class Faults:
         """A model is replaced by a new file with the same content."""
         version = self._repository / "swapped" / "1" / "model.onnx"
         write_model(version.with_suffix(".new")).rename(version)
+        if self._steady.count > 1:
+            # The mortal one may be away.
+            os.kill(self._steady.pid, signal.SIGHUP)
+            return
         self._control("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="swapped"))
 
     def unload(self, chance: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""`tensorferry` with front-ends, whose engine is `faulty_engine`. It imports no more than the supervisor needs."""
+"""`tensorferry` of several processes, each a `faulty_process`. It imports no more than the supervisor needs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from support.processes.children import serve_with_children
 
 from tensorferry.server.__main__ import main
 
-ENGINE_MODULE = "chaos.faulty_engine"
+MODULE = "chaos.faulty_process"
 
 if __name__ == "__main__":
     # For analysis of a hang.
     faulthandler.register(signal.SIGUSR1)
-    serve_with_children(engine_module=ENGINE_MODULE)
+    serve_with_children(MODULE)
     sys.exit(main())

@@ -26,8 +26,8 @@ from support.processes.server import environment
 PATIENCE = 60.0
 # So few files of a process that some hundred connections exhaust them.
 MOST_FILES = 256
-# What children of a server with front-ends run.
-FRONT_END_MODULE, ENGINE_MODULE = "tensorferry.server.front_end", "chaos.faulty_engine"
+# What each of several server processes runs.
+MODULE = "chaos.faulty_process"
 _TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -54,7 +54,7 @@ def build_clock(folder: Path) -> Path | None:
 
 
 class Server:
-    """A server on a fixed port, of one process without `front_ends`. The output of all its lives goes to `log`.
+    """A server on a fixed port, with this number of `processes`. The output of all its lives goes to `log`.
 
     Its temporary files are in the folder `temporary`, and `sockets` is that of `thrower`.
     """
@@ -67,13 +67,13 @@ class Server:
         arguments: Sequence[str],
         clock: Path | None,
         *,
-        front_ends: int,
+        processes: int,
         temporary: Path,
         sockets: Path,
         leaks: bool = False,
     ) -> None:
         self.name = name
-        self.front_ends = front_ends
+        self.count = processes
         self.sockets = sockets
         self.port, self.metrics_port = free_port(), free_port()
         self.log = folder / f"{name}.log"
@@ -82,10 +82,12 @@ class Server:
         self._clock_file.write_bytes(struct.pack("d", 0.0))
         self._command = [
             sys.executable,
-            str(Path(__file__).with_name("faulty_supervisor.py")) if front_ends else faulty_server.__file__,
+            str(Path(__file__).with_name("faulty_supervisor.py"))
+            if processes > 1
+            else faulty_server.__file__,
             "serve",
             *arguments,
-            *(("--front-ends", str(front_ends)) if front_ends else ()),
+            *("--processes", str(processes)),
             *("--transport", transport, "--port", str(self.port), "--metrics-port", str(self.metrics_port)),
             *(
                 "--device",
@@ -131,12 +133,11 @@ class Server:
     @property
     def processes(self) -> Mapping[str, Sequence[int]]:
         """Ids of its processes, by their role."""
-        if not self.front_ends:
+        if self.count == 1:
             return {"the server": [self.pid]}
         return {
             "the supervisor": [self.pid],
-            "the engine": observed.engines(self.pid, ENGINE_MODULE),
-            "the front-ends": observed.of_module(self.pid, FRONT_END_MODULE),
+            "the server processes": observed.of_module(self.pid, MODULE),
         }
 
     def start(self) -> None:

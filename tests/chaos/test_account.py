@@ -77,13 +77,15 @@ def test_growing_memory_is_found() -> None:
     def grown(per_minute: int) -> bool:
         samples = [
             Sample(60.0 * minute + second, role, (100 + growing * minute) << 20, 20, 30)
-            for role, growing in (("the supervisor", 0), ("the engine", per_minute))
+            for role, growing in (("the supervisor", 0), ("the server processes", per_minute))
             for minute in range(10)
             for second in range(0, 30, 2)
         ]
         growth = report.growth(samples, windows)
         assert growth["the supervisor"]["memory"]["per_minute"] == 0
-        assert growth["the engine"]["memory"]["per_minute"] == pytest.approx(per_minute, rel=0.05, abs=1e-6)
+        assert growth["the server processes"]["memory"]["per_minute"] == pytest.approx(
+            per_minute, rel=0.05, abs=1e-6
+        )
         rows = report.latencies(windows, [])
         return report.verdicts(Account(), growth, rows, {}, [], [], long=True)["memory flat"]
 

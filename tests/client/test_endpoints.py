@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -15,7 +15,7 @@ from client.either import KINDS, call
 from client.scripted import ScriptedServer, model
 
 from tensorferry.client import Cancelled, ClientClosed, InferenceClient, Unauthenticated, Unavailable, aio
-from tensorferry.client.connection.endpoints import Endpoint, Endpoints, open_endpoints
+from tensorferry.client.connection.endpoints import Endpoints, open_endpoints
 from tensorferry.client.connection.target import address_list, default_targets
 from tensorferry.client.errors import InvalidInput
 
@@ -32,9 +32,9 @@ class Clock:
 
 def rotation(count: int) -> tuple[list[Any], Endpoints, Clock]:
     """Return stand-ins of endpoints, which only the choice sees."""
-    all_of_them: list[Any] = [object() for _ in range(count)]
     clock = Clock()
-    return all_of_them, Endpoints(all_of_them, clock), clock
+    endpoints = Endpoints([cast(Any, object)] * count, clock=clock)
+    return list(endpoints), endpoints, clock
 
 
 def picked(endpoints: Endpoints, among: list[Any], count: int) -> list[int]:
@@ -48,7 +48,7 @@ def test_endpoints_take_turns() -> None:
 
 def test_a_failed_endpoint_is_tried_by_one_call_after_five_seconds() -> None:
     among, endpoints, clock = rotation(3)
-    assert endpoints.failed(among[1])
+    assert endpoints.failed(among[1], sent=True)
     assert picked(endpoints, among, 4) == [0, 2, 0, 2]
     clock.now += 4.9
     assert 1 not in picked(endpoints, among, 6)
@@ -64,7 +64,7 @@ def test_if_all_failed_the_oldest_failure_is_next() -> None:
     among, endpoints, clock = rotation(3)
     outcomes = []
     for place in (2, 0, 1):
-        outcomes.append(endpoints.failed(among[place]))
+        outcomes.append(endpoints.failed(among[place], sent=False))
         clock.now += 1
     assert outcomes == [True, True, False]
     assert picked(endpoints, among, 1) == [2]
@@ -74,7 +74,7 @@ def test_if_all_failed_the_oldest_failure_is_next() -> None:
 
 def test_one_endpoint_is_always_used() -> None:
     among, endpoints, _ = rotation(1)
-    assert not endpoints.failed(among[0])
+    assert not endpoints.failed(among[0], sent=False)
     assert picked(endpoints, among, 2) == [0, 0]
 
 
@@ -102,9 +102,9 @@ def opened(targets: list[str], tls: bool, given: tuple[tuple[str, str | int], ..
         return grpc.insecure_channel("127.0.0.1:1")
 
     endpoints = open_endpoints(targets, opener, grpc.ssl_channel_credentials() if tls else None, [*given])
-    for endpoint in endpoints:
-        endpoint.channel.close()
-        endpoint.stream_channel.close()
+    for connection in endpoints:
+        connection.channel.close()
+        connection.stream_channel.close()
     return channels[::2]
 
 
@@ -271,10 +271,3 @@ def test_a_call_to_a_dead_target_is_not_a_retry(server: ScriptedServer) -> None:
     with InferenceClient(["localhost:1", by_name(server.target)], retry=None) as client:
         assert client.infer("row", ROW)["x"] == [1]
         assert client._retries._left == 100
-
-
-def test_the_endpoint_of_a_client_is_open_once(server: ScriptedServer) -> None:
-    with InferenceClient(server.target) as client:
-        [endpoint] = client._endpoints
-        assert isinstance(endpoint, Endpoint)
-        assert client._endpoints.pick() is endpoint

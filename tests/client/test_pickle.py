@@ -40,6 +40,7 @@ async def test_a_pickle_has_every_argument(kind: type[Any]) -> None:
         "check": False,
         "retry": Retry(attempts=2),
         "token": "secret",
+        "connections": 2,
     }
     client = kind(["a:1", "b:1"], **arguments)
     for other in (pickle.loads(pickle.dumps(client)), copy.copy(client)):

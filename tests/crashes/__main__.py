@@ -1,4 +1,4 @@
-"""`make crashes`: a real server with two front-ends, whose processes are killed under load."""
+"""`make crashes`: a real server of two processes, which are killed under load."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from crashes.aborts import AT_ONCE, Aborts
-from crashes.crashes import FRONT_ENDS, Crashes, Phase, run, thirds
+from crashes.crashes import PROCESSES, Crashes, Phase, run, thirds
+from crashes.poison import AT_ONCE, MOST_ENDS, Poison
 
-# Time for a front-end to be replaced, and for an engine beyond the server's own start.
+# Time for a process to be replaced, beyond the server's own start.
 MOST_SECONDS = 1.0
 
 
 def main() -> int:
     """Return 0 if everything that must hold does."""
     parser = argparse.ArgumentParser(prog="crashes", description=__doc__)
-    parser.add_argument("--kills", type=int, default=100, help="of front-ends; of engines half as many")
+    parser.add_argument(
+        "--kills", type=int, default=100, help="of processes; half as many rounds of requests that abort them"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--transport", choices=("lane", "threaded"), default="lane")
     parser.add_argument("--log", type=Path, help="file for the server's log")
@@ -39,7 +41,6 @@ def main() -> int:
     wrong = [
         *found.wrong,
         *(f"{phase.name}: {what}" for phase in found.phases for what in phase.wrong),
-        *found.aborts.wrong,
     ]
     for what in wrong[:100]:
         print(what, file=sys.stderr)
@@ -48,24 +49,17 @@ def main() -> int:
 
 def verdicts(found: Crashes) -> dict[str, bool]:
     """Return what must hold, and whether it does."""
-    front_end, engine, abort, _ = found.phases
-    aborts = found.aborts
+    process, _, _ = found.phases
     wrong = found.wrong + [what for phase in found.phases for what in phase.wrong]
     return {
         "each request ended once, with its own answer or UNAVAILABLE": {state for _, state in found.states}
         <= {"OK", "UNAVAILABLE"}
         and found.sent.total() == found.states.total(),
-        "a front-end's death: only calls of its own connections failed": not front_end.wrong
-        and not front_end.connections_lost,
-        "the engine's death: every connection lived on": not engine.connections_lost
-        and not abort.connections_lost,
-        f"of {AT_ONCE} requests in a batch that aborts the engine, one got INTERNAL, again too, and all others answers": (
-            aborts.right
-        ),
-        f"a new front-end listened within {MOST_SECONDS:g} s": max(front_end.replaced) <= MOST_SECONDS,
-        f"after the engine's death, answers within the server's start and {MOST_SECONDS:g} s": max(
-            engine.answered + aborts.not_ready
-        )
+        "a process's death: only calls of its own connections failed": not process.wrong
+        and not process.connections_lost,
+        f"of {AT_ONCE} requests in a batch that aborts a process, one is refused by all, and all others get answers; at most "
+        f"{MOST_ENDS} processes end": found.poison.right,
+        f"a process was replaced within the server's start and {MOST_SECONDS:g} s": max(process.replaced)
         <= found.load_seconds + MOST_SECONDS,
         "memory and descriptors flat, nothing left behind, nothing else wrong": not wrong,
     }
@@ -76,7 +70,7 @@ def markdown(found: Crashes, held: dict[str, bool], command: str, transport: str
     software = f"Python {platform.python_version()}, grpcio {version('grpcio')}, onnxruntime {version('onnxruntime')}"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     lines = [
-        f"{today}, `{command}`, {FRONT_ENDS} front-ends, {transport}: {software}.",
+        f"{today}, `{command}`, {PROCESSES} processes, {transport}: {software}.",
         "",
         "| what must hold | holds |",
         "|---|---|",
@@ -89,9 +83,9 @@ def markdown(found: Crashes, held: dict[str, bool], command: str, transport: str
         f"{found.sent['unary']} unary requests and {found.sent['stream']} in streams; the longest burst or stream took "
         f"{found.slowest:.1f} s. The server's start took {found.load_seconds:.1f} s. Times: median, then longest.",
         "",
-        "| aborted by a request | times | the others | the request | its bytes again | not ready, s | all had ended, s |",
-        "|---|---|---|---|---|---|---|",
-        _abort_row(found.aborts),
+        "| rounds of a request that aborts | the others | the others, repeated | its inputs again | processes that ended | refused after, s |",
+        "|---|---|---|---|---|---|",
+        _poison_row(found.poison),
         "",
         "| killed | of | memory (PSS), MiB: first third, last third | descriptors |",
         "|---|---|---|---|",
@@ -110,9 +104,10 @@ def _row(phase: Phase) -> str:
     )
 
 
-def _abort_row(aborts: Aborts) -> str:
-    states = " | ".join(_states(one) for one in (aborts.neighbours, aborts.aborting, aborts.again))
-    return f"| the engine | {len(aborts.not_ready)} | {states} | {_times(aborts.not_ready)} | {_times(aborts.ended)} |"
+def _poison_row(poison: Poison) -> str:
+    states = " | ".join(_states(one) for one in (poison.neighbours, poison.repeated, poison.again))
+    ends = f"{sum(poison.ends)}, at most {max(poison.ends)} in a round"
+    return f"| {len(poison.ends)} | {states} | {ends} | {_times(poison.refused)} |"
 
 
 def _times(values: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""Ends of front-ends and of the engine under load, one after another, and what each of them did to the callers."""
+"""Ends of server processes under load, one after another, and what each of them did to the callers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from statistics import median
 from chaos.content import write_model
 from chaos.report import GROWTH, MEBIBYTES
 from crashes import callers
-from crashes.aborts import MODEL, Aborter, Aborts
 from crashes.callers import Caller
+from crashes.poison import MODEL, Poison, Round
 from polling import until
 from support.models.recurrent import aborting
 from support.processes import observed
 from support.processes.server import ServerProcess
 
-FRONT_ENDS = 2
-FRONT_END_MODULE, ENGINE_MODULE = "tensorferry.server.front_end", "tensorferry.server.engine"
+PROCESSES = 2
+MODULE = "tensorferry.server.processes"
 UNARY, STREAMS = 6, 3
 # Allowed growth of descriptors from the first third of a phase to the last.
 FILES = 4
@@ -80,7 +80,7 @@ class Crashes:
 
     load_seconds: float = 0.0
     phases: list[Phase] = field(default_factory=list)
-    aborts: Aborts = field(default_factory=Aborts)
+    poison: Poison = field(default_factory=Poison)
     sent: Counter[str] = field(default_factory=Counter)
     states: Counter[tuple[str, str]] = field(default_factory=Counter)
     slowest: float = 0.0
@@ -95,9 +95,9 @@ def thirds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def run(kills: int, seed: int, transport: str, folder: Path) -> Crashes:
-    """Kill a supervisor; then `kills` front-ends of a server, half as many engines, and a fifth as many at random.
+    """Kill a supervisor; then `kills` processes of a server, and a fifth as many times one or all of them at random.
 
-    Requests abort as many engines as are killed.
+    Requests abort processes in half as many rounds.
     """
     found = Crashes()
     shared_memory = observed.dev_shm_files()
@@ -107,13 +107,12 @@ def run(kills: int, seed: int, transport: str, folder: Path) -> Crashes:
     server = start(folder, transport)
     found.load_seconds = time.monotonic() - began
     try:
-        killer = Killer(server, random.Random(seed), found.aborts)
+        killer = Killer(server, random.Random(seed), found.poison)
         try:
             for name, kill, count in (
-                ("a front-end", killer.front_end, kills),
-                ("the engine", killer.engine, (kills + 1) // 2),
-                ("the engine, by a request", killer.abort, (kills + 1) // 2),
-                ("at random", killer.at_random, (kills + 4) // 5),
+                ("a process", killer.process, kills),
+                ("a process, by a request", killer.abort, (kills + 1) // 2),
+                ("one or all, at random", killer.at_random, (kills + 4) // 5),
             ):
                 found.phases.append(killer.phase(name, kill, count))
         finally:
@@ -147,7 +146,7 @@ def start(folder: Path, transport: str) -> ServerProcess:
         f"{MODEL}={aborting(model.with_name(f'{MODEL}.onnx'))}",
         # The value of one row ends the process of all: the check would not batch this model.
         *("--batching", "trust"),
-        *("--front-ends", str(FRONT_ENDS), "--drain-seconds", "20"),
+        *("--processes", str(PROCESSES), "--drain-seconds", "20"),
         transport=transport,
         host="0.0.0.0",
         variables={"TMPDIR": str(folder)},
@@ -157,11 +156,12 @@ def start(folder: Path, transport: str) -> ServerProcess:
 class Killer:
     """Kills processes of one server under load, and watches what follows."""
 
-    def __init__(self, server: ServerProcess, chance: random.Random, aborts: Aborts) -> None:
+    def __init__(self, server: ServerProcess, chance: random.Random, poison: Poison) -> None:
+        self._server = server
         self._supervisor = server.process.pid
         self._port = int(server.address.rpartition(":")[2])
         self._chance = chance
-        self._aborts = aborts
+        self._poison = poison
         self._listeners = observed.listeners(self._port)
         self.callers: Sequence[Caller] = callers.start(self._port, UNARY, STREAMS)
         self._all_answer()
@@ -175,83 +175,46 @@ class Killer:
             phase.wrong += [f"{one} without a kill" for one in self._since(before, phase)]
             kill(phase)
             phase.kills += 1
-            # Requests that were lost with the engine are tried in another.
-            until(lambda: len(self._engine_processes()) == len(self._engines()) == 1)
             phase.held("the supervisor", [self._supervisor])
-            phase.held("all processes", [self._supervisor, *self._front_ends(), *self._engines()])
-            for process in (*self._front_ends(), *self._engines()):
-                phase.wrong += observed.in_dev_shm(process)
+            phase.held("all processes", [self._supervisor, *self._processes()])
         phase.wrong += phase.grown()
         return phase
 
-    def front_end(self, phase: Phase) -> None:
-        """Kill one front-end. Only calls of its connections may fail."""
-        victim = self._loaded_front_end()
+    def process(self, phase: Phase) -> None:
+        """Kill one process. Only calls of its connections may fail."""
+        victim = self._loaded_process()
         kept = self._others(victim)
         theirs = {one.address for one in self._connections() if one.process == victim}
         failures = self._failures()
         begin = self._kill(victim, signal.SIGKILL)
-        phase.replaced.append(self._front_end_replaced(victim, begin))
+        phase.replaced.append(self._replaced([victim], begin))
         phase.answered.append(self._all_answer() - begin)
         for failure in self._since(failures, phase):
             if failure.address not in theirs:
-                phase.wrong.append(f"a call of another front-end's connection ended with {failure.state}")
+                phase.wrong.append(f"a call of another process's connection ended with {failure.state}")
         phase.connections_lost += len(kept - self._connections())
-        phase.held("the engine", self._engines())
-
-    def engine(self, phase: Phase) -> None:
-        """Kill the engine. Connections must live on."""
-        (engine,) = self._engines()
-        kept = self._connections()
-        failures = self._failures()
-        before = set(self._engine_processes())
-        begin = self._kill(engine, signal.SIGKILL)
-        until(lambda: set(self._engine_processes()) - before)
-        phase.replaced.append(time.monotonic() - begin)
-        phase.answered.append(self._all_answer() - begin)
-        self._since(failures, phase)
-        phase.connections_lost += len(kept - self._connections())
-        phase.held("the front-ends", self._front_ends())
 
     def abort(self, phase: Phase) -> None:
-        """Let one request among others abort the engine. Connections must live on."""
-        kept = self._connections()
+        """Let one request among others abort processes, until it is refused."""
         failures = self._failures()
-        aborter = Aborter(self._port, phase.kills)
-        try:
-            (engine,) = self._engines()
-            aborter.run(self._aborts, engine)
-        finally:
-            aborter.close()
+        ends = self._ends()
+        begin = time.monotonic()
+        Round(self._port, phase.kills).run(self._poison)
+        phase.replaced.append(self._replaced([], begin))
+        phase.answered.append(self._all_answer() - begin)
+        self._poison.ends.append(self._ends() - ends)
         self._since(failures, phase)
-        phase.connections_lost += len(kept - self._connections())
-        phase.held("the front-ends", self._front_ends())
 
     def at_random(self, phase: Phase) -> None:
-        """Kill a front-end, the engine, or both at once."""
-        (engine,) = self._engines()
-        victims = self._chance.choice(
-            (
-                [engine],
-                [self._chance.choice(self._front_ends())],
-                [engine, self._chance.choice(self._front_ends())],
-                [engine, *self._front_ends()],
-            )
-        )
+        """Kill one process, or all at once."""
+        victims = self._processes()
         self._chance.shuffle(victims)
+        victims = victims[: self._chance.choice((1, PROCESSES))]
         failures = self._failures()
         begin = time.monotonic()
         for victim in victims:
             self._kill(victim, self._chance.choice((signal.SIGKILL, signal.SIGABRT)))
-        until(
-            lambda: (
-                len(self._front_ends()) == FRONT_ENDS
-                and len(self._engines()) == 1
-                and observed.listeners(self._port) == self._listeners
-                and not set(victims) & set(observed.children(self._supervisor))
-            )
-        )
-        phase.replaced.append(time.monotonic() - begin)
+        phase.replaced.append(self._replaced(victims, begin))
         phase.answered.append(self._all_answer() - begin)
         self._since(failures, phase)
 
@@ -264,15 +227,19 @@ class Killer:
         os.kill(victim, number)
         return begin
 
-    def _front_end_replaced(self, victim: int, begin: float) -> float:
-        """Wait until as many sockets listen as at the start, none of them the victim's. Return the time since the kill."""
+    def _replaced(self, victims: Sequence[int], begin: float) -> float:
+        """Wait until as many sockets listen as at the start, none of them a victim's. Return the time since then."""
         until(
             lambda: (
-                victim not in observed.children(self._supervisor)
+                not {*victims} & {*observed.children(self._supervisor)}
+                and len(self._processes()) == PROCESSES
                 and observed.listeners(self._port) == self._listeners
             )
         )
         return time.monotonic() - begin
+
+    def _ends(self) -> int:
+        return sum("killed by SIGABRT" in line for line in self._server.log)
 
     def _all_answer(self) -> float:
         """Wait until each caller has the answer to a request that it sends after this call. Return the time then."""
@@ -284,36 +251,29 @@ class Killer:
         )
         return time.monotonic()
 
-    def _front_ends(self) -> list[int]:
-        return observed.of_module(self._supervisor, FRONT_END_MODULE)
-
-    def _engines(self) -> list[int]:
-        """Return the engine, without one in which requests are tried."""
-        return observed.engines(self._supervisor, ENGINE_MODULE)
-
-    def _engine_processes(self) -> list[int]:
-        return observed.of_module(self._supervisor, ENGINE_MODULE)
+    def _processes(self) -> list[int]:
+        return observed.of_module(self._supervisor, MODULE)
 
     def _connections(self) -> set[observed.Connection]:
         """Return the connections of callers."""
         addresses = {one.address for one in self.callers}
-        found = observed.connections(self._port, self._front_ends())
+        found = observed.connections(self._port, self._processes())
         return {one for one in found if one.address in addresses}
 
     def _others(self, victim: int) -> set[observed.Connection]:
         return {one for one in self._connections() if one.process != victim}
 
-    def _loaded_front_end(self) -> int:
-        """Return a front-end at random, after both were given connections: all go to one when the other is replaced."""
+    def _loaded_process(self) -> int:
+        """Return a process at random, after both were given connections: all go to one when the other is replaced."""
         for _ in range(_ATTEMPTS):
             loaded = {one.process for one in self._connections()}
-            if loaded == set(self._front_ends()):
+            if loaded == set(self._processes()):
                 break
             for caller in self._chance.sample(list(self.callers), len(self.callers) // 2):
                 caller.reopen()
             time.sleep(_SETTLED_SECONDS)
             self._all_answer()
-        return self._chance.choice(self._front_ends())
+        return self._chance.choice(self._processes())
 
     def _failures(self) -> list[int]:
         return [len(one.failures) for one in self.callers]

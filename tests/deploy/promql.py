@@ -18,6 +18,8 @@ from tensorferry.server.monitoring.step_statistics import counts_of
 
 # Labels that Prometheus adds to every series, and its own series about each scrape.
 TARGET = ("job", "instance")
+# The label that a server of several processes adds to the series of each process.
+OF_SEVERAL = "process"
 OF_PROMETHEUS = {"up"}
 # Labels whose values an operator, a client or the hardware chooses.
 OPEN = {*TARGET, "model", "version", "release", "gpu_uuid", "device", "priority"}
@@ -52,25 +54,24 @@ class Page:
 
     def add(self, name: str, labels: Mapping[str, str]) -> None:
         """Add a series."""
-        self.labels[name] |= labels.keys() | set(TARGET)
+        self.labels[name] |= labels.keys() | {*TARGET, OF_SEVERAL}
         for label, value in labels.items():
             self.values[name][label].add(value)
         self.series.append((name, labels))
 
 
 def page_of(text: str) -> Page:
-    """Return the series of a page in the text format, with those of a pipeline, a GPU and a server with front-ends."""
+    """Return the series of a page in the text format, with those of a pipeline, a GPU and a server of several processes."""
     page = Page()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             # The parser would append a suffix to Triton's counters.
             triton = sample.name.startswith("nv_") and family.type == "counter"
             page.add(sample.name.removesuffix("_total") if triton else sample.name, sample.labels)
-    engine, front_end = (ProcessStatus(name, 1, 1, "serving", 0) for name in ("engine", "front-end 0"))
     branched = BranchedModel(processes=(PROCESS,))
     steps = step_families([counts_of(branched.model)])
     branched.close()
-    for family in (*process_families([engine, front_end]), *steps):
+    for family in (*process_families([ProcessStatus("server 0", 1, 1, "serving", 0)]), *steps):
         for sample in family.samples:
             page.add(sample.name, sample.labels)
     for metric in GpuMetric:

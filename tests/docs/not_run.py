@@ -72,7 +72,7 @@ PYTHON: dict[tuple[str, str], str] = {
 
 # Indented blocks that are not commands but output, trees or configuration.
 OTHERS: tuple[tuple[str, str], ...] = (
-    ("docs/design/front_ends.md", "16 cores, "),
+    ("docs/design/processes.md", "16 cores: "),
     ("docs/guides/gpu.md", "optimization {"),
     ("docs/guides/gpu.md", "model minilm in FP16"),
     ("docs/guides/gpu.md", "no GPU metrics: "),

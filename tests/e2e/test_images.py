@@ -57,10 +57,10 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("front_ends", [0, 1])
-def test_each_picture_gets_its_label_beside_files_that_are_no_pictures(serve: Serve, front_ends: int) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_each_picture_gets_its_label_beside_files_that_are_no_pictures(serve: Serve, processes: int) -> None:
     assert len(PICTURES) == 10
-    server = serve(EXAMPLE / "app.py", DIGITS, "--front-ends", front_ends)
+    server = serve(EXAMPLE / "app.py", DIGITS, "--processes", processes)
     with InferenceClient(server.address) as client:
         good = [client.submit("classify", {"file": [each.read_bytes()]}) for each in PICTURES * 3]
         bad = [client.submit("classify", {"file": [each]}) for each in BROKEN]

@@ -18,7 +18,7 @@ from e2e.fixtures import Serve
 from e2e.test_metrics import scrape
 from support.processes import models
 from support.processes.probe import OpenStream, request
-from support.processes.server import FRONT_ENDS
+from support.processes.server import SERVER_PROCESSES
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -90,11 +90,11 @@ def test_metadata_and_message_that_core_refuses(serve: Serve, probe_model: Path)
 
 
 def test_connections(serve: Serve, probe_model: Path) -> None:
-    """Connections too many are closed; once another closes there is room. Each front-end has its part of the limit."""
+    """Connections too many are closed; once another closes there is room. Each process has its part of the limit."""
     server = serve(probe_model, "--max-connections", "2")
     host, port = server.address.rsplit(":", 1)
-    processes = int(FRONT_ENDS or 1)
-    # So many that each front-end gets more than its part.
+    processes = int(SERVER_PROCESSES or 1)
+    # So many that each process gets more than its part.
     connections = [socket.create_connection((host, int(port)), PATIENCE) for _ in range(40 * processes)]
     assert sum(map(is_served, connections)) == processes * math.ceil(2 / processes)
     for connection in connections:
@@ -117,8 +117,8 @@ def test_calls(serve: Serve, probe_model: Path) -> None:
     """A call beyond the limit is refused before its message is read, even if the other calls have not
     sent theirs.
     """
-    # A connection has one front-end, which has its part of the limit.
-    server = serve(probe_model, "--max-calls", str(2 * int(FRONT_ENDS or 1)), "--metrics-port", "0")
+    # A connection has one process, which has its part of the limit.
+    server = serve(probe_model, "--max-calls", str(2 * int(SERVER_PROCESSES or 1)), "--metrics-port", "0")
     method = "/inference.GRPCInferenceService/ModelInfer"
     with grpc.insecure_channel(server.address) as channel:
         messages: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(2)]

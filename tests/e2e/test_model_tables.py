@@ -50,9 +50,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("front_ends", [0, 1])
-def test_each_model_has_the_options_of_its_table(serve: Serve, file: Path, front_ends: int) -> None:
-    server = serve("--config", file, "--front-ends", front_ends, "--metrics-port", 0)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_each_model_has_the_options_of_its_table(serve: Serve, file: Path, processes: int) -> None:
+    server = serve("--config", file, "--processes", processes, "--metrics-port", 0)
     batching = {model["name"]: model["batching"] for model in server.ready["models"]}
     assert batching["twice"].startswith(f"batches of up to 3 rows after at most {LONG_MS} ms")
     assert batching["masked"].endswith(", padded along 'sequence' to 4, 8")

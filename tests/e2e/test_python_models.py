@@ -61,9 +61,9 @@ def app(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("front_ends", [0, 1])
-def test_functions_and_pipelines_are_served(serve: Serve, app: Path, front_ends: int) -> None:
-    server = serve(app, "--front-ends", front_ends, "--metrics-port", 0)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_functions_and_pipelines_are_served(serve: Serve, app: Path, processes: int) -> None:
+    server = serve(app, "--processes", processes, "--metrics-port", 0)
     assert [model["name"] for model in server.ready["models"]] == ["colour", "lengths"]
     with InferenceClient(server.address) as client:
         assert client.infer("lengths", {"text": ["a", "äöü"]})["length"].tolist() == [1, 3]
@@ -112,11 +112,11 @@ def test_one_of_many_requests_ends_its_process(serve: Serve, app: Path) -> None:
     server.log.clear()
 
 
-@pytest.mark.parametrize("front_ends", [0, 1])
-def test_an_import_error_is_shown_as_python_does(tmp_path: Path, transport: str, front_ends: int) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_import_error_is_shown_as_python_does(tmp_path: Path, transport: str, processes: int) -> None:
     app = tmp_path / "app.py"
     app.write_text("import numpy\n\nnumpy.no_such_name\n")
-    arguments = ("serve", app, "--port", "0", "--transport", transport, "--front-ends", str(front_ends))
+    arguments = ("serve", app, "--port", "0", "--transport", transport, "--processes", str(processes))
     done = subprocess.run(command(*arguments), env=environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     expected = (

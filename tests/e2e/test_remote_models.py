@@ -154,9 +154,9 @@ def test_a_model_that_cannot_be_fetched_ends_the_start_with_one_line(
     assert "s3cr3t" not in line
 
 
-@pytest.mark.parametrize("front_ends", ["0", "1"])
+@pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_server_that_is_fetching_a_model_stops_at_once(
-    front_ends: str, tmp_path: Path, web: WebServer, hub: FakeHub
+    processes: str, tmp_path: Path, web: WebServer, hub: FakeHub
 ) -> None:
     asked, stopped = threading.Event(), threading.Event()
 
@@ -167,7 +167,7 @@ def test_a_server_that_is_fetching_a_model_stops_at_once(
 
     web.respond = never
     with subprocess.Popen(
-        command("serve", "--front-ends", front_ends, f"{web.url}/m.onnx", "--port", "0"),
+        command("serve", "--processes", processes, f"{web.url}/m.onnx", "--port", "0"),
         env={**environment(), **variables_of(web, hub, tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

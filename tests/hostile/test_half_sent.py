@@ -10,7 +10,7 @@ import h2.settings
 import numpy as np
 import pytest
 from fuzz.attackers.raw import Connection, framed, headers_of
-from support.processes.server import FRONT_ENDS, ServerProcess, running
+from support.processes.server import SERVER_PROCESSES, ServerProcess, running
 
 from tensorferry.client import InferenceClient
 
@@ -20,9 +20,9 @@ MESSAGE_BYTES = 8 << 20
 FLAGS = (
     "--max-calls-per-connection",
     str(CALLS),
-    # Each front-end has its part of them.
+    # Each process has its part of them.
     "--max-connections",
-    str(CONNECTIONS * int(FRONT_ENDS or 1)),
+    str(CONNECTIONS * int(SERVER_PROCESSES or 1)),
     *("--max-message-bytes", str(MESSAGE_BYTES)),
 )
 # Everything but the last byte of a message.

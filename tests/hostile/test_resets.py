@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hostile.resetting_client import STEPS, ConnectionClosedError, ResettingClient, Wrap, tls_wrapper
 from polling import until
-from support.processes.server import FRONT_ENDS, ServerProcess, running
+from support.processes.server import SERVER_PROCESSES, ServerProcess, running
 from support.server.certificates import Issued
 from support.server.rig import request
 
@@ -51,8 +51,8 @@ class Target:
 def target(
     request: pytest.FixtureRequest, transport: str, echo_model: Path, tmp_path: Path
 ) -> Iterator[Target]:
-    # Each front-end has its part of the limit.
-    most = MOST_CONNECTIONS * int(FRONT_ENDS or 1)
+    # Each process has its part of the limit.
+    most = MOST_CONNECTIONS * int(SERVER_PROCESSES or 1)
     flags: list[str | Path] = [f"m={echo_model}", "--max-connections", str(most)]
     wrap: Wrap | None = None
     tls: Tls | bool = False
@@ -71,8 +71,8 @@ def target(
 
 @needs_no_leaks
 def test_connections_reset_at_every_step(target: Target) -> None:
-    # With front-ends, each has then opened its connection to the engine.
-    assert all(target.is_good() for _ in range(1 + 20 * int(FRONT_ENDS or 0)))
+    # Each of several processes has then opened what it keeps.
+    assert all(target.is_good() for _ in range(1 + 20 * int(SERVER_PROCESSES or 0)))
     files = until(target.files, lambda now: now == target.files())
     client = ResettingClient(target.server.address, LARGE, target.wrap)
     for step in STEPS:
@@ -90,9 +90,6 @@ def test_connections_reset_at_every_step(target: Target) -> None:
     assert until(target.is_good)
 
 
-@pytest.mark.skipif(
-    bool(FRONT_ENDS), reason="front-ends open files later, for their connection to the engine"
-)
 def test_with_the_legacy_listener_they_end_at_the_age_of_connections(
     transport: str, echo_model: Path
 ) -> None:

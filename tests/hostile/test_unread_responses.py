@@ -11,15 +11,15 @@ from e2e.test_metrics import scrape
 from fuzz.attackers.attacks import RESOURCE_EXHAUSTED
 from fuzz.attackers.raw import Connection, framed, headers_of
 from polling import until
-from support.processes.server import FRONT_ENDS, ServerProcess, running
+from support.processes.server import SERVER_PROCESSES, ServerProcess, running
 from support.server.rig import request
 
 from tensorferry.client import InferenceClient
 from tensorferry.server.transport.channel_args import WINDOW_BYTES
 
 PATIENCE = 60.0
-# A connection can hold 4 MiB of the 16 MiB that each front-end has; a stream is read only below 1 MiB.
-FLAGS = ("--max-unsent-bytes", f"{16 * int(FRONT_ENDS or 1)}MiB", "--metrics-port", "0")
+# A connection can hold 4 MiB of the 16 MiB that each process has; a stream is read only below 1 MiB.
+FLAGS = ("--max-unsent-bytes", f"{16 * int(SERVER_PROCESSES or 1)}MiB", "--metrics-port", "0")
 COLUMNS = 400_000
 ROW_BYTES, MAX_CONNECTION_BYTES = 4 * COLUMNS, 4 << 20
 LARGE = framed(request({"x": np.zeros((1, COLUMNS), np.float32)}, model="m").SerializeToString())

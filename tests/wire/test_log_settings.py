@@ -10,7 +10,7 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from e2e.fixtures import Serve
-from support.processes.server import FRONT_ENDS
+from support.processes.server import SERVER_PROCESSES
 from support.wire.inputs import probe
 from tritonclient.utils import InferenceServerException
 
@@ -61,8 +61,8 @@ def test_settings_have_effect(serve: Serve, probe_model: Path) -> None:
     debugged = [line["message"] for line in lines if line["level"] == "debug"]
     assert len(debugged) == 1
     assert debugged[0].startswith("answering with INTERNAL: ")
-    # The supervisor of front-ends keeps the settings of the command line.
-    assert FRONT_ENDS or not any("SIGTERM" in line["message"] for line in lines)
+    # A supervisor keeps the settings of the command line.
+    assert SERVER_PROCESSES or not any("SIGTERM" in line["message"] for line in lines)
 
 
 async def test_wrong_log_settings_are_refused(serve: Serve, echo_model: Path) -> None:

@@ -16,7 +16,7 @@ from tensorferry.client.aio_shared_memory import SharedMemory as SharedMemory
 from tensorferry.client.base import StreamPlan
 from tensorferry.client.connection import channel
 from tensorferry.client.connection.context import CallContext, Compression, Headers
-from tensorferry.client.connection.endpoints import Endpoint, Endpoints, OpenChannel
+from tensorferry.client.connection.endpoints import Connection, Endpoints, OpenChannel
 from tensorferry.client.connection.retry import Attempts
 from tensorferry.client.errors import InferenceError, ResourceExhausted
 from tensorferry.client.inflight import Outcome, id_of
@@ -71,9 +71,9 @@ class InferenceClient(AsyncSharedMemoryCalls):
         """
         self._closed = True
         self._closing.set()
-        for endpoint in self._opened or ():
-            await endpoint.channel.close()
-            await endpoint.stream_channel.close()
+        for connection in self._opened.close() if self._opened else ():
+            await connection.channel.close()
+            await connection.stream_channel.close()
 
     async def infer(
         self,
@@ -248,7 +248,7 @@ class InferenceClient(AsyncSharedMemoryCalls):
     ) -> AsyncGenerator[Outcome]:
         self._check_open()
         context = plan.settings.begin(plan.timeout)
-        endpoint = await self._stream_endpoint(context)
+        connection = await self._stream_connection(context)
         # Messages of unanswered requests.
         sent: dict[str, pb.ModelInferRequest] = {}
 
@@ -260,7 +260,7 @@ class InferenceClient(AsyncSharedMemoryCalls):
             return encoded
 
         outcomes = aio_stream.run(
-            endpoint.stream_stub.ModelStreamInfer(**context.options(plan.order)),
+            connection.stream_stub.ModelStreamInfer(**context.options(plan.order)),
             requests,
             encode,
             plan.in_flight,
@@ -276,13 +276,13 @@ class InferenceClient(AsyncSharedMemoryCalls):
                         raise outcome
                 yield outcome
 
-    async def _stream_endpoint(self, context: CallContext) -> Endpoint:
-        """Return the endpoint of the next stream: of several, one that answers a call."""
+    async def _stream_connection(self, context: CallContext) -> Connection:
+        """Return the connection of the next stream: of several endpoints, to one that answers a call."""
         rpc = rpcs.server_live()
         attempts = self._attempts(rpc.message)
         if len(self._endpoints) > 1:
             await self._call(rpc.method, rpc.message, context, attempts=attempts)
-        return attempts.endpoint or attempts.next()
+        return attempts.connection or attempts.next()
 
     async def _encode(
         self, model: str, version: str, context: CallContext, request: StreamRequest

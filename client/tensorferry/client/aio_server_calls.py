@@ -236,8 +236,8 @@ class AsyncServerCalls(ClientBase):
         try:
             options = self._call_options(context)
             calls = [
-                endpoint.stub.ServerReady(rpc.message, wait_for_ready=True, **options)
-                for endpoint in self._endpoints
+                connection.stub.ServerReady(rpc.message, wait_for_ready=True, **options)
+                for connection in self._endpoints
             ]
             waiting = {asyncio.create_task(outcome(call)) for call in calls}
             while waiting:
@@ -259,7 +259,7 @@ class AsyncServerCalls(ClientBase):
 
     async def _fetch(self, model: str, version: str, context: CallContext) -> ModelMetadata:
         known = await self._run(rpcs.model_metadata(model, version), context)
-        self._cache.put(model, version, known)
+        self._store(model, version, known)
         return known
 
     async def _compared(

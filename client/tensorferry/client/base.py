@@ -21,7 +21,13 @@ from tensorferry.client.connection.context import (
     compression_of,
 )
 from tensorferry.client.connection.deadline import seconds_of
-from tensorferry.client.connection.endpoints import Endpoints, OpenChannel, open_endpoints
+from tensorferry.client.connection.endpoints import (
+    MOST_CONNECTIONS,
+    Endpoints,
+    OpenChannel,
+    connections_for,
+    open_endpoints,
+)
 from tensorferry.client.connection.retry import DEFAULT_RETRY, Attempts, Retry, RetryBudget, retry_of
 from tensorferry.client.connection.target import targets_of
 from tensorferry.client.errors import InferenceError, InvalidInput
@@ -29,6 +35,7 @@ from tensorferry.client.inflight import InFlight
 from tensorferry.client.messages import answers, arguments, chunks, codec
 from tensorferry.client.messages.answers import Answer
 from tensorferry.client.messages.codec import Outputs, Parameter, StreamDefaults, StreamRequest
+from tensorferry.client.messages.metadata import ModelMetadata, server_processes
 from tensorferry.client.messages.metadata_cache import MetadataCache
 from tensorferry.protos import inference_pb2 as pb
 
@@ -64,6 +71,7 @@ class ClientBase(ABC):
         retry: Retry | None = DEFAULT_RETRY,
         token: str | None = None,
         token_over_plaintext: bool = False,
+        connections: int | None = None,
     ) -> None:
         # All arguments, for a pickle of the client. First, while there is no other variable.
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
@@ -78,7 +86,14 @@ class ClientBase(ABC):
         self._cache = MetadataCache(max_message_bytes)
         self._closed = False
         channel_options = channel.channel_options(max_message_bytes, options)
-        self._open(lambda opener: open_endpoints(targets, opener, secured, channel_options))
+        # None: as many as the server needs.
+        self._connections = (
+            None
+            if connections is None
+            else arguments.integer("connections", connections, 1, MOST_CONNECTIONS)
+        )
+        first = self._connections or 1
+        self._open(lambda opener: open_endpoints(targets, opener, secured, channel_options, first))
 
     @abstractmethod
     def _open(self, endpoints: Callable[[OpenChannel], Endpoints]) -> None:
@@ -111,6 +126,12 @@ class ClientBase(ABC):
 
     def _attempts(self, request: object) -> Attempts:
         return Attempts(self._retries, request, self._endpoints)
+
+    def _store(self, model: str, version: str, metadata: ModelMetadata) -> None:
+        """Store the server's answer, and open the connections that its processes need."""
+        self._cache.put(model, version, metadata)
+        if self._connections is None:
+            self._endpoints.grow(connections_for(server_processes(metadata)))
 
     def _encode_known(self, model: str, version: str, request: StreamRequest) -> pb.ModelInferRequest | None:
         """Return the request's message, or None if the model's metadata must be fetched first."""

@@ -15,7 +15,7 @@ from tensorferry.client import errors, stream
 from tensorferry.client.base import StreamPlan
 from tensorferry.client.connection import channel
 from tensorferry.client.connection.context import CallContext, Compression, Headers
-from tensorferry.client.connection.endpoints import Endpoint, Endpoints, OpenChannel
+from tensorferry.client.connection.endpoints import Connection, Endpoints, OpenChannel
 from tensorferry.client.connection.retry import Attempts
 from tensorferry.client.errors import InferenceError, ResourceExhausted
 from tensorferry.client.future import InferenceFuture, RetryQueue
@@ -52,8 +52,13 @@ class InferenceClient(SharedMemoryCalls):
     - `check`: compare each request with the model's metadata before it is sent (the default).
       If false, the dtype of each array decides its datatype.
     - `retry`: how calls are repeated, None for never.
+    - `connections`: connections to each target, from 1 to 64. None opens as many as the server needs.
 
-    The first call connects, not the constructor. Streams use a second connection.
+    The first call connects, not the constructor. Streams have connections of their own.
+
+    Several processes: a connection reaches one process of a server. A server of several states
+    their number in its models' metadata. The client then opens four connections for each process,
+    at most 32, and calls and streams take turns.
 
     Several targets: calls and streams take turns. A target that cannot be reached is left out, and
     its calls go to the next one; every five seconds one call tries it again.
@@ -101,9 +106,9 @@ class InferenceClient(SharedMemoryCalls):
         self._closed = True
         self._closing.set()
         self._retry_queue.close()
-        for endpoint in self._opened:
-            endpoint.channel.close()
-            endpoint.stream_channel.close()
+        for connection in self._opened.close():
+            connection.channel.close()
+            connection.stream_channel.close()
 
     def infer(
         self,
@@ -277,7 +282,7 @@ class InferenceClient(SharedMemoryCalls):
     def _stream(self, plan: StreamPlan, requests: Iterator[StreamRequest]) -> Generator[Outcome, None, None]:
         self._check_open()
         context = plan.settings.begin(plan.timeout)
-        endpoint = self._stream_endpoint(context)
+        connection = self._stream_connection(context)
         # Messages of unanswered requests.
         sent: dict[str, pb.ModelInferRequest] = {}
 
@@ -287,7 +292,7 @@ class InferenceClient(SharedMemoryCalls):
             return encoded
 
         outcomes = stream.run(
-            lambda feed: endpoint.stream_stub.ModelStreamInfer(feed, **context.options(plan.order)),
+            lambda feed: connection.stream_stub.ModelStreamInfer(feed, **context.options(plan.order)),
             requests,
             encode,
             plan.in_flight,
@@ -303,13 +308,13 @@ class InferenceClient(SharedMemoryCalls):
                         raise outcome
                 yield outcome
 
-    def _stream_endpoint(self, context: CallContext) -> Endpoint:
-        """Return the endpoint of the next stream: of several, one that answers a call."""
+    def _stream_connection(self, context: CallContext) -> Connection:
+        """Return the connection of the next stream: of several endpoints, to one that answers a call."""
         rpc = rpcs.server_live()
         attempts = self._attempts(rpc.message)
         if len(self._endpoints) > 1:
             self._call(rpc.method, rpc.message, context, attempts=attempts)
-        return attempts.endpoint or attempts.next()
+        return attempts.connection or attempts.next()
 
     def _encode(
         self, model: str, version: str, context: CallContext, request: StreamRequest

@@ -221,8 +221,8 @@ class ServerCalls(ClientBase):
         calls: list[Any] = []
         try:
             options = self._call_options(context)
-            for endpoint in self._endpoints:
-                call = endpoint.stub.ServerReady.future(rpc.message, wait_for_ready=True, **options)
+            for connection in self._endpoints:
+                call = connection.stub.ServerReady.future(rpc.message, wait_for_ready=True, **options)
                 calls.append(call)
                 call.add_done_callback(ended.put)
             for _ in calls:
@@ -244,7 +244,7 @@ class ServerCalls(ClientBase):
 
     def _fetch(self, model: str, version: str, context: CallContext) -> ModelMetadata:
         known = self._run(rpcs.model_metadata(model, version), context)
-        self._cache.put(model, version, known)
+        self._store(model, version, known)
         return known
 
     def _compared(self, request: pb.ModelInferRequest, context: CallContext, answer: AnswerT) -> AnswerT:

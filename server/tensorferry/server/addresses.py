@@ -6,7 +6,7 @@ import socket
 
 from tensorferry.server.errors import StartError
 
-# Connections that wait to be accepted, for example while the engine restarts.
+# Connections that wait to be accepted, for example while a process restarts.
 _BACKLOG = 128
 
 

@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from tensorferry.batcher import BatchStartCallback, ResponseBurstHook
 from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.config.checks import changed_cuda_options
 from tensorferry.server.config.limits import request_limits
@@ -24,12 +22,13 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.grpc_server import GrpcServer, Listener
 from tensorferry.server.inference.calls.model_calls import ModelCalls
+from tensorferry.server.inference.crash_watch import CrashWatch, note_running
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.link_messages import Gauge
 from tensorferry.server.malloc import UnusedMemory
 from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.methods.log_settings import LogSettingsMethods
 from tensorferry.server.methods.model_config import ModelConfigMethods
+from tensorferry.server.methods.one_process_only import OneProcessOnly
 from tensorferry.server.methods.repository import RepositoryMethods
 from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.methods.statistics import StatisticsMethods
@@ -44,6 +43,7 @@ from tensorferry.server.models.repository_control import RepositoryController
 from tensorferry.server.monitoring.gpu_metrics import GpuReader, open_nvml
 from tensorferry.server.monitoring.metrics import ServerStatistics
 from tensorferry.server.monitoring.processes import ProcessStatus
+from tensorferry.server.processes.peers import Peers
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.watchdog import REBUILD_SECONDS, Watchdog
 from tensorferry.server.runtime.devices import choose_device
@@ -69,26 +69,17 @@ _TRACE_FLUSH_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What differs if this process is the engine of several front-ends.
+class OneOfSeveral:
+    """What differs if this process is one of several on one port.
 
-    `address` is where the front-ends listen. `unix_socket` is where they reach all methods but the two of inference.
-    `response_hook` and `batch_started` are as in `Batcher`. `publish_health` gets the health of models and of the server
-    when it may have changed; it must not block. `publish_log_levels` is called when a client has changed the log settings.
-    `refused` returns the requests that front-ends refused themselves, `gauges` the sum of what they count at the moment,
-    and `processes` the processes that the supervisor keeps running. `metrics_socket` is the listening socket of the
-    metrics, None without metrics.
+    `peers` are the others. `statuses` returns all, as the supervisor last described them. `metrics_socket` is the listening
+    socket of the metrics, which all share; None without metrics.
     """
 
-    address: str
-    unix_socket: str
-    response_hook: ResponseBurstHook
-    batch_started: BatchStartCallback
-    publish_health: Callable[[Mapping[str, bool], bool], None]
-    publish_log_levels: Callable[[], None]
-    refused: Callable[[], Mapping[grpc.StatusCode, int]]
-    gauges: Callable[[], Mapping[Gauge, int]]
-    processes: Callable[[], Sequence[ProcessStatus]]
+    listener: Listener
+    peers: Peers
+    crash_watch: CrashWatch
+    statuses: Callable[[], Sequence[ProcessStatus]]
     metrics_socket: socket.socket | None
 
 
@@ -105,16 +96,14 @@ class App:
         config: ServerConfig,
         log_output: LogOutput | None = None,
         on_device_loss: Callable[[str], None] = lambda reason: None,
-        engine: EngineOptions | None = None,
+        several: OneOfSeveral | None = None,
     ) -> None:
         self.config = config
-        self._engine = engine
+        self._several = several
         self._on_device_loss = on_device_loss
         self.registry = ModelRegistry(may_be_empty=config.model_control == "explicit")
         self._response_batcher = ResponseBatcher()
-        self._telemetry = RequestTelemetry(
-            config, self._response_batcher if engine is None else engine.response_hook
-        )
+        self._telemetry = RequestTelemetry(config, self._response_batcher)
         tracing = self._telemetry.tracing
         self._regions = Regions(
             allowed=config.allow_shared_memory, max_bytes=max(config.values("max_queue_bytes"))
@@ -125,6 +114,7 @@ class App:
             tracing=tracing,
             triton_status_codes=config.triton_status_codes,
             limits=request_limits(config),
+            crash_watch=None if several is None else several.crash_watch,
         )
         self._calls = ModelCalls(self.registry, tracing, triton_status_codes=config.triton_status_codes)
         # Read now, because reading opens a file, which can fail later if too many files are open.
@@ -156,30 +146,28 @@ class App:
         config = self.config
         extensions: list[Extension] = [
             ModelConfigMethods(self.registry),
-            StatisticsMethods(self.registry),
+            StatisticsMethods(self.registry, None if self._several is None else self._several.peers),
             RepositoryMethods(self.registry, self._control),
             SharedMemoryMethods(self._regions),
             TraceSettingsMethods(self.registry, spans=config.otel),
         ]
         if log_output is not None:
-            settings = LogSettingsMethods(
-                log_output,
-                allowed=config.allow_log_settings,
-                after_change=(lambda: None) if self._engine is None else self._engine.publish_log_levels,
-            )
-            extensions.append(settings)
+            extensions.append(LogSettingsMethods(log_output, allowed=config.allow_log_settings))
+        if self._several is not None:
+            extensions = [OneProcessOnly(extension) for extension in extensions]
         self._core_methods = CoreMethods(
             self._service,
             self.registry,
             version=self._release,
             extensions=[name for extension in extensions for name in extension.names],
+            processes=config.processes or 1,
         )
         return GrpcServer(
             config,
             self._service,
             (self._core_methods, *extensions),
             self._response_batcher,
-            listener=None if self._engine is None else Listener(unix_socket=self._engine.unix_socket),
+            listener=None if self._several is None else self._several.listener,
         )
 
     @property
@@ -199,16 +187,13 @@ class App:
 
     @property
     def transport(self) -> str:
-        """The transport of ModelInfer and ModelStreamInfer: lane or threaded.
-
-        In an engine it is that of the front-ends: mixed if they differ, unknown while there is none.
-        """
-        return self._grpc.transport if self._engine is None else _transport_of(self._engine.gauges())
+        """The transport of ModelInfer and ModelStreamInfer: lane or threaded."""
+        return self._grpc.transport
 
     @property
     def address(self) -> str:
-        """The address on which the server, or its front-ends, listen, as host:port."""
-        return self._grpc.address if self._engine is None else self._engine.address
+        """The address on which the server listens, as host:port."""
+        return self._grpc.address
 
     @property
     def metrics_url(self) -> str | None:
@@ -222,15 +207,18 @@ class App:
         if warning := leak_warning(grpc.__version__, experiments, self.config.max_connection_age):
             _log.warning("%s", warning)
         self._grpc.start(self._serve_metrics)
+        if self._several is not None:
+            self._several.peers.start()
 
     def _serve_metrics(self) -> None:
-        listening = None if self._engine is None else self._engine.metrics_socket
+        listening = None if self._several is None else self._several.metrics_socket
         if listening is None:
             if self.config.metrics_port is None:
                 return
             listening = listen_for_metrics(self.config.metrics_host, self.config.metrics_port)
         # Imported here, because the import is slow.
-        from tensorferry.server.monitoring.http_server import MetricsServer
+        from tensorferry.server.monitoring.all_processes import page_of_all, status_of_all
+        from tensorferry.server.monitoring.http_server import MetricsServer, PageRenderer
         from tensorferry.server.monitoring.metrics import Metrics
         from tensorferry.server.monitoring.status_page import routes_of
         from tensorferry.server.monitoring.status_report import StatusReport
@@ -243,29 +231,27 @@ class App:
             lambda: self.transport,
             self._processes,
         )
-        page = Metrics(self.registry, self.statistics, lambda: self._gpus).page
-        self._metrics = MetricsServer(listening, page, routes_of(status))
+        page: PageRenderer = Metrics(self.registry, self.statistics, lambda: self._gpus).page
+        report = status.report
+        if self._several is not None:
+            page, report = page_of_all(self._several.peers, page), status_of_all(self._several.peers, report)
+        self._metrics = MetricsServer(listening, page, routes_of(status, report))
 
     def statistics(self) -> ServerStatistics:
-        """Return the counters of the server as a whole, with its front-ends. Thread-safe."""
-        gauges = Counter({gauge: self._grpc.gauge(gauge) for gauge in Gauge})
-        refused = Counter(self._service.refused)
-        if self._engine is not None:
-            gauges.update(self._engine.gauges())
-            refused.update(self._engine.refused())
+        """Return the counters of this process as a whole. Thread-safe."""
         return ServerStatistics(
             release=self._release,
             transport=self.transport,
             ready=self._service.ready,
-            open_streams=gauges[Gauge.OPEN_STREAMS],
-            call_threads=gauges[Gauge.CALL_THREADS],
-            unsent_bytes=gauges[Gauge.UNSENT_BYTES],
-            refused=refused,
+            open_streams=self._grpc.open_streams,
+            call_threads=self._grpc.call_threads,
+            unsent_bytes=self._grpc.unsent_bytes,
+            refused=self._service.refused,
             processes=self._processes(),
         )
 
     def _processes(self) -> Sequence[ProcessStatus]:
-        return () if self._engine is None else self._engine.processes()
+        return () if self._several is None else self._several.statuses()
 
     def load(self) -> None:
         """Load every model; the server is ready afterwards. StartError names the first model that fails."""
@@ -278,7 +264,7 @@ class App:
         if set(self._devices.values()) == {"cpu"}:
             for changed in changed_cuda_options(config):
                 _log.warning("--%s, which has no effect: no model runs on a GPU", changed)
-        elif self._metrics is not None:
+        elif self.config.metrics_port is not None:
             self._gpus = open_nvml()
         names = config.load_models if config.model_control == "explicit" else ("*",)
         sources = declared_sources(fetched_sources(config.models, config))
@@ -338,7 +324,8 @@ class App:
             ended.append(model.batcher.close(drain=False, timeout=grace))
             model.release()
         self._grpc.close(deadline)
-        if self._metrics is not None:
+        # The others still listen on a shared socket. This process ends soon.
+        if self._metrics is not None and self._several is None:
             self._metrics.close()
         gpus, self._gpus = self._gpus, None
         if gpus is not None:
@@ -356,7 +343,7 @@ class App:
             self._watchdog,
             changed=self._health_changed,
             lost=self._on_device_loss,
-            batch_started=None if self._engine is None else self._engine.batch_started,
+            batch_started=None if self._several is None else note_running,
             calls=self._calls.of_batch,
             served=self.registry.get,
             step_model=self.registry.step_model,
@@ -377,8 +364,6 @@ class App:
             serving = {name: self.registry.serves(name) for name in names}
             ready = self.registry.serving
             self._grpc.publish_health(serving, server=ready)
-            if self._engine is not None:
-                self._engine.publish_health(serving, ready)
 
 
 def _choose_devices(config: ServerConfig) -> Mapping[str, str]:
@@ -391,12 +376,3 @@ def _choose_devices(config: ServerConfig) -> Mapping[str, str]:
         except StartError as error:
             raise StartError(f"{table_name(name)}: {error}") from None
     return devices
-
-
-def _transport_of(gauges: Mapping[Gauge, int]) -> str:
-    """Return the transport of the front-ends that these gauges count."""
-    if gauges[Gauge.LANE] and gauges[Gauge.THREADED]:
-        return "mixed"
-    if gauges[Gauge.LANE]:
-        return "lane"
-    return "threaded" if gauges[Gauge.THREADED] else "unknown"

@@ -40,6 +40,14 @@ class NotReadyError(ServerError):
     """The model is not ready, or the server is draining."""
 
 
+class SuspectError(NotReadyError):
+    """An equal request may have ended a process, and this one cannot be tried alone yet; `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class UnauthenticatedError(ServerError):
     """The call has no valid token or certificate."""
 
@@ -58,6 +66,10 @@ class UnsupportedError(ServerError):
 
 class ModelFailedError(ServerError):
     """The model failed while it ran this request alone; the cause is for the log, not for the client."""
+
+
+class OneProcessError(ServerError):
+    """The method changes one process, and the server has several."""
 
 
 class StepFailedError(ModelFailedError):

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
@@ -15,13 +14,11 @@ from tensorferry.protos import POOL, SERVICE_NAME
 from tensorferry.server.addresses import address_of, cannot_listen
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.inference.interface import RequestService
-from tensorferry.server.link_messages import Gauge
+from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.methods.health import HealthService
 from tensorferry.server.methods.reflection import ReflectionService
 from tensorferry.server.names import HEALTH_SERVICE, REFLECTION_SERVICES
 from tensorferry.server.security.access_control import access_control_for
-from tensorferry.server.security.forwarded_identity import ForwardedIdentity
 from tensorferry.server.security.interceptor import AccessInterceptor
 from tensorferry.server.security.tls import TlsFiles
 from tensorferry.server.threads import HandlerThreads, essential_threads
@@ -48,52 +45,41 @@ _UNPACK_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Where a process listens: an address of the network, or a Unix socket for the front-ends of this server.
+    """Where a process listens. With `reuse_port`, other processes of this server listen on the same address.
 
-    With `reuse_port`, other processes of this server listen on the same address.
+    `private` is a Unix socket on which the process calls itself, for its heartbeat; "" for none.
     """
 
-    host: str = ""
-    port: int = 0
+    host: str
+    port: int
     reuse_port: bool = False
-    unix_socket: str = ""
-
-    def address(self, port: int) -> str:
-        """Return the address for this port."""
-        return f"unix:{self.unix_socket}" if self.unix_socket else address_of(self.host, port)
+    private: str = ""
 
 
 class GrpcServer:
     """Serves the protocol on one address. Call `start`, `begin_drain` and `close` once each, in this order.
 
     `extensions` implement all methods but ModelInfer and ModelStreamInfer, which the transports serve by `service`.
-    `response_batcher` must be the one that the service's batches are answered through. `gauge_changed` is called after a
-    gauge has changed, on any thread, from the construction on.
+    `response_batcher` must be the one that the service's batches are answered through.
     """
 
     def __init__(
         self,
         config: ServerConfig,
-        service: RequestService,
+        service: InferenceService,
         extensions: Sequence[Extension],
         response_batcher: ResponseBatcher,
         *,
         listener: Listener | None = None,
-        gauge_changed: Callable[[Gauge], None] = lambda gauge: None,
     ) -> None:
         self._config = config
-        self._streams_changed = partial(gauge_changed, Gauge.OPEN_STREAMS)
-        threads_changed = partial(gauge_changed, Gauge.CALL_THREADS)
         self._service = service
         self._response_batcher = response_batcher
         self._listener = listener or Listener(config.host, config.port)
         self.port = 0
-        # None in an engine, whose front-ends have checked each call.
-        self._access = None if self._listener.unix_socket else access_control_for(config)
+        self._access = access_control_for(config)
         # Shared by both transports.
-        self._unread = UnreadResponses(
-            config.max_unsent_bytes, changed=partial(gauge_changed, Gauge.UNSENT_BYTES)
-        )
+        self._unread = UnreadResponses(config.max_unsent_bytes)
         self._servicer = ThreadedServicer(
             service,
             max_streams=config.max_streams or _MAX_THREADED_STREAMS,
@@ -102,12 +88,11 @@ class GrpcServer:
             extensions=extensions,
             access=self._access,
             unread=self._unread,
-            streams_changed=self._streams_changed,
         )
-        self._health = HealthService(threads_changed)
+        self._health = HealthService()
         self._unpackers = HandlerThreads(_UNPACK_THREADS, "unpack")
         self._max_threads = max(MAX_HANDLER_THREADS, 2 * (config.max_streams or 0))
-        self._threads = HandlerThreads(self._max_threads, changed=threads_changed)
+        self._threads = HandlerThreads(self._max_threads)
         self._server = self._build()
         self._health.set("", serving=False)
         # Liveness: serving as long as the process responds, like ServerLive.
@@ -118,21 +103,11 @@ class GrpcServer:
                 continue
             self._health.set(source.name, serving=False)
         self._lane: Lane | None = None
-        self._gauges: Mapping[Gauge, Callable[[], int]] = {
-            Gauge.OPEN_STREAMS: lambda: self.open_streams,
-            Gauge.CALL_THREADS: lambda: self.call_threads,
-            Gauge.UNSENT_BYTES: lambda: self.unsent_bytes,
-            Gauge.LANE: lambda: int(self.transport == "lane"),
-            Gauge.THREADED: lambda: int(self.transport == "threaded"),
-        }
 
     def _build(self) -> grpc.Server:
         config = self._config
         interceptors: list[grpc.ServerInterceptor] = []
-        if self._listener.unix_socket:
-            # Front-ends have logged the calls.
-            interceptors.append(AccessInterceptor(ForwardedIdentity(), exempt_health=False, logs_calls=False))
-        elif self._access is not None:
+        if self._access is not None:
             interceptors.append(AccessInterceptor(self._access, exempt_health=config.auth_exempt_health))
         server = grpc.server(
             self._threads,
@@ -140,11 +115,7 @@ class GrpcServer:
             # All methods that grpcio serves, waiting calls included. Above the limit of ModelInfer, so that the transport
             # refuses such calls first, with a hint when to retry.
             maximum_concurrent_rpcs=config.max_calls + self._max_threads,
-            options=core_options(
-                config,
-                reuse_port=self._listener.reuse_port,
-                limits_connections=not self._listener.unix_socket,
-            ),
+            options=core_options(config, reuse_port=self._listener.reuse_port),
         )
         server.add_generic_rpc_handlers((self._servicer.handler(), self._health.handler()))
         if config.reflection:
@@ -160,11 +131,7 @@ class GrpcServer:
     @property
     def address(self) -> str:
         """The address on which the server listens, as host:port."""
-        return self._listener.address(self.port)
-
-    def gauge(self, gauge: Gauge) -> int:
-        """Return the present value of a gauge."""
-        return self._gauges[gauge]()
+        return address_of(self._listener.host, self.port)
 
     @property
     def open_streams(self) -> int:
@@ -199,8 +166,8 @@ class GrpcServer:
                 self.port = self._server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             raise cannot_listen(self.address, error) from None
-        if self._listener.unix_socket:
-            self.port = 0
+        if self._listener.private:
+            self._server.add_insecure_port(f"unix:{self._listener.private}")
         before_start()
         # grpcio's polling thread.
         with essential_threads():
@@ -211,12 +178,12 @@ class GrpcServer:
 
     def _tls_credentials(self) -> grpc.ServerCredentials | None:
         config = self._config
-        if self._listener.unix_socket or config.tls_certificate is None or config.tls_key is None:
+        if config.tls_certificate is None or config.tls_key is None:
             return None
         return TlsFiles(config.tls_certificate, config.tls_key, config.tls_client_ca).credentials()
 
     def _attach_lane(self) -> Lane | None:
-        if self._config.transport == "threaded" or self._listener.unix_socket:
+        if self._config.transport == "threaded":
             return None
         try:
             # Imported here, because the import fails if grpcio lacks an internal name that the lane uses.
@@ -233,7 +200,6 @@ class GrpcServer:
                 response_batcher=self._response_batcher,
                 access=self._access,
                 unread=self._unread,
-                streams_changed=self._streams_changed,
                 unpackers=self._unpackers,
             )
         except Exception as error:

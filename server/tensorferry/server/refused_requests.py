@@ -1,26 +1,20 @@
-"""Requests that ended the process that ran them alone: an engine, or a function's. The same bytes are refused for a while."""
+"""Requests that ended the process that ran them alone. The same inputs are refused for a while."""
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable
 
-# How long bytes are refused. A client that sends them again within this time would end the process again.
+# A client that sends the same inputs again within this time would end the process again.
 REFUSED_SECONDS = 600.0
 # The oldest are forgotten above this number.
 _MOST = 1000
 
 REFUSED = (
-    "this request ended the process that ran it; the same bytes are not run again for "
+    "this request ended the process that ran it; the same inputs are not run again for "
     f"{REFUSED_SECONDS / 60:g} minutes after that; change the request, or report the model's crash"
 )
-
-
-def digest_of(message: bytes) -> str:
-    """Return the hash by which a request is known."""
-    return hashlib.blake2b(message, digest_size=16).hexdigest()
 
 
 class RefusedRequests:
@@ -43,10 +37,6 @@ class RefusedRequests:
     def __bool__(self) -> bool:
         """Return false if no request is refused: nearly always, so that nothing is hashed."""
         return bool(self._until)
-
-    def has(self, message: bytes) -> bool:
-        """Return whether a request is refused."""
-        return bool(self) and self.has_digest(digest_of(message))
 
     def has_digest(self, digest: str) -> bool:
         """Return whether the request with this hash is refused."""

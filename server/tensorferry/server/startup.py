@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,7 +22,6 @@ from tensorferry.server.transport import grpc_environment
 
 if TYPE_CHECKING:
     from tensorferry.server.app import App
-    from tensorferry.server.telemetry.logs import LogOutput
 
 # The ready line describes at most this many models.
 _MAX_MODELS_SHOWN = 8
@@ -81,12 +79,6 @@ def config_file(arguments: Sequence[str]) -> Path | None:
 def _file(parsed: Mapping[str, Any]) -> Path | None:
     file = parsed["config"] or os.environ.get("TENSORFERRY_CONFIG")
     return Path(file) if file else None
-
-
-def use_log_levels(output: LogOutput, levels: Mapping[str, Any] | None) -> None:
-    """Write what a client has chosen by LogSettings; None if no client has. Only for one thread at a time."""
-    if levels is not None:
-        output.replace(output.levels, replace(output.levels, **levels))
 
 
 def prepare_collector() -> None:

@@ -36,7 +36,9 @@ from tensorferry.server.errors import (
     ModelFailedError,
     NotFoundError,
     NotReadyError,
+    OneProcessError,
     PermissionDeniedError,
+    SuspectError,
     UnauthenticatedError,
     UnreadResponsesError,
     UnsupportedError,
@@ -104,12 +106,13 @@ _TABLE = (
     _Mapping(RunTimedOut, grpc.StatusCode.DEADLINE_EXCEEDED),
     _Mapping(Cancelled, grpc.StatusCode.CANCELLED),
     _Mapping(LoadFailedError, grpc.StatusCode.FAILED_PRECONDITION),
+    _Mapping(OneProcessError, grpc.StatusCode.FAILED_PRECONDITION),
     _Mapping(UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
     _Mapping(ModelFailedError, grpc.StatusCode.INTERNAL),
     _Mapping(ModelRowsError, grpc.StatusCode.INTERNAL, prefix=_NO_ROWS),
 )
 
-_WITH_RETRY_HINT = (QueueFull, Shed, InstanceFailed, UnreadResponsesError)
+_WITH_RETRY_HINT = (QueueFull, Shed, InstanceFailed, UnreadResponsesError, SuspectError)
 
 # Cache of look-ups in the table, because most calls get an error under overload.
 _CACHE: dict[type[BaseException], _Mapping | None] = {}

@@ -111,7 +111,7 @@ class HandlerThreads(ThreadPoolExecutor):
 
     If the system can start no more threads, the existing ones do the work. The standard pool would raise instead, in
     grpcio's polling thread, which would end all service; and it never ends an idle thread. The base class is only there
-    because grpcio accepts no other executor. `changed` is called after each change of `count`, on any thread.
+    because grpcio accepts no other executor.
     """
 
     def __init__(
@@ -119,11 +119,9 @@ class HandlerThreads(ThreadPoolExecutor):
         max_threads: int,
         name: str = "grpc-handler",
         idle_seconds: float = _IDLE_SECONDS,
-        changed: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(max_threads, thread_name_prefix=name)
         self._max_threads, self._name, self._idle_seconds = max_threads, name, idle_seconds
-        self._changed = changed
         # Guards every field below. No work is run and no thread is started while it is held.
         self._lock = threading.Lock()
         self._queued: deque[_Work] = deque()
@@ -159,7 +157,6 @@ class HandlerThreads(ThreadPoolExecutor):
                 self._running.add(thread)
         if thread is not None:
             self._start(thread)
-            self._changed()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -187,7 +184,6 @@ class HandlerThreads(ThreadPoolExecutor):
                 running = len(self._running)
                 logged, self._at_system_limit = self._at_system_limit, True
             if not running:
-                self._changed()
                 raise
             if not logged:
                 _log.error("no more threads for calls: %s; calls wait for one of %d threads", error, running)
@@ -208,7 +204,6 @@ class HandlerThreads(ThreadPoolExecutor):
                     del result
             # Dropped, because an idle thread must not keep the objects of the last call alive.
             del work, future, fn, args, kwargs
-        self._changed()
 
     def _next(self) -> _Work | None:
         """Wait for work and return it; None if the thread must end."""

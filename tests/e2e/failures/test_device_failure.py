@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from support.processes import faulty
-from support.processes.server import FRONT_ENDS, ServerProcess
+from support.processes.server import SERVER_PROCESSES, ServerProcess
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -197,8 +197,8 @@ def test_a_device_that_cannot_be_brought_back_ends_the_process_where_that_is_ask
     with dial(server) as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert infer(stub, faulty.ONCE) == "UNAVAILABLE"
-        if FRONT_ENDS:
-            # The device of another engine works.
+        if SERVER_PROCESSES:
+            # The device of another process works.
             infer_when_ready(stub)
             assert server.stop() == 0
         else:

@@ -11,7 +11,7 @@ from e2e.fixtures import Serve
 from fuzz.attackers.raw import PREFIX, Connection, headers_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.processes.probe import WAIT_SECONDS, answer, output, request
-from support.processes.server import FRONT_ENDS
+from support.processes.server import SERVER_PROCESSES
 
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.grpc_server import MAX_HANDLER_THREADS
@@ -35,8 +35,8 @@ def test_health_is_answered_whatever_threads_others_take(serve: Serve, probe_mod
                 silent.begin(headers_of(rpc))
             # They have been read, so later calls come after them.
             silent.ping()
-            if starves and FRONT_ENDS:
-                # They take the threads of one front-end, which may not be that of the channel.
+            if starves and SERVER_PROCESSES:
+                # They take the threads of one process, which may not be that of the channel.
                 pass
             elif starves:
                 with pytest.raises(grpc.RpcError) as caught:

@@ -26,7 +26,7 @@ from e2e.fixtures import Serve
 from e2e.test_metrics import scrape, scrape_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.processes import faulty
-from support.processes.server import FRONT_ENDS
+from support.processes.server import SERVER_PROCESSES
 
 from tensorferry.protos import inference_pb2_grpc
 
@@ -105,7 +105,7 @@ def test_a_request_that_kills_a_worker_and_its_neighbours(serve_faulty: Serve) -
 
 def test_without_the_polling_thread_the_process_exits(serve_faulty: Serve, tmp_path: Path) -> None:
     """grpcio's own thread cannot be restarted, so the process exits; a call in flight gets UNAVAILABLE
-    at once. A front-end is replaced.
+    at once. One of several processes is replaced.
     """
     deaf, release = tmp_path / "deaf", tmp_path / "release"
     variables = {faulty.POLLING: str(deaf), faulty.RELEASE: str(release)}
@@ -128,7 +128,7 @@ def test_without_the_polling_thread_the_process_exits(serve_faulty: Serve, tmp_p
             raise AssertionError("the health check was answered")
         assert in_flight.exception(PATIENCE).code() is grpc.StatusCode.UNAVAILABLE
         print(f"without polling: ended after {time.monotonic() - began:.3f} s")
-    if FRONT_ENDS:
+    if SERVER_PROCESSES:
         deaf.unlink()
         release.touch()
         with dial(server) as channel:

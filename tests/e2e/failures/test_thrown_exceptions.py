@@ -224,22 +224,15 @@ def test_a_process_of_a_function_is_started_again(transport: str, folder: Path, 
         rig.answers("plus_one")
 
 
-def test_each_thread_of_a_server_with_front_ends_is_restarted_or_ends_its_process(
+def test_each_thread_of_a_server_process_is_restarted_or_ends_the_process(
     transport: str, folder: Path, probe_model: Path
 ) -> None:
-    with _rig(folder, transport, probe_model, "--front-ends", "1") as rig:
-        for module, name in (
-            ("engine", "engine"),
-            ("engine", "(_serve)"),
-            ("engine", "probe-worker-0"),
-            ("front_end", "engine-responses"),
-            ("front_end", "(_serve)"),
-            ("front_end", "health-call_1"),
-        ):
+    with _rig(folder, transport, probe_model, "--processes", "2") as rig:
+        for name in ("control", "peers", "(_serve)", "probe-worker-0"):
             rig.answers("probe")
-            (process,) = until(
-                lambda: observed.of_module(rig.server.process.pid, f"tensorferry.server.{module}"),  # noqa: B023
-                lambda found: len(found) == 1,
+            process, _ = until(
+                lambda: observed.of_module(rig.server.process.pid, "tensorferry.server.processes"),
+                lambda found: len(found) == 2,
             )
             (name,) = [each for each in rig.threads(process) if each.endswith(name)]
             rig.throw(name, process)

@@ -15,9 +15,9 @@ from support.server.rig import PATIENCE
 from tensorferry.server.cli import one_process, reloading, serve
 from tensorferry.server.config.option import Option
 from tensorferry.server.config.server_config import GROUPS, OPTIONS, ServerConfig
-from tensorferry.server.link import create_link
+from tensorferry.server.processes import division
+from tensorferry.server.processes.settings import SupervisorSettings
 from tensorferry.server.startup import describe_models
-from tensorferry.server.supervisor import SupervisorSettings
 
 
 @pytest.fixture
@@ -61,19 +61,19 @@ def test_a_switch_has_all_forms_and_never_consumes_a_model(
 def test_auto_is_one_process_where_cores_are_few(
     served: list[ServerConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(serve, "usable_cores", lambda: 2)
+    monkeypatch.setattr(division, "usable_cores", lambda: 2)
     with caplog.at_level("INFO"):
-        assert serve.main(["m.onnx", "--front-ends", "auto", "--device", "cuda"]) == 0
-    assert served[0].front_ends == 0
-    assert "2 cores, models on a GPU: one process does all" in caplog.text
+        assert serve.main(["m.onnx", "--processes", "auto", "--device", "cpu"]) == 0
+    assert served[0].processes == 1
+    assert "2 cores: one process" in caplog.text
     caplog.clear()
     assert serve.main(["m.onnx"]) == 0
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("option", "front_ends"), [("auto", 4), ("2", 2)])
-def test_the_supervisor_gets_the_number_of_front_ends(
-    option: str, front_ends: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("option", "processes"), [("auto", 4), ("2", 2)])
+def test_the_supervisor_gets_the_number_of_processes(
+    option: str, processes: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings: list[SupervisorSettings] = []
 
@@ -81,23 +81,17 @@ def test_the_supervisor_gets_the_number_of_front_ends(
         settings.append(given)
         return 0
 
-    monkeypatch.setattr(serve, "usable_cores", lambda: 16)
+    monkeypatch.setattr(division, "usable_cores", lambda: 16)
     monkeypatch.setattr(serve, "run_supervisor", run_supervisor)
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     try:
-        assert serve.main(["m.onnx", "--front-ends", option, "--device", "cuda"]) == 0
+        assert serve.main(["m.onnx", "--processes", option, "--device", "cpu"]) == 0
     finally:
         root.handlers[:] = before
         root.setLevel(level)
-    assert settings[0].front_ends == front_ends
-    assert f"16 cores, models on a GPU: front-ends {front_ends}, engine 1" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(("device", "gpu"), [("cuda:1", True), ("cpu", False)])
-def test_a_model_on_a_gpu_by_its_table_counts_for_the_division_of_cores(device: str, gpu: bool) -> None:
-    config = ServerConfig((), device="cpu", front_ends=2, model_options={"m": {"device": device}})
-    assert serve.division_for(config).gpu is gpu
+    assert settings[0].processes == processes
+    assert f"16 cores: {processes} server processes, " in capfd.readouterr().err
 
 
 def test_a_switch_can_be_followed_by_sizes(served: list[ServerConfig]) -> None:
@@ -253,10 +247,3 @@ def test_a_stop_does_not_wait_for_models_that_are_being_loaded(monkeypatch: pyte
     finally:
         _SlowApp.released.set()
     assert exited.value.args == (0,)
-
-
-@pytest.mark.parametrize("largest", [1, 64 << 20, (256 << 20) + 1, (1 << 31) - 1])
-def test_a_link_has_room_for_several_of_the_largest_messages(largest: int) -> None:
-    size = serve.extent_bytes(largest)
-    assert size >= max(4 * largest, 256 << 20)
-    create_link(1, size, size).close()

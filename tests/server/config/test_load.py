@@ -14,6 +14,7 @@ from tensorferry.server.config.option import Option, OptionScope
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import OPTIONS, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError
+from tensorferry.server.startup import read_config
 
 BY_FLAG = {option.flag: option for option in OPTIONS}
 
@@ -108,7 +109,7 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "max-calls": [("1", 1), ("100000", 100_000), ("7", 7)],
     "max-streams": [("1", 1), ("20000", 20_000), ("7", 7)],
     "max-in-flight-per-stream": [("1", 1), ("1000", 1000), ("7", 7)],
-    "front-ends": [("auto", None), ("0", 0), ("16", 16)],
+    "processes": [("auto", None), ("1", 1), ("16", 16)],
     "max-connections": [("5", 5), ("1000", 1000), ("7", 7)],
     "max-calls-per-connection": [("5", 5), ("1000", 1000), ("7", 7)],
     "max-metadata-bytes": [("1024", 1024), ("16777216", 1 << 24), ("8192", 8192)],
@@ -223,7 +224,7 @@ BAD: dict[str, list[str]] = {
     "max-calls": ["", "0", "-1"],
     "max-streams": ["", "0", "-1", "none"],
     "max-in-flight-per-stream": ["", "0", "-1"],
-    "front-ends": ["", "-1", "257", "two", "none"],
+    "processes": ["", "0", "-1", "257", "two", "none"],
     "max-connections": ["", "-1", "none"],
     "max-calls-per-connection": ["", "-1", "none"],
     "max-metadata-bytes": ["", "0", "1023", "16777217", "8 KiB"],
@@ -348,6 +349,23 @@ def test_an_option_in_both_spellings_is_an_error(tmp_path: Path) -> None:
     file.write_text("max-batch-size = 4\nmax_batch_size = 8\n")
     with pytest.raises(ConfigError, match="both max-batch-size and max_batch_size"):
         load_config(["m.onnx"], {}, {}, file)
+
+
+def test_the_option_of_front_ends_is_an_error_that_names_its_replacement(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replaced = "is replaced by --processes, the number of whole server processes"
+    for arguments in (["--front-ends", "2"], ["--front-ends=auto"], ["--front-ends"]):
+        with pytest.raises(SystemExit) as ended:
+            read_config(["m.onnx", *arguments])
+        assert ended.value.code == 2
+        assert f"--front-ends {replaced}" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=f"^TENSORFERRY_FRONT_ENDS {replaced}"):
+        load_config(["m.onnx"], {}, {"TENSORFERRY_FRONT_ENDS": "0"}, None)
+    for key in ("front-ends", "front_ends"):
+        file.write_text(f"{key} = 2\n")
+        with pytest.raises(ConfigError, match=f"^front-ends in {file} {replaced}"):
+            load(file=file)
 
 
 @pytest.mark.parametrize(

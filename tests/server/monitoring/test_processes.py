@@ -1,4 +1,4 @@
-"""Processes of a server with front-ends, as the status page shows them."""
+"""The processes of a server, as the status page shows them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from tensorferry.server.monitoring.processes import ProcessStatus, process_statu
 
 def test_memory_is_added_to_the_supervisor_s_report() -> None:
     reported: list[dict[str, Any]] = [
-        {"name": "the engine", "pid": os.getpid(), "generation": 2, "state": "serving", "restarts": 1},
-        {"name": "front-end 0", "pid": None, "generation": 1, "state": "waiting", "restarts": 0},
+        {"name": "server 0", "pid": os.getpid(), "generation": 2, "state": "serving", "restarts": 1},
+        {"name": "server 1", "pid": None, "generation": 1, "state": "waiting", "restarts": 0},
     ]
-    engine, front_end = process_statuses(reported)
-    assert (engine.name, engine.kind, engine.pid, engine.restarts) == ("engine", "engine", os.getpid(), 1)
-    assert engine.resident_bytes is not None
-    assert engine.resident_bytes > 1 << 20
-    assert front_end == ProcessStatus("front-end 0", None, 1, "waiting", 0, None)
-    assert front_end.kind == "front_end"
+    lives, waits = process_statuses(reported)
+    assert (lives.name, lives.pid, lives.restarts) == ("server 0", os.getpid(), 1)
+    assert lives.resident_bytes is not None
+    assert lives.resident_bytes > 1 << 20
+    assert waits == ProcessStatus("server 1", None, 1, "waiting", 0, None)
 
 
 def test_a_process_that_has_ended_since_has_no_memory() -> None:
     # Above the largest process id of Linux.
     (gone,) = process_statuses(
-        [{"name": "front-end 1", "pid": 1 << 23, "generation": 1, "state": "serving", "restarts": 0}]
+        [{"name": "server 1", "pid": 1 << 23, "generation": 1, "state": "serving", "restarts": 0}]
     )
     assert gone.resident_bytes is None

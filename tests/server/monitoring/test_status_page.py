@@ -40,8 +40,8 @@ def runner() -> ScriptedRunner:
 
 
 PROCESSES = (
-    ProcessStatus("engine", 10, 1, "serving", 0, 500),
-    ProcessStatus("front-end 0", None, 3, "waiting", 2),
+    ProcessStatus("server 0", 10, 1, "serving", 0, 500),
+    ProcessStatus("server 1", None, 3, "waiting", 2),
 )
 
 
@@ -55,7 +55,9 @@ class ServedRoutes:
             registry, self.service, ServerConfig(()), lambda: "127.0.0.1:1", lambda: "lane", lambda: PROCESSES
         )
         self.server = MetricsServer(
-            listen_for_metrics("127.0.0.1", 0), lambda accept: (b"page\n", "text/x"), routes_of(self.report)
+            listen_for_metrics("127.0.0.1", 0),
+            lambda accept: (b"page\n", "text/x"),
+            routes_of(self.report, self.report.report),
         )
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, Any, bytes]:
@@ -429,7 +431,9 @@ def test_a_foreign_host_name_is_refused_on_a_local_server(
 
 def test_a_public_server_accepts_any_host_name(served: ServedRoutes) -> None:
     server = MetricsServer(
-        listen_for_metrics("0.0.0.0", 0), lambda accept: (b"", "text/x"), routes_of(served.report)
+        listen_for_metrics("0.0.0.0", 0),
+        lambda accept: (b"", "text/x"),
+        routes_of(served.report, served.report.report),
     )
     try:
         connection = http.client.HTTPConnection("127.0.0.1", urlsplit(server.url).port, timeout=PATIENCE)

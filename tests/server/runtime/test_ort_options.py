@@ -11,7 +11,7 @@ from support.server.rig import fp32
 
 from tensorferry.server.config.option_groups.devices import MOST_THREADS
 from tensorferry.server.config.server_config import ServerConfig
-from tensorferry.server.cores import runtime_threads, usable_cores
+from tensorferry.server.cores import session_threads, usable_cores
 from tensorferry.server.errors import ModelConfigError, ModelFailedError, StartError
 from tensorferry.server.model_config.pbtxt import parse_config
 from tensorferry.server.runtime.ort_options import (
@@ -330,12 +330,12 @@ def test_options_reach_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         device_allocator="1",
     )
     path = small.twice(tmp_path / "m.onnx")
-    for settings, memory in ((wanted, False), (OrtOptions(), True), (OrtOptions(front_ends=2), True)):
+    for settings, memory in ((wanted, False), (OrtOptions(), True), (OrtOptions(processes=2), True)):
         session = Session(path, "cpu", settings)
         assert session.run({"x": fp32(2, 3)})["y"].tolist() == (2 * fp32(2, 3)).tolist()
         assert (made[-1].enable_cpu_mem_arena, made[-1].enable_mem_pattern) == (memory, memory)
-    options, default, beside_front_ends = made
-    assert beside_front_ends.intra_op_num_threads == runtime_threads(usable_cores(), 2, gpu=False)
+    options, default, of_two = made
+    assert of_two.intra_op_num_threads == session_threads(usable_cores(), 2)
     assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     assert default.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 2)

@@ -33,18 +33,6 @@ def test_a_stream_above_the_limit_is_refused_and_counted() -> None:
     assert registry.register(second) is None
 
 
-def test_changes_of_the_count_are_told() -> None:
-    counts: list[int] = []
-    registry = StreamRegistry(1, lambda code: None, lambda: counts.append(registry.open_streams))
-    first, second = Stream(), Stream()
-    registry.register(first)
-    registry.register(second)
-    registry.unregister(second)
-    registry.unregister(first)
-    registry.unregister(first)
-    assert counts == [1, 0]
-
-
 def test_a_drain_reaches_open_and_later_streams_once() -> None:
     registry = StreamRegistry(3, lambda code: None)
     ended, early, late = Stream(), Stream(), Stream()

@@ -131,24 +131,3 @@ def test_a_stream_reads_less_than_its_connection_may_hold() -> None:
     unread = UnreadResponses(MOST)
     assert unread.connection_limit == OF_CONNECTION
     assert unread.stream_limit == 100
-
-
-def test_changes_of_the_total_are_told() -> None:
-    """The last value that was told is the present one, whatever ends."""
-    told: list[int] = []
-    now = 0.0
-    unread = UnreadResponses(MOST, lambda: now, lambda: told.append(unread.total))
-    first, second = (ResponseAccount(name, lambda error: None) for name in "ab")
-    unread.add(first, 300)
-    unread.add(second, 100)
-    unread.remove(second, 100)
-    unread.close(second)
-    assert told == [300, 400, 300]
-    now = 60.0
-    # What its client has not read for a minute makes room for another call of its connection.
-    third = ResponseAccount("a", lambda error: None)
-    unread.add(third, 200)
-    assert unread.total == told[-1]
-    unread.close(first)
-    unread.close(third)
-    assert unread.total == told[-1] == 0

@@ -1,4 +1,4 @@
-"""Other modules for the processes of `tensorferry serve --front-ends`."""
+"""Another module for the processes of `tensorferry serve --processes`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tensorferry.server.cli import serve
 
 
-def serve_with_children(**modules: str) -> None:
-    """Start these modules, `engine_module` or `front_end_module`. They must be importable by PYTHONPATH."""
+def serve_with_children(module: str) -> None:
+    """Start this module as each server process. It must be importable by PYTHONPATH."""
     command: Any = serve
-    command.SupervisorSettings = partial(command.SupervisorSettings, **modules)
+    command.SupervisorSettings = partial(command.SupervisorSettings, module=module)

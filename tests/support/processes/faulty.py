@@ -1,6 +1,6 @@
 """`tensorferry` on a device with CUDA's failures, which requests cause; for models such as `probe`.
 
-Run as a program. The first number of a row says what happens to its run. With front-ends the engine has the device.
+Run as a program. The first number of a row says what happens to its run. Each of several processes has one.
 """
 
 from __future__ import annotations
@@ -130,7 +130,5 @@ def install_polling() -> None:
 if __name__ == "__main__":
     install_device()
     install_polling()
-    serve_with_children(
-        engine_module="support.processes.faulty_engine", front_end_module="support.processes.faulty_front_end"
-    )
+    serve_with_children("support.processes.faulty_process")
     sys.exit(main())

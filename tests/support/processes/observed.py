@@ -78,20 +78,6 @@ def connections(port: int, processes: Collection[int]) -> set[Connection]:
     }
 
 
-def engines(parent: int, module: str) -> list[int]:
-    """Return the children that run the engine's module and serve front-ends, without those for trials of requests."""
-    listening = {}
-    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-        words = line.split()
-        if len(words) == 8:
-            listening[words[6]] = Path(words[7]).name
-    return [
-        child
-        for child in of_module(parent, module)
-        if any(listening.get(inode, "").startswith("engine-") for inode in _inodes(child))
-    ]
-
-
 def held(process: int) -> Held:
     """Return what a process holds. FileNotFoundError or ProcessLookupError if it has ended."""
     home = f"/proc/{process}"

@@ -19,24 +19,29 @@ from polling import until
 
 STOP_SECONDS = 60
 
-# `make test-front-ends` gives every server of the tests this many front-ends.
-FRONT_ENDS = os.environ.get("FRONT_ENDS", "")
+# `make test-processes` gives every server of the tests this many processes.
+SERVER_PROCESSES = os.environ.get("SERVER_PROCESSES", "")
+
+# With these, tests change what one process has, which a server of several refuses.
+_ONE_PROCESS = frozenset(
+    ("--processes", "--allow-shared-memory", "--allow-log-settings", "--model-control", "explicit", "--reload")
+)
 
 _TESTS = Path(__file__).resolve().parents[2]
 
 
 def command(*arguments: str | Path) -> list[str]:
-    """Return the command line of `tensorferry` with these arguments; `serve` gets the tests' front-ends."""
+    """Return the command line of `tensorferry` with these arguments; `serve` gets the tests' number of processes."""
     if arguments[:1] == ("serve",):
-        arguments = ("serve", *_with_front_ends(arguments[1:]))
+        arguments = ("serve", *_with_processes(arguments[1:]))
     return [sys.executable, "-m", "tensorferry.server", *map(str, arguments)]
 
 
-def _with_front_ends(arguments: tuple[str | Path, ...]) -> tuple[str | Path, ...]:
-    if not FRONT_ENDS or "--front-ends" in arguments:
+def _with_processes(arguments: tuple[str | Path, ...]) -> tuple[str | Path, ...]:
+    if not SERVER_PROCESSES or not _ONE_PROCESS.isdisjoint(arguments):
         return arguments
     # First, because a test may leave out the value of the last option.
-    return ("--front-ends", FRONT_ENDS, *arguments)
+    return ("--processes", SERVER_PROCESSES, *arguments)
 
 
 def environment() -> dict[str, str]:
@@ -80,7 +85,7 @@ class ServerProcess:
         """
         if "--batching" not in arguments and any(str(each).endswith("probe.onnx") for each in arguments):
             arguments = (*arguments, "--batching", "trust")
-        arguments = _with_front_ends(arguments)
+        arguments = _with_processes(arguments)
         always = ("--transport", transport, "--host", host, "--port", port, "--log-format", "json")
         process = subprocess.Popen(
             [*(program or command()), *map(str, ("serve", *arguments, *always))],

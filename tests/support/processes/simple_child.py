@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 
-from tensorferry.server.supervisor.control import ControlChannel
+from tensorferry.server.processes.control import ControlChannel
 
 channel = ControlChannel(socket.socket(fileno=int(sys.argv[1])))
 match sys.argv[2:]:
@@ -17,8 +17,9 @@ match sys.argv[2:]:
         os.kill(os.getpid(), int(number))
     case ["read"]:
         while (message := channel.receive()) is not None:
-            fds = message.take_fds(message.fields.pop("fds", 0))
-            channel.send(message.kind, {**message.fields, "fds": len(fds)})
+            channel.send(message.kind, message.fields)
+    case ["inherit", fd, variable]:
+        channel.send("inherited", {"content": os.read(int(fd), 100).decode(), "value": os.environ[variable]})
     case ["hang"]:
         channel.send("here", {})
         signal.pause()

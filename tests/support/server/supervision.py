@@ -1,4 +1,4 @@
-"""A supervisor with stand-ins of children, a clock that the test sets, and real descriptors for links."""
+"""A supervisor with stand-ins of children, and a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorferry.server.supervisor.child import Child, Ending
-from tensorferry.server.supervisor.control import Message, close_fds
-from tensorferry.server.supervisor.settings import Environment, SupervisorSettings
-from tensorferry.server.supervisor.supervised_process import SupervisedProcess
-from tensorferry.server.supervisor.supervisor import Supervisor
+from tensorferry.server.processes.child import Child, Ending
+from tensorferry.server.processes.control import Message
+from tensorferry.server.processes.running_page import Running, RunningPage
+from tensorferry.server.processes.settings import Environment, SupervisorSettings
+from tensorferry.server.processes.slot import ServerSlot
+from tensorferry.server.processes.supervisor import Supervisor
 
 PORT = 8001
-KILLED = Ending("killed by SIGKILL", by_signal=True)
-ABORTED = Ending("killed by SIGABRT", by_signal=True)
-EXITED = Ending("exit status 1", by_signal=False)
-CLEAN = Ending("exit status 0", by_signal=False)
+KILLED = Ending("killed by SIGKILL", 9)
+CRASHED = Ending("killed by SIGSEGV", 11)
+EXITED = Ending("exit status 1")
+CLEAN = Ending("exit status 0")
 
 
 class FakeChild(Child):
-    """Child without a process: it keeps what it was sent, and the number of descriptors beside it."""
+    """Child without a process. It keeps what it was sent, and answers pings unless it hangs."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -30,9 +31,7 @@ class FakeChild(Child):
         self.hangs = False
         self.pinged = False
 
-    def send(self, kind: str, fields: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        assert len(fds) == (3 if kind in ("link", "trial") else 0)
-        close_fds(fds)
+    def send(self, kind: str, fields: Mapping[str, Any]) -> None:
         if kind == "ping":
             self.pinged = True
         else:
@@ -56,108 +55,79 @@ class Supervision:
     def __init__(
         self,
         folder: Path,
-        front_ends: int = 2,
+        processes: int = 2,
         *,
         drain_seconds: float = 30.0,
         drain_delay: float = 0.0,
-        starts: bool = True,
+        launches: bool = True,
     ) -> None:
         self.now = 1000.0
-        self.launched: list[str] = []
-        self.unlaunchable: set[str] = set()
-        self.no_links = False
-        self.stdout_is_closed = False
-        self.links = 0
-        self.ready_lines: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        self.launches = launches
         self.errors: list[str] = []
-        self._processes: dict[str, SupervisedProcess] = {}
+        self.slots: dict[int, ServerSlot] = {}
+        self._started = 0
         settings = SupervisorSettings(
             host="127.0.0.1",
             port=PORT,
-            front_ends=front_ends,
+            processes=processes,
             drain_seconds=drain_seconds,
             drain_delay=drain_delay,
         )
-        environment = Environment(
-            clock=lambda: self.now,
-            launch=self._launch,
-            create_link=self._create_link,
-            print_ready=self._print_ready,
-            print_error=self.errors.append,
-        )
+        environment = Environment(clock=lambda: self.now, launch=self._launch, print_error=self.errors.append)
         self.supervisor = Supervisor(settings, environment, f"127.0.0.1:{PORT}", PORT, folder)
-        if starts:
-            self.supervisor.start()
+        self.supervisor.start()
 
-    def _launch(self, process: SupervisedProcess) -> FakeChild:
-        assert process.child is None, "two children at once"
-        self._processes[process.name] = process
-        if process.name in self.unlaunchable:
+    def _launch(self, slot: ServerSlot) -> FakeChild:
+        assert slot.child is None, "two children at once"
+        self.slots[slot.index] = slot
+        if not self.launches:
             raise OSError("no memory")
-        self.launched.append(process.name)
-        return FakeChild(len(self.launched))
-
-    def _create_link(self) -> Sequence[int]:
-        if self.no_links:
-            raise OSError("too many open files")
-        self.links += 1
-        return [os.memfd_create("link") for _ in range(3)]
-
-    def _print_ready(self, address: str, ready: dict[str, Any], listening: dict[str, Any]) -> None:
-        if self.stdout_is_closed:
-            raise BrokenPipeError("closed")
-        self.ready_lines.append((address, ready, listening))
-
-    def process(self, name: str) -> SupervisedProcess:
-        return self._processes[name]
-
-    def child(self, name: str) -> FakeChild:
-        child = self._processes[name].child
-        assert isinstance(child, FakeChild), f"{name} has no child"
-        return child
-
-    @property
-    def engine(self) -> FakeChild:
-        return self.child("the engine")
-
-    def front_end(self, index: int) -> FakeChild:
-        return self.child(f"front-end {index}")
-
-    def alive(self) -> list[str]:
-        return [name for name, process in self._processes.items() if process.child is not None]
+        self._started += 1
+        return FakeChild(self._started)
 
     @property
     def exit_status(self) -> int | None:
         return self.supervisor.exit_status
 
-    def say(self, name: str, kind: str, **fields: Any) -> None:
+    def child(self, index: int) -> FakeChild:
+        child = self.slots[index].child
+        assert isinstance(child, FakeChild), f"server {index} has no child"
+        return child
+
+    def alive(self) -> list[int]:
+        return [index for index, slot in self.slots.items() if slot.child is not None]
+
+    def note_running(self, index: int, running: Sequence[Running] = (), *, loads: bool = False) -> None:
+        """Let the child note in its page that these requests run."""
+        page = RunningPage(os.dup(self.slots[index].page))
+        page.set_loading(loads)
+        for each in running:
+            page.begin(each)
+
+    def say(self, index: int, kind: str, **fields: Any) -> None:
         """Let a child send a message."""
-        self.supervisor.on_message(self._processes[name], Message(kind, fields))
+        self.supervisor.on_message(self.slots[index], Message(kind, fields))
 
-    def listen(self, index: int) -> None:
-        self.say(f"front-end {index}", "listening", port=PORT, transport="lane")
-
-    def engine_ready(self, **fields: Any) -> None:
-        self.say("the engine", "ready", **fields)
-        self.say("the engine", "health", serving={"": True}, ready=True, loaded=True)
-
-    def run(self) -> Supervision:
-        """Let every child report that it works."""
-        self.engine_ready()
-        for name in self.alive():
-            if name != "the engine":
-                self.say(name, "listening", port=PORT, transport="lane")
+    def ready(self, *indices: int) -> Supervision:
+        """Let these children, or all, report that they are ready. Forget what they were sent so far."""
+        for index in indices or self.alive():
+            self.say(index, "ready")
+        self.forget()
         return self
 
-    def end(self, name: str, ending: Ending) -> None:
+    def forget(self) -> None:
+        for index in self.alive():
+            self.child(index).take()
+
+    def end(self, index: int, ending: Ending) -> None:
         """Let a child end."""
-        self.supervisor.on_end(self._processes[name], ending)
+        self.supervisor.on_end(self.slots[index], ending)
 
     def end_killed(self) -> None:
         """Let the killed children end."""
-        for name in self.alive():
-            if self.child(name).killed:
-                self.end(name, KILLED)
+        for index in self.alive():
+            if self.child(index).killed:
+                self.end(index, KILLED)
 
     def wait(self, seconds: float) -> None:
         """Let time pass, with every event of the clock at its time."""
@@ -167,17 +137,9 @@ class Supervision:
             self.supervisor.on_time()
             if self.exit_status is not None:
                 return
-            self._answer_pings()
+            for index in self.alive():
+                child = self.child(index)
+                if child.pinged and not child.hangs:
+                    child.pinged = False
+                    self.say(index, "pong")
         self.now = until
-
-    def _answer_pings(self) -> None:
-        for name in self.alive():
-            child = self.child(name)
-            if child.pinged and not child.hangs:
-                child.pinged = False
-                self.say(name, "pong")
-
-    def forget(self) -> None:
-        """Forget what the children were sent so far."""
-        for name in self.alive():
-            self.child(name).take()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.models import small
-from support.processes.server import FRONT_ENDS, running
+from support.processes.server import SERVER_PROCESSES, running
 from support.server.rig import PATIENCE, Array, fp32
 from support.wire.inputs import tensor
 from tritonclient.utils import InferenceServerException
@@ -41,7 +41,7 @@ Dial = Callable[..., Client]
 def dial(tmp_path: Path, transport: str) -> Iterator[Dial]:
     """A client of a server with the model `m`, y = 2 x, with this configuration.
 
-    The server is in this process, so that tests can hold its runs; with front-ends it has its own.
+    The server is in this process, so that tests can hold its runs; one of several processes has its own.
     """
     with ExitStack() as stack:
 
@@ -49,7 +49,7 @@ def dial(tmp_path: Path, transport: str) -> Iterator[Dial]:
             home = tmp_path / "models" / "m"
             (home / "1").mkdir(parents=True)
             path = small.twice(home / "1" / "model.onnx")
-            if FRONT_ENDS:
+            if SERVER_PROCESSES:
                 if text is not None:
                     (home / "config.pbtxt").write_text(text)
                 model = ("--model-repository", home.parent) if repository else (f"m={path}",)

@@ -178,8 +178,8 @@ def scores(*colours: int) -> Array:
     return expected
 
 
-@pytest.fixture(params=[0, 2], ids=["one process", "two front-ends"])
-def explicit(request: pytest.FixtureRequest, serve: Serve, root: Path) -> ServerProcess:
+@pytest.fixture
+def explicit(serve: Serve, root: Path) -> ServerProcess:
     """A server in which clients load models."""
     return serve(
         "--model-repository",
@@ -188,8 +188,8 @@ def explicit(request: pytest.FixtureRequest, serve: Serve, root: Path) -> Server
         "explicit",
         "--load-model",
         "*",
-        "--front-ends",
-        request.param,
+        "--processes",
+        "1",
     )
 
 
@@ -272,7 +272,6 @@ def test_an_ensemble_is_ready_while_its_models_are(
         client.unload_model("colour_name")
         assert states() == (True, False, True)
         client.unload_model("colours_onnx")
-        # Front-ends learn of it a moment later.
         until(states, lambda found: found == (False, False, False))
         index = {entry.name: entry for entry in client.get_model_repository_index().models}
         assert index[SIMPLE].state == "UNAVAILABLE"

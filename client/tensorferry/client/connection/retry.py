@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tensorferry.client.connection.endpoints import Endpoint, Endpoints
+from tensorferry.client.connection.endpoints import Connection, Endpoints
 from tensorferry.client.errors import InferenceError, InvalidInput, ResourceExhausted, Unavailable
 from tensorferry.client.messages.arguments import integer, shown
 from tensorferry.protos import inference_pb2 as pb
@@ -22,6 +22,8 @@ from tensorferry.protos import inference_pb2 as pb
 # Attempts of a call after UNAVAILABLE, and the shortest pause in seconds if the server names none.
 _UNAVAILABLE_ATTEMPTS = 4
 _PAUSE = 0.025
+# The same if a server of several processes accepts no connection.
+_STARTING_PAUSE = 0.25
 # Trailer of a tensorferry server with UNAVAILABLE. Proxies and gRPC core create that status
 # themselves when a server has ended, without this trailer.
 ANSWERED_KEY = "tensorferry-answered"
@@ -143,18 +145,20 @@ class RetryBudget:
             with self._lock:
                 self._left = min(self._retry.budget, self._left + self._retry.ratio)
 
-    def delay(self, error: InferenceError, attempt: int, left: float | None) -> float | None:
+    def delay(
+        self, error: InferenceError, attempt: int, left: float | None, shortest: float = _PAUSE
+    ) -> float | None:
         """Return the seconds until a request is sent again; None for no retry.
 
         Its attempt number `attempt`, from 1, failed with `error`. `left` is the remaining time in
-        seconds, None without a deadline.
+        seconds, None without a deadline. `shortest` is the first pause if the server names none.
         """
         attempts = self._retry.attempts
         pause = error.retry_after
         if isinstance(error, Unavailable):
             attempts = min(attempts, _UNAVAILABLE_ATTEMPTS)
             if pause is None:
-                pause = _PAUSE * (1 << (attempt - 1))
+                pause = shortest * (1 << (attempt - 1))
         elif not isinstance(error, ResourceExhausted):
             return None
         if pause is None or attempt >= attempts:
@@ -173,7 +177,7 @@ class RetryBudget:
 
 
 class Attempts:
-    """Attempts of one call, and the endpoint of each. Not thread-safe."""
+    """Attempts of one call, and the connection of each. Not thread-safe."""
 
     def __init__(self, retries: RetryBudget, request: object, endpoints: Endpoints) -> None:
         self._retries = retries
@@ -182,37 +186,41 @@ class Attempts:
         self._made = 1
         self._endpoints = endpoints
         # Of the last attempt.
-        self.endpoint: Endpoint | None = None
+        self.connection: Connection | None = None
 
-    def next(self) -> Endpoint:
-        """Return the endpoint of the next attempt."""
-        endpoint = self.endpoint = self._endpoints.pick()
-        return endpoint
+    def next(self) -> Connection:
+        """Return the connection of the next attempt."""
+        connection = self.connection = self._endpoints.pick(self.connection)
+        return connection
 
     def delay(self, error: InferenceError, call: Any, left: float | None) -> float | None:
         """Return the seconds until the request is sent again; None for no retry.
 
         `call` is grpcio's call of the last attempt; None for a refusal inside a stream.
         """
+        shortest = _PAUSE
         if isinstance(error, Unavailable) and call is not None:
             ending = attempt_end(call, error)
-            if ending in (AttemptEnd.NEVER_SENT, AttemptEnd.UNKNOWN) and self.endpoint is not None:
-                others = self._endpoints.failed(self.endpoint)
+            if ending in (AttemptEnd.NEVER_SENT, AttemptEnd.UNKNOWN) and self.connection is not None:
+                others = self._endpoints.failed(self.connection, sent=ending is AttemptEnd.UNKNOWN)
                 if ending is AttemptEnd.NEVER_SENT and others and left != 0:
                     # Not a retry, because no server has seen the request.
                     return 0.0
             if ending is AttemptEnd.FINAL or (ending is AttemptEnd.UNKNOWN and not self._repeatable):
                 return None
+            if ending is AttemptEnd.NEVER_SENT and self._endpoints.of_processes:
+                # All processes of the server may be starting.
+                shortest = _STARTING_PAUSE
             if ending is AttemptEnd.UNKNOWN:
                 # At most one more attempt, because each may crash a server.
                 self._repeatable = False
-        delay = self._retries.delay(error, self._made, left)
+        delay = self._retries.delay(error, self._made, left, shortest)
         self._made += 1
         return delay
 
     def answered(self) -> None:
         """Record an answer. Only inference refills the budget; health checks do not."""
-        if self.endpoint is not None:
-            self._endpoints.answered(self.endpoint)
+        if self.connection is not None:
+            self._endpoints.answered(self.connection)
         if self._inference:
             self._retries.answered()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -62,6 +63,18 @@ class ModelMetadata:
             outputs=tuple(TensorMetadata(t.name, t.datatype, tuple(t.shape)) for t in message.outputs),
             properties={name: _text_of(value) for name, value in message.properties.items()},
         )
+
+
+# Property of a model's metadata, and the most processes that are believed.
+SERVER_PROCESSES = "server_processes"
+_MOST_PROCESSES = 1024
+
+
+def server_processes(model: ModelMetadata) -> int:
+    """Return how many processes the model's server states; 1 if it states none, or no plausible number."""
+    text = model.properties.get(SERVER_PROCESSES, "")
+    number = int(text) if re.fullmatch(r"[0-9]{1,4}", text) else 1
+    return number if 1 <= number <= _MOST_PROCESSES else 1
 
 
 # First bytes of an InferParameter: the tags of its bool, int64 and string.

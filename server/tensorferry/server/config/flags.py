@@ -11,6 +11,11 @@ from typing import Any, NoReturn
 
 from tensorferry.server.config.option import Option
 
+# Options that another one replaces. To give one is an error that names the other.
+REPLACED: Mapping[str, str] = {
+    "front-ends": "--processes, the number of whole server processes: give --processes N, or --processes auto"
+}
+
 _SWITCHES = "A switch without a value means true; --no-NAME means false."
 
 
@@ -90,6 +95,8 @@ def _unknown(text: str, options: Sequence[Option]) -> str:
     if not text.startswith("-"):
         return f"unexpected argument {text!r}"
     flag, _, _ = text.partition("=")
+    if (other := REPLACED.get(flag.removeprefix("--"))) is not None:
+        return f"{flag} is replaced by {other}"
     known = [f"--{option.flag}" for option in options]
     known += [f"--no-{option.flag}" for option in options if option.parser.switch]
     near = nearest(flag, [*known, "--config", "--help"])

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tensorferry.server.telemetry.trace_context import TraceContext
+
+if TYPE_CHECKING:
+    from tensorferry.server.inference.crash_watch import WatchedRequest
 
 
 class RequestOrigin(NamedTuple):
     """The `owner` of a batcher's request, and of its parts in a pipeline's stages; None if there is nothing to say.
 
-    `port` is the `FrontEndPort` that received the request, None in a server of one process, and `ticket` its number there.
-    `trace` is the request's span, None if it is not traced.
+    `watched` is the request for the process's page, None in a server of one process. `trace` is the request's span, None if
+    it is not traced.
     """
 
-    port: Any = None
-    ticket: int = 0
+    watched: WatchedRequest | None = None
     trace: TraceContext | None = None
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tensorferry.batcher import BatcherClosed, BatcherError
@@ -16,6 +17,7 @@ from tensorferry.server.errors import (
     ServerError,
 )
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
+from tensorferry.server.inference.crash_watch import CrashWatch, WatchedRequest
 from tensorferry.server.inference.early_rejection import EarlyRejection
 from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner, status_of_reply
 from tensorferry.server.inference.pending_inference import PendingInference
@@ -37,6 +39,7 @@ class InferenceService:
     """Takes requests from a transport and hands each to its model's batcher. Thread-safe.
 
     A request above `limits` is refused. With `triton_status_codes` errors have Triton's codes where ours differ.
+    `crash_watch` is that of one of several server processes.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class InferenceService:
         tracing: Tracer | None = None,
         triton_status_codes: bool = False,
         limits: RequestLimits = DEFAULT_LIMITS,
+        crash_watch: CrashWatch | None = None,
     ) -> None:
         self.limits = limits
         self._registry = registry
@@ -55,6 +59,7 @@ class InferenceService:
         self.early_rejection = EarlyRejection(registry, self._tracer)
         self._triton_status_codes = triton_status_codes
         self._templates = RequestTemplateCache(limits.message_bytes)
+        self._crash_watch = crash_watch
         # Whether the server has stopped accepting requests.
         self.draining = False
         self._lame_duck = False
@@ -116,19 +121,18 @@ class InferenceService:
         streamed: bool = False,
         run_soon: Callable[[InlineRunner], None] | None = None,
         unpacker: Unpacker | None = None,
-        origin: RequestOrigin | None = None,
     ) -> InferenceCall:
         """Serve one serialised ModelInferRequest. Call `complete` exactly once, perhaps before this returns.
 
         `deadline` is on the clock of `time.monotonic`, inf for none.
-        `metadata` and `caller` are those of the call. `streamed` says that the message came in a stream. `origin` is
-        where it was received, if that was another process.
+        `metadata` and `caller` are those of the call. `streamed` says that the message came in a stream.
         A caller that runs short batches itself gives `run_soon`, which gets the batcher if its `run_inline` must be
         called soon; no worker is woken then. A caller that must not wait gives an `unpacker`, which submits compressed
         messages on other threads. Never blocks else; every error arrives in the reply.
         """
         now = time.monotonic()
         trace: RequestTrace | None = None
+        origin: RequestOrigin | None = None
         sampled = False
         while True:
             # Read before the look-ups, because a model may be replaced during them.
@@ -136,6 +140,7 @@ class InferenceService:
             match: Match | None = None
             unmatched: UnmatchedRequest | None = None
             pending: PendingInference | None = None
+            watched: WatchedRequest | None = None
             try:
                 match = self._templates.find(data, generation)
                 if match is None:
@@ -155,6 +160,14 @@ class InferenceService:
                     match = unmatched.match(self._registry, self._templates, generation)
                 template = match[0]
                 finish: Callable[[Any], None] = complete
+                if self._crash_watch is not None:
+                    # Where clients are not identified, none may be refused for another.
+                    watched = self._crash_watch.admit(match, "" if caller is ANONYMOUS else caller.name)
+                    finish = watched.completion(complete)
+                    origin = RequestOrigin(watched)
+                    if watched.alone:
+                        template = replace(template, key=object())
+                        match = (template, *match[1:])
                 sampled = True
                 if self._tracer.sources or trace is not None:
                     trace = trace or self._tracer.begin(
@@ -162,7 +175,7 @@ class InferenceService:
                     )
                     if trace is not None:
                         finish = traced_completion(
-                            trace, complete, template.model, triton=self._triton_status_codes
+                            trace, finish, template.model, triton=self._triton_status_codes
                         )
                         metadata = metadata_of(trace)
                         if trace.context is not None:
@@ -182,6 +195,8 @@ class InferenceService:
             except Exception as error:
                 if pending is not None:
                     pending.discard()
+                if watched is not None:
+                    watched.end()
                 if unmatched is not None:
                     unmatched.release()
                 if isinstance(error, BatcherClosed) and generation != self._registry.generation:

@@ -20,7 +20,8 @@ _INDEPENDENT = ("proved", "tested", "trusted")
 class CoreMethods:
     """The metadata methods over one service and one registry. Thread-safe.
 
-    `extensions` are the names of the other extensions that the server has, for ServerMetadata.
+    `extensions` are the names of the other extensions that the server has, for ServerMetadata. `processes` is the number of
+    its processes, for ModelMetadata: a client opens more connections if there are several.
     """
 
     names: Sequence[str] = _OWN_EXTENSIONS
@@ -32,10 +33,12 @@ class CoreMethods:
         *,
         version: str,
         extensions: Sequence[str] = (),
+        processes: int = 1,
     ) -> None:
         self._service = service
         self._registry = registry
         self._version = version
+        self._processes = processes
         self._extensions = sorted({*_OWN_EXTENSIONS, *extensions})
 
     def methods(self) -> Mapping[str, Callable[[Any], Any]]:
@@ -89,6 +92,8 @@ class CoreMethods:
             properties["max_request_rows"] = str(limits.rows or model.batcher.settings.max_queue_size)
             bounds = [spec.most_bytes for spec in model.signature.inputs if spec.most_bytes]
             properties["max_message_bytes"] = str(min([limits.message_bytes, *bounds]))
+        if self._processes > 1:
+            properties["server_processes"] = str(self._processes)
         if model.signature.optional:
             properties["optional_inputs"] = ",".join(spec.name for spec in model.signature.optional)
         return pb.ModelMetadataResponse(

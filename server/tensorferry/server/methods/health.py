@@ -45,12 +45,9 @@ _Send = Callable[[health_pb2.HealthCheckResponse], object]
 
 
 class HealthService:
-    """The status of every service. Thread-safe. Call `close` after the calls have ended; it ends the threads.
+    """The status of every service. Thread-safe. Call `close` after the calls have ended; it ends the threads."""
 
-    `threads_changed` is called after each change of `threads`, on any thread.
-    """
-
-    def __init__(self, threads_changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self) -> None:
         # Guards the fields up to _final, and the watchers' fields. Nothing is sent or called while it is held.
         self._lock = threading.Lock()
         self._statuses: dict[str, _Status] = {}
@@ -60,10 +57,10 @@ class HealthService:
         # When sending to a watcher began, the oldest first.
         self._sending_since: dict[_Watcher, float] = {}
         self._final = False
-        self._sender_threads = HandlerThreads(_SENDER_THREADS, "health", changed=threads_changed)
+        self._sender_threads = HandlerThreads(_SENDER_THREADS, "health")
         # Not the threads of the other methods, because clients can occupy all of those. An orchestrator would then
         # restart a healthy server.
-        self._call_threads = HandlerThreads(_CALL_THREADS, "health-call", changed=threads_changed)
+        self._call_threads = HandlerThreads(_CALL_THREADS, "health-call")
 
     @property
     def threads(self) -> int:

@@ -34,21 +34,14 @@ class LogSettingsMethods:
     """The protocol's extension `logging`. Thread-safe.
 
     Changes are refused unless `allowed`. A change is made whole or not at all, and is logged as a warning before it
-    takes effect. `after_change` is called after each.
+    takes effect.
     """
 
     names = ("logging",)
 
-    def __init__(
-        self,
-        output: LogOutput,
-        *,
-        allowed: bool = False,
-        after_change: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, output: LogOutput, *, allowed: bool = False) -> None:
         self._output = output
         self._allowed = allowed
-        self._after_change = after_change
 
     def methods(self) -> Mapping[str, Callable[[Any], Any]]:
         """Return the method LogSettings."""
@@ -63,7 +56,6 @@ class LogSettingsMethods:
             while (changed := self._changed(levels, request.settings)) != levels:
                 _log.warning("a client changes what is logged: %s", _difference(levels, changed))
                 if self._output.replace(levels, changed):
-                    self._after_change()
                     levels = changed
                     break
                 # Another change was made meanwhile, so this one is applied to its result.

@@ -12,23 +12,28 @@ from tensorferry.batcher import Batcher, BatcherStatistics, Pipeline
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.models.failure_counts import failures_by_reason
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
+from tensorferry.server.monitoring.all_processes import Statistics, statistics_of_all
+from tensorferry.server.processes.peers import Peers
 
 
 class StatisticsMethods:
-    """The protocol's extension `statistics`. Thread-safe."""
+    """The protocol's extension `statistics`. Thread-safe. `peers` are the server's other processes."""
 
     names: Sequence[str] = ("statistics",)
 
-    def __init__(self, registry: ModelRegistry) -> None:
+    def __init__(self, registry: ModelRegistry, peers: Peers | None = None) -> None:
         self._registry = registry
+        self._method: Statistics = self.model_statistics
+        if peers is not None:
+            self._method = statistics_of_all(peers, self.model_statistics)
         self._wall_times = _WallTimes()
 
     def methods(self) -> Mapping[str, Callable[[Any], Any]]:
         """Return the method ModelStatistics."""
-        return {"ModelStatistics": self.model_statistics}
+        return {"ModelStatistics": self._method}
 
     def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        """Return the statistics of a version, of a model's ready versions, or, without a name, of all models."""
+        """Return this process's statistics of a version, of a model's ready versions, or, without a name, of all models."""
         if request.name and request.version:
             models = [self._registry.get(request.name, request.version)]
         else:

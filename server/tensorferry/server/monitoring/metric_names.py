@@ -177,21 +177,19 @@ class ServerMetric(MetricName):
 
 
 class ProcessMetric(MetricName):
-    """Metric of the processes of a server with front-ends, by kind."""
+    """Metric of the processes of a server of several."""
 
     PROCESSES = (
         "processes",
         "gauge",
-        "Processes that the supervisor keeps running, by kind and state",
-        "process",
+        "Processes that the supervisor keeps running, by state",
         "state",
     )
-    RESTARTS = ("process_restarts", "counter", "Starts of processes after the first of each", "process")
+    RESTARTS = ("process_restarts", "counter", "Starts of processes after the first of each")
     MEMORY = (
         "processes_resident_bytes",
         "gauge",
         "Resident memory; what processes share is counted for each",
-        "process",
     )
 
 

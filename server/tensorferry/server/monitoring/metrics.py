@@ -188,14 +188,12 @@ def process_families(processes: Sequence[ProcessStatus]) -> Sequence[Metric]:
     if not processes:
         return ()
     found = empty_families(ProcessMetric, ())
-    for kind in ("engine", "front_end"):
-        these = [process for process in processes if process.kind == kind]
-        for state in _PROCESS_STATES:
-            found[ProcessMetric.PROCESSES].add_metric(
-                (kind, state), sum(process.state == state for process in these)
-            )
-        found[ProcessMetric.RESTARTS].add_metric((kind,), sum(process.restarts for process in these))
-        found[ProcessMetric.MEMORY].add_metric((kind,), sum(process.resident_bytes or 0 for process in these))
+    for state in _PROCESS_STATES:
+        count = sum(process.state == state for process in processes)
+        found[ProcessMetric.PROCESSES].add_metric((state,), count)
+    found[ProcessMetric.RESTARTS].add_metric((), sum(process.restarts for process in processes))
+    memory = sum(process.resident_bytes or 0 for process in processes)
+    found[ProcessMetric.MEMORY].add_metric((), memory)
     return list(found.values())
 
 

@@ -1,4 +1,4 @@
-"""The processes of a server with front-ends, as its supervisor reports them."""
+"""The processes of a server of several, as its supervisor reports them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,12 @@ class ProcessStatus:
     restarts: int
     resident_bytes: int | None = None
 
-    @property
-    def kind(self) -> str:
-        """engine or front_end."""
-        return "front_end" if self.name.startswith("front-end") else "engine"
-
 
 def process_statuses(reported: Sequence[Mapping[str, Any]]) -> Sequence[ProcessStatus]:
     """Return the processes of the supervisor's last message, with their memory at the moment."""
     return [
         ProcessStatus(
-            each["name"].removeprefix("the "),
+            each["name"],
             each["pid"],
             each["generation"],
             each["state"],

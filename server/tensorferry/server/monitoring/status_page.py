@@ -6,9 +6,10 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.resources import files
+from typing import Any
 
 from tensorferry.server.monitoring.http_server import TEXT, HttpResponse, Route
 from tensorferry.server.monitoring.status_report import StatusReport
@@ -17,8 +18,11 @@ _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
-def routes_of(report: StatusReport) -> Mapping[str, Route]:
-    """Return the routes `/`, `/status.json`, `/healthz` and `/readyz`."""
+def routes_of(status: StatusReport, report: Callable[[], dict[str, Any]]) -> Mapping[str, Route]:
+    """Return the routes `/`, `/status.json`, `/healthz` and `/readyz`.
+
+    `report` returns the status of all processes, `status` whether this one is ready.
+    """
     page = files("tensorferry.server.monitoring").joinpath("status.html").read_text(encoding="utf-8")
     html = HttpResponse(
         page.encode(),
@@ -29,7 +33,7 @@ def routes_of(report: StatusReport) -> Mapping[str, Route]:
         "/": lambda accept: html,
         "/status.json": partial(_status, report),
         "/healthz": lambda accept: HttpResponse(b"alive\n", TEXT),
-        "/readyz": partial(_readiness, report),
+        "/readyz": partial(_readiness, status),
     }
 
 
@@ -55,8 +59,8 @@ def _hashes(element: re.Pattern[str], page: str) -> str:
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
 
-def _status(report: StatusReport, accept: str) -> HttpResponse:
-    body = json.dumps(report.report(), separators=(",", ":"), allow_nan=False)
+def _status(report: Callable[[], dict[str, Any]], accept: str) -> HttpResponse:
+    body = json.dumps(report(), separators=(",", ":"), allow_nan=False)
     return HttpResponse(body.encode(), "application/json")
 
 

@@ -121,9 +121,9 @@ class Fp16:
 
 @dataclass(frozen=True, slots=True)
 class OrtOptions:
-    """Options of a session. With 0 threads, the number is that of `front_ends` and the cores, or ONNX Runtime's choice.
+    """Options of a session. With 0 threads, the number is that of the cores and `processes`, or ONNX Runtime's choice.
 
-    `front_ends` is the number of front-end processes, which need cores, too.
+    `processes` is the number of server processes, which share the cores.
     `graph` is the level of graph optimization: all, extended, basic or none. `cuda` holds the CUDA provider's options.
     `gpu` lists the providers that come before the CUDA provider on a GPU, `cpu` those before the CPU provider on the
     CPU. `graphs` and `priority` apply to sessions on GPUs. `op_libraries` have custom operators. `freed` are changes of the
@@ -144,7 +144,7 @@ class OrtOptions:
     fp16: Fp16 | None = None
     graphs: GraphOptions | None = None
     priority: KernelPriority | None = None
-    front_ends: int = 0
+    processes: int = 1
     op_libraries: tuple[OpLibrary, ...] = ()
     freed: FreedRows | None = None
 
@@ -239,7 +239,7 @@ def ort_options_for(config: ModelConfig, server_config: ServerConfig, name: str)
     return replace(
         own,
         graphs=graphs,
-        front_ends=server_config.front_ends or 0,
+        processes=server_config.processes or 1,
         gpu=tuple(_with_engine_cache(provider, server_config, name) for provider in own.gpu),
     )
 

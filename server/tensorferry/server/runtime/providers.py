@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tensorferry.server.cores import runtime_threads, usable_cores
+from tensorferry.server.cores import session_threads, usable_cores
 from tensorferry.server.runtime.ort import onnxruntime
 from tensorferry.server.runtime.ort_options import DEVICE_ALLOCATOR, OrtOptions
 
@@ -53,8 +53,8 @@ def session_options(settings: OrtOptions, device: str) -> onnxruntime.SessionOpt
     cores = usable_cores()
     if settings.intra_op_threads:
         options.intra_op_num_threads = settings.intra_op_threads
-    elif settings.front_ends:
-        options.intra_op_num_threads = runtime_threads(cores, settings.front_ends, gpu=device != "cpu")
+    elif settings.processes > 1:
+        options.intra_op_num_threads = session_threads(cores, settings.processes)
     elif cores < (os.cpu_count() or cores):
         options.intra_op_num_threads = cores
     if settings.inter_op_threads:

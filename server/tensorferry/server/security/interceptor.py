@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
-from tensorferry.server.identity import CONTROL, CURRENT_CLIENT, ClientIdentity, Metadata
-from tensorferry.server.security.access_control import ClientCertificate
+from tensorferry.server.identity import CONTROL, CURRENT_CLIENT
+from tensorferry.server.security.access_control import AccessControl, ClientCertificate
 from tensorferry.server.security.method_roles import HEALTH, SELF_AUTHORIZING, required_role
 from tensorferry.server.status import status_of
 
@@ -28,28 +28,14 @@ def certificate_from_context(context: grpc.ServicerContext) -> ClientCertificate
     return ClientCertificate(context.peer_identity_key(), tuple(context.peer_identities() or ()), pem)
 
 
-class Access(Protocol):
-    """`AccessControl`, or what stands in for it behind a front-end."""
-
-    def admit(
-        self,
-        role: str,
-        metadata: Metadata,
-        peer: Callable[[], str],
-        certificate: Callable[[], ClientCertificate],
-    ) -> ClientIdentity:
-        """Return the client of a call. `ServerError` if the call is refused."""
-
-
 class AccessInterceptor(grpc.ServerInterceptor):
     """Refusal of unauthorized calls; with `exempt_health`, health checks need no authorization. Thread-safe.
 
-    With `logs_calls`, a line names the client of each call that needs the control role.
+    A log line names the client of each call that needs the control role.
     """
 
-    def __init__(self, access: Access, *, exempt_health: bool, logs_calls: bool = True) -> None:
+    def __init__(self, access: AccessControl, *, exempt_health: bool) -> None:
         self._access = access
-        self._logs_calls = logs_calls
         self._exempt = SELF_AUTHORIZING | HEALTH if exempt_health else SELF_AUTHORIZING
 
     def intercept_service(
@@ -87,7 +73,7 @@ class AccessInterceptor(grpc.ServerInterceptor):
             except Exception as error:
                 status = status_of(error)
                 context.abort(status.code, status.message)
-            if role == CONTROL and self._logs_calls:
+            if role == CONTROL:
                 _log.info("%s is called by %s", method.rpartition("/")[2], client.name)
             token = CURRENT_CLIENT.set(client)
             try:

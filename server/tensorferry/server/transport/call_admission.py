@@ -11,7 +11,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from tensorferry.batcher import QueueFull
 from tensorferry.server.identity import ANONYMOUS, INFER, ClientIdentity, Metadata
-from tensorferry.server.inference.interface import SHUTTING_DOWN, RequestService
+from tensorferry.server.inference.interface import SHUTTING_DOWN
+from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_options import StreamOptions, parse_stream_options
 from tensorferry.server.security.access_control import (
     AccessControl,
@@ -63,7 +64,7 @@ class CallAdmission(Generic[CallT]):
 
     def __init__(
         self,
-        service: RequestService,
+        service: InferenceService,
         *,
         access: AccessControl | None,
         unread: UnreadResponses,

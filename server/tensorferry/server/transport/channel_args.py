@@ -13,15 +13,10 @@ WINDOW_BYTES = 4 << 20
 _UNLIMITED_MS = 2**31 - 1
 
 
-def core_options(
-    config: ServerConfig, *, reuse_port: bool = False, limits_connections: bool = True
-) -> list[tuple[str, int]]:
-    """Return the options of `grpc.server`. With `reuse_port`, several processes may listen on its port.
-
-    Without `limits_connections`, connections are those of front-ends, which carry the calls of many clients.
-    """
+def core_options(config: ServerConfig, *, reuse_port: bool = False) -> list[tuple[str, int]]:
+    """Return the options of `grpc.server`. With `reuse_port`, several processes may listen on its port."""
     options = [
-        # Off, because a second server could otherwise share the port unnoticed. Front-ends share it on purpose.
+        # Off, because a second server could otherwise share the port unnoticed. The processes of one server share it on purpose.
         ("grpc.so_reuseport", int(reuse_port)),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
@@ -45,8 +40,6 @@ def core_options(
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ]
-    if not limits_connections:
-        return options
     # Core takes the greatest integer as unlimited.
     age = min(round(config.max_connection_age * 1e3) or _UNLIMITED_MS, _UNLIMITED_MS)
     options.append(("grpc.max_connection_age_ms", age))

@@ -20,19 +20,12 @@ class DrainableStream(Protocol):
 class StreamRegistry:
     """At most `max_streams` open streams. Thread-safe.
 
-    `count_refused` is called with the status code of each stream above the limit, and `changed` after each change of
-    `open_streams`.
+    `count_refused` is called with the status code of each stream above the limit.
     """
 
-    def __init__(
-        self,
-        max_streams: int,
-        count_refused: Callable[[StatusCode], None],
-        changed: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, max_streams: int, count_refused: Callable[[StatusCode], None]) -> None:
         self._max_streams = max_streams
         self._count_refused = count_refused
-        self._changed = changed
         self._full = too_many_streams(max_streams)
         # Guards _streams and _draining. Nothing is called while it is held.
         self._lock = threading.Lock()
@@ -49,7 +42,6 @@ class StreamRegistry:
         if full:
             self._count_refused(self._full.code)
             return self._full
-        self._changed()
         if draining:
             stream.drain()
         return None
@@ -59,8 +51,6 @@ class StreamRegistry:
         with self._lock:
             registered = stream in self._streams
             self._streams.discard(stream)
-        if registered:
-            self._changed()
         return registered
 
     def begin_drain(self) -> None:

@@ -15,8 +15,8 @@ import grpc
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import UnreadResponsesError, UnsupportedError
-from tensorferry.server.inference.interface import RequestService
 from tensorferry.server.inference.reply import InferenceReply
+from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.security.interceptor import certificate_from_context
 from tensorferry.server.status import Status, StatusCode, status_of, trailing_metadata
@@ -52,7 +52,7 @@ class ThreadedServicer:
 
     def __init__(
         self,
-        service: RequestService,
+        service: InferenceService,
         *,
         max_streams: int,
         max_in_flight: int,
@@ -60,7 +60,6 @@ class ThreadedServicer:
         extensions: Sequence[Extension] = (),
         access: AccessControl | None = None,
         unread: UnreadResponses | None = None,
-        streams_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._service = service
         self._max_in_flight = max_in_flight
@@ -74,7 +73,7 @@ class ThreadedServicer:
             peer_of=lambda context: context.peer(),
             certificate_of=certificate_from_context,
         )
-        self._streams = StreamRegistry(max_streams, service.count_refused, streams_changed)
+        self._streams = StreamRegistry(max_streams, service.count_refused)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return all methods of the service, to be added to a grpc server."""

@@ -10,8 +10,8 @@ from functools import partial
 import grpc
 
 from tensorferry.server.identity import ANONYMOUS, Metadata
-from tensorferry.server.inference.interface import RequestService
 from tensorferry.server.inference.reply import InferenceReply
+from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_options import (
     NO_THREAD_FOR_STREAM,
     encode_or_status,
@@ -31,7 +31,7 @@ class ResponseStream:
 
     def __init__(
         self,
-        service: RequestService,
+        service: InferenceService,
         deadline: float,
         *,
         admission: StreamAdmission,

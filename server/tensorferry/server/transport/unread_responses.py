@@ -51,22 +51,15 @@ class UnreadResponses:
     """Counts the bytes of responses from their completion until they are sent. Thread-safe.
 
     At most `limit` bytes in all and a quarter of it for each connection. The only response of a connection always fits.
-    If a response does not fit, calls whose client has read nothing for 10 seconds are given up first. `changed` is called
-    after each change of `total`, on any thread.
+    If a response does not fit, calls whose client has read nothing for 10 seconds are given up first.
     """
 
-    def __init__(
-        self,
-        limit: int = 1 << 30,
-        clock: Callable[[], float] = time.monotonic,
-        changed: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, limit: int = 1 << 30, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
         self.connection_limit = max(1, limit // _CONNECTION_SHARE)
         # A stream reads no more requests while their responses may be larger than this together.
         self.stream_limit = max(1, self.connection_limit // _CONNECTION_SHARE)
         self._clock = clock
-        self._changed = changed
         # Guards every field below, and `held` and `closed` of every account. Nothing is called while it is held.
         self._lock = threading.Lock()
         self._total = 0
@@ -106,7 +99,6 @@ class UnreadResponses:
                 account.held += nbytes
                 self._connections[connection] = self._connections.get(connection, 0) + nbytes
                 self._total += nbytes
-        self._changed()
         for other in stale:
             other.give_up(stale_error())
         return error
@@ -116,16 +108,11 @@ class UnreadResponses:
         with self._lock:
             nbytes = min(nbytes, account.held)
             self._remove_locked(account, nbytes)
-        if nbytes:
-            self._changed()
 
     def close(self, account: ResponseAccount) -> None:
         """Stop counting a call, which is over. Idempotent."""
         with self._lock:
-            held = account.held
             self._drop_locked(account)
-        if held:
-            self._changed()
 
     def _drop_locked(self, account: ResponseAccount) -> None:
         account.closed = True
@@ -157,8 +144,6 @@ class UnreadResponses:
                 return None
             stale = self._make_room_locked(connection, nbytes)
             error = self._refusal_locked(connection, nbytes)
-        if stale:
-            self._changed()
         for account in stale:
             account.give_up(stale_error())
         return error

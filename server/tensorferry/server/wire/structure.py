@@ -11,6 +11,7 @@ from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
@@ -166,9 +167,6 @@ class _MessageCheck:
                 continue
             self._fields_left -= 1
             if kind == DELIMITED and number not in _FIXED_WIDTH:
-                # Imported here, because front-ends pass such messages on, and need numpy for nothing else.
-                import numpy as np
-
                 packed = np.frombuffer(self._data, np.uint8, end - begin, begin)
                 self._integers_left -= int(np.count_nonzero(packed < 128))
             if self._fields_left < 0 or self._integers_left < 0:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.supervisor.child import Ending
+from tensorferry.server.processes.child import Ending
 from tensorferry.server.worker_process.array_memory import Array, ArrayMemory, create_memory
 from tensorferry.server.worker_process.channel import Unpacker, packed
 from tensorferry.server.worker_process.errors import FunctionRaised

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.server.errors import StartError
+from tensorferry.server.processes.child import Ending
+from tensorferry.server.processes.restart_delay import RestartDelay
 from tensorferry.server.refused_requests import REFUSED, REFUSED_SECONDS, RefusedRequests
-from tensorferry.server.supervisor.child import Ending
-from tensorferry.server.supervisor.restart_delay import RestartDelay
 from tensorferry.server.worker_process.array_memory import Array
 from tensorferry.server.worker_process.child import Child, ChildEnded
 from tensorferry.server.worker_process.errors import (

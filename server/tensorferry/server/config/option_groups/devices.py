@@ -100,8 +100,8 @@ class DeviceOptions:
     threads: int = option(
         0,
         integer(0, MOST_THREADS, unit="threads"),
-        "threads of ONNX Runtime in each session, which share the work of an operator; 0: one per core of the process, "
-        "fewer with front-ends",
+        "threads of ONNX Runtime in each session, which share the work of an operator; 0: one per core, divided by "
+        "the server processes",
         per_model=True,
     )
     inter_threads: int = option(
@@ -196,7 +196,7 @@ class DeviceOptions:
     exit_on_device_loss: bool = option(
         False,
         switch,
-        "drain and exit with code 1 when no instance of a model works and only a restart can help; with front-ends only "
-        "the engine exits, and is started again",
+        "drain and exit with code 1 when no instance of a model works and only a restart can help; of "
+        "several processes only that one exits, and is started again",
         scope=OptionScope.STANDALONE,
     )

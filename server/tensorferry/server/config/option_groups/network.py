@@ -8,13 +8,13 @@ from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import Parser, host_name, integer, one_of, seconds, size, switch
 
 
-def _parse_front_ends(text: str) -> int | None:
-    return None if text.lower() == "auto" else integer(0, 256).parse(text)
+def _parse_processes(text: str) -> int | None:
+    return None if text.lower() == "auto" else integer(1, 256).parse(text)
 
 
-_front_ends = Parser(
-    _parse_front_ends,
-    "auto or an integer from 0 to 256",
+_processes = Parser(
+    _parse_processes,
+    "auto or an integer from 1 to 256",
     "integer, or auto",
     "N|auto",
     "processes",
@@ -46,11 +46,11 @@ class NetworkOptions:
         scope=OptionScope.STANDALONE,
     )
     # None is auto.
-    front_ends: int | None = option(
-        0,
-        _front_ends,
-        "processes that serve HTTP/2, TLS and identity for one engine, which runs the models; auto: by the number of cores "
-        "and the device; 0: one process does all",
+    processes: int | None = option(
+        1,
+        _processes,
+        "server processes on the port, each with all models; threads, limits and quotas are divided; auto: one for each GPU, or "
+        "for each four cores of a CPU, at most eight",
         scope=OptionScope.STANDALONE,
     )
     max_message_bytes: int = option(

@@ -25,8 +25,9 @@ import grpc
 
 from tensorferry.batcher import QueueFull
 from tensorferry.protos import SERVICE_NAME
-from tensorferry.server.inference.interface import MAX_INLINE_SECONDS, InlineRunner, RequestService
+from tensorferry.server.inference.interface import MAX_INLINE_SECONDS, InlineRunner
 from tensorferry.server.inference.reply import InferenceReply
+from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.unpacking import Unpacker
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.status import Status
@@ -69,7 +70,7 @@ class Lane:
     def __init__(
         self,
         server: grpc.Server,
-        service: RequestService,
+        service: InferenceService,
         *,
         max_streams: int,
         max_in_flight: int,
@@ -77,7 +78,6 @@ class Lane:
         response_batcher: ResponseBatcher | None = None,
         access: AccessControl | None = None,
         unread: UnreadResponses | None = None,
-        streams_changed: Callable[[], None] = lambda: None,
         unpackers: Executor | None = None,
     ) -> None:
         self._service = service
@@ -92,7 +92,7 @@ class Lane:
         )
         self.response_batcher = response_batcher or ResponseBatcher()
         self._max_in_flight = max_in_flight
-        self._streams = StreamRegistry(max_streams, service.count_refused, streams_changed)
+        self._streams = StreamRegistry(max_streams, service.count_refused)
         self._core = cygrpc.Server(server)
         self._core.register(UNARY)
         self._core.register(STREAM)

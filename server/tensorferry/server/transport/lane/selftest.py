@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -20,6 +20,7 @@ from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import NotFoundError
 from tensorferry.server.identity import ANONYMOUS, ROLES, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import BuiltReply, InferenceCall, InferenceReply
+from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.stream_responses import stream_response
 from tensorferry.server.scratch_directory import ScratchDirectory
 from tensorferry.server.security.access_control import AccessControl, ClientCertificate
@@ -134,7 +135,9 @@ def run_selftest() -> None:
         folder = ScratchDirectory()
         server = grpc.server(threads)
         echo = _Echo(threads)
-        lane = _ProbedLane(server, echo, max_streams=1, max_in_flight=2, access=_CheckingAccess())
+        # It has what a lane uses of the service.
+        service = cast(InferenceService, echo)
+        lane = _ProbedLane(server, service, max_streams=1, max_in_flight=2, access=_CheckingAccess())
         address = f"unix:{folder.path}/selftest"
         server.add_insecure_port(address)
         server.start()

@@ -1,1 +1,0 @@
-"""The engine: models, batchers and sessions, for the requests of all front-ends."""

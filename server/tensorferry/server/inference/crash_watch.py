@@ -1,0 +1,214 @@
+"""Requests that may end the process: what runs is noted in a page for the supervisor, and suspects run alone.
+
+A server of one process has none of this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from tensorferry.batcher import Request, Tensor
+from tensorferry.server.errors import LimitError, ModelFailedError, SuspectError
+from tensorferry.server.inference.request_origin import RequestOrigin
+from tensorferry.server.inference.request_templates import Match
+from tensorferry.server.processes.running_page import Running, RunningPage
+from tensorferry.server.processes.trial import Trial
+from tensorferry.server.refused_requests import REFUSED, RefusedRequests
+
+_log = logging.getLogger("tensorferry.server")
+
+_T = TypeVar("_T")
+
+# Bytes, or strings, of a tensor that a sample has from its beginning and from its end.
+_SAMPLE = 128
+_SAMPLE_STRINGS = 4
+# When a suspect that cannot be tried yet may be sent again: a process is started in about this time.
+_RETRY_SECONDS = 1.0
+
+
+class WatchedRequest:
+    """A request, from its acceptance to its answer. It is noted in the page while it runs.
+
+    `alone` says that it runs in a batch of its own. `over` is called at its end, with whether it ran.
+    """
+
+    __slots__ = ("_digest", "_match", "_over", "_owner", "_page", "_places", "alone")
+
+    def __init__(
+        self,
+        page: RunningPage,
+        match: Match,
+        owner: bytes,
+        digest: bytes = b"",
+        over: Callable[[bool], None] | None = None,
+    ) -> None:
+        self._page = page
+        # None once it has ended.
+        self._match: Match | None = match
+        self._owner = owner
+        # The hash of the whole request, if it runs alone.
+        self._digest = digest
+        self._over = over
+        self.alone = bool(digest)
+        # Of its notes. Steps of a model may begin it at the same time, each on one thread. Operations are atomic.
+        self._places: list[int] = []
+
+    def begin(self) -> None:
+        """Note that it runs. Nothing happens after the first call."""
+        match = self._match
+        if match is None or self._places:
+            return
+        digest = self._digest or digest_of(match, whole=False)
+        self._places.append(self._page.begin(Running(self._owner, digest, self.alone)))
+        if self._match is None:
+            # It was cancelled meanwhile.
+            self._remove_notes()
+
+    def end(self) -> None:
+        """End the note, of a request that was not accepted too. Nothing happens after the first call."""
+        # The tensors are released with the request.
+        self._match = None
+        ran = self._remove_notes()
+        over, self._over = self._over, None
+        if over is not None:
+            over(ran)
+
+    def _remove_notes(self) -> bool:
+        """Return whether there were any."""
+        places = self._places
+        ran = bool(places)
+        with suppress(IndexError):
+            while places:
+                self._page.end(places.pop())
+        return ran
+
+    def completion(self, complete: Callable[[_T], None]) -> Callable[[_T], None]:
+        """Return a completion that ends the note and calls `complete`."""
+
+        def completed(reply: _T) -> None:
+            self.end()
+            complete(reply)
+
+        return completed
+
+
+class CrashWatch:
+    """What a server process knows of requests that ended another one. Thread-safe.
+
+    A suspect that ran alone without harm is none any more.
+    """
+
+    def __init__(self, page: RunningPage, trial: Trial, clock: Callable[[], float] = time.monotonic) -> None:
+        self.page = page
+        self._trial = trial
+        self._now = clock
+        self._refused = RefusedRequests(clock)
+        # Hashes of samples and of clients, with the time until which they count. Replaced as a whole.
+        self._suspects: Mapping[bytes, float] = {}
+        self._clients: Mapping[bytes, float] = {}
+        # Until when any request is suspect or refused. Later ones are not hashed.
+        self._hashes_until = 0.0
+        # Guards writes of the three.
+        self._lock = threading.Lock()
+
+    def on_findings(self, fields: Mapping[str, Any]) -> None:
+        """Take the fields of `Findings`."""
+        until, client = fields["until"], fields["client"]
+        with self._lock:
+            now = self._now()
+            self._hashes_until = max(self._hashes_until, until)
+            suspects = {mark: until for mark, until in self._suspects.items() if until > now}
+            suspects.update((bytes.fromhex(mark), until) for mark in fields["suspects"])
+            self._suspects = suspects
+            if client:
+                self._clients = {**self._clients, bytes.fromhex(client): fields["client_until"]}
+        if fields["refused"]:
+            self._refused.add(fields["refused"], until)
+
+    def admit(self, match: Match, client: str) -> WatchedRequest:
+        """Return the request to watch. ModelFailedError, LimitError or SuspectError if it is refused."""
+        model = match[0].model.name
+        owner = owner_of(client, model)
+        if self._clients:
+            self._check_client(owner, client, model)
+        if self._hashes_until <= self._now():
+            return WatchedRequest(self.page, match, owner)
+        whole, mark = digest_of(match, whole=True), digest_of(match, whole=False)
+        if self._refused.has_digest(whole.hex()):
+            raise ModelFailedError(REFUSED)
+        if self._suspects.get(mark, 0.0) <= self._now():
+            return WatchedRequest(self.page, match, owner)
+        if not self._trial.begin():
+            raise SuspectError(
+                "an equal request may have ended a server process, so this one is to run alone, and cannot yet: another one is "
+                "tried, or a process is being started",
+                _RETRY_SECONDS,
+            )
+        return WatchedRequest(self.page, match, owner, whole, partial(self._tried, mark))
+
+    def _check_client(self, owner: bytes, client: str, model: str) -> None:
+        left = self._clients.get(owner, 0.0) - self._now()
+        if left > 0:
+            _log.warning(
+                "a request of client %r to model %s is refused: its requests ended server processes",
+                client,
+                model,
+            )
+            raise LimitError(
+                f"requests of this client to model {model!r} ended server processes: send no more for {left:.0f} s, and "
+                "report the model's crash"
+            )
+
+    def _tried(self, mark: bytes, ran: bool) -> None:
+        """End a trial, and clear the suspect if it ran without harm."""
+        if ran:
+            with self._lock:
+                self._suspects = {one: until for one, until in self._suspects.items() if one != mark}
+        self._trial.end()
+
+
+def note_running(batch: Iterable[Request]) -> None:
+    """Note that these requests run; the batchers call this before each batch.
+
+    A request that a model's function made is not noted, because the request for which it runs is.
+    """
+    for request in batch:
+        origin: RequestOrigin | None = request.owner
+        if origin is not None and origin.watched is not None:
+            origin.watched.begin()
+
+
+def owner_of(client: str, model: str) -> bytes:
+    """Return the hash of a client and a model; zeros for a client without a name."""
+    return hashlib.blake2b(f"{client}\0{model}".encode(), digest_size=8).digest() if client else bytes(8)
+
+
+def digest_of(match: Match, *, whole: bool) -> bytes:
+    """Return the hash of a request's model and inputs, or of a sample of them, but not of its id."""
+    template, tensors = match[0], match[3]
+    digest = hashlib.blake2b(digest_size=16)
+    model, types = template.model, [tensor.dtype.str for tensor in tensors]
+    digest.update(repr((model.name, model.version, template.names, template.shapes, types)).encode())
+    for tensor in tensors:
+        for part in _parts(tensor, whole):
+            # With the length, so that parts cannot be divided in another way.
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+    return digest.digest()
+
+
+def _parts(tensor: Tensor, whole: bool) -> Sequence[bytes | memoryview]:
+    if tensor.dtype.hasobject:
+        elements = tensor.data.ravel().tolist()
+        if not whole:
+            elements = [*elements[:_SAMPLE_STRINGS], *elements[-_SAMPLE_STRINGS:]]
+        return [element if isinstance(element, bytes) else str(element).encode() for element in elements]
+    data = memoryview(tensor.data).cast("B")
+    return [data] if whole else [data[:_SAMPLE], data[-_SAMPLE:], len(data).to_bytes(8, "little")]

@@ -1,0 +1,1 @@
+"""Server processes on one port, and the supervisor that starts, watches and replaces them."""

@@ -1,0 +1,8 @@
+"""A server process: `python -m tensorferry.server.processes CONTROL_FD ARGUMENTS`. The supervisor starts it."""
+
+from __future__ import annotations
+
+from tensorferry.server.startup import run_child
+
+if __name__ == "__main__":
+    run_child("tensorferry.server.processes.server")

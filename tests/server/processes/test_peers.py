@@ -1,0 +1,59 @@
+"""Questions of the server processes to each other."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tensorferry.server.processes import peers as peers_module
+from tensorferry.server.processes.peers import Peers
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Sequence[Peers]:
+    """Two of three processes. The third has never started."""
+    peers = [Peers(tmp_path, index, 3) for index in range(2)]
+    for index, each in enumerate(peers):
+        each.on("who", lambda content, index=index: content + str(index).encode())  # type: ignore[misc]
+        each.start()
+    return peers
+
+
+def test_all_that_run_answer_and_the_own_answer_is_the_first(two: Sequence[Peers]) -> None:
+    large = b"\n" + bytes(1 << 20)
+    assert two[0].ask("who", large) == [large + b"0", large + b"1"]
+    assert two[1].ask("who") == [b"1", b"0"]
+
+
+def test_a_process_that_cannot_answer_is_left_out_and_answers_the_next_question(two: Sequence[Peers]) -> None:
+    def fail(content: bytes) -> bytes:
+        raise KeyError("no such model")
+
+    two[0].on("model", lambda content: b"own")
+    two[1].on("model", fail)
+    assert two[0].ask("model") == [b"own"]
+    assert two[0].ask("who") == [b"0", b"1"]
+
+
+def test_the_sockets_of_killed_processes_do_not_matter(two: Sequence[Peers], tmp_path: Path) -> None:
+    with closing(socket.socket(socket.AF_UNIX)) as killed:
+        killed.bind(str(tmp_path / "peer-2"))
+    assert two[0].ask("who") == [b"0", b"1"]
+    next_one = Peers(tmp_path, 2, 3)
+    next_one.on("who", lambda content: b"2")
+    next_one.start()
+    assert two[0].ask("who") == [b"0", b"1", b"2"]
+
+
+def test_a_process_that_hangs_is_left_out(
+    two: Sequence[Peers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "_ANSWER_SECONDS", 0.01)
+    with closing(socket.socket(socket.AF_UNIX)) as hanging:
+        hanging.bind(str(tmp_path / "peer-2"))
+        hanging.listen()
+        assert two[0].ask("who") == [b"0", b"1"]

@@ -1,0 +1,72 @@
+"""The page in which a server process notes the requests that run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tensorferry.server.processes import running_page
+from tensorferry.server.processes.running_page import Running, RunningPage, create_page, read_page
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    page = create_page()
+    yield page
+    os.close(page)
+
+
+@pytest.fixture
+def page(file: int) -> RunningPage:
+    return RunningPage(os.dup(file))
+
+
+def running(number: int, *, tried: bool = False) -> Running:
+    return Running(number.to_bytes(8, "little"), number.to_bytes(16, "big"), tried)
+
+
+def test_requests_are_noted_while_they_run(file: int, page: RunningPage) -> None:
+    assert read_page(file) == (False, [])
+    first, second = page.begin(running(1)), page.begin(running(2, tried=True))
+    assert sorted(read_page(file)[1]) == [running(1), running(2, tried=True)]
+    page.end(first)
+    assert read_page(file) == (False, [running(2, tried=True)])
+    page.end(second)
+    for loads in (True, False):
+        page.set_loading(loads)
+        assert read_page(file) == (loads, [])
+
+
+def test_a_full_page_notes_no_more_until_a_request_ends(file: int, page: RunningPage) -> None:
+    places = [page.begin(running(number)) for number in range(running_page._SLOTS)]
+    assert 0 not in places
+    assert len(set(places)) == running_page._SLOTS
+    assert page.begin(running(running_page._SLOTS)) == 0
+    page.end(0)
+    assert len(read_page(file)[1]) == running_page._SLOTS
+    page.end(places[5])
+    assert page.begin(running(running_page._SLOTS)) == places[5]
+
+
+def test_the_page_of_a_killed_process_is_readable_and_can_be_cleared(file: int) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from tensorferry.server.processes.running_page import Running, RunningPage\n"
+        "page = RunningPage(int(sys.argv[1]))\n"
+        "page.begin(Running(b'owner of', b'digest of 16 by.', True))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(file)], pass_fds=[file]).returncode == -9
+    assert read_page(file) == (False, [Running(b"owner of", b"digest of 16 by.", True)])
+    running_page.clear_page(file)
+    assert read_page(file) == (False, [])
+
+
+@pytest.mark.parametrize("size", [0, 1 << 20])
+def test_the_size_never_changes(file: int, size: int) -> None:
+    with pytest.raises(PermissionError):
+        os.truncate(file, size)

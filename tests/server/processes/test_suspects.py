@@ -1,0 +1,85 @@
+"""What follows from the requests that ran when a process ended."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tensorferry.server.processes.running_page import Running
+from tensorferry.server.processes.suspects import Findings, Suspects
+
+ANN, BOB, NAMELESS = b"hash-ann", b"hash-bob", bytes(8)
+SEGV, KILL = signal.SIGSEGV, signal.SIGKILL
+
+
+def running(digest: int, owner: bytes = NAMELESS, *, tried: bool = False) -> Running:
+    return Running(owner, digest.to_bytes(16, "big"), tried)
+
+
+def name(digest: int) -> str:
+    return digest.to_bytes(16, "big").hex()
+
+
+def test_what_ran_is_suspect() -> None:
+    findings = Suspects().after([running(1), running(2), running(1)], SEGV, 1000.0)
+    assert findings == Findings(1600.0, (name(1), name(2)))
+
+
+def test_a_request_that_ran_alone_by_chance_is_only_suspect() -> None:
+    assert Suspects().after([running(1)], SEGV, 0.0).suspects == (name(1),)
+
+
+def test_a_request_that_was_tried_alone_is_the_cause() -> None:
+    assert Suspects().after([running(1, tried=True)], SEGV, 0.0) == Findings(600.0, (), name(1))
+
+
+@pytest.mark.parametrize("number", [KILL, 0])
+def test_sigkill_or_an_exit_needs_two_trials(number: int) -> None:
+    """Both may have another cause, such as the machine's lack of memory."""
+    suspects = Suspects()
+    assert suspects.after([running(1, tried=True)], number, 0.0) == Findings(600.0)
+    assert suspects.after([running(2, tried=True)], number, 0.0) == Findings(600.0)
+    assert suspects.after([running(1, tried=True)], number, 1.0).refused == name(1)
+
+
+def test_a_request_that_was_tried_beside_others_is_not_the_cause() -> None:
+    suspects = Suspects()
+    for _ in range(3):
+        both = [running(1, tried=True), running(2, tried=True)]
+        assert suspects.after(both, SEGV, 0.0) == Findings(600.0)
+    findings = suspects.after([running(1, tried=True), running(3)], SEGV, 0.0)
+    assert (findings.suspects, findings.refused) == ((name(3),), "")
+
+
+class TestClients:
+    def refused(self, suspects: Suspects, now: float, *owners: bytes) -> tuple[str, float]:
+        """Return which client is refused after a process with its requests ended, and for how long."""
+        requests = [running(index, owner) for index, owner in enumerate(owners)]
+        findings = suspects.after(requests, SEGV, now)
+        return findings.client, findings.client_until - now
+
+    def test_the_only_client_of_three_deaths_is_refused_for_times_that_double(self) -> None:
+        suspects, now, seconds = Suspects(), 0.0, []
+        for _ in range(8):
+            for owners in ((ANN, BOB), (ANN,)):
+                assert self.refused(suspects, now, *owners)[0] == ""
+            client, time = self.refused(suspects, now, ANN, NAMELESS)
+            assert client == ANN.hex()
+            seconds.append(time)
+            now += 100.0
+        assert seconds == [60, 120, 240, 480, 960, 1920, 3600, 3600]
+
+    @pytest.mark.parametrize(
+        "deaths", [[(ANN, BOB)] * 3, [(ANN,), (BOB,), (ANN,)], [(NAMELESS,)] * 3, [(ANN,), (), (ANN,)]]
+    )
+    def test_no_client_is_refused_that_is_not_the_only_one_of_all(
+        self, deaths: list[tuple[bytes, ...]]
+    ) -> None:
+        suspects = Suspects()
+        assert [self.refused(suspects, 0.0, *owners)[0] for owners in deaths] == ["", "", ""]
+
+    def test_deaths_older_than_ten_minutes_do_not_count(self) -> None:
+        suspects = Suspects()
+        times = [0.0, 300.0, 601.0, 900.0]
+        assert [self.refused(suspects, now, ANN)[0] for now in times] == ["", "", "", ANN.hex()]

@@ -1,0 +1,55 @@
+"""Child of the supervisor in tests: it accepts connections on the port, and sends its process id."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from support.processes.supervised import report
+
+from tensorferry.server.processes.in_child import InChild
+from tensorferry.server.processes.running_page import Running, RunningPage
+
+
+def main(control_fd: int, argv: list[str]) -> None:
+    child = InChild(control_fd)
+    start = child.start
+    ignored = [n.name for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is signal.SIG_IGN]
+    report("server", start=start, argv=argv, ignored=ignored, gpus=os.environ["CUDA_VISIBLE_DEVICES"])
+    if "fails" in argv:
+        child.failed("no such model")
+        os._exit(1)
+    if "leave-orphan" in argv:
+        command = ["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"]
+        orphan = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        report("orphan", orphan=int(orphan))
+    page = RunningPage(start["page"])
+    page.begin(Running(b"owner of", b"digest of 16 by.", tried=False))
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listening.bind(("127.0.0.1", start["port"]))
+    listening.listen()
+
+    def drain(fields: dict[str, Any]) -> None:
+        report("drain")
+        os._exit(0)
+
+    child.on("drain", drain)
+    child.on("print_ready", lambda fields: print(start["address"], flush=True))
+    child.on("findings", lambda fields: report("findings", **fields))
+    child.run()
+    child.send("ready")
+    report("ready", index=start["index"])
+    while True:
+        connection, _ = listening.accept()
+        with connection:
+            connection.sendall(str(os.getpid()).encode())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])
