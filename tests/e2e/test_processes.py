@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -20,7 +21,7 @@ from support.processes import observed
 from support.processes.server import ServerProcess
 from support.server.rig import request
 
-from tensorferry.client import InferenceClient, InferenceError
+from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
@@ -114,15 +115,17 @@ def test_a_killed_process_is_replaced_and_a_client_sees_nothing(echo: ServerProc
     threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    for _ in range(2):
-        before = processes(echo)
-        os.kill(before[0], signal.SIGKILL)
-        until(lambda: len({*processes(echo)} - {*before}) == 1)  # noqa: B023
-        until(lambda: serving(echo))
-        assert before[1] in processes(echo)
-    ended.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for _ in range(2):
+            before = processes(echo)
+            os.kill(before[0], signal.SIGKILL)
+            until(lambda: len({*processes(echo)} - {*before}) == 1)  # noqa: B023
+            until(lambda: serving(echo))
+            assert before[1] in processes(echo)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
     assert failed == []
     assert any("killed by SIGKILL" in line for line in echo.log)
 
@@ -155,57 +158,54 @@ def rows(number: int, *, aborts: bool) -> np.ndarray:
     return np.array([[number, 1, 2, ABORTS if aborts else 0]], dtype=np.float32)
 
 
-def test_a_request_that_ends_processes_is_found_and_refused(transport: str, tmp_path: Path) -> None:
+def outcome(server: ServerProcess, x: np.ndarray, request_id: str = "") -> str:
+    """Send a request over a connection of its own; return the code of its error, or OK."""
+    with grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        infer: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+        try:
+            answer = infer(request({"x": x}, id=request_id), timeout=PATIENCE)
+        except grpc.RpcError as error:
+            code: Any = error
+            return str(code.code().name)
+        found = np.frombuffer(answer.raw_output_contents[0], np.float32)
+        np.testing.assert_array_equal(found, (3 * x + 1).ravel())
+        return "OK"
+
+
+def test_a_request_that_ends_processes_is_found_and_refused_and_others_are_answered(
+    transport: str, tmp_path: Path
+) -> None:
     model = aborting(tmp_path / "aborting.onnx")
     server = started(f"m={model}", "--batching", "trust", transport=transport)
-
-    def outcome(x: np.ndarray, request_id: str) -> str:
-        """Send a request over a connection of its own; return the code of its error, or OK."""
-        with grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            infer: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
-            try:
-                answer = infer(request({"x": x}, id=request_id), timeout=PATIENCE)
-            except grpc.RpcError as error:
-                code: Any = error
-                return str(code.code().name)
-            found = np.frombuffer(answer.raw_output_contents[0], np.float32)
-            np.testing.assert_array_equal(found, (3 * x + 1).ravel())
-            return "OK"
-
     poison = rows(5, aborts=True)
-    until(lambda: outcome(poison, "a"), lambda found: found == "INTERNAL")
-    until(lambda: serving(server))
-    # By each process, and by whatever id.
-    assert {outcome(poison, str(number)) for number in range(8)} == {"INTERNAL"}
-    assert {outcome(rows(number, aborts=False), "good") for number in range(8)} == {"OK"}
-    ends = [line for line in server.log if "killed by SIGABRT" in line]
-    assert len(ends) in (2, 3), server.log
-    assert any("ended while it ran one request alone" in line for line in server.log)
-    assert server.stop() == 0, server.log
+    ended, failed = threading.Event(), []
 
-
-def test_poison_costs_other_clients_no_call_after_one_repeat(transport: str, tmp_path: Path) -> None:
-    model = aborting(tmp_path / "aborting.onnx")
-    server = started(f"m={model}", "--batching", "trust", transport=transport)
-    ended, codes = threading.Event(), []
-
-    def send_poison() -> None:
+    def call() -> None:
         with InferenceClient(server.address) as client:
-            while not ended.is_set():
+            for number in itertools.count():
+                if ended.is_set():
+                    return
+                x = rows(number, aborts=False)
                 try:
-                    client.infer("m", {"x": rows(7, aborts=True)})
-                except InferenceError as error:
-                    codes.append(error.code.name)
+                    np.testing.assert_array_equal(client.infer("m", {"x": x})["y"], 3 * x + 1)
+                except Exception as error:
+                    failed.append(error)
 
-    threads = [threading.Thread(target=send_poison) for _ in range(4)]
-    with InferenceClient(server.address) as good:
-        for thread in threads:
-            thread.start()
-        for number in range(100):
-            x = rows(number, aborts=False)
-            np.testing.assert_array_equal(good.infer("m", {"x": x})["y"], 3 * x + 1)
-        until(lambda: codes[-8:], lambda last: last == ["INTERNAL"] * 8)
+    good = threading.Thread(target=call)
+    good.start()
+    try:
+        # The second process that it ends runs it alone.
+        for number in (1, 2):
+            assert outcome(server, poison) == "UNAVAILABLE"
+            until(lambda: len([line for line in server.log if "serves again" in line]) == number)  # noqa: B023
+        assert outcome(server, poison) == "INTERNAL"
+    finally:
         ended.set()
-    for thread in threads:
-        thread.join()
+        good.join()
+    assert failed == []
+    # By each process, and by whatever id.
+    assert {outcome(server, poison, str(number)) for number in range(8)} == {"INTERNAL"}
+    ends = [line for line in server.log if "killed by SIGABRT" in line]
+    assert len(ends) == 2, server.log
+    assert any("ended while it ran one request alone" in line for line in server.log)
     assert server.stop() == 0, server.log

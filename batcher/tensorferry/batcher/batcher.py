@@ -120,7 +120,8 @@ class Batcher:
         `health` is called by a worker whose code crashed, and when its device works again: with the function's number
         from 0, the reason (None when it works again), and whether only a restart of the process can help. The crashed
         worker's batch is queued once more, and its device takes none for a tenth of a second, longer if this repeats.
-        `batch_started` is called with a batch's requests before it runs, for callers that must know which may have run.
+        `batch_started` is called with a batch's requests before it runs, and may return what is called when the run has ended:
+        for callers that must know what runs.
     """
 
     def __init__(

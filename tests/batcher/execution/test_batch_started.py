@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,17 @@ from tensorferry.batcher import Request, Tensor
 from tensorferry.batcher.testing import ScriptedRunner
 
 
-def test_each_run_is_announced_before_it(make: Make) -> None:
+def test_each_run_is_announced_before_it_and_at_its_end(make: Make) -> None:
     events: list[tuple[str, Any]] = []
 
     def model(x: Any) -> Any:
         events.append(("run", x.tolist()))
         return fails_below_zero(x)
 
-    def started(batch: Sequence[Request]) -> None:
-        events.append(("started", [request.tag for request in batch]))
+    def started(batch: Sequence[Request]) -> Callable[[], None]:
+        tags = [request.tag for request in batch]
+        events.append(("started", tags))
+        return lambda: events.append(("ended", tags))
 
     runner = ScriptedRunner(model, gated=True)
     batcher = make(runner, batch_started=started)
@@ -34,13 +36,16 @@ def test_each_run_is_announced_before_it(make: Make) -> None:
         recorders.append(recorder)
     runner.open()
     assert [recorder.await_outcome().error is None for recorder in recorders] == [True, False]
-    assert events[2:] == [
+    assert events[3:] == [
         ("started", [1.0, -2.0]),
         ("run", [1.0, -2.0]),
+        ("ended", [1.0, -2.0]),
         ("started", [1.0]),
         ("run", [1.0]),
+        ("ended", [1.0]),
         ("started", [-2.0]),
         ("run", [-2.0]),
+        ("ended", [-2.0]),
     ]
 
 

@@ -177,22 +177,17 @@ class TestPage:
         last.first()
         assert not process.running()
 
-    def test_no_note_is_left_if_a_request_is_cancelled_when_it_begins(self, process: Process) -> None:
-        process.submit(fp32(1, 2))
+    def test_a_request_that_is_cancelled_while_it_runs_is_noted_to_the_end_of_the_run(
+        self, process: Process
+    ) -> None:
+        call, replies = process.submit(fp32(1, 2))
+        process.runner.await_batches(1)
+        call.cancel()
+        assert isinstance(refusal(replies), Cancelled)
+        assert len(process.running()) == 1
+        last = process.submit(fp32(1, 2))[1]
         process.runner.open()
-
-        class Page(RunningPage):
-            def begin(self, running: Running) -> int:
-                place = super().begin(running)
-                complete(None)
-                return place
-
-        page = Page(os.dup(process.file))
-        watched = WatchedRequest(page, process.watch.last, bytes(8))
-        complete = watched.completion(lambda reply: None)
-        watched.begin()
-        assert not process.running()
-        watched.begin()
+        last.first()
         assert not process.running()
 
 

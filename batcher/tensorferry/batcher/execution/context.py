@@ -17,7 +17,7 @@ from tensorferry.batcher.statistics.recent_batches import RecentBatches
 InstanceHealthCallback = Callable[[int, str | None, bool], None]
 
 # Called with the requests of a batch, or of a part that runs again, before they are joined and run. Must not raise or block.
-BatchStartCallback = Callable[[Sequence[Request]], None]
+BatchStartCallback = Callable[[Sequence[Request]], Callable[[], None] | None]
 
 
 @dataclass(frozen=True, slots=True)

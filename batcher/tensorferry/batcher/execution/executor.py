@@ -97,8 +97,7 @@ class BatchExecutor:
         If the batch is cut from a request, `whole` is that.
         """
         now, staged = self._now, self._staged
-        if self._batch_started is not None:
-            self._batch_started(batch)
+        batch_ended = None if self._batch_started is None else self._batch_started(batch)
         error: BaseException | None = None
         answers: Sequence[Any] = ()
         step_ends: Sequence[tuple[str, float]] = ()
@@ -139,6 +138,8 @@ class BatchExecutor:
             if isinstance(error, InstanceFailed) and not isinstance(error, NotRun):
                 # A copy to or from the device may also have failed, outside of `_device_lock`.
                 self.recover = self.recover or error.recover
+        if batch_ended is not None:
+            batch_ended()
         # `BatchRun(...)` takes twice as long.
         run = _new(
             BatchRun,

@@ -23,7 +23,7 @@ from tensorferry.protos import inference_pb2 as pb
 _UNAVAILABLE_ATTEMPTS = 4
 _PAUSE = 0.025
 # The same if a server of several processes accepts no connection.
-_STARTING_PAUSE = 0.25
+_STARTING_PAUSE = 0.5
 # Trailer of a tensorferry server with UNAVAILABLE. Proxies and gRPC core create that status
 # themselves when a server has ended, without this trailer.
 ANSWERED_KEY = "tensorferry-answered"

@@ -10,13 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from tensorferry.batcher import Request, Tensor
 from tensorferry.server.errors import LimitError, ModelFailedError, SuspectError
-from tensorferry.server.inference.request_origin import RequestOrigin
 from tensorferry.server.inference.request_templates import Match
 from tensorferry.server.processes.running_page import Running, RunningPage
 from tensorferry.server.processes.trial import Trial
@@ -34,12 +32,24 @@ _RETRY_SECONDS = 1.0
 
 
 class WatchedRequest:
-    """A request, from its acceptance to its answer. It is noted in the page while it runs.
+    """A request, from its acceptance to its answer and to the end of its runs. It is noted in the page from its first run on.
 
-    `alone` says that it runs in a batch of its own. `over` is called at its end, with whether it ran.
+    A request that was cancelled may still run. `alone` says that it runs in a batch of its own. `over` is called at the end,
+    with whether it ran. Thread-safe.
     """
 
-    __slots__ = ("_digest", "_match", "_over", "_owner", "_page", "_places", "alone")
+    __slots__ = (
+        "_digest",
+        "_ended",
+        "_lock",
+        "_match",
+        "_over",
+        "_owner",
+        "_page",
+        "_place",
+        "_runs",
+        "alone",
+    )
 
     def __init__(
         self,
@@ -50,47 +60,61 @@ class WatchedRequest:
         over: Callable[[bool], None] | None = None,
     ) -> None:
         self._page = page
-        # None once it has ended.
-        self._match: Match | None = match
         self._owner = owner
         # The hash of the whole request, if it runs alone.
         self._digest = digest
         self._over = over
         self.alone = bool(digest)
-        # Of its notes. Steps of a model may begin it at the same time, each on one thread. Operations are atomic.
-        self._places: list[int] = []
+        # Guards the fields below. The page is written while it is held, and nothing else is called.
+        self._lock = threading.Lock()
+        # None at the end.
+        self._match: Match | None = match
+        self._runs = 0
+        # None before the first run.
+        self._place: int | None = None
+        self._ended = False
 
     def begin(self) -> None:
-        """Note that it runs. Nothing happens after the first call."""
-        match = self._match
-        if match is None or self._places:
-            return
-        digest = self._digest or digest_of(match, whole=False)
-        self._places.append(self._page.begin(Running(self._owner, digest, self.alone)))
-        if self._match is None:
-            # It was cancelled meanwhile.
-            self._remove_notes()
+        """Note that a batch with it runs. Steps of a model may begin it on several threads."""
+        with self._lock:
+            self._runs += 1
+            if self._place is None and self._match is not None:
+                digest = self._digest or digest_of(self._match, whole=False)
+                self._place = self._page.begin(Running(self._owner, digest, self.alone))
+
+    def run_ended(self) -> None:
+        """End what `begin` began."""
+        with self._lock:
+            self._runs -= 1
+            over = self._finish_locked()
+        self._call(over)
 
     def end(self) -> None:
-        """End the note, of a request that was not accepted too. Nothing happens after the first call."""
+        """End the request, which is answered, or was not accepted."""
+        with self._lock:
+            self._ended = True
+            over = self._finish_locked()
+        self._call(over)
+
+    def _finish_locked(self) -> Callable[[bool], None] | None:
+        """End the note, if neither the request nor a run of it goes on. Return what is to be called."""
+        if not self._ended or self._runs:
+            return None
         # The tensors are released with the request.
         self._match = None
-        ran = self._remove_notes()
+        if self._place is not None:
+            self._page.end(self._place)
+            # Once.
+            self._place = 0
         over, self._over = self._over, None
-        if over is not None:
-            over(ran)
+        return over
 
-    def _remove_notes(self) -> bool:
-        """Return whether there were any."""
-        places = self._places
-        ran = bool(places)
-        with suppress(IndexError):
-            while places:
-                self._page.end(places.pop())
-        return ran
+    def _call(self, over: Callable[[bool], None] | None) -> None:
+        if over is not None:
+            over(self._place is not None)
 
     def completion(self, complete: Callable[[_T], None]) -> Callable[[_T], None]:
-        """Return a completion that ends the note and calls `complete`."""
+        """Return a completion that ends the request and calls `complete`."""
 
         def completed(reply: _T) -> None:
             self.end()
@@ -174,15 +198,24 @@ class CrashWatch:
         self._trial.end()
 
 
-def note_running(batch: Iterable[Request]) -> None:
-    """Note that these requests run; the batchers call this before each batch.
+def note_running(batch: Iterable[Request]) -> Callable[[], None]:
+    """Note that these requests run, and return what ends that; the batchers call this before each batch.
 
     A request that a model's function made is not noted, because the request for which it runs is.
     """
-    for request in batch:
-        origin: RequestOrigin | None = request.owner
-        if origin is not None and origin.watched is not None:
-            origin.watched.begin()
+    watched = [
+        request.owner.watched
+        for request in batch
+        if request.owner is not None and request.owner.watched is not None
+    ]
+    for request in watched:
+        request.begin()
+
+    def ended() -> None:
+        for request in watched:
+            request.run_ended()
+
+    return ended
 
 
 def owner_of(client: str, model: str) -> bytes:
