@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Start the longest files first, so that no process waits for the last of them. With front-ends, skip tests that
+    """Start the longest files first, so that no process waits for the last of them. With several processes, skip tests that
     are about one process. Leave out the other transport where it makes no difference.
     """
     order = {folder: place for place, folder in enumerate(_LONGEST)}

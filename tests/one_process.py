@@ -10,6 +10,9 @@ import pytest
 _ROOT = Path(__file__).resolve().parents[1]
 
 _HELD_RUNS = "it holds runs and sees requests in the queue from inside the server's process"
+_ONE_QUEUE = (
+    "it counts what one queue, one batch or one process has, and each of several processes has its own"
+)
 
 # By file and function.
 REASONS: Mapping[tuple[str, str], str] = {
@@ -17,6 +20,29 @@ REASONS: Mapping[tuple[str, str], str] = {
         "it is about `make gpu-check`, which expects that the server ends; one of several processes is replaced, which "
         "test_device_failure.py checks"
     ),
+    **{
+        (file, name): _ONE_QUEUE
+        for file, names in {
+            "tests/e2e/failures/test_thread_crashes.py": ("test_health_follows_each_crash_and_recovery",),
+            "tests/e2e/test_lifecycle.py": ("test_killed_clients_leave_nothing_behind",),
+            "tests/e2e/test_limits.py": (
+                "test_a_client_has_its_part_and_others_theirs",
+                "test_anonymous_clients_are_distinguished_by_address",
+                "test_streams",
+            ),
+            "tests/e2e/test_metrics.py": (
+                "test_failures_cancels_and_refusals",
+                "test_refusals_before_a_queue_and_open_streams",
+                "test_the_page_is_there_until_the_server_stops",
+            ),
+            "tests/e2e/test_model_tables.py": ("test_each_model_has_the_options_of_its_table",),
+            "tests/e2e/test_padding.py": ("test_lengths_share_batches_and_answers_are_those_alone",),
+            "tests/e2e/test_python_models.py": ("test_functions_and_pipelines_are_served",),
+            "tests/e2e/test_status.py": ("test_an_answered_request_is_in_its_recorded_batch",),
+            "tests/wire/triton/test_triton_semantics.py": ("test_overload",),
+        }.items()
+        for name in names
+    },
     **{
         ("tests/wire/triton/test_configured_models.py", name): _HELD_RUNS
         for name in (

@@ -57,10 +57,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_each_picture_gets_its_label_beside_files_that_are_no_pictures(serve: Serve, processes: int) -> None:
+def test_each_picture_gets_its_label_beside_files_that_are_no_pictures(serve: Serve) -> None:
     assert len(PICTURES) == 10
-    server = serve(EXAMPLE / "app.py", DIGITS, "--processes", processes)
+    server = serve(EXAMPLE / "app.py", DIGITS)
     with InferenceClient(server.address) as client:
         good = [client.submit("classify", {"file": [each.read_bytes()]}) for each in PICTURES * 3]
         bad = [client.submit("classify", {"file": [each]}) for each in BROKEN]

@@ -42,8 +42,11 @@ def scrape(server: ServerProcess) -> dict[str, float]:
             if sample.labels.pop("model", "probe") != "probe":
                 continue
             sample.labels.pop("version", None)
+            # Of several processes, the sum.
+            sample.labels.pop("process", None)
             labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
-            found[f"{sample.name}{{{labels}}}"] = sample.value
+            key = f"{sample.name}{{{labels}}}"
+            found[key] = found.get(key, 0) + sample.value
             found[sample.name] = found.get(sample.name, 0) + sample.value
     return found
 

@@ -113,9 +113,8 @@ def asked(app: Path) -> int:
     return len(list(app.parent.glob("asked-*")))
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_functions_call_other_models(serve: Serve, app: Path, processes: int) -> None:
-    server = serve(app, "--processes", processes)
+def test_functions_call_other_models(serve: Serve, app: Path) -> None:
+    server = serve(app)
     x = np.array([[1, -1, 2], [3, 4, -5]], np.float32)
     chosen = np.where(x > 0, 2 * x, 0)
     with InferenceClient(server.address) as client:
@@ -178,9 +177,8 @@ def test_a_call_has_the_deadline_of_its_client(serve: Serve, app: Path) -> None:
         assert first.result(60)["y"].tolist() == [1]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_call_is_answered_while_the_server_drains(serve: Serve, app: Path, processes: int) -> None:
-    server = serve(app, "--processes", processes)
+def test_a_call_is_answered_while_the_server_drains(serve: Serve, app: Path) -> None:
+    server = serve(app)
     with InferenceClient(server.address) as client:
         running = [client.submit(name, {"how": ["wait"]}) for name in ("zz_asks", "zz_asks_in_process")]
         assert until(lambda: asked(app) == 2)

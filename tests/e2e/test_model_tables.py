@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from e2e.fixtures import Serve
 from support.models import small
-from support.processes.server import command, environment
+from support.processes.server import SERVER_PROCESSES, command, environment
 
 from tensorferry.client import InferenceClient
 
@@ -50,9 +50,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_each_model_has_the_options_of_its_table(serve: Serve, file: Path, processes: int) -> None:
-    server = serve("--config", file, "--processes", processes, "--metrics-port", 0)
+def test_each_model_has_the_options_of_its_table(serve: Serve, file: Path) -> None:
+    server = serve("--config", file, "--metrics-port", 0)
     batching = {model["name"]: model["batching"] for model in server.ready["models"]}
     assert batching["twice"].startswith(f"batches of up to 3 rows after at most {LONG_MS} ms")
     assert batching["masked"].endswith(", padded along 'sequence' to 4, 8")
@@ -89,7 +88,9 @@ def test_the_log_names_a_table_of_no_model(serve: Serve, file: Path) -> None:
     assert [model["name"] for model in server.ready["models"]] == ["twic"]
     assert server.stop() == 0
     warnings = [line for line in server.log if "has no effect: no model of that name is served" in line]
-    assert [line.count("did you mean [models.twic]?") for line in warnings] == [1, 0, 0]
+    assert [line.count("did you mean [models.twic]?") for line in warnings] == [1, 0, 0] * int(
+        SERVER_PROCESSES or 1
+    )
 
 
 def test_a_wrong_key_ends_the_server_with_its_name(file: Path) -> None:

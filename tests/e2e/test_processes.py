@@ -26,6 +26,8 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
 MODULE = "tensorferry.server.processes"
+LOG_NOTHING = pb.LogSettingsRequest()
+LOG_NOTHING.settings["log_info"].bool_param = False
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
@@ -34,9 +36,10 @@ def started(*arguments: str | Path, transport: str) -> ServerProcess:
 
 
 @pytest.fixture
-def echo(transport: str, echo_model: Path) -> Iterator[ServerProcess]:
-    """Its log may have errors, because tests kill processes."""
-    server = started(f"echo={echo_model}", transport=transport)
+def echo(transport: str, echo_model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+    """Its log may have errors, because tests kill processes. All that changes a server is allowed."""
+    allowed = ("--allow-shared-memory", "--allow-log-settings", "--model-control", "explicit")
+    server = started(f"echo={echo_model}", "--model-repository", tmp_path, *allowed, transport=transport)
     yield server
     assert server.stop() == 0, server.log
     assert not [line for line in server.log if "Traceback" in line or "(bug)" in line]
@@ -88,6 +91,11 @@ def test_all_methods_are_answered_and_counted_together(echo: ServerProcess) -> N
     [
         ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="echo"), "send SIGHUP"),
         ("SystemSharedMemoryRegister", pb.SystemSharedMemoryRegisterRequest(name="r"), "--processes 1"),
+        (
+            "LogSettings",
+            LOG_NOTHING,
+            "give the settings as options",
+        ),
     ],
 )
 def test_changes_of_one_process_are_refused(

@@ -61,9 +61,8 @@ def app(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_functions_and_pipelines_are_served(serve: Serve, app: Path, processes: int) -> None:
-    server = serve(app, "--processes", processes, "--metrics-port", 0)
+def test_functions_and_pipelines_are_served(serve: Serve, app: Path) -> None:
+    server = serve(app, "--metrics-port", 0)
     assert [model["name"] for model in server.ready["models"]] == ["colour", "lengths"]
     with InferenceClient(server.address) as client:
         assert client.infer("lengths", {"text": ["a", "äöü"]})["length"].tolist() == [1, 3]

@@ -59,7 +59,7 @@ def test_each_place_that_names_a_model_takes_an_address(tmp_path: Path, web: Web
         assert [model["name"] for model in server.ready["models"]] == ["hub", "named"]
         answers(server, {"named": 3.0, "hub": 2.0})
     assert not any("s3cr3t" in line or "hunter22" in line for line in server.log)
-    with running("--config", file, "--front-ends", "1", transport="lane", variables=variables) as server:
+    with running("--config", file, "--processes", "2", transport="lane", variables=variables) as server:
         assert server.ready["models"][0]["batching"].startswith("batches of up to 2 rows")
         answers(server, {"table": 2.0})
     web.requests.clear()

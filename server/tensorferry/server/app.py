@@ -154,7 +154,16 @@ class App:
         if log_output is not None:
             extensions.append(LogSettingsMethods(log_output, allowed=config.allow_log_settings))
         if self._several is not None:
-            extensions = [OneProcessOnly(extension) for extension in extensions]
+            # What is switched off says so itself.
+            enabled = {
+                RepositoryMethods: config.model_control == "explicit",
+                SharedMemoryMethods: config.allow_shared_memory,
+                LogSettingsMethods: config.allow_log_settings,
+            }
+            extensions = [
+                OneProcessOnly(extension) if enabled.get(type(extension)) else extension
+                for extension in extensions
+            ]
         self._core_methods = CoreMethods(
             self._service,
             self.registry,
@@ -324,8 +333,7 @@ class App:
             ended.append(model.batcher.close(drain=False, timeout=grace))
             model.release()
         self._grpc.close(deadline)
-        # The others still listen on a shared socket. This process ends soon.
-        if self._metrics is not None and self._several is None:
+        if self._metrics is not None:
             self._metrics.close()
         gpus, self._gpus = self._gpus, None
         if gpus is not None:

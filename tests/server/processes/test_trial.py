@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tensorferry.server.processes.trial import Trial
+from tensorferry.server.processes.trial import Trial, remove_ended
 
 
 def test_one_process_tries_at_a_time(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_nothing_is_tried_unless_all_processes_serve(tmp_path: Path) -> None:
     assert trial.begin()
 
 
-def test_the_trial_of_a_killed_process_is_over(tmp_path: Path) -> None:
+def test_after_a_death_trials_begin_once_the_supervisor_permits_it(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
@@ -38,4 +38,7 @@ def test_the_trial_of_a_killed_process_is_over(tmp_path: Path) -> None:
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path)]).returncode == -9
-    assert Trial(tmp_path, lambda: True).begin()
+    trial = Trial(tmp_path, lambda: True)
+    assert not trial.begin()
+    remove_ended(tmp_path)
+    assert trial.begin()

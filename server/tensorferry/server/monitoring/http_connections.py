@@ -27,6 +27,8 @@ class HttpConnections:
         self._max_per_address = max_per_address
         # Guards _addresses (oldest first) and _per_address. No connection is closed while it is held.
         self._lock = threading.Lock()
+        # Notified when no connection is open.
+        self._none_open = threading.Condition(self._lock)
         self._addresses: dict[socket.socket, str] = {}
         self._per_address: Counter[str] = Counter()
 
@@ -54,6 +56,11 @@ class HttpConnections:
         with self._lock:
             self._forget_locked(connection)
 
+    def await_none(self, seconds: float) -> None:
+        """Wait until no connection is open, at most this long."""
+        with self._none_open:
+            self._none_open.wait_for(lambda: not self._addresses, seconds)
+
     def __len__(self) -> int:
         with self._lock:
             return len(self._addresses)
@@ -64,6 +71,8 @@ class HttpConnections:
             self._per_address[address] -= 1
             if not self._per_address[address]:
                 del self._per_address[address]
+            if not self._addresses:
+                self._none_open.notify_all()
 
 
 class TimedReader(io.RawIOBase):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import ipaddress
 import logging
+import selectors
 import socket
 import sys
 import threading
@@ -33,6 +34,8 @@ _REQUEST_SECONDS = 10.0
 # Limits for connections, because each has a thread.
 _MAX_CONNECTIONS = 256
 _MAX_PER_ADDRESS = 64
+# Time for open connections to end, at the end of the server.
+_LAST_SECONDS = 1.0
 # Delay after a connection could not be accepted.
 _ACCEPT_RETRY_SECONDS = 0.1
 
@@ -63,7 +66,8 @@ Route: TypeAlias = Callable[[str], HttpResponse]
 class MetricsServer:
     """HTTP server for /metrics, with a page that is rendered for each request, and for further `routes`.
 
-    It accepts connections of the listening socket, which it owns, from construction until `close`. Thread-safe.
+    It accepts connections of the listening socket, which it owns, from construction until `close`. Thread-safe. Processes
+    may share the socket.
     """
 
     def __init__(
@@ -78,9 +82,13 @@ class MetricsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, also on copies of the socket. Responses that are being sent are completed. Idempotent."""
+        """Accept no more connections; other processes may still do that on copies of the socket. Idempotent.
+
+        Open connections have a second to end.
+        """
         self._server.end()
         self._thread.join()
+        self._server.await_connections(_LAST_SECONDS)
 
 
 class _Server(ThreadingHTTPServer):
@@ -96,20 +104,29 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler, bind_and_activate=False)
         # The base class has made one of its own.
         self.socket.close()
+        # Another process may accept a connection first.
+        listening.setblocking(False)
         self.socket = listening
+        self._woken, self._wake = socket.socketpair()
         # Whether only this machine can connect.
         self.local = ipaddress.ip_address(address[0]).is_loopback
 
     def run(self) -> None:
         """Accept connections until `end`, each with its own thread. Waits without polling."""
-        while not self._ended.is_set():
-            self.handle_request()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while selector.select() and not self._ended.is_set():
+                self._handle_request_noblock()  # type: ignore[attr-defined]
+        self._woken.close()
         self.server_close()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept a connection. If that fails, for example without a free file descriptor, wait before the next try."""
         try:
             return super().get_request()
+        except BlockingIOError:
+            raise
         except OSError:
             self._ended.wait(_ACCEPT_RETRY_SECONDS)
             raise
@@ -141,12 +158,12 @@ class _Server(ThreadingHTTPServer):
     def end(self) -> None:
         self._ended.set()
         self.backoff.end()
-        try:
-            # Wakes the accepting thread.
-            self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            # It has been closed already.
-            pass
+        # Wakes the accepting thread.
+        self._wake.close()
+
+    def await_connections(self, seconds: float) -> None:
+        """Wait until no connection is open, at most this long."""
+        self._connections.await_none(seconds)
 
 
 class _Handler(BaseHTTPRequestHandler):

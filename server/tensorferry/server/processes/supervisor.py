@@ -21,6 +21,7 @@ from tensorferry.server.processes.running_page import clear_page, create_page, r
 from tensorferry.server.processes.settings import Environment, SupervisorSettings
 from tensorferry.server.processes.slot import ServerSlot
 from tensorferry.server.processes.suspects import Findings, Suspects
+from tensorferry.server.processes.trial import remove_ended
 from tensorferry.server.stop_signals import StopSignals
 
 _log = logging.getLogger("tensorferry.server")
@@ -221,6 +222,7 @@ class Supervisor:
                 slot.child.send("print_ready", {})
         elif slot.restarts:
             seconds = slot.down_seconds(self._now())
+            remove_ended(self._folder)
             _log.info("%s serves again, %.1f s after the last one ended", slot, seconds)
         if self._is_being_replaced(slot):
             self._to_replace.popleft()

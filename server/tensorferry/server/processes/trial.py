@@ -9,17 +9,21 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+_FILE = "trial"
 
 
 class Trial:
-    """The right to run a suspect, which the processes share by a lock of a file. Thread-safe.
+    """The right to run a suspect, which the processes share by a file. Thread-safe.
 
-    The kernel ends the lock of a process that dies. `all_serve` says whether every process serves.
+    It is locked during a trial, and not empty. The kernel ends the lock of a process that dies, but the content stays until
+    the supervisor removes it: by then every process knows what was found. `all_serve` says whether every process serves.
     """
 
     def __init__(self, folder: Path, all_serve: Callable[[], bool]) -> None:
-        self._file = os.open(folder / "trial", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._all_serve = all_serve
         # Held during a trial of this process.
         self._own = threading.Lock()
@@ -33,9 +37,23 @@ class Trial:
         except OSError:
             self._own.release()
             return False
+        if os.fstat(self._file).st_size:
+            self._release()
+            return False
+        os.pwrite(self._file, b"1", 0)
         return True
 
     def end(self) -> None:
         """End the trial, on any thread."""
+        os.ftruncate(self._file, 0)
+        self._release()
+
+    def _release(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_UN)
         self._own.release()
+
+
+def remove_ended(folder: Path) -> None:
+    """Permit trials again, after a process ended during one and was replaced. The supervisor calls this."""
+    with suppress(FileNotFoundError):
+        os.truncate(folder / _FILE, 0)
