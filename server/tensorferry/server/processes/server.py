@@ -58,6 +58,8 @@ class ServerProcess:
         self._listens_first: bool = start["listens_first"]
         self._watch = CrashWatch(RunningPage(start["page"]), Trial(folder, self._all_serve))
         self._heartbeat = Heartbeat(folder / f"self-{start['index']}", lambda: control.send("pong"))
+        # Changed by the control thread only.
+        self._draining = False
         # The processes of the supervisor's last message. Replaced as a whole, so that any thread can read it.
         self._processes: Sequence[Mapping[str, Any]] = ()
         self._app = App(
@@ -80,7 +82,7 @@ class ServerProcess:
         control.on("findings", self._watch.on_findings)
         control.on("ping", lambda fields: self._heartbeat.ask())
         control.on("print_ready", lambda fields: self._print_ready())
-        control.on("drain", lambda fields: self._in_thread("drain", self._drain))
+        control.on("drain", lambda fields: self._begin_drain())
         self._in_thread("start", self._start)
 
     def _start(self) -> None:
@@ -105,6 +107,12 @@ class ServerProcess:
 
     def _on_processes(self, fields: Mapping[str, Any]) -> None:
         self._processes = fields["processes"]
+
+    def _begin_drain(self) -> None:
+        """Drain at the first order: one to be replaced may be followed by one of the whole server."""
+        if not self._draining:
+            self._draining = True
+            self._in_thread("drain", self._drain)
 
     def _drain(self) -> None:
         if not self._app.drain():
