@@ -15,8 +15,9 @@ from support.server.rig import Array, Replies, fp32, request, response_of, signa
 
 from tensorferry.batcher import Batcher, Cancelled
 from tensorferry.batcher.testing import ScriptedRunner
-from tensorferry.server.errors import LimitError, ModelFailedError, SuspectError
+from tensorferry.server.errors import LimitError, ModelFailedError, NotReadyError, SuspectError
 from tensorferry.server.identity import ANONYMOUS, ROLES, ClientIdentity
+from tensorferry.server.inference import waiting_suspects
 from tensorferry.server.inference.crash_watch import (
     CrashWatch,
     WatchedRequest,
@@ -57,8 +58,8 @@ class Process:
         self.now = 1000.0
         self.file = create_page()
         self.all_serve = True
-        trial = Trial(folder, lambda: self.all_serve)
-        self.watch = Watch(RunningPage(os.dup(self.file)), trial, lambda: self.now)
+        self.trial = Trial(folder, lambda: self.all_serve)
+        self.watch = Watch(RunningPage(os.dup(self.file)), self.trial, lambda: self.now)
         self.runner = ScriptedRunner(lambda inputs: {"y": inputs["x"]}, gated=True)
         self.batchers = []
         registry = ModelRegistry()
@@ -217,14 +218,45 @@ class TestSuspects:
         process.runner.await_batches(4)
         assert process.running() == [Running(bytes(8), hashes[1], tried=False)]
 
-    def test_a_second_one_waits_for_the_trial_of_the_first(self, process: Process, hashes: Hashes) -> None:
-        first = process.submit(fp32(1, 2))[1]
+    def test_others_wait_for_the_trial_and_get_their_answers(self, process: Process, hashes: Hashes) -> None:
+        replies = [process.submit(fp32(1, 2))[1] for _ in range(3)]
+        process.runner.open()
+        for each in replies:
+            assert response_of(each.first()).raw_output_contents[0] == fp32(1, 2).tobytes()
+
+    def test_one_waits_until_all_processes_serve(self, process: Process, hashes: Hashes) -> None:
+        process.all_serve = False
+        waiting = process.submit(fp32(1, 2))[1]
+        process.runner.open()
+        # Others do not wait.
+        response_of(process.submit(fp32(1, 2) + 1)[1].first())
+        assert not waiting.all
+        process.all_serve = True
+        process.trial.processes_changed()
+        response_of(waiting.first())
+
+    def test_one_that_waits_can_be_cancelled_and_ends_with_the_server(
+        self, process: Process, hashes: Hashes
+    ) -> None:
+        process.all_serve = False
+        call, cancelled = process.submit(fp32(1, 2))
+        call.cancel()
+        call.cancel()
+        assert isinstance(refusal(cancelled), Cancelled)
+        left = process.submit(fp32(1, 2))[1]
+        process.service.begin_drain()
+        assert isinstance(refusal(left), NotReadyError)
+        assert (len(cancelled.all), len(left.all)) == (1, 1)
+
+    def test_too_many_are_refused_and_may_be_sent_again(
+        self, process: Process, hashes: Hashes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(waiting_suspects, "_MOST", 1)
+        process.all_serve = False
+        process.submit(fp32(1, 2))
         error = refusal(process.submit(fp32(1, 2))[1])
         assert isinstance(error, SuspectError)
         assert error.retry_after == 1.0
-        process.runner.open()
-        response_of(first.first())
-        response_of(process.submit(fp32(1, 2))[1].first())
 
     def test_one_that_was_cancelled_before_it_ran_is_still_suspect(
         self, process: Process, hashes: Hashes
@@ -233,7 +265,7 @@ class TestSuspects:
         call.cancel()
         assert isinstance(refusal(replies), Cancelled)
         process.all_serve = False
-        assert isinstance(refusal(process.submit(fp32(1, 2))[1]), SuspectError)
+        assert not process.submit(fp32(1, 2))[1].all
 
     def test_none_is_suspect_when_its_time_is_over(self, process: Process, hashes: Hashes) -> None:
         process.now += 600.0

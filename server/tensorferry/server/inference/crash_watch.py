@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from tensorferry.batcher import Request, Tensor
 from tensorferry.server.errors import LimitError, ModelFailedError, SuspectError
 from tensorferry.server.inference.request_templates import Match
+from tensorferry.server.inference.waiting_suspects import WaitingSuspects
 from tensorferry.server.processes.running_page import Running, RunningPage
 from tensorferry.server.processes.trial import Trial
 from tensorferry.server.refused_requests import REFUSED, RefusedRequests
@@ -126,11 +127,12 @@ class WatchedRequest:
 class CrashWatch:
     """What a server process knows of requests that ended another one. Thread-safe.
 
-    A suspect that ran alone without harm is none any more.
+    A suspect that ran alone without harm is none any more. Those that cannot run yet are in `waiting`.
     """
 
     def __init__(self, page: RunningPage, trial: Trial, clock: Callable[[], float] = time.monotonic) -> None:
         self.page = page
+        self.waiting = WaitingSuspects(trial)
         self._trial = trial
         self._now = clock
         self._refused = RefusedRequests(clock)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tensorferry.batcher import BatcherClosed, BatcherError
@@ -15,6 +16,7 @@ from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import (
     NotReadyError,
     ServerError,
+    SuspectError,
 )
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.crash_watch import CrashWatch, WatchedRequest
@@ -75,6 +77,8 @@ class InferenceService:
         """Answer every further request with NotReadyError. Accepted requests continue."""
         self._lame_duck = True
         self.draining = True
+        if self._crash_watch is not None:
+            self._crash_watch.waiting.close()
 
     def models_changed(self) -> None:
         """Release models that are no longer served."""
@@ -203,10 +207,29 @@ class InferenceService:
                     # The model was replaced or unloaded since the look-up; another version may serve now.
                     continue
                 request_id, addressed = _identity_of(match, unmatched)
+                if isinstance(error, SuspectError) and self._crash_watch is not None:
+                    again = partial(
+                        self.submit, data, deadline, complete, metadata, caller, streamed=streamed
+                    )
+                    fail = partial(self._fail, complete, request_id, addressed, metadata)
+                    waiting = self._crash_watch.waiting.put(again, fail)
+                    if waiting is not None:
+                        return waiting
                 if not sampled and self._tracer.sources:
                     trace = self._tracer.begin(None, request_id, now, metadata, caller, streamed=streamed)
                 complete(self._rejected(error, error_reply(request_id, error, addressed, metadata, trace)))
                 return FinishedCall(trace)
+
+    def _fail(
+        self,
+        complete: Callable[[InferenceReply], None],
+        request_id: str,
+        addressed: tuple[str, str],
+        metadata: Metadata,
+        error: Exception,
+    ) -> None:
+        """Answer a request that no batcher accepted."""
+        complete(self._rejected(error, error_reply(request_id, error, addressed, metadata)))
 
     def _rejected(self, error: Exception, reply: InferenceReply) -> InferenceReply:
         """Count and trace the error of a request that no batcher accepted."""

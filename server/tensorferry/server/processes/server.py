@@ -56,7 +56,8 @@ class ServerProcess:
         # The supervisor has decided what `--processes auto` means.
         self._config = share_of(replace(config, processes=count), count)
         self._listens_first: bool = start["listens_first"]
-        self._watch = CrashWatch(RunningPage(start["page"]), Trial(folder, self._all_serve))
+        self._trial = Trial(folder, self._all_serve)
+        self._watch = CrashWatch(RunningPage(start["page"]), self._trial)
         self._heartbeat = Heartbeat(folder / f"self-{start['index']}", lambda: control.send("pong"))
         # Changed by the control thread only.
         self._draining = False
@@ -107,6 +108,7 @@ class ServerProcess:
 
     def _on_processes(self, fields: Mapping[str, Any]) -> None:
         self._processes = fields["processes"]
+        self._trial.processes_changed()
 
     def _begin_drain(self) -> None:
         """Drain at the first order: one to be replaced may be followed by one of the whole server."""

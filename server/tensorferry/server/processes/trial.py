@@ -23,8 +23,11 @@ class Trial:
     """
 
     def __init__(self, folder: Path, all_serve: Callable[[], bool]) -> None:
-        self._file = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._path = folder / _FILE
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._all_serve = all_serve
+        # Notified when `all_serve` may have changed.
+        self._changed = threading.Condition()
         # Held during a trial of this process.
         self._own = threading.Lock()
 
@@ -42,6 +45,20 @@ class Trial:
             return False
         os.pwrite(self._file, b"1", 0)
         return True
+
+    def processes_changed(self) -> None:
+        """Note that `all_serve` may return something else, and that the supervisor may have removed an ended trial."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def await_free(self) -> None:
+        """Wait until `begin` may succeed. Another caller may be faster."""
+        # A file of its own, because a lock belongs to an opened file, and this process may hold the other's.
+        with open(self._path, "rb") as waiting:
+            fcntl.flock(waiting, fcntl.LOCK_EX)
+            fcntl.flock(waiting, fcntl.LOCK_UN)
+            with self._changed:
+                self._changed.wait_for(lambda: self._all_serve() and not os.fstat(waiting.fileno()).st_size)
 
     def end(self) -> None:
         """End the trial, on any thread."""
