@@ -94,6 +94,10 @@ class TestLimits:
         assert parts == {name: -(-limit // 2) for name, limit in limits.items()}
         assert share.client_rate == 0.25
         assert share_of(config(), 2).max_streams is None
+        assert [share_of(config(max_connection_age=age), 2).max_connection_age for age in (0, 300)] == [
+            60,
+            300,
+        ]
 
     @pytest.mark.parametrize(("queue", "part"), [(400, 200), (150, 100), (60, 60)])
     def test_the_largest_message_fits_in_each_queue(self, queue: int, part: int) -> None:

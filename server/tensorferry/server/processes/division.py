@@ -22,6 +22,9 @@ _CUDA_PROVIDER = "capi/libonnxruntime_providers_cuda.so"
 _CORES_PER_PROCESS = 4
 _MOST_PROCESSES = 8
 
+# Age at which clients are asked to reconnect, so that the kernel divides their connections again.
+CONNECTION_SECONDS = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Division:
@@ -85,7 +88,10 @@ def divided_gpus(gpus: Sequence[str], processes: int) -> tuple[str, ...]:
 
 
 def share_of(config: ServerConfig, processes: int) -> ServerConfig:
-    """Return the configuration with a process's part of the limits and quotas, rounded up because 0 is no limit."""
+    """Return the configuration with a process's part of the limits and quotas, rounded up because 0 is no limit.
+
+    Connections have an age, unless the operator gives another: a process that replaced another has none of the old ones.
+    """
 
     def part(limit: int) -> int:
         return math.ceil(limit / processes)
@@ -111,6 +117,7 @@ def share_of(config: ServerConfig, processes: int) -> ServerConfig:
         of_model(config),
         model_options=options,
         max_connections=part(config.max_connections),
+        max_connection_age=config.max_connection_age or CONNECTION_SECONDS,
         max_calls=part(config.max_calls),
         # None is the default of the transport, which is high enough for each process.
         max_streams=None if config.max_streams is None else part(config.max_streams),

@@ -72,7 +72,8 @@ class NetworkOptions:
         0.0,
         seconds,
         "age, within 10 percent, at which a client is asked to reconnect while its calls continue, so that clients "
-        "without health checks move to new servers; 0: never",
+        "without health checks move to new servers; 0: never, or 60 seconds with several processes, so that connections are "
+        "divided again",
         flag="max-connection-age-seconds",
         scope=OptionScope.STANDALONE,
     )
