@@ -68,7 +68,9 @@ def test_through_a_server_as_by_onnx_runtime_alone(cases: list[Case], transport:
         verdicts = {model_name(case): asking.judge(case) for case in chosen}
     assert {name: verdict.wrong for name, verdict in verdicts.items() if verdict.wrong} == {}
     assert any(verdict.batch_requests > 1 for verdict in verdicts.values())
-    assert not any(verdict.batched for name, verdict in verdicts.items() if not name.endswith(".open"))
+    # The rows of this one are on axis 1, whose size in the file is 1.
+    as_in_the_file = {name for name in verdicts if not name.endswith(".open")}
+    assert {name for name in as_in_the_file if verdicts[name].batched} == {"node.test_gru_bidirectional"}
     refused = {name for name, verdict in verdicts.items() if verdict.refused}
     assert refused == {"node.test_and_bcast4v4d.open"}
     for name in (

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import onnx
 import tritonclient.grpc as triton
@@ -17,6 +18,8 @@ from conformance.compare import difference
 from support.processes.server import ServerProcess
 from tritonclient.utils import InferenceServerException
 
+from tensorferry.protos.inference_pb2 import ModelMetadataRequest
+from tensorferry.protos.inference_pb2_grpc import GRPCInferenceServiceStub
 from tensorferry.protos.tensors import datatype_of
 
 # Options with a window long enough that requests sent together share a batch if they may.
@@ -25,6 +28,9 @@ WINDOW = ("--max-queue-delay-ms", "5")
 _ANSWER_SECONDS = 60
 # The server's default of --max-queue-size.
 _MOST_ROWS = 4096
+
+# Reorders the rows of an array, which are on the axis.
+_Order = Callable[[Any, int], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,7 @@ def serving(cases: Sequence[Case], folder: Path, *options: str, transport: str) 
     server = ServerProcess.start("--config", config, "--device", "cpu", *options, transport=transport)
     try:
         with triton.InferenceServerClient(server.address) as client:
-            yield Asking(client, {model["name"]: model["batching"] for model in server.ready["models"]})
+            yield Asking(client, [_served(server, model) for model in server.ready["models"]])
     finally:
         code = server.stop()
     wrong = server.errors()
@@ -83,23 +89,43 @@ def serving(cases: Sequence[Case], folder: Path, *options: str, transport: str) 
         raise AssertionError(f"the server ended with {code}: {''.join(wrong)}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A model on the server: how it is batched, and the axis of the rows of each tensor that has rows."""
+
+    name: str
+    batching: str
+    axes: Mapping[str, int]
+
+
+def _served(server: ServerProcess, ready: Mapping[str, str]) -> _Served:
+    name = ready["name"]
+    # Triton's messages do not have the properties.
+    with grpc.insecure_channel(server.address) as channel:
+        metadata = GRPCInferenceServiceStub(channel).ModelMetadata(ModelMetadataRequest(name=name))
+    pairs = (pair.split("=") for pair in metadata.properties.get("batch_axes", "").split(",") if pair)
+    first = {each.name: 0 for each in (*metadata.inputs, *metadata.outputs) if each.shape[:1] == [-1]}
+    return _Served(name, ready["batching"], first | {tensor: int(axis) for tensor, axis in pairs})
+
+
 class Asking:
     """Sends cases to a server."""
 
-    def __init__(self, client: triton.InferenceServerClient, batching: Mapping[str, str]) -> None:
+    def __init__(self, client: triton.InferenceServerClient, models: Sequence[_Served]) -> None:
         self._client = client
-        self._batching = batching
+        self._models = {model.name: model for model in models}
 
     def judge(self, case: Case) -> Verdict:
         """Send the case's data; for a batched model also with other orders of the rows."""
-        batching = self._batching[model_name(case)]
+        model = self._models[model_name(case)]
+        batching, axes = model.batching, model.axes
         wrong, refused, batch_requests = "", "", 0
         for data in case.data:
-            code, refused = _refusal(data) if _batched(batching) else ("", "")
-            orders: Sequence[Callable[[Array], Array]] = (_as_it_is,)
+            code, refused = _refusal(data, axes) if _batched(batching) else ("", "")
+            orders: Sequence[_Order] = (_as_it_is,)
             if _batched(batching) and not refused:
                 orders = (_rolled, _as_it_is, _reversed, _as_it_is)
-            reordered = [_reordered(data, order) for order in orders]
+            reordered = [_reordered(data, order, axes) for order in orders]
             for asked, answer in zip(reordered, self._answers(case, reordered), strict=True):
                 found, together = (
                     (_judge_refusal(code, answer), 0) if refused else _judge(case, asked, answer)
@@ -127,11 +153,15 @@ def _input(name: str, array: Any) -> triton.InferInput:
     return tensor
 
 
-def _refusal(data: DataSet) -> tuple[str, str]:
+def _refusal(data: DataSet, axes: Mapping[str, int]) -> tuple[str, str]:
     """Return code and reason with which a server refuses the data if it batches the model; "" if it
     must not.
     """
-    rows = {array.shape[0] for array in data.inputs.values() if isinstance(array, np.ndarray)}
+    rows = {
+        array.shape[axes[name]]
+        for name, array in data.inputs.items()
+        if name in axes and isinstance(array, np.ndarray)
+    }
     if len(rows) > 1:
         return "INVALID_ARGUMENT", f"inputs of a batched model have the same rows, these have {sorted(rows)}"
     if max(rows) > _MOST_ROWS:
@@ -172,20 +202,20 @@ def _text(array: Array) -> Array:
     return texts
 
 
-def _reordered(data: DataSet, order: Callable[[Any], Array]) -> DataSet:
-    return DataSet(
-        {name: order(array) for name, array in data.inputs.items()},
-        {name: order(array) for name, array in data.outputs.items()},
-    )
+def _reordered(data: DataSet, order: _Order, axes: Mapping[str, int]) -> DataSet:
+    def reordered(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: order(each, axes[name]) if name in axes else each for name, each in values.items()}
+
+    return DataSet(reordered(data.inputs), reordered(data.outputs))
 
 
-def _as_it_is(array: Array) -> Array:
+def _as_it_is(array: Array, axis: int) -> Array:
     return array
 
 
-def _rolled(array: Array) -> Array:
-    return np.roll(array, 1, axis=0)
+def _rolled(array: Array, axis: int) -> Array:
+    return np.roll(array, 1, axis)
 
 
-def _reversed(array: Array) -> Array:
-    return np.ascontiguousarray(array[::-1])
+def _reversed(array: Array, axis: int) -> Array:
+    return np.ascontiguousarray(np.flip(array, axis))
