@@ -16,9 +16,6 @@ from pathlib import Path
 from crashes.crashes import PROCESSES, Crashes, Phase, run, thirds
 from crashes.poison import AT_ONCE, MOST_ENDS, Poison
 
-# Time for a process to be replaced, beyond the server's own start.
-MOST_SECONDS = 1.0
-
 
 def main() -> int:
     """Return 0 if everything that must hold does."""
@@ -59,8 +56,6 @@ def verdicts(found: Crashes) -> dict[str, bool]:
         and not process.connections_lost,
         f"of {AT_ONCE} requests in a batch that aborts a process, one is refused by all, and all others get answers; at most "
         f"{MOST_ENDS} processes end": found.poison.right,
-        f"a process was replaced within the server's start and {MOST_SECONDS:g} s": max(process.replaced)
-        <= found.load_seconds + MOST_SECONDS,
         "memory and descriptors flat, nothing left behind, nothing else wrong": not wrong,
     }
 
