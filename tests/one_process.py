@@ -35,6 +35,7 @@ REASONS: Mapping[tuple[str, str], str] = {
                 "test_refusals_before_a_queue_and_open_streams",
                 "test_the_page_is_there_until_the_server_stops",
             ),
+            "tests/e2e/test_model_calls.py": ("test_a_call_has_the_deadline_of_its_client",),
             "tests/e2e/test_model_tables.py": ("test_each_model_has_the_options_of_its_table",),
             "tests/e2e/test_padding.py": ("test_lengths_share_batches_and_answers_are_those_alone",),
             "tests/e2e/test_python_models.py": ("test_functions_and_pipelines_are_served",),

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("good_client")
 def test_unread_responses(wire: Wire, method: str) -> None:
     """With a window of zero, unsendable responses keep no worker, and only their own memory."""
     rows = np.zeros((1, 3), np.float32)
-    message = request({"x": np.tile(rows, (32, 1))}, model="m").SerializeToString()
+    message = request({"x": np.tile(rows, (16, 1))}, model="m").SerializeToString()
     before = wire.figures()
     with connect(wire, window=0) as connection:
         for _ in range(100):
