@@ -214,5 +214,5 @@ def test_a_request_that_ends_processes_is_found_and_refused_and_others_are_answe
     assert {outcome(server, poison, str(number)) for number in range(8)} == {"INTERNAL"}
     ends = [line for line in server.log if "killed by SIGABRT" in line]
     assert len(ends) == 2, server.log
-    assert any("ended while it ran one request alone" in line for line in server.log)
+    assert any("ended while it tried one request alone" in line for line in server.log)
     assert server.stop() == 0, server.log

@@ -322,7 +322,7 @@ class TestCrashes:
         supervision.end(0, CRASHED)
         ((_, findings),) = supervision.child(1).take()
         assert findings["refused"] == TRIED.digest.hex()
-        assert f"server 0 ended while it ran one request alone (hash {TRIED.digest.hex()})" in caplog.text
+        assert f"server 0 ended while it tried one request alone (hash {TRIED.digest.hex()})" in caplog.text
 
     def test_a_clean_exit_has_no_cause(self, make: Make) -> None:
         supervision = make().ready()

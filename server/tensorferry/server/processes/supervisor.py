@@ -245,7 +245,7 @@ class Supervisor:
         self._findings.append(findings)
         if findings.refused:
             _log.error(
-                "%s ended while it ran one request alone (hash %s): the same inputs are refused for ten minutes",
+                "%s ended while it tried one request alone (hash %s): the same inputs are refused for ten minutes",
                 slot.name,
                 findings.refused,
             )

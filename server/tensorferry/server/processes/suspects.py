@@ -16,8 +16,9 @@ SUSPECT_SECONDS = 600.0
 _MOST_DEATHS = 3
 _CLIENT_SECONDS = 60.0
 _LONGEST_SECONDS = 3600.0
-# An exit, or a signal, that may have another cause than the request: it is refused only after this many such trials.
+# An exit or a signal that may have another cause than the request that was tried.
 _FROM_ELSEWHERE = (0, signal.SIGKILL)
+# After so many deaths in its trials, a request is refused even if each may have had another cause.
 _TRIALS = 2
 
 
@@ -40,7 +41,7 @@ class Findings:
 class Suspects:
     """What was found in the last minutes. Not thread-safe.
 
-    A request that was tried alone is the cause if nothing else ran. A client is refused if its requests ran at three deaths in
+    A request that was tried is the cause if nothing else ran, or at the second death. A client is refused if its requests ran at three deaths in
     ten minutes, and no other client's at all three.
     """
 
@@ -56,10 +57,11 @@ class Suspects:
         """
         until = now + SUSPECT_SECONDS
         client, client_until = self._client(frozenset(one.owner for one in running), now)
-        if len(running) == 1 and running[0].tried:
-            digest = running[0].digest
+        # One at most, since the processes try one at a time.
+        for digest in (one.digest for one in running if one.tried):
             self._killed[digest] += 1
-            if signal_number not in _FROM_ELSEWHERE or self._killed[digest] >= _TRIALS:
+            sure = len(running) == 1 and signal_number not in _FROM_ELSEWHERE
+            if sure or self._killed[digest] >= _TRIALS:
                 return Findings(until, (), digest.hex(), client.hex(), client_until)
         marks = tuple(dict.fromkeys(one.digest.hex() for one in running if not one.tried))
         return Findings(until, marks, "", client.hex(), client_until)
