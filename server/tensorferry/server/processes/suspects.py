@@ -41,8 +41,8 @@ class Findings:
 class Suspects:
     """What was found in the last minutes. Not thread-safe.
 
-    A request that was tried is the cause if nothing else ran, or at the second death. A client is refused if its requests ran at three deaths in
-    ten minutes, and no other client's at all three.
+    A request that was tried is the cause if nothing else ran, or at the second death. A client is refused
+    if its requests ran at three deaths in ten minutes, and no other client's at all three.
     """
 
     # Of the last deaths: when, and the owners of the requests that ran.
