@@ -25,6 +25,7 @@ from tensorferry.server.inference.crash_watch import (
     note_running,
     owner_of,
 )
+from tensorferry.server.inference.reply import InferenceCall
 from tensorferry.server.inference.request_templates import Match
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry
@@ -302,3 +303,20 @@ class TestRefusals:
             response_of(process.submit(fp32(1, 2), model, caller)[1].first())
         process.now += 10.0
         response_of(process.submit(fp32(1, 2), caller=ANN)[1].first())
+
+
+def test_a_suspect_that_is_cancelled_while_it_is_submitted_is_cancelled_afterwards() -> None:
+    class Submitted(InferenceCall):
+        cancelled = 0
+
+        def cancel(self) -> None:
+            self.cancelled += 1
+
+    def run() -> InferenceCall:
+        waiting.cancel()
+        return submitted
+
+    submitted, failures = Submitted(), list[Exception]()
+    waiting = waiting_suspects.WaitingCall(run, failures.append)
+    waiting.start()
+    assert (submitted.cancelled, failures) == (1, [])

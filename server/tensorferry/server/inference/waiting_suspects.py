@@ -20,7 +20,7 @@ _MOST = 256
 class WaitingCall(InferenceCall):
     """A suspect that waits; then the call that runs it. `run` submits it, `fail` answers it with an error. Thread-safe."""
 
-    __slots__ = ("_call", "_fail", "_lock", "_run")
+    __slots__ = ("_call", "_cancelled", "_fail", "_lock", "_run")
 
     def __init__(self, run: Callable[[], InferenceCall], fail: Callable[[Exception], None]) -> None:
         self._fail = fail
@@ -29,6 +29,7 @@ class WaitingCall(InferenceCall):
         # None once it is run, or has failed.
         self._run: Callable[[], InferenceCall] | None = run
         self._call: InferenceCall | None = None
+        self._cancelled = False
 
     def start(self) -> None:
         """Run it, unless it has failed."""
@@ -38,6 +39,9 @@ class WaitingCall(InferenceCall):
             call = run()
             with self._lock:
                 self._call = call
+                cancelled = self._cancelled
+            if cancelled:
+                call.cancel()
 
     def fail(self, error: Exception) -> None:
         """Answer it with an error, unless it is run, or has failed."""
@@ -49,14 +53,19 @@ class WaitingCall(InferenceCall):
     def cancel(self) -> None:
         """See `InferenceCall`."""
         self.fail(Cancelled("the request was cancelled while it waited to run alone"))
-        if self._call is not None:
-            self._call.cancel()
+        with self._lock:
+            self._cancelled = True
+            call = self._call
+        if call is not None:
+            call.cancel()
 
     def abandon(self) -> None:
         """See `InferenceCall`."""
         self.cancel()
-        if self._call is not None:
-            self._call.abandon()
+        with self._lock:
+            call = self._call
+        if call is not None:
+            call.abandon()
 
 
 class WaitingSuspects:

@@ -18,7 +18,7 @@ _CLIENT_SECONDS = 60.0
 _LONGEST_SECONDS = 3600.0
 # An exit or a signal that may have another cause than the request that was tried.
 _FROM_ELSEWHERE = (0, signal.SIGKILL)
-# After so many deaths in its trials, a request is refused even if each may have had another cause.
+# A request is refused after this many deaths in its trials: other requests are hardly the cause of all of them.
 _TRIALS = 2
 
 
