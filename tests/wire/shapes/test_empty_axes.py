@@ -27,6 +27,7 @@ PROBED = (
     ("gru", "ids", ("INT64", np.int64), (1, 0)),
     ("lstm", "x", ("FP32", np.float32), (2, 0, 3)),
     ("echo", "x", ("FP32", np.float32), (3, 0)),
+    ("mixing", "x", ("FP32", np.float32), (0, 3)),
 )
 NO_WORDS = np.zeros((1, 0), np.int64)
 MESSAGE = (
