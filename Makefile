@@ -40,7 +40,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,processes.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-installs first-hour test-exporting fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report real-models bench-processes gpu-bench protos protos-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
+.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-installs first-hour test-exporting fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report real-models bench-processes gpu-bench protos protos-check client-threads client-threads-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -99,7 +99,7 @@ soak: $(VENV)/.dev ## inject all faults at once into real processes, for MINUTES
 crashes: $(VENV)/.dev ## kill server processes (KILLS=100), also by requests, and the supervisor under load (SEED=1; LOG=FILE keeps the server's log)
 	PYTHONPATH=tests $(BIN)/python -m crashes --kills $(or $(KILLS),100) --seed $(or $(SEED),1) $(if $(LOG),--log $(LOG))
 
-lint: $(VENV)/.dev ## run ruff, mypy --strict and import-linter
+lint: client-threads-check ## run ruff, mypy --strict and import-linter, and check the generated code of the client
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -170,6 +170,12 @@ protos: $(PROTOC_VENV)/.done ## regenerate the code from the .proto files
 
 protos-check: protos ## fail if the checked-in code differs from the output of `make protos`
 	git diff --exit-code -- protos
+
+client-threads: $(VENV)/.dev ## regenerate the client for threads from the asyncio client
+	$(BIN)/python client/async_to_sync.py
+
+client-threads-check: $(VENV)/.dev ## fail if the checked-in code differs from the output of `make client-threads`
+	$(BIN)/python client/async_to_sync.py --check
 
 # The pages are built before the site, which has them.
 docs: $(VENV)/.dev $(VENV)/.docs ## write the generated page of the reference, and build the documentation site into build/site (open index.html)

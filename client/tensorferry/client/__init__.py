@@ -3,7 +3,6 @@
 `InferenceClient` is for threads; `tensorferry.client.aio` has the same for asyncio.
 """
 
-from tensorferry.client.client import InferenceClient
 from tensorferry.client.connection.channel import Tls
 from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult
 from tensorferry.client.connection.retry import Retry
@@ -23,12 +22,13 @@ from tensorferry.client.errors import (
     Unavailable,
     Unimplemented,
 )
-from tensorferry.client.future import InferenceFuture
 from tensorferry.client.messages.classification import Classification, ClassScore
 from tensorferry.client.messages.codec import InferenceResult, StreamRequest
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata, TensorMetadata
 from tensorferry.client.messages.statistics import BatchStatistics, ModelStatistics, Times
-from tensorferry.client.shared_memory import SharedMemory
+from tensorferry.client.threads.client import InferenceClient
+from tensorferry.client.threads.future import InferenceFuture
+from tensorferry.client.threads.shared_memory import SharedMemory
 
 __all__ = [
     "BatchStatistics",

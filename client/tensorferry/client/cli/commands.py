@@ -12,9 +12,9 @@ import grpc
 
 from tensorferry.client.cli import examples
 from tensorferry.client.cli.server_flags import add_version, call_server, server_parser
-from tensorferry.client.client import InferenceClient
 from tensorferry.client.errors import InvalidInput, Unavailable, Unimplemented
 from tensorferry.client.messages.printable import printable
+from tensorferry.client.threads.client import InferenceClient
 
 # In place of a command with such a name, which could not be copied from a terminal.
 _NOT_PRINTABLE = "no example: a name has characters that cannot be printed"

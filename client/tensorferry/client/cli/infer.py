@@ -13,12 +13,12 @@ from tensorferry.client.cli.inputs import JsonRequest, add_once, read_inputs, re
 from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.cli.random_values import random_inputs
 from tensorferry.client.cli.server_flags import add_version, call_server, pair, server_parser, unique
-from tensorferry.client.client import InferenceClient
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages.classification import Classification
 from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.metadata import TensorMetadata
 from tensorferry.client.messages.printable import printable
+from tensorferry.client.threads.client import InferenceClient
 
 _DESCRIPTION = """Run one request on a model of a running server. Values become the datatype of the model's input,
 if that loses no more than a float's last digits; missing leading axes are added with length 1."""

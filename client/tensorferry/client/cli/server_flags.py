@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from tensorferry.client.cli.parser import CommandParser
-from tensorferry.client.client import InferenceClient
 from tensorferry.client.connection.bearer import bearer
 from tensorferry.client.connection.channel import CallMetadata, Tls, call_metadata
 from tensorferry.client.connection.deadline import seconds_of
 from tensorferry.client.connection.target import TARGET_VARIABLE, check_target, default_targets
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.messages.printable import one_line
+from tensorferry.client.threads.client import InferenceClient
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ sent reaches the consumer after at most one answer, and never waits for the next
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -17,9 +17,10 @@ from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.inflight import InFlight, Outcome, unanswered
 from tensorferry.client.messages import codec
-from tensorferry.client.messages.codec import StreamRequest
+from tensorferry.client.messages.codec import Inputs, StreamDefaults, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 
+Requests = Iterable[Inputs | StreamRequest]
 Encode = Callable[[StreamRequest], pb.ModelInferRequest]
 Open = Callable[[Iterator[pb.ModelInferRequest]], Any]
 
@@ -115,6 +116,11 @@ class _RequestFeed:
                 broken = unanswered(self._in_flight.awaited)
             outcomes = self._in_flight.abandon(broken) if broken else []
             return outcomes, self._failure or broken
+
+
+def complete(requests: Requests, defaults: StreamDefaults) -> Generator[StreamRequest, None, None]:
+    """Yield the requests of an iterable, with defaults filled in."""
+    return (defaults.complete(request) for request in codec.iterated(requests))
 
 
 def run(

@@ -1,22 +1,21 @@
-"""Asyncio client with the methods of `tensorferry.client.InferenceClient`."""
+"""Inference of the asyncio client: unary calls, streams and retries."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+import functools
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Literal, TypeVar, overload
 
 import grpc
 
-from tensorferry.client import aio_stream, errors
-from tensorferry.client.aio_shared_memory import AsyncSharedMemoryCalls
-from tensorferry.client.aio_shared_memory import SharedMemory as SharedMemory
+from tensorferry.client import errors
+from tensorferry.client.aio import stream, waits
+from tensorferry.client.aio.shared_memory import SharedMemoryCalls
 from tensorferry.client.base import StreamPlan
-from tensorferry.client.connection import channel
 from tensorferry.client.connection.context import CallContext, Compression, Headers
-from tensorferry.client.connection.endpoints import Connection, Endpoints, OpenChannel
+from tensorferry.client.connection.endpoints import Connection
 from tensorferry.client.connection.retry import Attempts
 from tensorferry.client.errors import InferenceError, ResourceExhausted
 from tensorferry.client.inflight import Outcome, id_of
@@ -28,52 +27,11 @@ from tensorferry.protos import inference_pb2 as pb
 T = TypeVar("T")
 
 
-class InferenceClient(AsyncSharedMemoryCalls):
-    """A client of one server, or of several equal ones. Use it with `async with`, or await `close`.
+class InferenceCalls(SharedMemoryCalls):
+    """Inference over unary calls and streams, with retries."""
 
-    Arguments, retries, timeouts and errors are those of `tensorferry.client.InferenceClient`.
-
-    Not thread-safe: a client belongs to the event loop of its first call. Any number of tasks of
-    that loop may use it at once.
-
-    >>> async with InferenceClient("127.0.0.1:8001") as client:
-    ...     (await client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}))["probabilities"].shape
-    (1, 10)
-    """
-
-    def _open(self, endpoints: Callable[[OpenChannel], Endpoints]) -> None:
-        # Set by `close`; ends every wait before a retry.
-        self._closing = asyncio.Event()
-        self._open_endpoints = endpoints
-        # Opened by the first call, because channels of grpcio belong to a running event loop.
-        self._opened: Endpoints | None = None
-
-    @property
-    def _endpoints(self) -> Endpoints:
-        if self._opened is None:
-            self._check_open()
-            self._opened = self._open_endpoints(channel.aio_channel)
-        return self._opened
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the channels; calls in flight end with `Cancelled`. Idempotent.
-
-        >>> other = InferenceClient("127.0.0.1:8001")
-        >>> await other.close()
-        """
-        self._closed = True
-        self._closing.set()
-        for connection in self._opened.close() if self._opened else ():
-            await connection.channel.close()
-            await connection.stream_channel.close()
+    # Set by `close`; ends every wait before a retry.
+    _closing: waits.Closing
 
     async def infer(
         self,
@@ -119,47 +77,11 @@ class InferenceClient(AsyncSharedMemoryCalls):
             raise
         return chunks.join(results)
 
-    def submit(
-        self,
-        model: str,
-        inputs: Inputs,
-        *,
-        version: str = "",
-        timeout: float | None = None,
-        outputs: Outputs | None = None,
-        request_id: str | None = None,
-        parameters: Mapping[str, Parameter] | None = None,
-        metadata: Headers = (),
-        compression: Compression | None = None,
-    ) -> asyncio.Task[InferenceResult]:
-        """Send one request and return an `asyncio.Task` of its result.
-
-        Arguments are those of `infer`. The task raises every error. `cancel()` of the task
-        cancels the call on the server.
-
-        >>> tasks = [client.submit("digits", {"image": np.zeros((1, 8, 8), np.uint8)}) for _ in range(3)]
-        >>> [result["probabilities"].shape for result in await asyncio.gather(*tasks)]
-        [(1, 10), (1, 10), (1, 10)]
-        """
-        return asyncio.create_task(
-            self.infer(
-                model,
-                inputs,
-                version=version,
-                timeout=timeout,
-                outputs=outputs,
-                request_id=request_id,
-                parameters=parameters,
-                metadata=metadata,
-                compression=compression,
-            )
-        )
-
     @overload
     def stream(
         self,
         model: str,
-        requests: aio_stream.Requests,
+        requests: stream.Requests,
         *,
         version: str = ...,
         ordered: bool = ...,
@@ -176,7 +98,7 @@ class InferenceClient(AsyncSharedMemoryCalls):
     def stream(
         self,
         model: str,
-        requests: aio_stream.Requests,
+        requests: stream.Requests,
         *,
         version: str = ...,
         ordered: bool = ...,
@@ -192,7 +114,7 @@ class InferenceClient(AsyncSharedMemoryCalls):
     def stream(
         self,
         model: str,
-        requests: aio_stream.Requests,
+        requests: stream.Requests,
         *,
         version: str = "",
         ordered: bool = False,
@@ -212,9 +134,10 @@ class InferenceClient(AsyncSharedMemoryCalls):
         `timeout` covers the whole stream.
 
         At most `max_in_flight` requests have been taken from `requests` without their result
-        being yielded, so a slow consumer slows `requests` down. `requests` is a plain or an
-        asynchronous iterable, and is iterated in a separate task. Its exception is raised here,
-        after the results of all requests sent before it.
+        being yielded, so a slow consumer slows `requests` down. An exception of `requests` is
+        raised here, after the results of all requests sent before it.
+
+        `requests` is a plain or an asynchronous iterable, and is iterated in a separate task.
 
         A failed request raises its InferenceError, with `request_id`, and ends the stream. With
         `on_error="yield"` the error is yielded in place of the result, and the stream continues.
@@ -241,7 +164,7 @@ class InferenceClient(AsyncSharedMemoryCalls):
             compression,
             on_error,
         )
-        return self._stream(plan, aio_stream.complete(requests, plan.defaults))
+        return self._stream(plan, stream.complete(requests, plan.defaults))
 
     async def _stream(
         self, plan: StreamPlan, requests: AsyncGenerator[StreamRequest]
@@ -259,12 +182,8 @@ class InferenceClient(AsyncSharedMemoryCalls):
             sent[request.request_id] = encoded
             return encoded
 
-        outcomes = aio_stream.run(
-            connection.stream_stub.ModelStreamInfer(**context.options(plan.order)),
-            requests,
-            encode,
-            plan.in_flight,
-        )
+        call = functools.partial(connection.stream_stub.ModelStreamInfer, **context.options(plan.order))
+        outcomes = stream.run(call, requests, encode, plan.in_flight)
         async with contextlib.aclosing(outcomes):
             async for outcome in outcomes:
                 request = sent.pop(id_of(outcome), None)
@@ -315,10 +234,7 @@ class InferenceClient(AsyncSharedMemoryCalls):
         delay = attempts.delay(error, call, context.deadline.left())
         if delay is None:
             raise error from call
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(delay):
-                await self._closing.wait()
-        if self._closed:
+        if await self._closing.wait(delay):
             raise errors.closed_during_call(error.request_id) from error
 
     async def _run(self, rpc: Rpc[T], context: CallContext, *, wait_for_ready: bool = False) -> T:
@@ -343,8 +259,8 @@ class InferenceClient(AsyncSharedMemoryCalls):
             except grpc.RpcError as error:
                 failure = errors.from_rpc(error, context.request_id)
                 await self._wait(failure, error, attempts, context)
-            except asyncio.CancelledError:
-                if aio_stream.caller_cancelled():
+            except asyncio.CancelledError:  # asyncio only
+                if waits.caller_cancelled():
                     raise
                 raise errors.closed_during_call(context.request_id) from None
             else:

@@ -1,114 +1,37 @@
-"""The synchronous client."""
+# Generated from client/tensorferry/client/aio/inference.py by `make client-threads`. Do not edit.
+"""Inference of the client for threads: unary calls, streams and retries."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from collections.abc import Generator, Mapping
+from typing import Any, Literal, TypeVar, overload
 
 import grpc
 
-from tensorferry.client import errors, stream
+from tensorferry.client import errors
 from tensorferry.client.base import StreamPlan
-from tensorferry.client.connection import channel
 from tensorferry.client.connection.context import CallContext, Compression, Headers
-from tensorferry.client.connection.endpoints import Connection, Endpoints, OpenChannel
+from tensorferry.client.connection.endpoints import Connection
 from tensorferry.client.connection.retry import Attempts
 from tensorferry.client.errors import InferenceError, ResourceExhausted
-from tensorferry.client.future import InferenceFuture, RetryQueue
 from tensorferry.client.inflight import Outcome, id_of
 from tensorferry.client.messages import chunks, codec, rpcs
 from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter, StreamRequest
 from tensorferry.client.messages.rpcs import Rpc
-from tensorferry.client.shared_memory import SharedMemoryCalls
+from tensorferry.client.threads import stream, waits
+from tensorferry.client.threads.shared_memory import SharedMemoryCalls
 from tensorferry.protos import inference_pb2 as pb
 
 T = TypeVar("T")
 
 
-class InferenceClient(SharedMemoryCalls):
-    """A client of one server, or of several equal ones. Use it as a context manager, or call `close`.
+class InferenceCalls(SharedMemoryCalls):
+    """Inference over unary calls and streams, with retries."""
 
-    >>> with InferenceClient("127.0.0.1:8001") as client:
-    ...     client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)})["probabilities"].shape
-    (1, 10)
-
-    Arguments:
-
-    - `target`: "host:port", or any other name that gRPC resolves, or a list of these. None takes
-      the environment variable TENSORFERRY_TARGET, whose targets are separated by commas, or else
-      127.0.0.1:8001.
-    - `tls`: True for TLS with the system's certificate authorities, or a `Tls` with files.
-    - `credentials`: grpcio's channel credentials, instead of `tls`.
-    - `metadata`: metadata of every call. A current OpenTelemetry context is added to it.
-    - `compression`: "gzip" or "deflate" compresses every message to the server, "none" none.
-    - `token`: bearer token of every call. A token that would leave this machine without TLS raises
-      InvalidInput, unless `token_over_plaintext` is true.
-    - `max_message_bytes`: bound on a message in either direction.
-    - `options`: gRPC channel options, which override those of the client.
-    - `check`: compare each request with the model's metadata before it is sent (the default).
-      If false, the dtype of each array decides its datatype.
-    - `retry`: how calls are repeated, None for never.
-    - `connections`: connections to each target, from 1 to 64. None opens as many as the server needs.
-
-    The first call connects, not the constructor. Streams have connections of their own.
-
-    Several processes: a connection reaches one process of a server. A server of several states
-    their number in its models' metadata. The client then opens four connections for each process,
-    at most 32, and calls and streams take turns.
-
-    Several targets: calls and streams take turns. A target that cannot be reached is left out, and
-    its calls go to the next one; every five seconds one call tries it again.
-
-    A pickle of a client has its arguments, the token included. The copy opens its own channels.
-
-    Retries: a call that got UNAVAILABLE, or RESOURCE_EXHAUSTED with a retry time, is sent again
-    within its timeout. A call whose connection broke while it was in progress is sent again at
-    most once, and never if it is part of a sequence.
-
-    Timeouts: a positive number of seconds for the whole call, retries included. The timeout
-    becomes the gRPC deadline. None and infinity mean no limit.
-
-    Errors: calls raise `InferenceError`. Its subclass follows from the server's status code.
-    `InvalidInput` (a ValueError) is raised for unusable arguments, and `ClientClosed`
-    (a RuntimeError) after `close`.
-
-    Thread-safe: all methods may be called from any number of threads at once.
-    """
-
-    def _open(self, endpoints: Callable[[OpenChannel], Endpoints]) -> None:
-        # Set by `close`; ends every wait before a retry.
-        self._closing = threading.Event()
-        self._retry_queue = RetryQueue()
-        self._opened = endpoints(channel.sync_channel)
-
-    @property
-    def _endpoints(self) -> Endpoints:
-        return self._opened
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the channels; calls in flight end with `Cancelled`. Idempotent.
-
-        >>> other = InferenceClient("127.0.0.1:8001")
-        >>> other.close()
-        """
-        self._closed = True
-        self._closing.set()
-        self._retry_queue.close()
-        for connection in self._opened.close():
-            connection.channel.close()
-            connection.stream_channel.close()
+    # Set by `close`; ends every wait before a retry.
+    _closing: waits.Closing
 
     def infer(
         self,
@@ -136,7 +59,6 @@ class InferenceClient(SharedMemoryCalls):
         other, and their results are joined. All have the same deadline.
 
         Raises InvalidInput before anything is sent if inputs or outputs do not fit the model.
-        Thread-safe.
 
         >>> result = client.infer("digits", {"image": np.zeros((2, 8, 8), np.uint8)}, timeout=1.0)
         >>> result["probabilities"].shape
@@ -155,48 +77,11 @@ class InferenceClient(SharedMemoryCalls):
             raise
         return chunks.join(results)
 
-    def submit(
-        self,
-        model: str,
-        inputs: Inputs,
-        *,
-        version: str = "",
-        timeout: float | None = None,
-        outputs: Outputs | None = None,
-        request_id: str | None = None,
-        parameters: Mapping[str, Parameter] | None = None,
-        metadata: Headers = (),
-        compression: Compression | None = None,
-    ) -> InferenceFuture:
-        """Send one request and return a `concurrent.futures.Future` of its result.
-
-        Arguments are those of `infer`, but the request is always sent whole. Errors after the request was sent are raised by the future.
-        `cancel()` of the future cancels the call on the server. The first request for a model
-        waits for the model's metadata. Thread-safe.
-
-        >>> futures = [client.submit("digits", {"image": np.zeros((1, 8, 8), np.uint8)}) for _ in range(3)]
-        >>> [future.result()["probabilities"].shape for future in futures]
-        [(1, 10), (1, 10), (1, 10)]
-        """
-        request = codec.request_of(inputs, request_id, outputs, parameters)
-        context = self._settings.of_call(metadata, compression).begin(timeout, request.request_id)
-        encoded = self._encode(model, version, context, request)
-        attempts = self._attempts(encoded)
-        return InferenceFuture(
-            lambda: attempts.next().stub.ModelInfer.future(encoded, **self._call_options(context)),
-            request.request_id,
-            functools.partial(self._cache.refused, model, version),
-            functools.partial(self._compared, encoded, context),
-            attempts,
-            context.deadline,
-            self._retry_queue,
-        )
-
     @overload
     def stream(
         self,
         model: str,
-        requests: Iterable[Inputs | StreamRequest],
+        requests: stream.Requests,
         *,
         version: str = ...,
         ordered: bool = ...,
@@ -213,7 +98,7 @@ class InferenceClient(SharedMemoryCalls):
     def stream(
         self,
         model: str,
-        requests: Iterable[Inputs | StreamRequest],
+        requests: stream.Requests,
         *,
         version: str = ...,
         ordered: bool = ...,
@@ -229,7 +114,7 @@ class InferenceClient(SharedMemoryCalls):
     def stream(
         self,
         model: str,
-        requests: Iterable[Inputs | StreamRequest],
+        requests: stream.Requests,
         *,
         version: str = "",
         ordered: bool = False,
@@ -249,17 +134,19 @@ class InferenceClient(SharedMemoryCalls):
         `timeout` covers the whole stream.
 
         At most `max_in_flight` requests have been taken from `requests` without their result
-        being yielded, so a slow consumer slows `requests` down. `requests` is iterated on a
-        separate thread, so state that it shares with the consumer needs a lock. An exception of
-        `requests` is raised here, after the results of all requests sent before it.
+        being yielded, so a slow consumer slows `requests` down. An exception of `requests` is
+        raised here, after the results of all requests sent before it.
+
+        `requests` is iterated on a separate thread, so state that it shares with the consumer needs
+        a lock.
 
         A failed request raises its InferenceError, with `request_id`, and ends the stream. With
         `on_error="yield"` the error is yielded in place of the result, and the stream continues.
         If the call itself breaks, every request in flight fails with the error of the call. With
         "yield" that error is raised last, for the requests that were never sent.
 
-        Nothing is sent before the first `next()`. Closing or dropping the iterator cancels the
-        call and all its requests. One thread at a time may use the iterator.
+        Nothing is sent before the first `next()`. Closing or dropping the iterator cancels the call
+        and all its requests. One thread at a time may use it.
 
         >>> requests = ({"image": np.full((1, 8, 8), n, np.uint8)} for n in range(3))
         >>> [result["probabilities"].shape for result in client.stream("digits", requests)]
@@ -277,9 +164,11 @@ class InferenceClient(SharedMemoryCalls):
             compression,
             on_error,
         )
-        return self._stream(plan, map(plan.defaults.complete, codec.iterated(requests)))
+        return self._stream(plan, stream.complete(requests, plan.defaults))
 
-    def _stream(self, plan: StreamPlan, requests: Iterator[StreamRequest]) -> Generator[Outcome, None, None]:
+    def _stream(
+        self, plan: StreamPlan, requests: Generator[StreamRequest, None, None]
+    ) -> Generator[Outcome, None, None]:
         self._check_open()
         context = plan.settings.begin(plan.timeout)
         connection = self._stream_connection(context)
@@ -291,12 +180,8 @@ class InferenceClient(SharedMemoryCalls):
             sent[request.request_id] = encoded
             return encoded
 
-        outcomes = stream.run(
-            lambda feed: connection.stream_stub.ModelStreamInfer(feed, **context.options(plan.order)),
-            requests,
-            encode,
-            plan.in_flight,
-        )
+        call = functools.partial(connection.stream_stub.ModelStreamInfer, **context.options(plan.order))
+        outcomes = stream.run(call, requests, encode, plan.in_flight)
         with contextlib.closing(outcomes):
             for outcome in outcomes:
                 request = sent.pop(id_of(outcome), None)

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from tensorferry.client import errors
+from tensorferry.client.aio import waits
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.inflight import InFlight, Outcome, unanswered
 from tensorferry.client.messages import codec
@@ -165,12 +166,6 @@ class _RequestFeed:
         await asyncio.wait([self._task])
 
 
-def caller_cancelled() -> bool:
-    """Return whether the caller cancelled the task; if not, grpcio raised CancelledError for a closed call."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 def complete(requests: Requests, defaults: StreamDefaults) -> AsyncGenerator[StreamRequest]:
     """Yield the requests of a plain or asynchronous iterable, with defaults filled in."""
     if isinstance(requests, AsyncIterable):
@@ -193,7 +188,10 @@ async def _complete_plain(
 
 
 async def run(
-    call: Call, requests: AsyncGenerator[StreamRequest], encode: Encode, in_flight: InFlight
+    open_call: Callable[[], Call],
+    requests: AsyncGenerator[StreamRequest],
+    encode: Encode,
+    in_flight: InFlight,
 ) -> AsyncGenerator[Outcome]:
     """Yield the outcomes of the requests, until all are answered.
 
@@ -201,6 +199,7 @@ async def run(
     early, every request in flight gets its InferenceError as outcome, and then it is raised.
     Closing the iterator cancels the call and the task that sends.
     """
+    call = open_call()
     ending = _FinalStatus(call)
     feed = _RequestFeed(call, requests, encode, in_flight)
     answers = aiter(call)
@@ -218,7 +217,7 @@ async def run(
                 broken = await ending.error(error)
                 break
             except asyncio.CancelledError:
-                if caller_cancelled():
+                if waits.caller_cancelled():
                     raise
                 broken = errors.closed_during_call()
                 break

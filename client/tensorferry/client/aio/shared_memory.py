@@ -1,19 +1,19 @@
-"""Shared memory of the synchronous client."""
+"""Shared memory of the asyncio client."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, cast, overload
 
+from tensorferry.client.aio.server_calls import ServerCalls
 from tensorferry.client.connection.context import Headers
 from tensorferry.client.connection.device_arrays import DeviceArray, DeviceResult
 from tensorferry.client.errors import InferenceError
 from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.shared_layout import Shapes
-from tensorferry.client.server_calls import ServerCalls
 from tensorferry.client.shared_tensors import (
     RELEASE_POLL_SECONDS,
     RELEASE_SECONDS,
@@ -30,12 +30,12 @@ from tensorferry.protos.tensors import Array
 class SharedMemory(Generic[ArrayT, ResultT]):
     """Inputs and outputs of one model in memory that a server of this machine shares.
 
-    `InferenceClient.shared_memory` returns it. The `with` statement creates the memory and registers
-    it; its end unregisters it, and removes it. One thread at a time may use it.
+    `InferenceClient.shared_memory` returns it. The `async with` statement creates the memory and registers
+    it; its end unregisters it, and removes it. One task at a time may use it.
 
-    >>> with client.shared_memory("digits", rows=32) as memory:
+    >>> async with client.shared_memory("digits", rows=32) as memory:
     ...     memory.inputs["image"][:5] = 0
-    ...     memory.infer(rows=5)["probabilities"].shape
+    ...     (await memory.infer(rows=5))["probabilities"].shape
     (5, 10)
     """
 
@@ -59,35 +59,35 @@ class SharedMemory(Generic[ArrayT, ResultT]):
         self._timeout = timeout
         self._tensors: SharedTensors[ArrayT, ResultT] | None = None
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         context = self._client._settings.begin(self._timeout)
-        metadata = self._client._known(self._model, self._version, context)
+        metadata = await self._client._known(self._model, self._version, context)
         tensors = shared_tensors(metadata, self._version, self._rows, self._shapes, self._device)
         try:
-            self._client._run(tensors.register(), context)
+            await self._client._run(tensors.register(), context)
         except BaseException:
-            self._release(tensors)
+            await self._release(tensors)
             raise
         self._tensors = tensors
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         tensors, self._tensors = self._entered(), None
-        self._release(tensors)
+        await self._release(tensors)
 
     @property
     def inputs(self) -> Mapping[str, ArrayT]:
         """Array of each input, with all rows, to be filled before `infer`. On a GPU it is a `DeviceArray`.
 
-        >>> with client.shared_memory("digits", rows=32) as memory:
+        >>> async with client.shared_memory("digits", rows=32) as memory:
         ...     memory.inputs["image"].shape
         (32, 8, 8)
         """
         return self._entered().inputs
 
-    def infer(
+    async def infer(
         self,
         rows: int | None = None,
         *,
@@ -101,30 +101,30 @@ class SharedMemory(Generic[ArrayT, ResultT]):
         The outputs are arrays over the shared memory: the next `infer` overwrites them. On a GPU the
         result is a `DeviceResult`. Other arguments and errors are those of `InferenceClient.infer`.
 
-        >>> with client.shared_memory("digits", rows=2) as memory:
-        ...     memory.infer(timeout=1.0)["probabilities"].shape
+        >>> async with client.shared_memory("digits", rows=2) as memory:
+        ...     (await memory.infer(timeout=1.0))["probabilities"].shape
         (2, 10)
         """
         context = self._client._settings.of_call(metadata).begin(timeout, request_id or "")
         rpc = self._entered().infer(rows, request_id, parameters)
-        result = self._client._run(rpc, context)
-        return self._client._compared(cast("pb.ModelInferRequest", rpc.message), context, result)
+        result = await self._client._run(rpc, context)
+        return await self._client._compared(cast("pb.ModelInferRequest", rpc.message), context, result)
 
     def _entered(self) -> SharedTensors[ArrayT, ResultT]:
         if self._tensors is None:
             raise RuntimeError(
-                "the shared memory exists only inside its `with` statement: write `with client.shared_memory(...) as memory:`"
+                "the shared memory exists only inside its `with` statement: write `async with client.shared_memory(...) as memory:`"
             )
         return self._tensors
 
-    def _release(self, tensors: SharedTensors[ArrayT, ResultT]) -> None:
+    async def _release(self, tensors: SharedTensors[ArrayT, ResultT]) -> None:
         try:
             # The server may be gone, or the client closed.
             with contextlib.suppress(InferenceError):
                 context = self._client._settings.begin(RELEASE_SECONDS)
-                self._client._run(tensors.unregister(), context)
-                while (rpc := tensors.in_use()) is not None and self._client._run(rpc, context):
-                    time.sleep(RELEASE_POLL_SECONDS)
+                await self._client._run(tensors.unregister(), context)
+                while (rpc := tensors.in_use()) is not None and await self._client._run(rpc, context):
+                    await asyncio.sleep(RELEASE_POLL_SECONDS)
         finally:
             tensors.release()
 
@@ -168,7 +168,7 @@ class SharedMemoryCalls(ServerCalls):
     ) -> SharedMemory[Any, Any]:
         """Return memory for requests of up to `rows` rows, which a server of this machine shares.
 
-        Use it with `with`. `shapes` has the whole shapes of inputs and outputs with dynamic axes
+        Use it with `async with`. `shapes` has the whole shapes of inputs and outputs with dynamic axes
         other than the rows. The server needs `--allow-shared-memory`, and must run as the same user.
         `timeout` is for creating it. Raises InvalidInput for a tensor of strings or of unknown size,
         and for a client of several targets, OSError without enough memory, and the server's error if
@@ -178,9 +178,9 @@ class SharedMemoryCalls(ServerCalls):
         must have this number in both processes. Raises ImportError without the package cuda-bindings,
         InvalidInput for an unknown GPU, and OSError for a failed call of the NVIDIA driver.
 
-        >>> with client.shared_memory("digits", rows=32) as memory:
+        >>> async with client.shared_memory("digits", rows=32) as memory:
         ...     memory.inputs["image"][...] = np.zeros((32, 8, 8), np.uint8)
-        ...     memory.infer()["probabilities"].shape
+        ...     (await memory.infer())["probabilities"].shape
         (32, 10)
         """
         return SharedMemory(self, model, rows, version, shapes, device, timeout)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import grpc
-
-from tensorferry.client import aio_stream, errors
+from tensorferry.client.aio import waits
 from tensorferry.client.base import ClientBase
 from tensorferry.client.connection.context import CallContext, Headers
-from tensorferry.client.errors import DeadlineExceeded, InferenceError, Unavailable
+from tensorferry.client.errors import DeadlineExceeded, Unavailable
 from tensorferry.client.messages import arguments, rpcs
 from tensorferry.client.messages.answers import Answer
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
@@ -24,7 +21,7 @@ T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
 
-class AsyncServerCalls(ClientBase):
+class ServerCalls(ClientBase):
     """Health, metadata, model control, statistics and settings."""
 
     @abstractmethod
@@ -89,9 +86,17 @@ class AsyncServerCalls(ClientBase):
         >>> await client.wait_ready(timeout=30)
         True
         """
-        if len(self._endpoints) > 1:
-            return await self._wait_any_ready(self._settings.of_call(metadata).begin(timeout))
-        return await self._ask(rpcs.server_ready(), timeout, metadata, wait_for_ready=True)
+        if len(self._endpoints) == 1:
+            return await self._ask(rpcs.server_ready(), timeout, metadata, wait_for_ready=True)
+        rpc = rpcs.server_ready()
+        context = self._settings.of_call(metadata).begin(timeout)
+        methods = [connection.stub.ServerReady for connection in self._endpoints]
+        try:
+            answer = await waits.first_answer(methods, rpc.message, self._call_options(context))
+        except DeadlineExceeded:
+            # No time is left for a call.
+            return False
+        return answer is not None and rpc.decode(answer)
 
     async def models(
         self, *, ready: bool = False, timeout: float | None = None, metadata: Headers = ()
@@ -217,42 +222,6 @@ class AsyncServerCalls(ClientBase):
         False
         """
         return await self._run(rpcs.log_settings(settings), self._settings.of_call(metadata).begin(timeout))
-
-    async def _wait_any_ready(self, context: CallContext) -> bool:
-        """Wait until one of several servers answers; return whether it is ready."""
-        rpc = rpcs.server_ready()
-
-        async def outcome(call: Any) -> bool | InferenceError:
-            try:
-                return rpc.decode(await call)
-            except grpc.RpcError as error:
-                return errors.from_rpc(error)
-            except asyncio.CancelledError:
-                if aio_stream.caller_cancelled():
-                    raise
-                return errors.closed_during_call()
-
-        waiting: set[asyncio.Task[bool | InferenceError]] = set()
-        try:
-            options = self._call_options(context)
-            calls = [
-                connection.stub.ServerReady(rpc.message, wait_for_ready=True, **options)
-                for connection in self._endpoints
-            ]
-            waiting = {asyncio.create_task(outcome(call)) for call in calls}
-            while waiting:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for found in (task.result() for task in done):
-                    if isinstance(found, bool):
-                        return found
-                    if not isinstance(found, (Unavailable, DeadlineExceeded)):
-                        raise found
-        except DeadlineExceeded:
-            pass
-        finally:
-            for task in waiting:
-                task.cancel()
-        return False
 
     async def _known(self, model: str, version: str, context: CallContext) -> ModelMetadata:
         return self._cache.get(model, version) or await self._fetch(model, version, context)

@@ -1,15 +1,12 @@
-"""Calls of the synchronous client that are not inference."""
+# Generated from client/tensorferry/client/aio/server_calls.py by `make client-threads`. Do not edit.
+"""Calls of the client for threads that are not inference."""
 
 from __future__ import annotations
 
-import queue
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import grpc
-
-from tensorferry.client import errors
 from tensorferry.client.base import ClientBase
 from tensorferry.client.connection.context import CallContext, Headers
 from tensorferry.client.errors import DeadlineExceeded, Unavailable
@@ -18,6 +15,7 @@ from tensorferry.client.messages.answers import Answer
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, ServerMetadata
 from tensorferry.client.messages.rpcs import Config, File, LogSettings, Rpc, TraceSettings
 from tensorferry.client.messages.statistics import ModelStatistics
+from tensorferry.client.threads import waits
 from tensorferry.protos import inference_pb2 as pb
 
 T = TypeVar("T")
@@ -36,8 +34,6 @@ class ServerCalls(ClientBase):
     ) -> ModelMetadata:
         """Return the model's inputs, outputs and versions, cached until the server refuses a request for it.
 
-        Thread-safe.
-
         >>> client.metadata("digits").inputs
         (TensorMetadata(name='image', datatype='UINT8', shape=(-1, 8, 8), optional=False),)
         """
@@ -46,7 +42,7 @@ class ServerCalls(ClientBase):
         return self._known(model, version, context)
 
     def server_metadata(self, *, timeout: float | None = None, metadata: Headers = ()) -> ServerMetadata:
-        """Return the server's name, version and extensions. Thread-safe.
+        """Return the server's name, version and extensions.
 
         >>> client.server_metadata().name
         'tensorferry'
@@ -54,7 +50,7 @@ class ServerCalls(ClientBase):
         return self._run(rpcs.server_metadata(), self._settings.of_call(metadata).begin(timeout))
 
     def is_live(self, *, timeout: float | None = None, metadata: Headers = ()) -> bool:
-        """Return whether the server answers; False if it cannot be reached in time. Thread-safe.
+        """Return whether the server answers; False if it cannot be reached in time.
 
         >>> client.is_live()
         True
@@ -62,7 +58,7 @@ class ServerCalls(ClientBase):
         return self._ask(rpcs.server_live(), timeout, metadata)
 
     def is_ready(self, *, timeout: float | None = None, metadata: Headers = ()) -> bool:
-        """Return whether the server is ready; False if it cannot be reached in time. Thread-safe.
+        """Return whether the server is ready; False if it cannot be reached in time.
 
         >>> client.is_ready(timeout=1.0)
         True
@@ -72,7 +68,7 @@ class ServerCalls(ClientBase):
     def is_model_ready(
         self, model: str, version: str = "", *, timeout: float | None = None, metadata: Headers = ()
     ) -> bool:
-        """Return whether the model is ready; False if the server cannot be reached in time. Thread-safe.
+        """Return whether the model is ready; False if the server cannot be reached in time.
 
         >>> client.is_model_ready("digits"), client.is_model_ready("letters")
         (True, False)
@@ -84,21 +80,27 @@ class ServerCalls(ClientBase):
 
         False if it cannot be reached in time. Use it for a server that is starting: the channel
         connects as soon as the server listens. Of several targets, the first that answers
-        decides. Thread-safe.
+        decides.
 
         >>> client.wait_ready(timeout=30)
         True
         """
-        if len(self._endpoints) > 1:
-            return self._wait_any_ready(self._settings.of_call(metadata).begin(timeout))
-        return self._ask(rpcs.server_ready(), timeout, metadata, wait_for_ready=True)
+        if len(self._endpoints) == 1:
+            return self._ask(rpcs.server_ready(), timeout, metadata, wait_for_ready=True)
+        rpc = rpcs.server_ready()
+        context = self._settings.of_call(metadata).begin(timeout)
+        methods = [connection.stub.ServerReady for connection in self._endpoints]
+        try:
+            answer = waits.first_answer(methods, rpc.message, self._call_options(context))
+        except DeadlineExceeded:
+            # No time is left for a call.
+            return False
+        return answer is not None and rpc.decode(answer)
 
     def models(
         self, *, ready: bool = False, timeout: float | None = None, metadata: Headers = ()
     ) -> tuple[ModelStatus, ...]:
         """Return the models of the server's repository, in any state; with `ready`, those that take requests.
-
-        Thread-safe.
 
         >>> [model.name for model in client.models(ready=True)]
         ['digits']
@@ -117,7 +119,7 @@ class ServerCalls(ClientBase):
         """Load a model of the server's repository, or load it again; return when it is ready.
 
         `config` replaces the model's configuration: a dict, or JSON. `files` replaces files of the
-        model, as "VERSION/NAME": bytes, or the path of a local file. It needs a `config`. Thread-safe.
+        model, as "VERSION/NAME": bytes, or the path of a local file. It needs a `config`.
 
         >>> client.load_model("digits", config={"max_batch_size": 16})
         """
@@ -129,7 +131,7 @@ class ServerCalls(ClientBase):
     ) -> None:
         """Stop requests for a model; the server still answers those that it has accepted.
 
-        With `dependents`, the models that an ensemble consists of are unloaded, too. Thread-safe.
+        With `dependents`, the models that an ensemble consists of are unloaded, too.
 
         >>> client.unload_model("digits")
         >>> client.is_model_ready("digits")
@@ -144,7 +146,7 @@ class ServerCalls(ClientBase):
     ) -> dict[str, Any]:
         """Return the configuration in use, with the fields of config.pbtxt as a dict.
 
-        Repeated fields are lists, messages dicts, and enums their names. Thread-safe.
+        Repeated fields are lists, messages dicts, and enums their names.
 
         >>> client.model_config("digits")["input"][0]["dims"]
         [8, 8]
@@ -154,7 +156,7 @@ class ServerCalls(ClientBase):
     def statistics(
         self, model: str = "", version: str = "", *, timeout: float | None = None, metadata: Headers = ()
     ) -> tuple[ModelStatistics, ...]:
-        """Return counts and times of a model's versions, by default of all models. Thread-safe.
+        """Return counts and times of a model's versions, by default of all models.
 
         >>> [statistics] = client.statistics("digits")
         >>> statistics.success.count > 0
@@ -165,7 +167,7 @@ class ServerCalls(ClientBase):
     def trace_settings(
         self, model: str = "", *, timeout: float | None = None, metadata: Headers = ()
     ) -> TraceSettings:
-        """Return what is traced of a model, by default of the server: values by name. Thread-safe.
+        """Return what is traced of a model, by default of the server: values by name.
 
         >>> client.trace_settings()["trace_level"]
         ('OFF',)
@@ -183,7 +185,7 @@ class ServerCalls(ClientBase):
         """Change what is traced of a model, by default of the server, and return all settings.
 
         Each value is a str, an int or a list of str. None sets back to the default. Triton's servers
-        have such settings; this project's answer UNIMPLEMENTED to any other value than their own. Thread-safe.
+        have such settings; this project's answer UNIMPLEMENTED to any other value than their own.
 
         >>> client.update_trace_settings({"trace_rate": 1})["trace_rate"]
         ('1',)
@@ -193,7 +195,7 @@ class ServerCalls(ClientBase):
         )
 
     def log_settings(self, *, timeout: float | None = None, metadata: Headers = ()) -> LogSettings:
-        """Return what the server logs: values by name. Thread-safe.
+        """Return what the server logs: values by name.
 
         >>> client.log_settings()["log_warning"]
         True
@@ -207,37 +209,12 @@ class ServerCalls(ClientBase):
         timeout: float | None = None,
         metadata: Headers = (),
     ) -> LogSettings:
-        """Change what the server logs, and return all settings. Thread-safe.
+        """Change what the server logs, and return all settings.
 
         >>> client.update_log_settings({"log_info": False})["log_info"]
         False
         """
         return self._run(rpcs.log_settings(settings), self._settings.of_call(metadata).begin(timeout))
-
-    def _wait_any_ready(self, context: CallContext) -> bool:
-        """Wait until one of several servers answers; return whether it is ready."""
-        rpc = rpcs.server_ready()
-        ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        calls: list[Any] = []
-        try:
-            options = self._call_options(context)
-            for connection in self._endpoints:
-                call = connection.stub.ServerReady.future(rpc.message, wait_for_ready=True, **options)
-                calls.append(call)
-                call.add_done_callback(ended.put)
-            for _ in calls:
-                call = ended.get()
-                if call.code() is grpc.StatusCode.OK:
-                    return rpc.decode(call.result())
-                failure = errors.from_rpc(call)
-                if not isinstance(failure, (Unavailable, DeadlineExceeded)):
-                    raise failure
-        except DeadlineExceeded:
-            pass
-        finally:
-            for call in calls:
-                call.cancel()
-        return False
 
     def _known(self, model: str, version: str, context: CallContext) -> ModelMetadata:
         return self._cache.get(model, version) or self._fetch(model, version, context)

@@ -1,0 +1,41 @@
+"""Waits of the client for threads."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import grpc
+
+from tensorferry.client import errors
+from tensorferry.client.errors import DeadlineExceeded, Unavailable
+
+# Ends every wait before a retry.
+Closing = threading.Event
+
+
+def first_answer(methods: Iterable[Any], request: object, options: Mapping[str, Any]) -> Any:
+    """Call all methods, return the first answer, and cancel the other calls.
+
+    None if every call fails with Unavailable or DeadlineExceeded. Any other error is raised at once.
+    """
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    calls: list[Any] = []
+    try:
+        for method in methods:
+            call = method.future(request, wait_for_ready=True, **options)
+            calls.append(call)
+            call.add_done_callback(ended.put)
+        for _ in calls:
+            call = ended.get()
+            if call.code() is grpc.StatusCode.OK:
+                return call.result()
+            failure = errors.from_rpc(call)
+            if not isinstance(failure, (Unavailable, DeadlineExceeded)):
+                raise failure
+    finally:
+        for call in calls:
+            call.cancel()
+    return None
