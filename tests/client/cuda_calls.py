@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from client import docstrings, either
-from client.either import Client, call, close
+from client import docstrings
 from support.processes.server import running
 
 from tensorferry import client as package
@@ -27,31 +25,27 @@ from tensorferry.client import (
     InvalidArgument,
     InvalidInput,
     ResourceExhausted,
+    SharedMemory,
     Unimplemented,
-    aio,
 )
 from tensorferry.protos import inference_pb2 as pb
 
 IMAGES = np.random.default_rng(1).integers(0, 17, (32, 8, 8), np.uint8)
-KINDS: dict[str, type[Any]] = {"threads": InferenceClient, "asyncio": aio.InferenceClient}
 
 
-def run(check: Callable[[Client], Awaitable[None]], kind: str, address: str) -> None:
+def run(check: Callable[[InferenceClient], None], address: str) -> None:
     """Run one of the functions below with a client, and check that nothing is left."""
+    with InferenceClient(address) as client:
+        check(client)
+    nothing_is_left()
+    with InferenceClient(address) as other:
+        assert regions(other) == {}
 
-    async def checked() -> None:
-        client = KINDS[kind](address)
-        try:
-            await check(client)
-        finally:
-            await close(client)
 
-    asyncio.run(checked())
+def nothing_is_left() -> None:
     assert allocations() == []
     assert current_context() == 0
     assert [active(device) for device in range(driver("cuDeviceGetCount"))][:1] == [False]
-    with InferenceClient(address) as other:
-        assert regions(other) == {}
 
 
 def driver(name: str, *arguments: Any) -> Any:
@@ -85,9 +79,8 @@ def regions(client: InferenceClient) -> dict[str, Any]:
     return dict(status.regions)
 
 
-def shared(client: Client, rows: int, **options: Any) -> AbstractAsyncContextManager[Any]:
-    """Enter the memory of either client, on GPU 0 unless the options name another one."""
-    return either.shared(client, "digits", rows, **{"device": 0, **options})
+def shared(client: InferenceClient, rows: int, device: Any = 0) -> SharedMemory[DeviceArray, DeviceResult]:
+    return client.shared_memory("digits", rows, device=device)
 
 
 @contextlib.contextmanager
@@ -103,14 +96,15 @@ def variable(name: str, value: str) -> Iterator[None]:
 # With the stand-in and with a GPU.
 
 
-async def results_are_those_of_arrays(client: Client) -> None:
-    expected = await call(client, "infer", "digits", {"image": IMAGES})
-    async with shared(client, 32) as memory:
+def results_are_those_of_arrays(client: InferenceClient) -> None:
+    expected = client.infer("digits", {"image": IMAGES})
+    with shared(client, 32) as memory:
         image = memory.inputs["image"]
-        assert (type(image), image.shape, image.dtype, image.device) == (DeviceArray, (32, 8, 8), np.uint8, 0)
+        assert (type(image), image.shape, image.device) == (DeviceArray, (32, 8, 8), 0)
+        assert image.dtype == np.uint8
         image.copy_from(IMAGES)
         np.testing.assert_array_equal(image.numpy(), IMAGES)
-        result = await call(memory, "infer", request_id="a", timeout=30, parameters={"explain": True})
+        result = memory.infer(request_id="a", timeout=30, parameters={"explain": True})
         assert type(result) is DeviceResult
         assert set(result) == set(expected)
         assert len(result) == len(expected)
@@ -125,7 +119,7 @@ async def results_are_those_of_arrays(client: Client) -> None:
         np.testing.assert_array_equal(on_host["label"], expected["label"])
         # A view, so that its rows are not contiguous.
         image.copy_from(IMAGES[::-1][:3])
-        part = await call(memory, "infer", rows=3)
+        part = memory.infer(rows=3)
         assert repr(part["label"]) == "DeviceArray(int64 [3] on GPU 0)"
         np.testing.assert_array_equal(part["label"].numpy(), expected["label"][::-1][:3])
         # A GPU may compute three rows by another kernel than 32.
@@ -137,9 +131,9 @@ async def results_are_those_of_arrays(client: Client) -> None:
     np.testing.assert_array_equal(on_host["label"], expected["label"])
 
 
-async def the_region_is_registered(client: Client) -> None:
+def the_region_is_registered(client: InferenceClient) -> None:
     with InferenceClient(client._arguments["target"]) as other:
-        async with shared(client, 4) as memory, shared(client, 2):
+        with shared(client, 4) as memory, shared(client, 2):
             assert active(0)
             first, _ = sorted(regions(other).values(), key=lambda region: -int(region.byte_size))
             assert (first.device_id, first.byte_size) == (0, 4 * 64 + 64 + 4 * 10 * 4)
@@ -148,11 +142,11 @@ async def the_region_is_registered(client: Client) -> None:
         assert regions(other) == {}
 
 
-async def work_in_the_default_stream_comes_first(client: Client) -> None:
+def work_in_the_default_stream_comes_first(client: InferenceClient) -> None:
     """As after a kernel of cupy or torch, whose launch returns before it has run."""
-    expected = (await call(client, "infer", "digits", {"image": IMAGES}))["label"]
+    expected = client.infer("digits", {"image": IMAGES})["label"]
     context = driver("cuDevicePrimaryCtxRetain", driver("cuDeviceGet", 0))
-    async with shared(client, 32) as memory:
+    with shared(client, 32) as memory:
         image = memory.inputs["image"]
         image.copy_from(np.zeros_like(IMAGES))
         address, _ = image.__cuda_array_interface__["data"]
@@ -162,37 +156,36 @@ async def work_in_the_default_stream_comes_first(client: Client) -> None:
         finally:
             driver("cuCtxPopCurrent")
         np.testing.assert_array_equal(
-            (await call(memory, "infer"))["label"].numpy(),
+            memory.infer()["label"].numpy(),
             expected,
         )
     driver("cuDevicePrimaryCtxRelease", driver("cuDeviceGet", 0))
 
 
-async def the_context_of_the_thread_stays(client: Client) -> None:
+def the_context_of_the_thread_stays(client: InferenceClient) -> None:
     gpu = driver("cuDeviceGet", driver("cuDeviceGetCount") - 1)
     mine = driver("cuDevicePrimaryCtxRetain", gpu)
     driver("cuCtxPushCurrent", mine)
     try:
-        async with shared(client, 2) as memory:
+        with shared(client, 2) as memory:
             assert current_context() == int(mine)
             memory.inputs["image"].copy_from(IMAGES[:2])
             assert current_context() == int(mine)
-            (await call(memory, "infer"))["label"].numpy()
+            memory.infer()["label"].numpy()
             assert current_context() == int(mine)
         assert current_context() == int(mine)
-        with pytest.raises(InvalidInput):
-            async with shared(client, 2, device=99):
-                raise AssertionError("created")
+        with pytest.raises(InvalidInput), shared(client, 2, device=99):
+            raise AssertionError("created")
         assert current_context() == int(mine)
     finally:
         driver("cuCtxPopCurrent")
         driver("cuDevicePrimaryCtxRelease", gpu)
 
 
-async def arrays_end_with_the_statement(client: Client) -> None:
-    async with shared(client, 2) as memory:
+def arrays_end_with_the_statement(client: InferenceClient) -> None:
+    with shared(client, 2) as memory:
         image = memory.inputs["image"]
-        result = await call(memory, "infer")
+        result = memory.infer()
     assert image.shape == (2, 8, 8)
     for use in (
         image.numpy,
@@ -207,23 +200,24 @@ async def arrays_end_with_the_statement(client: Client) -> None:
         _ = memory.inputs
 
 
-async def a_failed_call_leaves_nothing(client: Client) -> None:
-    with pytest.raises(RuntimeError, match="mine"):
-        async with shared(client, 2):
-            raise RuntimeError("mine")
-    with pytest.raises(InvalidInput, match="rows expects an int from 1 to 2, got 3"):
-        async with shared(client, 2) as memory:
-            await call(memory, "infer", rows=3)
-    with pytest.raises(InferenceError):
-        async with shared(client, 2) as memory:
-            await call(memory, "infer", timeout=1e-6)
+def a_failed_call_leaves_nothing(client: InferenceClient) -> None:
+    with pytest.raises(RuntimeError, match="mine"), shared(client, 2):
+        raise RuntimeError("mine")
+    with (
+        pytest.raises(InvalidInput, match="rows expects an int from 1 to 2, got 3"),
+        shared(client, 2) as memory,
+    ):
+        memory.infer(rows=3)
+    with pytest.raises(InferenceError), shared(client, 2) as memory:
+        memory.infer(timeout=1e-6)
 
 
-async def wrong_arrays_are_refused(client: Client) -> None:
-    async with shared(client, 2) as memory:
+def wrong_arrays_are_refused(client: InferenceClient) -> None:
+    with shared(client, 2) as memory:
         image = memory.inputs["image"]
         image.copy_from(IMAGES[:0])
-        for array, text in (
+        wrong: Any
+        for wrong, text in (
             (IMAGES[:2].astype(np.int8), "got int8 [2, 8, 8]: use array.astype('uint8')"),
             (IMAGES[:3], "expects uint8 [2, 8, 8] or fewer rows, got uint8 [3, 8, 8]: give another array"),
             (IMAGES[:2, :4], "got uint8 [2, 4, 8]: give another array"),
@@ -233,57 +227,53 @@ async def wrong_arrays_are_refused(client: Client) -> None:
             (image, "copy_from of tensor 'image' expects a numpy array, got DeviceArray("),
         ):
             with pytest.raises(InvalidInput) as caught:
-                image.copy_from(array)
+                image.copy_from(wrong)
             assert text in str(caught.value), caught.value
         with pytest.raises(TypeError, match=r"call its numpy\(\) for a copy"):
             np.asarray(image)
 
 
-async def wrong_devices_are_refused(client: Client) -> None:
+def wrong_devices_are_refused(client: InferenceClient) -> None:
     count = driver("cuDeviceGetCount")
     for device in (-1, count, "0", True, 1.0):
-        with pytest.raises(InvalidInput, match=f"device expects an int from 0 to {count - 1}, got "):
-            async with shared(client, 2, device=device):
-                raise AssertionError("created")
+        with (
+            pytest.raises(InvalidInput, match=f"device expects an int from 0 to {count - 1}, got "),
+            shared(client, 2, device=device),
+        ):
+            raise AssertionError("created")
 
 
-async def a_server_without_shared_memory_refuses(client: Client) -> None:
-    with pytest.raises(Unimplemented, match="--allow-shared-memory"):
-        async with shared(client, 2):
-            raise AssertionError("registered")
+def a_server_without_shared_memory_refuses(client: InferenceClient) -> None:
+    with pytest.raises(Unimplemented, match="--allow-shared-memory"), shared(client, 2):
+        raise AssertionError("registered")
 
 
-async def a_closed_client_frees_the_memory(client: Client) -> None:
+def a_closed_client_frees_the_memory(client: InferenceClient) -> None:
     with InferenceClient(client._arguments["target"]) as other:
-        async with shared(client, 2):
+        with shared(client, 2):
             [name] = regions(other)
-            await close(client)
+            client.close()
         stub = other._endpoints.pick().stub
         stub.CudaSharedMemoryUnregister(pb.CudaSharedMemoryUnregisterRequest(name=name))
 
 
-def a_server_that_is_gone(kind: str, *arguments: str) -> None:
+def a_server_that_is_gone(*arguments: str) -> None:
     """A server of its own ends while the memory is in use."""
-
-    async def checked() -> None:
-        with running(*arguments, transport="lane") as server:
-            client = KINDS[kind](server.address, retry=None)
-            async with shared(client, 2) as memory:
-                memory.inputs["image"].copy_from(IMAGES[:2])
-                await call(memory, "infer")
-                server.stop()
-            await close(client)
-
-    asyncio.run(checked())
-    assert allocations() == []
-    assert current_context() == 0
-    assert not active(0)
+    with (
+        running(*arguments, transport="lane") as server,
+        InferenceClient(server.address, retry=None) as client,
+        shared(client, 2) as memory,
+    ):
+        memory.inputs["image"].copy_from(IMAGES[:2])
+        memory.infer()
+        server.stop()
+    nothing_is_left()
 
 
 # With the stand-in only.
 
 
-async def the_interface_of_other_libraries(client: Client) -> None:
+def the_interface_of_other_libraries(client: InferenceClient) -> None:
     """numpy can use the stand-in's memory as other libraries use that of a GPU."""
 
     def view(array: DeviceArray) -> Any:
@@ -292,54 +282,56 @@ async def the_interface_of_other_libraries(client: Client) -> None:
         assert interface["data"][1] is False
         return np.asarray(SimpleNamespace(__array_interface__={**interface, "version": 3}))
 
-    expected = await call(client, "infer", "digits", {"image": IMAGES})
-    async with shared(client, 32) as memory:
+    expected = client.infer("digits", {"image": IMAGES})
+    with shared(client, 32) as memory:
         view(memory.inputs["image"])[...] = IMAGES
-        result = await call(memory, "infer")
+        result = memory.infer()
         for name, array in expected.items():
             seen = view(result[name])
             assert (seen.shape, seen.dtype) == (array.shape, array.dtype)
             np.testing.assert_array_equal(seen, array)
 
 
-async def memory_that_is_not_used(client: Client) -> None:
-    async with shared(client, 2):
+def memory_that_is_not_used(client: InferenceClient) -> None:
+    with shared(client, 2):
         pass
 
 
-async def a_gpu_that_the_server_lacks(client: Client) -> None:
-    with pytest.raises(InvalidArgument, match="device_id is 1; this server has GPU 0 only"):
-        async with shared(client, 2, device=1):
-            raise AssertionError("registered")
+def a_gpu_that_the_server_lacks(client: InferenceClient) -> None:
+    with (
+        pytest.raises(InvalidArgument, match="device_id is 1; this server has GPU 0 only"),
+        shared(client, 2, device=1),
+    ):
+        raise AssertionError("registered")
     assert not active(1)
 
 
-async def memory_that_cannot_be_had(client: Client) -> None:
-    with pytest.raises(
-        OSError, match=r"cuMemAlloc failed for \d+ bytes of .* GPU 0: CUDA_ERROR_OUT_OF_MEMORY, out of memory"
+def memory_that_cannot_be_had(client: InferenceClient) -> None:
+    with (
+        pytest.raises(
+            OSError,
+            match=r"cuMemAlloc failed for \d+ bytes of .* GPU 0: CUDA_ERROR_OUT_OF_MEMORY, out of memory",
+        ),
+        shared(client, 1 << 24),
     ):
-        async with shared(client, 1 << 24):
-            raise AssertionError("created")
+        raise AssertionError("created")
     exported = pytest.raises(
         OSError, match=r"cuIpcGetMemHandle failed for .* CUDA_ERROR_INVALID_VALUE, invalid"
     )
-    with variable("STAND_IN_EXPORT", "1"), exported:
-        async with shared(client, 2):
-            raise AssertionError("created")
+    with variable("STAND_IN_EXPORT", "1"), exported, shared(client, 2):
+        raise AssertionError("created")
     opened = pytest.raises(ResourceExhausted, match="cuIpcOpenMemHandle: CUDA_ERROR_OUT_OF_MEMORY")
-    with variable("STAND_IN_OPEN", "2"), opened:
-        async with shared(client, 2):
-            raise AssertionError("registered")
+    with variable("STAND_IN_OPEN", "2"), opened, shared(client, 2):
+        raise AssertionError("registered")
 
 
-async def a_driver_without_a_gpu(client: Client) -> None:
+def a_driver_without_a_gpu(client: InferenceClient) -> None:
     for name, value, text in (
         ("STAND_IN_GPUS", "0", "the NVIDIA driver finds no GPU"),
         ("STAND_IN_INIT", "100", "cuInit failed for .*: CUDA_ERROR_NO_DEVICE"),
     ):
-        with variable(name, value), pytest.raises(OSError, match=text):
-            async with shared(client, 2):
-                raise AssertionError("created")
+        with variable(name, value), pytest.raises(OSError, match=text), shared(client, 2):
+            raise AssertionError("created")
 
 
 def run_examples(name: str, address: str) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client.either import IDS, KINDS, Client, call, close, shared
+from client.calls import call
 from client.scripted import ScriptedServer, echo, model
 
-from tensorferry.client import InferenceClient, InferenceError, Internal, StreamRequest
+from tensorferry.client import InferenceClient, InferenceError, InferenceResult, Internal, StreamRequest
+from tensorferry.client.inflight import id_of
 from tensorferry.protos import inference_pb2 as pb
 
 METHODS = ["infer", "submit", "stream"]
@@ -45,11 +46,11 @@ def batched(server: ScriptedServer) -> None:
     server.servicer.models["m"] = metadata
 
 
-async def infer(client: Client, method: str, request_id: str = "a", **options: Any) -> Any:
+def infer(client: InferenceClient, method: str, request_id: str = "a", **options: Any) -> Any:
     """Run one request by this method, and return its result."""
     if method == "stream":
-        return (await call(client, "stream", "m", [StreamRequest(X, request_id)], **options))[0]
-    return await call(client, method, "m", X, request_id=request_id, **options)
+        return next(client.stream("m", [StreamRequest(X, request_id)], **options))
+    return call(client, method, "m", X, request_id=request_id, **options)
 
 
 def rows(count: int) -> Change:
@@ -84,41 +85,29 @@ WRONG: list[tuple[Change, dict[str, Any], str]] = [
     (no_outputs, {"outputs": ["x"]}, "has the outputs none, expected the requested outputs 'x'"),
     (set_output("name", "y"), {"outputs": ["x"]}, "has the outputs 'y', expected the requested outputs 'x'"),
     (set_output("name", "y"), {}, "has the output 'y', expected outputs out of 'x', as its metadata says"),
-    (
-        set_output("datatype", "INT32"),
-        {},
-        "has INT32 for output 'x', expected FP32, as its metadata says",
-    ),
+    (set_output("datatype", "INT32"), {}, "has INT32 for output 'x', expected FP32, as its metadata says"),
     (twice, {}, "output 'x' of the answer cannot be decoded: it occurs more than once"),
-    (
-        set_answer("model_name", "other"),
-        {},
-        "has the model name 'other', expected the request's model name 'm'",
-    ),
-    (
-        set_answer("model_version", "3"),
-        {"version": "2"},
-        "has the version '3', expected the request's version '2'",
-    ),
-]
+    (set_answer("model_name", "other"), {}, "has the model name 'other', expected the request's model name 'm'"),
+    (set_answer("model_version", "3"), {"version": "2"}, "has the version '3', expected the request's version '2'"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_a_wrong_answer_is_an_error_that_names_both(
-    server: ScriptedServer, either: Client, method: str
+def test_a_wrong_answer_is_an_error_that_names_both(
+    server: ScriptedServer, client: InferenceClient, method: str
 ) -> None:
     for change, options, text in WRONG:
         answering(server, change)
         with pytest.raises(Internal, match=re.escape(text)) as raised:
-            await infer(either, method, **options)
+            infer(client, method, **options)
         assert raised.value.request_id == "a"
     answering(server, lambda answer: None)
-    assert (await infer(either, method))["x"].tolist() == X["x"].tolist()
+    assert infer(client, method)["x"].tolist() == X["x"].tolist()
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_an_answer_with_another_id_is_an_error(
-    server: ScriptedServer, either: Client, method: str
+def test_an_answer_with_another_id_is_an_error(
+    server: ScriptedServer, client: InferenceClient, method: str
 ) -> None:
     answering(server, set_answer("id", "b"))
     # Of a stream, the answer could be that of any request.
@@ -126,23 +115,22 @@ async def test_an_answer_with_another_id_is_an_error(
         "answered request id 'b'" if method == "stream" else "has the id 'b', expected the request's id 'a'"
     )
     with pytest.raises(InferenceError, match=text):
-        await infer(either, method)
+        infer(client, method)
 
 
-async def test_the_error_ends_one_request_of_a_stream(server: ScriptedServer, either: Client) -> None:
+def test_the_error_ends_one_request_of_a_stream(server: ScriptedServer, client: InferenceClient) -> None:
     def change(answer: pb.ModelInferResponse) -> None:
         if answer.id == "b":
             answer.model_name = "other"
 
     answering(server, change)
     requests = [StreamRequest(X, name) for name in ("a", "b", "c")]
-    a, b, c = await call(either, "stream", "m", requests, on_error="yield", ordered=True)
-    assert (a.id, c.id) == ("a", "c")
-    assert isinstance(b, Internal)
-    assert b.request_id == "b"
+    outcomes = list(client.stream("m", requests, on_error="yield", ordered=True))
+    assert list(map(id_of, outcomes)) == ["a", "b", "c"]
+    assert [type(outcome) for outcome in outcomes] == [InferenceResult, Internal, InferenceResult]
 
 
-async def test_each_part_of_a_split_request_is_compared(server: ScriptedServer, either: Client) -> None:
+def test_each_part_of_a_split_request_is_compared(server: ScriptedServer, client: InferenceClient) -> None:
     server.servicer.models["m"].properties["max_request_rows"] = "2"
 
     def change(answer: pb.ModelInferResponse) -> None:
@@ -152,10 +140,10 @@ async def test_each_part_of_a_split_request_is_compared(server: ScriptedServer, 
     answering(server, change)
     text = re.escape("has shape [1, 2] for output 'x', expected the 2 rows of the request")
     with pytest.raises(Internal, match=text):
-        await call(either, "infer", "m", X)
+        client.infer("m", X)
 
 
-async def test_an_answer_in_shared_memory_is_compared(server: ScriptedServer, either: Client) -> None:
+def test_an_answer_in_shared_memory_is_compared(server: ScriptedServer, client: InferenceClient) -> None:
     server.servicer.shares_memory = True
 
     def answer_shared(change: Change, request: pb.ModelInferRequest, context: Any) -> pb.ModelInferResponse:
@@ -172,21 +160,21 @@ async def test_an_answer_in_shared_memory_is_compared(server: ScriptedServer, ei
         (lambda answer: answer.outputs[0].shape.__setitem__(0, 1), "expected the 2 rows of the request"),
         (lambda answer: answer.outputs.append(answer.outputs[0]), "is not what was requested"),
     ]
-    async with shared(either, "m", 3) as memory:
+    with client.shared_memory("m", 3) as memory:
         for change, text in cases:
             server.servicer.infer = partial(answer_shared, change)
             with pytest.raises(Internal, match=re.escape(text)):
-                await call(memory, "infer", rows=2, request_id="a")
+                memory.infer(rows=2, request_id="a")
         server.servicer.infer = partial(answer_shared, lambda answer: None)
-        assert (await call(memory, "infer", rows=2))["x"].shape == (2, 2)
+        assert memory.infer(rows=2)["x"].shape == (2, 2)
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_a_model_may_be_replaced_by_one_with_other_outputs(
-    server: ScriptedServer, either: Client, method: str
+def test_a_model_may_be_replaced_by_one_with_other_outputs(
+    server: ScriptedServer, client: InferenceClient, method: str
 ) -> None:
     """The metadata is fetched again before an answer is refused."""
-    await infer(either, method)
+    infer(client, method)
     replaced = model("m", {"x": "FP32 -1 2"}, {"y": "INT32 -1 2"})
     server.servicer.models["m"] = replaced
 
@@ -197,11 +185,11 @@ async def test_a_model_may_be_replaced_by_one_with_other_outputs(
     answering(server, change)
     fetched = server.servicer.calls.count("ModelMetadata")
     for _ in range(2):
-        assert (await infer(either, method))["y"].shape == (7, 2)
+        assert infer(client, method)["y"].shape == (7, 2)
     assert server.servicer.calls.count("ModelMetadata") == fetched + 1
 
 
-async def test_what_a_server_does_not_say_is_not_compared(server: ScriptedServer, either: Client) -> None:
+def test_what_a_server_does_not_say_is_not_compared(server: ScriptedServer, client: InferenceClient) -> None:
     """KServe's server answers without a version, and chooses ids; Seldon Core adds the version to the name."""
 
     def nameless(answer: pb.ModelInferResponse) -> None:
@@ -223,19 +211,16 @@ async def test_what_a_server_does_not_say_is_not_compared(server: ScriptedServer
     ]
     for change, options in cases:
         answering(server, change)
-        await call(either, "infer", "m", X, **options)
+        client.infer("m", X, **options)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
-async def test_rows_are_compared_only_where_the_server_says_that_axis_0_has_them(
-    server: ScriptedServer, kind: type[Any]
+def test_rows_are_compared_only_where_the_server_says_that_axis_0_has_them(
+    server: ScriptedServer, client: InferenceClient
 ) -> None:
     """A detector answers with another number of boxes than of images."""
     server.servicer.models["m"] = model("m", {"x": "FP32 -1 2"}, {"x": "FP32 -1 2"})
     answering(server, rows(7))
-    client: Client = kind(server.target)
-    assert (await call(client, "infer", "m", X))["x"].shape == (7, 2)
-    await close(client)
+    assert client.infer("m", X)["x"].shape == (7, 2)
 
 
 def test_without_check_nothing_is_compared_with_the_metadata(server: ScriptedServer) -> None:

@@ -33,12 +33,7 @@ def model(datatype: str, *shape: int) -> ModelMetadata:
         ("FP32", (-1,), np.ones(3, np.complex64), "got numpy complex64 [3]: use array.astype(np.float32)"),
         ("FP32", (-1,), np.array([1, "a"], object), "got BYTES [2]: use array.astype(np.float32)"),
         ("FP32", (-1, 3), np.ones(3, np.float32), "got FP32 [3]: use array[np.newaxis]"),
-        (
-            "FP32",
-            (-1, 3),
-            np.ones((2, 4), np.float32),
-            "got FP32 [2, 4]: reshape or pad it so that axis 1 is 3 long, not 4",
-        ),
+        ("FP32", (-1, 3), np.ones((2, 4), np.float32), "got FP32 [2, 4]: reshape or pad it so that axis 1 is 3 long, not 4"),
         ("FP32", (-1, 3), np.ones((1, 1, 3), np.float32), "give it 2 axes, not 3"),
         ("INT64", (), np.ones(1, np.int64), "expects INT64 [], got INT64 [1]: give it 0 axes, not 1"),
         ("INT64", (-1,), [[1], [1, 2]], "a list that is no array"),
@@ -58,7 +53,7 @@ def model(datatype: str, *shape: int) -> ModelMetadata:
         ("FP32", (-1,), [1j], "got complex numbers [1]"),
         ("FP32", (-1,), object(), "got BYTES []"),
     ],
-)
+)  # fmt: skip
 def test_a_misfit_says_expected_received_and_change(
     datatype: str, shape: tuple[int, ...], value: object, text: str
 ) -> None:

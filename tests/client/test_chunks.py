@@ -7,10 +7,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from client.either import KINDS, Client, call, close
 from client.scripted import Hang, ScriptedServer, echo, model
 
-from tensorferry.client import DeadlineExceeded, InvalidInput, NotFound
+from tensorferry.client import DeadlineExceeded, InferenceClient, InvalidInput, NotFound
 from tensorferry.client.connection.deadline import Deadline
 from tensorferry.protos import inference_pb2 as pb
 
@@ -40,12 +39,12 @@ def rows_of(sent: Sent) -> list[int]:
     ("rows", "parts"),
     [(1, [1]), (10, [10]), (11, [5, 6]), (20, [10, 10]), (21, [7, 7, 7]), (35, [8, 9, 9, 9])],
 )
-async def test_rows_are_split_evenly_and_joined_in_order(
-    server: ScriptedServer, either: Client, rows: int, parts: list[int]
+def test_rows_are_split_evenly_and_joined_in_order(
+    server: ScriptedServer, client: InferenceClient, rows: int, parts: list[int]
 ) -> None:
     sent = limited(server, {"x": "INT32 -1 2", "y": "FP32 -1"})
     x, y = np.arange(2 * rows, dtype=np.int32).reshape(rows, 2), np.arange(rows, dtype=np.float32)
-    result = await call(either, "infer", "m", {"x": x, "y": y}, request_id="a", parameters={"priority": 1})
+    result = client.infer("m", {"x": x, "y": y}, request_id="a", parameters={"priority": 1})
     np.testing.assert_array_equal(result["x"], x)
     np.testing.assert_array_equal(result["y"], y)
     assert (result.id, result.parameters) == ("a", {"priority": 1})
@@ -53,35 +52,35 @@ async def test_rows_are_split_evenly_and_joined_in_order(
     assert all(request.id == "a" and request.parameters["priority"].int64_param == 1 for request in sent)
 
 
-async def test_lists_and_columns_are_split(server: ScriptedServer, either: Client) -> None:
+def test_lists_and_columns_are_split(server: ScriptedServer, client: InferenceClient) -> None:
     sent = limited(server, {"x": "INT32 -1 2"})
     expected = np.stack([np.arange(12), np.arange(12)], axis=1)
     for inputs in ({"x": expected.tolist()}, {"a": list(range(12)), "b": list(range(12))}):
-        result = await call(either, "infer", "m", inputs)
+        result = client.infer("m", inputs)
         np.testing.assert_array_equal(result["x"], expected)
     assert rows_of(sent) == [6, 6, 6, 6]
 
 
-async def test_bytes_are_bounded(server: ScriptedServer, either: Client) -> None:
+def test_bytes_are_bounded(server: ScriptedServer, client: InferenceClient) -> None:
     sent = limited(server, {"x": "FP32 -1 100"})
     x = np.arange(500, dtype=np.float32).reshape(5, 100)
-    np.testing.assert_array_equal((await call(either, "infer", "m", {"x": x}))["x"], x)
+    np.testing.assert_array_equal(client.infer("m", {"x": x})["x"], x)
     assert sum(rows_of(sent)) == 5
     assert len(sent) > 1
     assert all(request.ByteSize() <= 1000 for request in sent)
 
 
-async def test_strings_of_different_lengths_are_split_until_they_fit(
-    server: ScriptedServer, either: Client
+def test_strings_of_different_lengths_are_split_until_they_fit(
+    server: ScriptedServer, client: InferenceClient
 ) -> None:
     sent = limited(server, {"x": "BYTES -1"})
     x = np.array([b"a"] * 5 + [b"b" * 400] * 4, object)
-    assert (await call(either, "infer", "m", {"x": x}))["x"].tolist() == x.tolist()
+    assert client.infer("m", {"x": x})["x"].tolist() == x.tolist()
     assert all(request.ByteSize() <= 1000 for request in sent)
     assert rows_of(sent)[0] > 1
 
 
-async def test_a_large_answer_is_split(server: ScriptedServer, either: Client) -> None:
+def test_a_large_answer_is_split(server: ScriptedServer, client: InferenceClient) -> None:
     """The outputs of known size decide, too."""
     sent = limited(server, {"x": "UINT8 -1"}, max_request_rows="1000", max_message_bytes="8192")
     server.servicer.models["m"].outputs[0].shape[:] = [-1, 100]
@@ -97,15 +96,15 @@ async def test_a_large_answer_is_split(server: ScriptedServer, either: Client) -
         return answer
 
     server.servicer.infer = wide
-    await call(either, "infer", "m", {"x": np.zeros(10, np.uint8)})
+    client.infer("m", {"x": np.zeros(10, np.uint8)})
     assert rows_of(sent) == [5, 5]
 
 
-async def test_inputs_without_rows_are_sent_with_each_part(server: ScriptedServer, either: Client) -> None:
+def test_inputs_without_rows_are_sent_with_each_part(server: ScriptedServer, client: InferenceClient) -> None:
     sent = limited(server, {"x": "INT32 -1", "scale": "FP32 1"})
     server.servicer.models["m"].outputs.pop()
     inputs = {"x": np.arange(20, dtype=np.int32), "scale": np.array([2], np.float32)}
-    result = await call(either, "infer", "m", inputs, outputs=["x"])
+    result = client.infer("m", inputs, outputs=["x"])
     assert result["x"].tolist() == list(range(20))
     assert [[list(tensor.shape) for tensor in request.inputs] for request in sent] == [
         [[10], [1]],
@@ -124,42 +123,40 @@ async def test_inputs_without_rows_are_sent_with_each_part(server: ScriptedServe
         {"max_request_rows": "1" * 19, "max_message_bytes": "1000"},
     ],
 )
-async def test_without_limits_a_request_is_sent_whole(
-    server: ScriptedServer, either: Client, properties: dict[str, str]
+def test_without_limits_a_request_is_sent_whole(
+    server: ScriptedServer, client: InferenceClient, properties: dict[str, str]
 ) -> None:
     sent = limited(server, {"x": "INT32 -1"}, **properties)
-    await call(either, "infer", "m", {"x": np.arange(2000, dtype=np.int32)})
+    client.infer("m", {"x": np.arange(2000, dtype=np.int32)})
     assert rows_of(sent) == [2000]
 
 
-async def test_what_cannot_be_split_is_sent_whole(server: ScriptedServer, either: Client) -> None:
+def test_what_cannot_be_split_is_sent_whole(server: ScriptedServer, client: InferenceClient) -> None:
     sent = limited(server, {"x": "INT32 -1", "y": "INT32 -1"})
-    await call(either, "infer", "m", {"x": np.zeros(20, np.int32), "y": np.zeros(19, np.int32)})
+    client.infer("m", {"x": np.zeros(20, np.int32), "y": np.zeros(19, np.int32)})
     same = {"x": np.zeros(20, np.int32), "y": np.zeros(20, np.int32)}
-    await call(either, "infer", "m", same, parameters={"sequence_id": 1})
+    client.infer("m", same, parameters={"sequence_id": 1})
     assert rows_of(sent) == [20, 20]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_the_clients_own_limit_counts(server: ScriptedServer, kind: type[Any]) -> None:
+def test_the_clients_own_limit_counts(server: ScriptedServer) -> None:
     sent = limited(server, {"x": "UINT8 -1"}, max_request_rows="1000000", max_message_bytes="1000000")
-    client = kind(server.target, max_message_bytes=3000)
-    result = await call(client, "infer", "m", {"x": np.zeros(5000, np.uint8)}, outputs=["x"])
+    client = InferenceClient(server.target, max_message_bytes=3000)
+    result = client.infer("m", {"x": np.zeros(5000, np.uint8)}, outputs=["x"])
     assert result["x"].shape == (5000,)
     assert len(sent) > 1
-    await close(client)
+    client.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_without_check_nothing_is_split(server: ScriptedServer, kind: type[Any]) -> None:
+def test_without_check_nothing_is_split(server: ScriptedServer) -> None:
     sent = limited(server, {"x": "INT32 -1"})
-    client = kind(server.target, check=False)
-    await call(client, "infer", "m", {"x": np.zeros(30, np.int32)})
+    client = InferenceClient(server.target, check=False)
+    client.infer("m", {"x": np.zeros(30, np.int32)})
     assert rows_of(sent) == [30]
-    await close(client)
+    client.close()
 
 
-async def test_the_first_error_ends_the_request(server: ScriptedServer, either: Client) -> None:
+def test_the_first_error_ends_the_request(server: ScriptedServer, client: InferenceClient) -> None:
     sent = limited(server, {"x": "INT32 -1"})
     infer = server.servicer.infer
 
@@ -170,12 +167,12 @@ async def test_the_first_error_ends_the_request(server: ScriptedServer, either: 
 
     server.servicer.infer = fail
     with pytest.raises(NotFound, match="gone"):
-        await call(either, "infer", "m", {"x": np.zeros(30, np.int32)})
+        client.infer("m", {"x": np.zeros(30, np.int32)})
     assert len(sent) == 1
 
 
-async def test_all_parts_have_one_deadline(
-    server: ScriptedServer, either: Client, monkeypatch: pytest.MonkeyPatch
+def test_all_parts_have_one_deadline(
+    server: ScriptedServer, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deadline begins once, and ends the part in progress."""
     sent = limited(server, {"x": "INT32 -1"})
@@ -195,13 +192,13 @@ async def test_all_parts_have_one_deadline(
     monkeypatch.setattr(Deadline, "after", counted)
     server.servicer.infer = second_hangs
     with pytest.raises(DeadlineExceeded):
-        await call(either, "infer", "m", {"x": np.zeros(30, np.int32)}, timeout=1.0)
+        client.infer("m", {"x": np.zeros(30, np.int32)}, timeout=1.0)
     assert begun == [1.0]
     assert hang.begun.is_set()
     assert len(sent) == 1
 
 
-async def test_answers_of_different_shapes_are_not_joined(server: ScriptedServer, either: Client) -> None:
+def test_answers_of_different_shapes_are_not_joined(server: ScriptedServer, client: InferenceClient) -> None:
     sent = limited(server, {"x": "INT32 -1 -1"})
     infer = server.servicer.infer
 
@@ -215,4 +212,4 @@ async def test_answers_of_different_shapes_are_not_joined(server: ScriptedServer
     server.servicer.infer = wider
     message = r"in 2 parts expects answers that can be joined along the rows of output 'x', got \[10, 1\], \[10, 2\]"
     with pytest.raises(InvalidInput, match=message):
-        await call(either, "infer", "m", {"x": np.zeros((20, 1), np.int32)})
+        client.infer("m", {"x": np.zeros((20, 1), np.int32)})

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from client.either import Client, call
+from client.calls import call
 from client.scripted import ScriptedServer, echo
 
-from tensorferry.client import Classification, ClassScore, InvalidInput, StreamRequest
+from tensorferry.client import Classification, ClassScore, InferenceClient, InvalidInput, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import tensors
 
@@ -37,13 +37,13 @@ def answering(server: ScriptedServer, rows: Any) -> list[pb.ModelInferRequest]:
 
 
 @pytest.mark.parametrize("method", ["infer", "submit", "stream"])
-async def test_classes_of_each_row(server: ScriptedServer, either: Client, method: str) -> None:
+def test_classes_of_each_row(server: ScriptedServer, client: InferenceClient, method: str) -> None:
     rows = [[b"0.75:3:three", b"0.25:1:one:or:so"], [b"12:0", b"-1.5e+03:9:"]]
     requests = answering(server, rows)
     outputs = {"image": Classification(2)}
     sent = [StreamRequest(IMAGES, outputs=outputs)] if method == "stream" else IMAGES
     options = {} if method == "stream" else {"outputs": outputs}
-    result = await call(either, method, "digits", sent, **options)
+    result = call(client, method, "digits", sent, **options)
     result = result[0] if method == "stream" else result
     assert requests[0].outputs[0].parameters["classification"].int64_param == 2
     assert result.classes("image") == [
@@ -52,15 +52,15 @@ async def test_classes_of_each_row(server: ScriptedServer, either: Client, metho
     ]
 
 
-async def test_a_model_without_batch_axis_has_one_row(server: ScriptedServer, either: Client) -> None:
+def test_a_model_without_batch_axis_has_one_row(server: ScriptedServer, client: InferenceClient) -> None:
     answering(server, [b"nan:4:\xff"])
-    result = await call(either, "infer", "digits", IMAGES, outputs={"image": Classification(1)})
+    result = client.infer("digits", IMAGES, outputs={"image": Classification(1)})
     [[only]] = result.classes("image")
     assert np.isnan(only.score)
     assert (only.index, only.label) == (4, "\udcff")
 
 
-async def test_outputs_can_be_a_dict_without_classes(server: ScriptedServer, either: Client) -> None:
+def test_outputs_can_be_a_dict_without_classes(server: ScriptedServer, client: InferenceClient) -> None:
     requests: list[pb.ModelInferRequest] = []
 
     def remembered(request: pb.ModelInferRequest, context: object) -> pb.ModelInferResponse:
@@ -68,23 +68,23 @@ async def test_outputs_can_be_a_dict_without_classes(server: ScriptedServer, eit
         return echo(request)
 
     server.servicer.infer = remembered
-    await call(either, "infer", "digits", IMAGES, outputs={"image": None})
+    client.infer("digits", IMAGES, outputs={"image": None})
     assert requests[0].outputs == [pb.ModelInferRequest.InferRequestedOutputTensor(name="image")]
 
 
 @pytest.mark.parametrize("rows", [[b"0.5"], [b"x:1"], [b"1:x"], [b""]])
-async def test_other_strings_are_no_classes(
-    server: ScriptedServer, either: Client, rows: list[bytes]
+def test_other_strings_are_no_classes(
+    server: ScriptedServer, client: InferenceClient, rows: list[bytes]
 ) -> None:
     answering(server, rows)
     server.servicer.models["digits"].outputs[0].datatype = "BYTES"
-    result = await call(either, "infer", "digits", IMAGES)
+    result = client.infer("digits", IMAGES)
     with pytest.raises(InvalidInput, match=re.escape(f"got the element {rows[0]!r}: ask for them with")):
         result.classes("image")
 
 
-async def test_values_are_no_classes(either: Client) -> None:
-    result = await call(either, "infer", "digits", IMAGES)
+def test_values_are_no_classes(client: InferenceClient) -> None:
+    result = client.infer("digits", IMAGES)
     with pytest.raises(InvalidInput, match=r"output 'image' expects classes.*got uint8 \[2, 8, 8\]"):
         result.classes("image")
 
@@ -96,6 +96,6 @@ def test_wrong_counts_are_refused(count: Any) -> None:
 
 
 @pytest.mark.parametrize("outputs", [{"image": 3}, {"image": "3"}])
-async def test_wrong_choices_are_refused(either: Client, outputs: Any) -> None:
+def test_wrong_choices_are_refused(client: InferenceClient, outputs: Any) -> None:
     with pytest.raises(InvalidInput, match="output 'image' expects a Classification, or None"):
-        await call(either, "infer", "digits", IMAGES, outputs=outputs)
+        client.infer("digits", IMAGES, outputs=outputs)

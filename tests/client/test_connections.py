@@ -10,10 +10,12 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from client.either import IDS, KINDS, call, close
+from client import either
+from client.calls import call
+from client.either import IDS, KINDS, close
 from client.scripted import Context, ScriptedServer, echo, echo_stream, model
 
-from tensorferry.client import InferenceClient, InferenceError, InvalidInput, Retry, aio
+from tensorferry.client import InferenceClient, InferenceError, Retry, aio
 from tensorferry.client.connection.endpoints import Endpoints
 from tensorferry.client.connection.retry import ANSWERED_KEY, Attempts, RetryBudget
 from tensorferry.client.messages.metadata import ModelMetadata, server_processes
@@ -25,7 +27,6 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 METHODS: list[tuple[str, tuple[Any, ...]]] = [
     ("infer", ("row", ROW)), ("submit", ("row", ROW)), ("stream", ("row", [ROW])),
 ]  # fmt: skip
-either_kind = pytest.mark.parametrize("kind", KINDS, ids=IDS)
 
 
 class Peers:
@@ -67,117 +68,74 @@ def other(server: ScriptedServer) -> Iterator[ScriptedServer]:
     scripted.server.stop(None).wait()
 
 
-@either_kind
+def infer(client: InferenceClient, count: int) -> None:
+    for _ in range(count):
+        client.infer("row", ROW, timeout=30)
+
+
 @pytest.mark.parametrize(("method", "arguments"), METHODS)
-async def test_calls_take_turns_over_four_connections_for_each_process(
-    server: ScriptedServer, kind: type[Any], method: str, arguments: tuple[Any, ...]
+def test_calls_take_turns_over_four_connections_for_each_process(
+    server: ScriptedServer, client: InferenceClient, method: str, arguments: tuple[Any, ...]
 ) -> None:
     peers = Peers(server, "2")
-    client = kind(server.target)
     for _ in range(16):
-        await call(client, method, *arguments, timeout=30)
-    await close(client)
+        call(client, method, *arguments, timeout=30)
     assert peers.turns() == [2] * 8
     assert peers.seen[:8] == peers.seen[8:]
 
 
-@either_kind
-async def test_a_server_gets_at_most_32_connections(server: ScriptedServer, kind: type[Any]) -> None:
-    peers = Peers(server, "1024")
-    client = kind(server.target)
-    for _ in range(64):
-        await call(client, "infer", "row", ROW, timeout=30)
-    await close(client)
-    assert peers.turns() == [2] * 32
-
-
-@either_kind
-@pytest.mark.parametrize("processes", [None, "1", "1025", "two"])
-async def test_a_server_of_one_process_gets_one_connection(
-    server: ScriptedServer, kind: type[Any], processes: str | None
+@pytest.mark.parametrize(
+    ("processes", "connections"), [("1024", 32), (None, 1), ("1", 1), ("1025", 1), ("two", 1)]
+)
+def test_connections_to_a_server(
+    server: ScriptedServer, client: InferenceClient, processes: str | None, connections: int
 ) -> None:
     peers = Peers(server, processes)
-    client = kind(server.target)
-    for _ in range(4):
-        await call(client, "infer", "row", ROW, timeout=30)
-    await close(client)
-    assert peers.turns() == [4]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("2", 2), ("1024", 1024), ("1025", 1), ("10000", 1), ("0", 1), ("-2", 1), ("2.0", 1), ("", 1), ("٢", 1)],
-)
-def test_only_a_plausible_number_of_processes_is_believed(text: str, expected: int) -> None:
-    stated = ModelMetadata("row", (), "", (), (), {"server_processes": text})
-    assert server_processes(stated) == expected
-
-
-@either_kind
-async def test_a_server_with_more_processes_gets_more_connections(
-    server: ScriptedServer, kind: type[Any]
-) -> None:
-    peers = Peers(server)
-    client = kind(server.target)
-    for processes, connections in (("2", 8), ("4", 16), ("1", 16)):
-        server.servicer.models["row"].properties["server_processes"] = processes
-        await call(client, "load_model", "row", timeout=30)
-        await call(client, "metadata", "row", timeout=30)
-        peers.seen.clear()
-        for _ in range(connections):
-            await call(client, "infer", "row", ROW, timeout=30)
-        assert peers.turns() == [1] * connections
-    await close(client)
-
-
-@either_kind
-@pytest.mark.parametrize("check", [True, False])
-@pytest.mark.parametrize("connections", [1, 3])
-async def test_the_caller_fixes_the_number(
-    server: ScriptedServer, kind: type[Any], check: bool, connections: int
-) -> None:
-    peers = Peers(server, "2")
-    client = kind(server.target, check=check, connections=connections)
-    await call(client, "metadata", "row", timeout=30)
-    for _ in range(2 * connections):
-        await call(client, "infer", "row", ROW, timeout=30)
-    await close(client)
+    infer(client, 2 * connections)
     assert peers.turns() == [2] * connections
 
 
-@either_kind
-@pytest.mark.parametrize("wrong", [0, 65, -1, "4", 1.5, True])
-def test_a_wrong_number_is_refused(kind: type[Any], wrong: Any) -> None:
-    with pytest.raises(InvalidInput, match="connections expects an int from 1 to 64"):
-        kind("127.0.0.1:1", connections=wrong)
+@pytest.mark.parametrize("text", ["1025", "10000", "0", "-2", "2.0", "", "٢"])
+def test_only_a_plausible_number_of_processes_is_believed(text: str) -> None:
+    stated = ModelMetadata("row", (), "", (), (), {"server_processes": text})
+    assert server_processes(stated) == 1
 
 
-@either_kind
-async def test_each_of_several_targets_gets_the_connections(
-    server: ScriptedServer, other: ScriptedServer, kind: type[Any]
+def test_a_server_with_more_processes_gets_more_connections(
+    server: ScriptedServer, client: InferenceClient
 ) -> None:
+    peers = Peers(server)
+    for processes, connections in (("2", 8), ("4", 16), ("1", 16)):
+        server.servicer.models["row"].properties["server_processes"] = processes
+        client.load_model("row", timeout=30)
+        client.metadata("row", timeout=30)
+        peers.seen.clear()
+        infer(client, connections)
+        assert peers.turns() == [1] * connections
+
+
+@pytest.mark.parametrize(("connections", "check"), [(1, True), (3, True), (3, False)])
+def test_the_caller_fixes_the_number(server: ScriptedServer, check: bool, connections: int) -> None:
+    peers = Peers(server, "2")
+    with InferenceClient(server.target, check=check, connections=connections) as client:
+        client.metadata("row", timeout=30)
+        infer(client, 2 * connections)
+    assert peers.turns() == [2] * connections
+
+
+def test_each_of_several_targets_gets_the_connections(server: ScriptedServer, other: ScriptedServer) -> None:
     """The metadata of one server counts for all, because they are equal."""
     both = [Peers(one, "2") for one in (server, other)]
-    client = kind([one.target.replace("127.0.0.1", "localhost") for one in (server, other)])
-    for _ in range(32):
-        await call(client, "infer", "row", ROW, timeout=30)
-    await close(client)
+    with InferenceClient([one.target.replace("127.0.0.1", "localhost") for one in (server, other)]) as client:
+        infer(client, 32)
     assert [peers.turns() for peers in both] == [[2] * 8] * 2
-
-
-@either_kind
-async def test_several_channels_balance_over_a_list_of_addresses(
-    server: ScriptedServer, other: ScriptedServer, kind: type[Any]
-) -> None:
+    # gRPC balances over a list of addresses.
     both = [Peers(one, "2") for one in (server, other)]
-    client = kind([server.target, other.target])
-    for _ in range(8):
-        await call(client, "infer", "row", ROW, timeout=30)
-    await close(client)
+    with InferenceClient([server.target, other.target]) as client:
+        infer(client, 8)
     assert sorted(both[0].turns() + both[1].turns()) == [1] * 8
 
 
-@either_kind
 @pytest.mark.parametrize("method", ["infer", "submit"])
 @pytest.mark.parametrize(
     ("failure", "trailers", "parameters", "attempts"),
@@ -188,34 +146,31 @@ async def test_several_channels_balance_over_a_list_of_addresses(
         pytest.param(EXHAUSTED, (("grpc-retry-pushback-ms", "1"),), {}, 5, id="overloaded"),
     ],
 )
-async def test_a_call_is_repeated_on_another_connection(
+def test_a_call_is_repeated_on_another_connection(
     server: ScriptedServer,
-    kind: type[Any],
     method: str,
     failure: grpc.StatusCode,
-    trailers: tuple[tuple[str, str], ...],
-    parameters: dict[str, Any],
+    trailers: Any,
+    parameters: Any,
     attempts: int,
 ) -> None:
     peers = Peers(server)
     peers.failure, peers.trailers = failure, trailers
-    client = kind(server.target, connections=8)
-    with pytest.raises(InferenceError):
-        await call(client, method, "row", ROW, parameters=parameters, timeout=30)
-    assert peers.turns() == [1] * attempts
-    peers.failure = None
-    peers.seen.clear()
-    for _ in range(8):
-        await call(client, method, "row", ROW, timeout=30)
+    with InferenceClient(server.target, connections=8) as client:
+        with pytest.raises(InferenceError):
+            call(client, method, "row", ROW, parameters=parameters, timeout=30)
+        assert peers.turns() == [1] * attempts
+        peers.failure = None
+        peers.seen.clear()
+        infer(client, 8)
     assert peers.turns() == [1] * 8, "a connection is left out"
-    await close(client)
 
 
-@either_kind
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
 async def test_close_closes_every_connection(server: ScriptedServer, kind: type[Any]) -> None:
     Peers(server, "2")
     client = kind(server.target)
-    await call(client, "infer", "row", ROW, timeout=30)
+    await either.call(client, "infer", "row", ROW, timeout=30)
     await close(client)
     await close(client)
     connections = client._endpoints.close()

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import pytest
 from client import cuda_calls, docstrings
-from client.either import Client
 from client.scripted import ScriptedServer
 from support.processes.server import running
 from support.wire.device_memory import build_stand_in, gpu_is_here
 
+from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2 as pb
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
@@ -93,25 +93,21 @@ def name(check: Callable[..., Any]) -> str:
     return check.__name__
 
 
-@pytest.mark.parametrize("kind", cuda_calls.KINDS)
 @pytest.mark.parametrize("check", WITH_A_GPU, ids=name)
-def test_with_a_gpu(rig: Rig, kind: str, check: Any) -> None:
-    rig.run(cuda_calls.run, check, kind, rig.address)
+def test_with_a_gpu(rig: Rig, check: Any) -> None:
+    rig.run(cuda_calls.run, check, rig.address)
 
 
-@pytest.mark.parametrize("kind", cuda_calls.KINDS)
 @pytest.mark.parametrize("check", WITH_THE_STAND_IN, ids=name)
-def test_with_the_stand_in(stand_in: Rig, kind: str, check: Any) -> None:
-    stand_in.run(cuda_calls.run, check, kind, stand_in.address)
+def test_with_the_stand_in(stand_in: Rig, check: Any) -> None:
+    stand_in.run(cuda_calls.run, check, stand_in.address)
 
 
-@pytest.mark.parametrize("kind", cuda_calls.KINDS)
-def test_a_server_that_is_gone(rig: Rig, kind: str) -> None:
-    rig.run(cuda_calls.a_server_that_is_gone, kind, *rig.options)
+def test_a_server_that_is_gone(rig: Rig) -> None:
+    rig.run(cuda_calls.a_server_that_is_gone, *rig.options)
 
 
-@pytest.mark.parametrize("kind", cuda_calls.KINDS)
-def test_memory_is_freed_after_its_last_use(stand_in: Rig, server: ScriptedServer, kind: str) -> None:
+def test_memory_is_freed_after_its_last_use(stand_in: Rig, server: ScriptedServer) -> None:
     """A request whose timeout has passed at the client can still run, and write its outputs."""
     child = stand_in.child.submit(os.getpid).result(LONGEST)
     allocated: list[int] = []
@@ -124,7 +120,7 @@ def test_memory_is_freed_after_its_last_use(stand_in: Rig, server: ScriptedServe
         return answer
 
     server.servicer.cuda_status = status
-    stand_in.run(cuda_calls.run, cuda_calls.memory_that_is_not_used, kind, server.target)
+    stand_in.run(cuda_calls.run, cuda_calls.memory_that_is_not_used, server.target)
     # The last question is that of `run`, after the memory was freed.
     assert allocated == [1, 1, 1, 0]
 
@@ -132,8 +128,7 @@ def test_memory_is_freed_after_its_last_use(stand_in: Rig, server: ScriptedServe
 def test_a_server_without_shared_memory(rig: Rig) -> None:
     options = [option for option in rig.options if option != "--allow-shared-memory"]
     with running(*options, transport="lane") as server:
-        for kind in cuda_calls.KINDS:
-            rig.run(cuda_calls.run, cuda_calls.a_server_without_shared_memory_refuses, kind, server.address)
+        rig.run(cuda_calls.run, cuda_calls.a_server_without_shared_memory_refuses, server.address)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -141,19 +136,20 @@ def test_the_examples_are_right(rig: Rig, name: str) -> None:
     rig.run(cuda_calls.run_examples, name, rig.address)
 
 
-async def test_without_cuda_bindings(either: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_bindings(client: InferenceClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(ImportError, match="cuda-bindings, which is not installed: pip install cuda-bindings"):
-        async with cuda_calls.shared(either, 2):
-            raise AssertionError("created")
+    with (
+        pytest.raises(ImportError, match="cuda-bindings, which is not installed: pip install cuda-bindings"),
+        cuda_calls.shared(client, 2),
+    ):
+        raise AssertionError("created")
 
 
-async def test_without_the_driver(either: Client) -> None:
+def test_without_the_driver(client: InferenceClient) -> None:
     pytest.importorskip(
         "cuda.bindings", reason="NO cuda-bindings: a machine without the driver was not tested"
     )
     if gpu_is_here():
         pytest.skip("a GPU is here")
-    with pytest.raises(OSError, match="CUDA: cuInit"):
-        async with cuda_calls.shared(either, 2):
-            raise AssertionError("created")
+    with pytest.raises(OSError, match="CUDA: cuInit"), cuda_calls.shared(client, 2):
+        raise AssertionError("created")

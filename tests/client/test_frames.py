@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from client.either import Client, call
+from client.calls import call
 from client.scripted import ScriptedServer, model
 
 from tensorferry.client import InferenceClient, InferenceResult, InvalidInput, StreamRequest
@@ -53,27 +53,27 @@ LIBRARIES = [as_pandas, as_arrow, as_batch]
 
 @pytest.mark.parametrize("form", [*LIBRARIES, as_lists])
 @pytest.mark.parametrize("method", ["infer", "submit", "stream"])
-async def test_columns_are_features_in_order(either: Client, form: Any, method: str) -> None:
+def test_columns_are_features_in_order(client: InferenceClient, form: Any, method: str) -> None:
     frame = form(COLUMNS)
     for sent in [[frame, StreamRequest(frame)]] if method == "stream" else [frame]:
-        found = await call(either, method, "features", sent)
+        found = call(client, method, "features", sent)
         for result in found if method == "stream" else [found]:
             np.testing.assert_array_equal(result["x"], FEATURES)
             assert result["x"].dtype == np.float32
 
 
 @pytest.mark.parametrize("form", LIBRARIES)
-async def test_columns_are_inputs_by_name(either: Client, form: Any) -> None:
+def test_columns_are_inputs_by_name(client: InferenceClient, form: Any) -> None:
     columns = {"name": ["a", "ö", ""], "height": [1.5, 1.75, 2.0], "age": [1, 2, 3]}
-    result = await call(either, "infer", "columns", form(columns))
+    result = client.infer("columns", form(columns))
     assert result["age"].tolist() == [1, 2, 3]
     assert result["height"].tolist() == [[1.5], [1.75], [2.0]]
     assert result["name"].tolist() == [[b"a"], ["ö".encode()], [b""]]
 
 
-async def test_a_frame_of_one_column(either: Client) -> None:
-    assert (await call(either, "infer", "flat", pandas.DataFrame({"x": [1, 2]})))["x"].tolist() == [1, 2]
-    assert (await call(either, "infer", "any", pandas.DataFrame({0: [1, 2]})))["x"].tolist() == [[1.0], [2.0]]
+def test_a_frame_of_one_column(client: InferenceClient) -> None:
+    assert client.infer("flat", pandas.DataFrame({"x": [1, 2]}))["x"].tolist() == [1, 2]
+    assert client.infer("any", pandas.DataFrame({0: [1, 2]}))["x"].tolist() == [[1.0], [2.0]]
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ async def test_a_frame_of_one_column(either: Client) -> None:
         pytest.param(lambda: pandas.Series([1.0, None, 3.0], dtype="Float32"), id="Float32"),
     ],
 )
-async def test_missing_numbers_are_nan(either: Client, column: Any) -> None:
+def test_missing_numbers_are_nan(client: InferenceClient, column: Any) -> None:
     frame = pandas.DataFrame({"a": column(), "b": [1, 2, 3]})
-    result = await call(either, "infer", "any", frame)
+    result = client.infer("any", frame)
     np.testing.assert_array_equal(result["x"], [[1, 1], [np.nan, 2], [3, 3]])
 
 
-async def test_missing_numbers_of_arrow_are_nan(either: Client) -> None:
-    result = await call(either, "infer", "any", pyarrow.table({"a": [1, None], "b": [1.5, 2.5]}))
+def test_missing_numbers_of_arrow_are_nan(client: InferenceClient) -> None:
+    result = client.infer("any", pyarrow.table({"a": [1, None], "b": [1.5, 2.5]}))
     np.testing.assert_array_equal(result["x"], [[1, 1.5], [np.nan, 2.5]])
 
 
@@ -115,29 +115,29 @@ def strings(values: list[Any]) -> Any:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("form", LIBRARIES)
-async def test_errors_name_the_column(
-    either: Client, form: Any, name: str, frame: dict[str, Any], message: str
+def test_errors_name_the_column(
+    client: InferenceClient, form: Any, name: str, frame: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
-        await call(either, "infer", name, form(frame))
+        client.infer(name, form(frame))
 
 
 @pytest.mark.parametrize("missing", [None, float("nan"), "NA"])
-async def test_missing_strings_are_refused(either: Client, missing: Any) -> None:
+def test_missing_strings_are_refused(client: InferenceClient, missing: Any) -> None:
     frame = strings(["a", pandas.NA if missing == "NA" else missing])
     with pytest.raises(InvalidInput, match=r"column 'name' .*expects BYTES: str or bytes, got .* in row 1"):
-        await call(either, "infer", "columns", frame)
+        client.infer("columns", frame)
 
 
-async def test_two_columns_of_one_name_are_refused(either: Client) -> None:
+def test_two_columns_of_one_name_are_refused(client: InferenceClient) -> None:
     frame = pandas.DataFrame([[1, 2, 3]], columns=["a", "b", "a"])
     with pytest.raises(
         InvalidInput, match="the data frame expects columns with different names, got 'a' twice"
     ):
-        await call(either, "infer", "features", frame)
+        client.infer("features", frame)
 
 
-async def test_a_wrong_name_of_an_input_is_no_column(either: Client) -> None:
+def test_a_wrong_name_of_an_input_is_no_column(client: InferenceClient) -> None:
     """A dict of one unknown name, or with arrays, stays a dict of inputs."""
     for inputs in (
         {"y": [1.0, 2.0, 3.0]},
@@ -145,7 +145,7 @@ async def test_a_wrong_name_of_an_input_is_no_column(either: Client) -> None:
         {"x": [[1.0] * 3], "y": [1]},
     ):
         with pytest.raises(InvalidInput, match="expects the inputs 'x'"):
-            await call(either, "infer", "features", inputs)
+            client.infer("features", inputs)
 
 
 def test_a_frame_needs_metadata(server: ScriptedServer) -> None:
@@ -191,12 +191,9 @@ def test_results_as_tables() -> None:
         ({"a": np.zeros(2), "b": np.zeros(3)}, r"the same number of rows, got 'a' \[2\], 'b' \[3\]"),
         ({"a": np.zeros(())}, r"the same number of rows, got 'a' \[\]"),
         ({"a": np.zeros((1, 2)), "a_1": np.zeros(1)}, "columns with different names, got 'a_1' twice"),
-        (
-            {"a": np.array([b"\xff"], object)},
-            r"output 'a' as text expects UTF-8, got b'\\xff' at \[0\]: use text=False",
-        ),
+        ({"a": np.array([b"\xff"], object)}, r"output 'a' as text expects UTF-8, got b'\\xff' at \[0\]: use text=False"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_table_is_refused(outputs: dict[str, Any], message: str) -> None:
     for method in ("to_pandas", "to_arrow"):
         with pytest.raises(InvalidInput, match=message):

@@ -15,10 +15,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from client.either import Client, call
 from client.scripted import Context, ScriptedServer, echo, model
 
-from tensorferry.client import InvalidInput
+from tensorferry.client import InferenceClient, InvalidInput
 from tensorferry.client.cli import bench, commands, infer
 from tensorferry.client.load.calls import Failure
 from tensorferry.client.load.process import opened
@@ -54,10 +53,10 @@ def row(tmp_path: Path) -> str:
     return str(tmp_path / "row.npy")
 
 
-async def test_arrays_are_sent_as_they_are_if_no_inputs_are_named(
-    nameless: ScriptedServer, either: Client
+def test_arrays_are_sent_as_they_are_if_no_inputs_are_named(
+    nameless: ScriptedServer, client: InferenceClient
 ) -> None:
-    answer = await call(either, "infer", "nameless", {"x": X, "y": [1, 2]}, outputs=["y"])
+    answer = client.infer("nameless", {"x": X, "y": [1, 2]}, outputs=["y"])
     assert list(answer) == ["y"]
     assert answer["y"].tolist() == [1, 2]
 
@@ -144,10 +143,7 @@ _JSON = (
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (
-            ["--input", "x=[1]"],
-            "--input expects NAME=FILE.npy or FILE.npz, because the server names no inputs of",
-        ),
+        (["--input", "x=[1]"], "--input expects NAME=FILE.npy or FILE.npz, because the server names no inputs of"),
         (["--input", "row.npy"], "--input expects NAME=FILE.npy or FILE.npz, because"),
         (["--input", "x=/no/such.npy"], "input 'x' of model 'nameless' expects a file that can be read"),
         (["--input", "/no/such.npz"], "--input expects a file that numpy.savez wrote"),
@@ -163,7 +159,7 @@ _JSON = (
         ),
         (["--random"], "--random expects a model whose inputs the server names, got model 'nameless'"),
     ],
-)
+)  # fmt: skip
 def test_infer_guesses_no_datatype(
     nameless: ScriptedServer, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
 ) -> None:

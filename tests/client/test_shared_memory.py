@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from client.either import IDS, KINDS, Client, call, close, shared
 from client.scripted import ScriptedServer, model
 from support.processes.server import ServerProcess, running
 
@@ -27,11 +26,10 @@ def sharing() -> Iterator[ServerProcess]:
         yield process
 
 
-@pytest.fixture(params=KINDS, ids=IDS)
-async def local(sharing: ServerProcess, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
-    client = request.param(sharing.address)
-    yield client
-    await close(client)
+@pytest.fixture
+def local(sharing: ServerProcess) -> Iterator[InferenceClient]:
+    with InferenceClient(sharing.address) as client:
+        yield client
 
 
 @pytest.fixture(autouse=True)
@@ -50,39 +48,39 @@ def files() -> list[str]:
     return sorted(path.name for path in DIRECTORY.glob("tensorferry-" + 32 * "[0-9a-f]"))
 
 
-async def test_results_are_those_of_arrays(local: Client) -> None:
-    expected = await call(local, "infer", "digits", {"image": IMAGES})
-    async with shared(local, "digits", 32) as memory:
+def test_results_are_those_of_arrays(local: InferenceClient) -> None:
+    expected = local.infer("digits", {"image": IMAGES})
+    with local.shared_memory("digits", 32) as memory:
         assert len(files()) == 1
         assert memory.inputs["image"].shape == (32, 8, 8)
         memory.inputs["image"][...] = IMAGES
-        result = await call(memory, "infer", request_id="a", timeout=30, parameters={"explain": True})
+        result = memory.infer(request_id="a", timeout=30, parameters={"explain": True})
         assert set(result) == set(expected)
         for name, array in expected.items():
             np.testing.assert_array_equal(result[name], array)
             assert result[name].dtype == array.dtype
         assert (result.id, result.model_name, result.parameters["batch_rows"]) == ("a", "digits", 32)
         memory.inputs["image"][:3] = IMAGES[10:13]
-        part = await call(memory, "infer", rows=3)
+        part = memory.infer(rows=3)
         np.testing.assert_array_equal(part["label"], expected["label"][10:13])
         np.testing.assert_array_equal(part["probabilities"], expected["probabilities"][10:13])
         np.testing.assert_array_equal(result["label"][:3], part["label"])
     np.testing.assert_array_equal(part["label"], expected["label"][10:13])
 
 
-async def test_a_failed_call_leaves_nothing(local: Client) -> None:
-    with pytest.raises(RuntimeError, match="mine"):
-        async with shared(local, "digits", 2) as memory:
-            raise RuntimeError("mine")
-    with pytest.raises(InvalidInput, match="rows expects an int from 1 to 2, got 3"):
-        async with shared(local, "digits", 2) as memory:
-            await call(memory, "infer", rows=3)
-    with pytest.raises(InferenceError):
-        async with shared(local, "digits", 2) as memory:
-            await call(memory, "infer", timeout=1e-6)
+def test_a_failed_call_leaves_nothing(local: InferenceClient) -> None:
+    with pytest.raises(RuntimeError, match="mine"), local.shared_memory("digits", 2) as memory:
+        raise RuntimeError("mine")
+    with (
+        pytest.raises(InvalidInput, match="rows expects an int from 1 to 2, got 3"),
+        local.shared_memory("digits", 2) as memory,
+    ):
+        memory.infer(rows=3)
+    with pytest.raises(InferenceError), local.shared_memory("digits", 2) as memory:
+        memory.infer(timeout=1e-6)
 
 
-async def test_a_closed_client_leaves_no_file(sharing: ServerProcess) -> None:
+def test_a_closed_client_leaves_no_file(sharing: ServerProcess) -> None:
     with InferenceClient(sharing.address) as other, InferenceClient(sharing.address) as client:
         with client.shared_memory("digits", 2):
             [name] = files()
@@ -91,18 +89,17 @@ async def test_a_closed_client_leaves_no_file(sharing: ServerProcess) -> None:
         stub.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest(name=name))
 
 
-async def test_a_refused_region_leaves_nothing(either: Client) -> None:
+def test_a_refused_region_leaves_nothing(client: InferenceClient) -> None:
     """The scripted server has no shared memory."""
-    with pytest.raises(Unimplemented):
-        async with shared(either, "digits", 2):
-            raise AssertionError("registered")
+    with pytest.raises(Unimplemented), client.shared_memory("digits", 2):
+        raise AssertionError("registered")
 
 
-async def test_the_arrays_exist_only_inside_the_with_statement(local: Client) -> None:
+def test_the_arrays_exist_only_inside_the_with_statement(local: InferenceClient) -> None:
     memory: Any = local.shared_memory("digits", 2)
     with pytest.raises(RuntimeError, match="exists only inside its `with` statement"):
-        await call(memory, "infer")
-    async with shared(local, "digits", 2) as memory:
+        memory.infer()
+    with local.shared_memory("digits", 2) as memory:
         pass
     with pytest.raises(RuntimeError, match="exists only inside its `with` statement"):
         _ = memory.inputs
@@ -122,31 +119,33 @@ async def test_the_arrays_exist_only_inside_the_with_statement(local: Client) ->
         ("free", 2, [1], "shapes expects a dict"),
     ],
 )  # fmt: skip
-async def test_what_has_no_size_is_refused(
-    server: ScriptedServer, either: Client, name: str, rows: Any, shapes: Any, message: str
+def test_what_has_no_size_is_refused(
+    server: ScriptedServer, client: InferenceClient, name: str, rows: Any, shapes: Any, message: str
 ) -> None:
     server.servicer.models["free"] = model("free", {"x": "FP32 -1 -1 3"}, {"x": "FP32 -1 -1 3"})
-    with pytest.raises(InvalidInput, match=message):
-        async with shared(either, name, rows, shapes=shapes):
-            raise AssertionError("created")
+    with pytest.raises(InvalidInput, match=message), client.shared_memory(name, rows, shapes=shapes):
+        raise AssertionError("created")
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "1", True])
-async def test_wrong_timeouts_are_refused(local: Client, timeout: Any) -> None:
-    with pytest.raises(InvalidInput, match="timeout expects a positive number of seconds"):
-        async with shared(local, "digits", 2, timeout=timeout):
-            raise AssertionError("created")
-    async with shared(local, "digits", 2) as memory:
-        with pytest.raises(InvalidInput, match="timeout expects a positive number of seconds"):
-            await call(memory, "infer", timeout=timeout)
+def test_wrong_timeouts_are_refused(local: InferenceClient, timeout: Any) -> None:
+    with (
+        pytest.raises(InvalidInput, match="timeout expects a positive number of seconds"),
+        local.shared_memory("digits", 2, timeout=timeout),
+    ):
+        raise AssertionError("created")
+    with (
+        local.shared_memory("digits", 2) as memory,
+        pytest.raises(InvalidInput, match="timeout expects a positive number of seconds"),
+    ):
+        memory.infer(timeout=timeout)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_several_targets_are_refused(kind: type[Any]) -> None:
-    client = kind(["127.0.0.1:1", "127.0.0.1:2"])
+def test_several_targets_are_refused() -> None:
+    client = InferenceClient(["127.0.0.1:1", "127.0.0.1:2"])
     with pytest.raises(InvalidInput, match="shared memory expects a client of one target, got 2 targets"):
         client.shared_memory("digits", 2)
-    await close(client)
+    client.close()
 
 
 def registering(server: ScriptedServer, **output: Any) -> None:
@@ -167,16 +166,18 @@ def registering(server: ScriptedServer, **output: Any) -> None:
         {"name": "x", "datatype": "INT64", "shape": [-1]},
     ],
 )
-async def test_an_answer_that_was_not_requested_is_refused(
-    server: ScriptedServer, either: Client, output: dict[str, Any]
+def test_an_answer_that_was_not_requested_is_refused(
+    server: ScriptedServer, client: InferenceClient, output: dict[str, Any]
 ) -> None:
     registering(server, **output)
-    async with shared(either, "row", 1) as memory:
-        with pytest.raises(Internal, match="is not what was requested in shared memory"):
-            await call(memory, "infer")
+    with (
+        client.shared_memory("row", 1) as memory,
+        pytest.raises(Internal, match="is not what was requested in shared memory"),
+    ):
+        memory.infer()
 
 
-async def test_without_memory_nothing_is_left() -> None:
+def test_without_memory_nothing_is_left() -> None:
     free = os.statvfs(DIRECTORY)
     with pytest.raises(OSError, match="No space left"):
         SystemMemory(free.f_frsize * free.f_blocks + (1 << 30))

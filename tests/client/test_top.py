@@ -31,73 +31,46 @@ PATIENCE = 30.0
 def batch(number: int, **changes: Any) -> dict[str, Any]:
     """A batch closed at 10.0: waits of at most 2 ms, 1 ms on the device, done after 4 ms."""
     return {
-        "number": number,
-        "instance": 0,
-        "requests": 2,
-        "rows": 4,
-        "reason": "idle",
-        "again": False,
-        "error": "",
-        "predicted_seconds": 0.003,
-        "padded_length": None,
-        "closed": 10.0,
-        "join_started": 10.0,
-        "ready": 10.001,
-        "started": 10.001,
-        "ended": 10.002,
-        "answered": 10.003,
-        "done": 10.004,
+        "number": number, "instance": 0, "requests": 2, "rows": 4, "reason": "idle", "again": False, "error": "",
+        "predicted_seconds": 0.003, "padded_length": None, "closed": 10.0, "join_started": 10.0, "ready": 10.001,
+        "started": 10.001, "ended": 10.002, "answered": 10.003, "done": 10.004,
         "members": [
             {"id": "a", "rows": 3, "priority": 1, "waited_seconds": 0.002, "answered": True},
             {"id": "", "rows": 1, "priority": 1, "waited_seconds": 0.001, "answered": True},
         ],
         **changes,
-    }
+    }  # fmt: skip
 
 
 def status(now: float = 0.0, answered: int = 0, **changes: Any) -> dict[str, Any]:
     """Status of a server whose model has answered `answered` requests, each in 1 to 2 ms, in batches of 2 requests and 4 rows."""
     outcomes = ("failed", "cancelled", "expired", "shed", "abandoned", "refused", "retried")
     model = {
-        "name": "digits",
-        "version": "1",
-        "state": "READY",
-        "reason": "",
-        "batching": "batches of up to 8 rows (proved)",
+        "name": "digits", "version": "1", "state": "READY", "reason": "", "batching": "batches of up to 8 rows (proved)",
         "settings": {"devices": ["cpu"], "max_batch_size": 8},
         "requests": {"accepted": answered, "answered": answered, **dict.fromkeys(outcomes, 0)},
         "times": {"queue": [answered, 0, 0], "compute": [answered, 0, 0], "total": [0, answered, 0]},
         "batches": {
-            "ran": answered // 2,
-            "failed": 0,
-            "rows": answered * 2,
-            "compute_seconds": answered * 0.001,
+            "ran": answered // 2, "failed": 0, "rows": answered * 2, "compute_seconds": answered * 0.001, "full_rows": 4,
             "by_rows": {"4": answered // 2} if answered else {},
             "by_reason": {"idle": answered // 2} if answered else {},
-            "full_rows": 4,
             "row_seconds": {"1": 0.02, "4": 0.01, "8": 0.012} if answered else {},
         },
         "padding": {"positions": answered * 3, "added": answered},
         "queue": {"requests": 3, "rows": 5, "rows_by_priority": [5], "running": 2, "bytes": 7},
         "warnings": [],
         "last_batches": [batch(answered // 2)] if answered else [],
+    }  # fmt: skip
+    server = {
+        "version": "0.1.0",
+        "address": "127.0.0.1:8001",
+        "transport": "lane",
+        "uptime_seconds": 3700 + now,
     }
     return {
-        "schema": 1,
-        "server": {
-            "version": "0.1.0",
-            "address": "127.0.0.1:8001",
-            "transport": "lane",
-            "uptime_seconds": 3700 + now,
-        },
-        "ready": True,
-        "draining": False,
-        "problems": [],
-        "now_seconds": now,
-        "bounds_seconds": [0.001, 0.002],
-        "models": [model],
-        **changes,
-    }
+        "schema": 1, "server": server, "ready": True, "draining": False, "problems": [], "now_seconds": now,
+        "bounds_seconds": [0.001, 0.002], "models": [model], **changes,
+    }  # fmt: skip
 
 
 def shown(*samples: dict[str, Any], width: int = 200, **options: Any) -> list[str]:
@@ -133,24 +106,18 @@ def in_stages(now: float, answered: int) -> dict[str, Any]:
         parts = {"queue": total / 4, "input": 0.0, "compute": total / 2, "output": total / 4}
         return {"answer_seconds": {part: answered * value for part, value in parts.items()}}
 
-    def step(name: str, stage: str, mean: float | None) -> dict[str, Any]:
-        ran = None if mean is None else answered // 2
-        total = None if mean is None else answered // 2 * mean
-        return {"name": name, "stage": stage, "ran": ran, "compute_seconds": total}
+    def step(name: str, stage: str, mean: float) -> dict[str, Any]:
+        ran = answered // 2
+        return {"name": name, "stage": stage, "ran": ran, "compute_seconds": ran * mean}
 
     counts = {name: model[name] for name in ("requests", "batches", "queue")}
     model |= seconds(0.008)
-    model["steps"] = [
-        step("clean", "clean+split", 0.001),
-        step("split", "clean+split", 0.002),
-        step("encode", "encode", 0.0015),
-        step("rank", "rank", None),
-    ]
-    model["stages"] = [
-        {"name": "clean+split", "model": None, **counts, **seconds(0.004)},
-        {"name": "encode", "model": None, **counts, **seconds(0.002)},
-        {"name": "rank", "model": "rank"},
-    ]
+    both, rank = "clean+split", {"name": "rank", "stage": "rank", "ran": None, "compute_seconds": None}
+    steps = [step("clean", both, 0.001), step("split", both, 0.002), step("encode", "encode", 0.0015), rank]
+    stages = [(both, 0.004), ("encode", 0.002)]
+    model["steps"] = steps
+    model["stages"] = [{"name": name, "model": None, **counts, **seconds(total)} for name, total in stages]
+    model["stages"].append({"name": "rank", "model": "rank"})
     return made
 
 
@@ -169,46 +136,35 @@ def test_the_stages_of_a_pipeline() -> None:
     )
 
 
-def test_a_pipeline_of_other_models_has_no_devices() -> None:
-    first, last = in_stages(0.0, 0), in_stages(2.0, 400)
-    for one in (first, last):
-        (model,) = one["models"]
+def test_pipelines_of_other_models_and_of_one_stage() -> None:
+    others, one_stage = [in_stages(0.0, 0), in_stages(2.0, 400)], [in_stages(0.0, 0), in_stages(2.0, 400)]
+    for look in others:
+        (model,) = look["models"]
         model["settings"]["devices"] = []
         model["stages"], model["steps"] = model["stages"][2:], model["steps"][3:]
-    lines = shown(first, last)
+    lines = shown(*others)
     assert any(line.endswith(" 2     -") for line in lines)
     assert "digits v1: batches of up to 8 rows (proved), on its models" in lines
-
-
-def test_the_steps_of_one_stage_are_those_of_the_model() -> None:
-    first, last = in_stages(0.0, 0), in_stages(2.0, 400)
-    for one in (first, last):
-        (model,) = one["models"]
+    for look in one_stage:
+        (model,) = look["models"]
         model["stages"], model["steps"] = [], model["steps"][:2]
-    lines = shown(first, last)
-    assert "  clean+split      2ms      6ms  100%        4.0       5  clean 1ms, split 2ms" in lines
+    assert "  clean+split      2ms      6ms  100%        4.0       5  clean 1ms, split 2ms" in shown(
+        *one_stage
+    )
 
 
-def test_rates_are_of_the_last_seconds_alone() -> None:
-    """Samples older than the period do not count."""
-    samples = [status(float(second), 1000 if second < 3 else 1000 + 10 * (second - 2)) for second in range(9)]
-    row = shown(*samples)[3]
-    assert row.split()[3] == "10"
+def rate(*samples: dict[str, Any]) -> str:
+    return shown(*samples)[3].split()[3]
 
 
-def test_a_restart_of_the_server_resets_the_figures() -> None:
-    before, after = status(100.0, 5000), status(101.0, 10)
-    after["server"]["uptime_seconds"] = 1.0
-    row = shown(before, after, status(102.0, 40) | {"server": {**after["server"], "uptime_seconds": 2.0}})[3]
-    assert row.split()[3] == "30"
-
-
-def test_a_reload_of_the_model_resets_the_figures() -> None:
-    row = shown(status(0.0, 5000), status(1.0, 10))[3]
-    assert row.split()[3] == "0"
-
-
-def test_before_anything_ran() -> None:
+def test_rates_are_of_the_last_seconds_of_one_run_of_the_model() -> None:
+    """Samples older than the period do not count, and none from before a restart or a reload."""
+    assert rate(*(status(float(at), 1000 if at < 3 else 1000 + 10 * (at - 2)) for at in range(9))) == "10"
+    restarted, later = status(101.0, 10), status(102.0, 40)
+    for uptime, one in enumerate((restarted, later)):
+        one["server"]["uptime_seconds"] = uptime + 1.0
+    assert rate(status(100.0, 5000), restarted, later) == "30"
+    assert rate(status(0.0, 5000), status(1.0, 10)) == "0"
     lines = shown(status(0.0), status(1.0))
     assert lines[3].split()[3:9] == ["0", "0.0", "-", "-", "-", "-"]
     assert any("none yet" in line for line in lines)
@@ -221,12 +177,6 @@ def test_warnings_and_unloaded_models() -> None:
     assert "NOT READY" in lines[0]
     assert lines[1] == "! model m version 1 is UNAVAILABLE: gone"
     assert lines[-1].split() == ["m", "v1", "unavailable"]
-
-
-def test_one_model_by_name() -> None:
-    both = status(1.0, 10)
-    both["models"].append({**both["models"][0], "name": "other"})
-    assert not any("digits" in line for line in shown(both, only="other"))
 
 
 def test_a_failed_batch_and_one_without_recorded_members() -> None:
@@ -249,25 +199,15 @@ def test_unprintable_characters_do_not_reach_the_terminal() -> None:
     look["models"][0]["last_batches"][0]["members"][0]["id"] = hostile
     look["models"][0]["last_batches"][0]["error"] = hostile
     assert all(line.isprintable() for line in shown(look))
+    assert {len(line) for line in shown(look, width=40)} <= set(range(41))
 
 
-def test_no_line_is_wider_than_the_window() -> None:
-    assert {len(line) for line in shown(status(0.0), status(1.0, 10), width=40)} <= set(range(41))
-
-
-@pytest.mark.parametrize(
-    ("counts", "share", "seconds"),
-    [
-        ([0, 0, 0], 0.5, None),
-        ([4, 0, 0], 0.5, 0.0005),
-        ([0, 2, 0], 0.5, 0.0015),
-        ([1, 1, 0], 0.99, 0.00198),
-        ([0, 0, 5], 0.5, 0.002),
-    ],
-)
-def test_percentiles(counts: list[int], share: float, seconds: float | None) -> None:
-    found = percentile(counts, [0.001, 0.002], share)
-    assert found == (None if seconds is None else pytest.approx(seconds))
+def test_percentiles() -> None:
+    bounds = [0.001, 0.002]
+    assert percentile([0, 0, 0], bounds, 0.5) is None
+    found = [percentile(counts, bounds, 0.5) for counts in ([4, 0, 0], [0, 2, 0], [0, 0, 5])]
+    assert found == pytest.approx([0.0005, 0.0015, 0.002])
+    assert percentile([1, 1, 0], bounds, 0.99) == pytest.approx(0.00198)
 
 
 @pytest.mark.parametrize(
@@ -327,23 +267,24 @@ def site() -> Iterator[Site]:
     site.close()
 
 
-def test_once(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    assert top.main([site.address, "--once", "--interval", "0.1"]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert out.startswith("tensorferry 0.1.0 on 127.0.0.1:8001: ready")
-    assert "digits v1" in out
-    assert "\x1b" not in out
-
-
-def test_a_pipe_gets_one_report(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    assert top.main([site.address, "--interval", "0.1"]) == 0
-    assert "digits v1" in capsys.readouterr().out
-
-
-def test_no_such_model(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_report(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    look = status(0.0)
+    look["models"].append({**look["models"][0], "name": "other"})
+    site.body = json.dumps(look).encode()
+    # Standard output is a pipe.
+    for arguments in ([site.address, "--once"], [site.address], ["--target", site.address, "--once"]):
+        assert top.main([*arguments, "--interval", "0.1", "--model", "digits"]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        assert out.startswith("tensorferry 0.1.0 on 127.0.0.1:8001: ready")
+        assert "digits v1" in out
+        assert "other" not in out
+        assert "" not in out
     assert top.main([site.address, "--once", "--model", "x"]) == 1
     assert "there is no model 'x'; there are: digits" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        top.main([site.address, "--target", site.address])
+    assert "give one of them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -373,14 +314,6 @@ def test_no_server(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     err = capsys.readouterr().err
     assert err.startswith(f"tensorferry top: no server answers at http://{site.address}/status.json (")
     assert "--metrics-port" in err
-
-
-def test_the_target_is_a_flag_too(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    assert top.main(["--target", site.address, "--once", "--interval", "0.1"]) == 0
-    assert "digits v1" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        top.main([site.address, "--target", site.address])
-    assert "give one of them" in capsys.readouterr().err
 
 
 def test_the_port_of_grpc_gets_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,53 +103,32 @@ def test_bytes_are_written_without_loss(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (
-            ["--input", "x"],
-            "input 'x' of model 'row' expects INT64 [1], got 'x': write JSON, such as x=[0], or",
-        ),
+        (["--input", "x"], "input 'x' of model 'row' expects INT64 [1], got 'x': write JSON, such as x=[0], or"),
         (["--input", "x=/no/such.npy"], "'/no/such.npy' (No such file or directory)"),
         (["--input", "x=@/no/such"], "'/no/such' (No such file or directory)"),
         (["--input", f"x={__file__}"], "name a file that numpy.save wrote"),
         (["--input", "y=1"], "--input expects an input of model 'row' ('x'), got 'y': name one of these"),
         (["--input", "x=1", "--input", "1"], "--input expects each input once, got 'x' more than once"),
         (["--input", "x=1", "--json", "[1]"], "--input expects each input once, got 'x' more than once"),
-        (
-            ["--input", "x=1.5"],
-            "input 'x' of model 'row' expects INT64 [1], got 1.5 of type float: write integers",
-        ),
+        (["--input", "x=1.5"], "input 'x' of model 'row' expects INT64 [1], got 1.5 of type float: write integers"),
         (["--input", "x=[1, 2]"], "expects INT64 [1], got the shape [2]: axis 0 must be 1 long, not 2"),
-        (
-            ["--input", "/no/such.npz"],
-            "which cannot be read ([Errno 2] No such file or directory: '/no/such.npz')",
-        ),
+        (["--input", "/no/such.npz"], "which cannot be read ([Errno 2] No such file or directory: '/no/such.npz')"),
         (["--input", "x=a.npz"], "got the archive 'a.npz': write --input a.npz, which names its arrays"),
         (["--json", "/no/such"], "--json expects a file that can be read, got '/no/such' (No such file"),
         (["--json", "{"], '--json expects a JSON object such as {"x": [[1, 2]]}, got'),
         (["--json", '{"y": 1}'], "--json expects an input of model 'row' ('x'), got 'y'"),
         (["--json", '{"inputs": {"x": 1}}'], "--json: 'inputs' expects a list of objects"),
-        (
-            ["--json", '{"inputs": [], "input": 1}'],
-            "--json expects the keys 'inputs', 'outputs', 'parameters', 'id'",
-        ),
+        (["--json", '{"inputs": [], "input": 1}'], "--json expects the keys 'inputs', 'outputs', 'parameters', 'id'"),
         (["--json", '{"inputs": [], "parameters": [1]}'], "--json: 'parameters' expects a dict, got [1]"),
         (["--json", '{"inputs": [], "id": 1}'], "--json: 'id' expects a str, got 1"),
-        (
-            ["--json", '{"inputs": [], "outputs": [{}]}'],
-            "--json: the name of an output expects a str, got None",
-        ),
+        (["--json", '{"inputs": [], "outputs": [{}]}'], "--json: the name of an output expects a str, got None"),
         (["--json", '{"inputs": [{"name": "x"}]}'], "--json: input 'x' expects data, got none"),
-        (
-            ["--json", '{"inputs": [{"name": "y", "data": 1}]}'],
-            "--json expects an input of model 'row' ('x'), got 'y'",
-        ),
+        (["--json", '{"inputs": [{"name": "y", "data": 1}]}'], "--json expects an input of model 'row' ('x'), got 'y'"),
         (
             ["--json", '{"inputs": [{"name": "x", "data": [1], "datatype": "FP32"}]}'],
             "input 'x' of model 'row' expects INT64 [1], got 'FP32' of type str: write 'INT64', or leave it out",
         ),
-        (
-            ["--json", '{"inputs": [{"name": "x", "data": [1], "shape": [-1]}]}'],
-            "expects a shape such as [1, 2]",
-        ),
+        (["--json", '{"inputs": [{"name": "x", "data": [1], "shape": [-1]}]}'], "expects a shape such as [1, 2]"),
         (
             ["--json", '{"inputs": [{"name": "x", "data": [1], "parameters": {"binary_data_size": 8}}]}'],
             "--json: input 'x' expects the keys 'name', 'shape', 'datatype', 'data', got 'parameters'",
@@ -165,18 +144,9 @@ def test_bytes_are_written_without_loss(tmp_path: Path) -> None:
         (["--random", "--rows", "2"], "expects INT64 [1], got --rows 2: leave --rows out, or write --rows 1"),
         (["--random", "--shape", "y:2"], "--shape expects an input of model 'row', got 'y': name one of 'x'"),
         (["--random", "--shape", "x:2"], "expects INT64 [1], got the shape [2]: give --shape all axes"),
-        (
-            ["--random", "--shape", "x:-2"],
-            "argument --shape: expected [NAME:]DIMS, such as x:2,16, got 'x:-2'",
-        ),
-        (
-            ["--json", "-", "--input", "x=@-"],
-            "stdin can be read once, got it 2 times: name files for the others",
-        ),
-        (
-            ["--format", "json", "--output-dir", "d"],
-            "argument --output-dir: not allowed with argument --format",
-        ),
+        (["--random", "--shape", "x:-2"], "argument --shape: expected [NAME:]DIMS, such as x:2,16, got 'x:-2'"),
+        (["--json", "-", "--input", "x=@-"], "stdin can be read once, got it 2 times: name files for the others"),
+        (["--format", "json", "--output-dir", "d"], "argument --output-dir: not allowed with argument --format"),
         (["--parameter", "=1"], "argument --parameter: expected NAME=VALUE, got '=1'"),
         (["--header", "h"], "argument --header: expected NAME=VALUE, got 'h'"),
         (["--header", "a-bin"], "argument --header"),
@@ -184,14 +154,8 @@ def test_bytes_are_written_without_loss(tmp_path: Path) -> None:
         (["--timeout", "soon"], "got 'soon'"),
         (["--timeout", "-1"], "argument --timeout: expected a positive number of seconds, got '-1'"),
         (["--timeout", "nan"], "argument --timeout: expected a positive number of seconds, got 'nan'"),
-        (
-            ["--target", "127.0.0.1"],
-            "argument --target: expected 'host:port', got '127.0.0.1': write '127.0.0.1:8001'",
-        ),
-        (
-            ["--target", "http://a:1"],
-            "argument --target: expected 'host:port', got 'http://a:1': write 'a:1'",
-        ),
+        (["--target", "127.0.0.1"], "argument --target: expected 'host:port', got '127.0.0.1': write '127.0.0.1:8001'"),
+        (["--target", "http://a:1"], "argument --target: expected 'host:port', got 'http://a:1': write 'a:1'"),
         (["--target", ""], "argument --target: expected 'host:port', got ''"),
         (["--ca-file", "/no/such"], "argument --ca-file: '/no/such' is not a file"),
         (["--cert-file", "c.pem"], "argument --cert-file: got 'c.pem' without --key-file"),
@@ -200,7 +164,7 @@ def test_bytes_are_written_without_loss(tmp_path: Path) -> None:
         (["--nonsense"], "--nonsense"),
         ([], "model 'row' expects the inputs 'x', got none: add 'x'"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_argument_exits_with_2(
     server: ScriptedServer, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
 ) -> None:
@@ -276,12 +240,9 @@ def test_a_request_of_the_protocol_in_json(
     [
         ["--input", "x=1", "--classes", "x=3"],
         ["--input", "x=1", "--classes", "x=3", "--output", "x"],
-        [
-            "--json",
-            '{"inputs": [{"name": "x", "data": [1]}], "outputs": [{"name": "x", "parameters": {"classification": 3}}]}',
-        ],
+        ["--json", '{"inputs": [{"name": "x", "data": [1]}], "outputs": [{"name": "x", "parameters": {"classification": 3}}]}'],
     ],
-)
+)  # fmt: skip
 def test_classes_of_an_output(server: ScriptedServer, arguments: list[str]) -> None:
     requests = received(server)
     assert command.main(["row", "--target", server.target, *arguments]) == 0

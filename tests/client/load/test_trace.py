@@ -47,12 +47,9 @@ def test_lines_of_the_access_log(tmp_path: Path) -> None:
         ('{"at": NaN}', "got nan for the seconds"),
         ('{"at": 1, "rows": 0}', "got 0 for the rows"),
         ('{"at": 1, "rows": true}', "got True for the rows"),
-        (
-            '{"time": "x", "message": "", "method": "ModelInfer", "duration_seconds": 1}',
-            "expected an ISO 8601 time, got 'x'",
-        ),
+        ('{"time": "x", "message": "", "method": "ModelInfer", "duration_seconds": 1}', "expected an ISO 8601 time, got 'x'"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, text: str) -> None:
     with pytest.raises(BadTrace, match=text.replace("'", ".")):
         read_trace(written(tmp_path / "t", '{"at": 1}', line), 1)
