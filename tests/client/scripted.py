@@ -144,33 +144,29 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             context.set_trailing_metadata(self.failure_trailers)
             context.abort(self.failures.pop(0), "scripted failure")
 
-    def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+    def ServerLive(self, request: Any, context: Context) -> pb.ServerLiveResponse:
         self._called("ServerLive", context)
         return pb.ServerLiveResponse(live=True)
 
-    def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+    def ServerReady(self, request: Any, context: Context) -> pb.ServerReadyResponse:
         self._called("ServerReady", context)
         return pb.ServerReadyResponse(ready=self.ready)
 
-    def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+    def ModelReady(self, request: Any, context: Context) -> pb.ModelReadyResponse:
         self._called("ModelReady", context)
         return pb.ModelReadyResponse(ready=request.name in self.models)
 
-    def ServerMetadata(
-        self, request: pb.ServerMetadataRequest, context: Context
-    ) -> pb.ServerMetadataResponse:
+    def ServerMetadata(self, request: Any, context: Context) -> pb.ServerMetadataResponse:
         self._called("ServerMetadata", context)
         return pb.ServerMetadataResponse(name="scripted", version="9", extensions=["a", "b"])
 
-    def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+    def ModelMetadata(self, request: Any, context: Context) -> pb.ModelMetadataResponse:
         self._called("ModelMetadata", context)
         if request.name not in self.models:
             context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.name!r}")
         return self.models[request.name]
 
-    def RepositoryIndex(
-        self, request: pb.RepositoryIndexRequest, context: Context
-    ) -> pb.RepositoryIndexResponse:
+    def RepositoryIndex(self, request: Any, context: Context) -> pb.RepositoryIndexResponse:
         self._called("RepositoryIndex", context, request)
         answer = pb.RepositoryIndexResponse()
         for name in self.models:
@@ -178,29 +174,23 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         answer.models.add(name="broken", version="3", state="UNAVAILABLE", reason="no such file")
         return answer
 
-    def RepositoryModelLoad(
-        self, request: pb.RepositoryModelLoadRequest, context: Context
-    ) -> pb.RepositoryModelLoadResponse:
+    def RepositoryModelLoad(self, request: Any, context: Context) -> pb.RepositoryModelLoadResponse:
         self._called("RepositoryModelLoad", context, request)
         return pb.RepositoryModelLoadResponse()
 
-    def RepositoryModelUnload(
-        self, request: pb.RepositoryModelUnloadRequest, context: Context
-    ) -> pb.RepositoryModelUnloadResponse:
+    def RepositoryModelUnload(self, request: Any, context: Context) -> pb.RepositoryModelUnloadResponse:
         self._called("RepositoryModelUnload", context, request)
         return pb.RepositoryModelUnloadResponse()
 
-    def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+    def ModelConfig(self, request: Any, context: Context) -> pb.ModelConfigResponse:
         self._called("ModelConfig", context, request)
         return pb.ModelConfigResponse(config=self.config)
 
-    def ModelStatistics(
-        self, request: pb.ModelStatisticsRequest, context: Context
-    ) -> pb.ModelStatisticsResponse:
+    def ModelStatistics(self, request: Any, context: Context) -> pb.ModelStatisticsResponse:
         self._called("ModelStatistics", context, request)
         return self.statistics
 
-    def TraceSetting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
+    def TraceSetting(self, request: Any, context: Context) -> pb.TraceSettingResponse:
         self._called("TraceSetting", context, request)
         answer = pb.TraceSettingResponse()
         answer.settings["trace_level"].value.extend(["OFF"])
@@ -208,7 +198,7 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             answer.settings[name].value.extend(setting.value)
         return answer
 
-    def LogSettings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
+    def LogSettings(self, request: Any, context: Context) -> pb.LogSettingsResponse:
         self._called("LogSettings", context, request)
         answer = pb.LogSettingsResponse()
         answer.settings["log_info"].bool_param = True
@@ -217,30 +207,30 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         return answer
 
     def SystemSharedMemoryRegister(
-        self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
-    ) -> Any:
+        self, request: Any, context: Context
+    ) -> pb.SystemSharedMemoryRegisterResponse:
         self._called("SystemSharedMemoryRegister", context, request)
         if not self.shares_memory:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "no shared memory")
         return pb.SystemSharedMemoryRegisterResponse()
 
     def SystemSharedMemoryUnregister(
-        self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
-    ) -> Any:
+        self, request: Any, context: Context
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
         self._called("SystemSharedMemoryUnregister", context, request)
         return pb.SystemSharedMemoryUnregisterResponse()
 
-    def CudaSharedMemoryRegister(self, request: pb.CudaSharedMemoryRegisterRequest, context: Context) -> Any:
+    def CudaSharedMemoryRegister(self, request: Any, context: Context) -> pb.CudaSharedMemoryRegisterResponse:
         self._called("CudaSharedMemoryRegister", context, request)
         return pb.CudaSharedMemoryRegisterResponse()
 
     def CudaSharedMemoryUnregister(
-        self, request: pb.CudaSharedMemoryUnregisterRequest, context: Context
-    ) -> Any:
+        self, request: Any, context: Context
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
         self._called("CudaSharedMemoryUnregister", context, request)
         return pb.CudaSharedMemoryUnregisterResponse()
 
-    def CudaSharedMemoryStatus(self, request: pb.CudaSharedMemoryStatusRequest, context: Context) -> Any:
+    def CudaSharedMemoryStatus(self, request: Any, context: Context) -> Any:
         self._called("CudaSharedMemoryStatus", context, self.request)
         return self.cuda_status()
 

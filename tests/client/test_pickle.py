@@ -32,16 +32,9 @@ def test_a_spawned_process_uses_a_client(server: ScriptedServer) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_pickle_has_every_argument(kind: type[Any]) -> None:
     arguments: dict[str, Any] = {
-        "tls": Tls(),
-        "metadata": [("a", "b")],
-        "compression": "gzip",
-        "max_message_bytes": 1 << 20,
-        "options": [("grpc.keepalive_time_ms", 30000)],
-        "check": False,
-        "retry": Retry(attempts=2),
-        "token": "secret",
-        "connections": 2,
-    }
+        "tls": Tls(), "metadata": [("a", "b")], "compression": "gzip", "max_message_bytes": 1 << 20, "check": False,
+        "options": [("grpc.keepalive_time_ms", 30000)], "retry": Retry(attempts=2), "token": "secret", "connections": 2,
+    }  # fmt: skip
     client = kind(["a:1", "b:1"], **arguments)
     for other in (pickle.loads(pickle.dumps(client)), copy.copy(client)):
         assert type(other) is kind

@@ -12,7 +12,7 @@ from client.scripted import ScriptedServer
 from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from tensorferry.client import InferenceClient, aio
+from tensorferry.client import InferenceClient
 from tensorferry.client.connection.propagation import with_context
 
 IMAGES = {"image": np.zeros((1, 8, 8), np.uint8)}
@@ -29,14 +29,11 @@ def ids_of(span: trace.Span) -> str:
     return f"00-{ids.trace_id:032x}-{ids.span_id:016x}-"
 
 
-async def test_every_kind_of_call_carries_the_current_span(server: ScriptedServer, span: trace.Span) -> None:
+def test_every_kind_of_call_carries_the_current_span(server: ScriptedServer, span: trace.Span) -> None:
     with InferenceClient(server.target) as client:
         client.infer("digits", IMAGES)
         client.submit("digits", IMAGES).result(30)
         list(client.stream("digits", [IMAGES]))
-    async with aio.InferenceClient(server.target) as aclient:
-        await aclient.infer("digits", IMAGES)
-        assert [result async for result in aclient.stream("digits", [IMAGES])]
     assert {"ModelInfer", "ModelStreamInfer", "ModelMetadata"} <= set(server.servicer.calls)
     for metadata in server.servicer.call_metadata:
         assert str(metadata["traceparent"]).startswith(ids_of(span))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,16 +10,19 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from client.either import IDS, KINDS, call, close
 from client.scripted import ScriptedServer, echo, streamed
 from polling import until
 
-from tensorferry.client import Cancelled, InferenceClient, ResourceExhausted, Retry, aio
+from tensorferry.client import Cancelled, InferenceClient, ResourceExhausted, Retry
 from tensorferry.client.connection.retry import RetryBudget
 from tensorferry.client.errors import InferenceError, of_code
 from tensorferry.protos import inference_pb2 as pb
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 INPUTS = {"x": np.zeros(1, np.int64)}
+# Budget left of 100 before a test; each answer returns 0.1.
+LEFT = 50.0
 # Short, because tests wait for it.
 RETRY_MS = 20
 
@@ -64,12 +66,6 @@ def test_the_budget_bounds_retries() -> None:
     assert sum(retries.delay(refused(), 1, None) is not None for _ in range(9)) == 3
 
 
-@pytest.mark.parametrize("options", [{"attempts": 0}, {"budget": -1}, {"ratio": float("nan")}], ids=str)
-def test_invalid_options(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=" expects a"):
-        Retry(**options)
-
-
 class Full:
     """Servicer that refuses each request `times` times and records when each arrived."""
 
@@ -107,11 +103,6 @@ class Full:
         )
 
 
-def await_refusal(client: InferenceClient | aio.InferenceClient) -> None:
-    """Wait until a refused request waits for its retry, which has taken its part of the budget."""
-    until(lambda: client._retries._left < 100)
-
-
 @pytest.fixture
 def full(server: ScriptedServer) -> Callable[..., Full]:
     def make(*arguments: Any) -> Full:
@@ -122,41 +113,33 @@ def full(server: ScriptedServer) -> Callable[..., Full]:
     return make
 
 
-def test_infer(client: InferenceClient, full: Callable[..., Full]) -> None:
+@pytest.mark.parametrize("method", ["infer", "submit"])
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+async def test_a_refused_call_is_sent_again_after_the_pause(
+    server: ScriptedServer, full: Callable[..., Full], kind: type[Any], method: str
+) -> None:
     script = full(2)
-    assert client.infer("row", INPUTS, request_id="a").id == "a"
+    client = kind(server.target)
+    assert (await call(client, method, "row", INPUTS, request_id="a")).id == "a"
+    await close(client)
     assert len(script.asked) == 3
     assert script.paused()
 
 
-def test_submit(client: InferenceClient, full: Callable[..., Full]) -> None:
-    script = full(2)
-    assert client.submit("row", INPUTS, request_id="a").result(30).id == "a"
-    assert len(script.asked) == 3
-    assert script.paused()
-
-
-async def test_aio(aclient: aio.InferenceClient, full: Callable[..., Full]) -> None:
-    script = full(2)
-    assert (await aclient.infer("row", INPUTS, request_id="a")).id == "a"
-    assert len(script.asked) == 3
-    assert script.paused()
-
-
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
 @pytest.mark.parametrize("ordered", [False, True])
-def test_stream(client: InferenceClient, full: Callable[..., Full], ordered: bool) -> None:
-    """A refused request of a stream is sent again as a unary call, and all are answered."""
+async def test_a_refused_request_of_a_stream_is_sent_again_as_a_unary_call(
+    server: ScriptedServer, full: Callable[..., Full], kind: type[Any], ordered: bool
+) -> None:
+    """Each answer refills the budget once: four arrive in the stream, four after a retry."""
     script = full(1)
-    results = list(client.stream("row", (INPUTS for _ in range(8)), ordered=ordered))
+    client = kind(server.target)
+    client._retries._left = LEFT
+    results = await call(client, "stream", "row", (INPUTS for _ in range(8)), ordered=ordered)
+    await close(client)
     assert len({result.id for result in results}) == 8
     assert len(script.asked) == 5
-
-
-async def test_aio_stream(aclient: aio.InferenceClient, full: Callable[..., Full]) -> None:
-    script = full(1)
-    results = [result async for result in aclient.stream("row", (INPUTS for _ in range(8)), ordered=True)]
-    assert len({result.id for result in results}) == 8
-    assert len(script.asked) == 5
+    assert client._retries._left == pytest.approx(LEFT - 5 + 0.8)
 
 
 @pytest.mark.parametrize("pushback", ["-1", "soon"])
@@ -172,13 +155,13 @@ def test_the_server_forbids_a_retry(
 def test_no_longer_than_the_timeout(client: InferenceClient, full: Callable[..., Full]) -> None:
     """A pause longer than the remaining timeout raises the error at once."""
     script = full(9, "60000")
-    for call in (
+    for begin in (
         lambda: client.infer("row", INPUTS, timeout=30),
         lambda: client.submit("row", INPUTS, timeout=30).result(30),
         lambda: list(client.stream("row", [INPUTS, INPUTS], timeout=0.01)),
     ):
         with pytest.raises((ResourceExhausted, InferenceError)):
-            call()
+            begin()
     assert len(script.asked) == 2
 
 
@@ -192,36 +175,23 @@ def test_no_retry(server: ScriptedServer, full: Callable[..., Full]) -> None:
 def test_a_future_that_waits_can_be_cancelled(client: InferenceClient, full: Callable[..., Full]) -> None:
     script = full(9, "60000")
     future = client.submit("row", INPUTS)
-    await_refusal(client)
+    until(lambda: client._retries._left < 100)
     assert future.cancel()
     assert future.cancelled()
     assert len(script.asked) == 1
 
 
-def test_close_ends_the_wait(server: ScriptedServer, full: Callable[..., Full]) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+async def test_close_ends_the_wait(
+    server: ScriptedServer, full: Callable[..., Full], kind: type[Any]
+) -> None:
     full(9, "60000")
-    client = InferenceClient(server.target)
-    failures: list[BaseException] = []
-
-    def infer() -> None:
-        try:
-            client.infer("row", INPUTS)
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=infer)
-    thread.start()
-    await_refusal(client)
-    client.close()
-    thread.join(30)
-    assert isinstance(failures[0], Cancelled)
-
-
-async def test_aio_close_ends_the_wait(server: ScriptedServer, full: Callable[..., Full]) -> None:
-    full(9, "60000")
-    client = aio.InferenceClient(server.target)
-    task = client.submit("row", INPUTS)
-    await asyncio.to_thread(await_refusal, client)
-    await client.close()
+    client = kind(server.target)
+    if isinstance(client, InferenceClient):
+        waiting = asyncio.create_task(asyncio.to_thread(client.infer, "row", INPUTS))
+    else:
+        waiting = client.submit("row", INPUTS)
+    await asyncio.to_thread(until, lambda: client._retries._left < 100)
+    await close(client)
     with pytest.raises(Cancelled):
-        await task
+        await waiting

@@ -16,7 +16,7 @@ from client.scripted import Hang, ScriptedServer
 from client.test_retry import Full
 from polling import until
 
-from tensorferry.client import Cancelled, InferenceClient, InferenceFuture, ResourceExhausted, aio
+from tensorferry.client import Cancelled, InferenceClient, InferenceFuture, ResourceExhausted
 from tensorferry.protos import inference_pb2 as pb
 
 INPUTS = {"x": np.zeros(1, np.int64)}
@@ -50,26 +50,6 @@ def test_an_answer_to_submit_refills_the_budget(client: InferenceClient) -> None
     for _ in range(3):
         client.submit("row", INPUTS).result(10)
     assert client._retries._left == pytest.approx(LEFT + 0.3)
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-def test_the_answers_of_a_stream_refill_the_budget(
-    server: ScriptedServer, client: InferenceClient, ordered: bool
-) -> None:
-    """Each answer counts once: two arrive in the stream, two after a retry."""
-    script(server, 0)
-    client._retries._left = LEFT
-    assert len(list(client.stream("row", [INPUTS] * 4, ordered=ordered))) == 4
-    assert client._retries._left == pytest.approx(LEFT - 2 + 0.4)
-
-
-async def test_the_answers_of_an_aio_stream_refill_the_budget(
-    server: ScriptedServer, aclient: aio.InferenceClient
-) -> None:
-    script(server, 0)
-    aclient._retries._left = LEFT
-    assert len([result async for result in aclient.stream("row", [INPUTS] * 4)]) == 4
-    assert aclient._retries._left == pytest.approx(LEFT - 2 + 0.4)
 
 
 def answered(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:

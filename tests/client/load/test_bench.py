@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -80,18 +80,17 @@ def run(server: ScriptedServer, folder: Path, *arguments: str, model: str = "row
     return dict(json.loads(path.read_text()))
 
 
-def test_headers_are_sent_and_their_values_written_nowhere(server: ScriptedServer, tmp_path: Path) -> None:
+def test_headers_are_sent_and_their_values_written_nowhere_and_streams(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     results = run(server, tmp_path, "--concurrency", "1", "--header", "X-Secret=hidden")
     assert server.metadata_of("ModelInfer")["x-secret"] == "hidden"
     assert server.metadata_of("ModelStatistics")["x-secret"] == "hidden"
     assert "hidden" not in (tmp_path / "results.json").read_text()
     assert "--header X-Secret=..." in results["command"]
     assert results["server"] == "scripted 9"
-
-
-def test_streams(server: ScriptedServer, tmp_path: Path) -> None:
-    results = run(server, tmp_path, "--stream", "--concurrency", "2")
-    assert results["steps"][0]["answered"] > 0
+    server.servicer.calls.clear()
+    assert run(server, tmp_path, "--stream", "--concurrency", "2")["steps"][0]["answered"] > 0
     assert "ModelInfer" not in server.servicer.calls
     assert server.servicer.calls.count("ModelStreamInfer") == 1
 
@@ -154,17 +153,8 @@ def test_a_server_without_metadata_needs_files(
     server.servicer.infer = infer
     server.servicer.failures = [grpc.StatusCode.UNIMPLEMENTED]
     np.savez(tmp_path / "inputs.npz", x=np.zeros((6, 3), np.float32))
-    results = run(
-        server,
-        tmp_path,
-        "--input",
-        str(tmp_path / "inputs.npz"),
-        "--rows",
-        "2",
-        "--concurrency",
-        "1",
-        model="m",
-    )
+    words = ["--input", str(tmp_path / "inputs.npz"), "--rows", "2", "--concurrency", "1"]
+    results = run(server, tmp_path, *words, model="m")
     assert results["steps"][0]["answered"] > 0
     assert shapes == {(2, 3)}
     server.servicer.failures = [grpc.StatusCode.UNIMPLEMENTED]
@@ -321,10 +311,9 @@ def test_a_server_that_cannot_be_reached_by_the_load() -> None:
         processes.run(Plan(), Step(concurrency=1), 1.0)
 
 
-@pytest.mark.parametrize("command", [bench.main])
-def test_help_is_available(command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_available(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        command(["--help"])
+        bench.main(["--help"])
     assert ended.value.code == 0
     assert "--concurrency" in capsys.readouterr().out
 

@@ -35,17 +35,8 @@ def tally(
     seconds: float, *latencies: float, cpu: float = 0.1, waited: float = 0.05, **fields: object
 ) -> Tally:
     made = histogram(*latencies)
-    return Tally(
-        seconds,
-        made.sparse(),
-        made.total,
-        made.least,
-        made.most,
-        len(latencies),
-        cpu=(cpu,),
-        waited=(waited,),
-        **fields,  # type: ignore[arg-type]
-    )
+    times = (made.sparse(), made.total, made.least, made.most)
+    return Tally(seconds, *times, len(latencies), cpu=(cpu,), waited=(waited,), **fields)  # type: ignore[arg-type]
 
 
 EIGHT = Step(concurrency=8)
@@ -92,28 +83,27 @@ def test_reports_of_several_processes_are_added_up() -> None:
     ]
 
 
-def test_no_warning_while_the_client_has_time() -> None:
-    assert list(limits([0.5, 0.6], [0.3, 0.2], histogram(0.0002), histogram(0.005), 0.0005)) == []
+NO_TIMES, SLOW = Histogram(), histogram(0.005)
+LATE = histogram(*[0.0001] * 90, *[0.004] * 10)
 
 
-def test_a_busy_process_is_a_warning() -> None:
-    (warning,) = limits([0.5, 0.97], [0.0, 0.9], Histogram(), histogram(0.005), 0.001)
-    assert warning.startswith("the client is the limit: a load process used 97% of a core")
-
-
-def test_a_process_without_a_core_is_a_warning() -> None:
-    (warning,) = limits([0.5, 0.4], [0.1, 0.5], Histogram(), histogram(0.005), 0.001)
-    assert warning.startswith(
-        "the client is the limit: a load process used 40% of a core and waited 50% of the time for one"
-    )
-
-
-def test_late_sends_are_a_warning() -> None:
-    (warning,) = limits([0.1], [0.0], histogram(*[0.0001] * 90, *[0.004] * 10), histogram(0.005), 0.0001)
-    assert warning.startswith("the client is late: 1 % of the requests were sent 4.0 ms")
-    assert list(limits([0.1], [0.0], histogram(0.004), histogram(0.1), 0.0001)) == [], (
-        "it is small beside the latency"
-    )
+@pytest.mark.parametrize(
+    ("busy", "waited", "lags", "latencies", "warning"),
+    [
+        ([0.5, 0.6], [0.3, 0.2], histogram(0.0002), SLOW, None),
+        ([0.5, 0.97], [0.0, 0.9], NO_TIMES, SLOW, "the client is the limit: a load process used 97% of a core"),
+        ([0.5, 0.4], [0.1, 0.5], NO_TIMES, SLOW,
+         "the client is the limit: a load process used 40% of a core and waited 50% of the time for one"),
+        ([0.1], [0.0], LATE, SLOW, "the client is late: 1 % of the requests were sent 4.0 ms"),
+        # It is small beside the latency.
+        ([0.1], [0.0], histogram(0.004), histogram(0.1), None),
+    ],
+)  # fmt: skip
+def test_limits_of_the_client_are_warnings(
+    busy: list[float], waited: list[float], lags: Histogram, latencies: Histogram, warning: str | None
+) -> None:
+    found = list(limits(busy, waited, lags, latencies, 0.0001))
+    assert found == [] if warning is None else found[0].startswith(warning)
 
 
 def test_work_of_the_client_in_the_latencies_is_a_warning() -> None:
@@ -283,15 +273,10 @@ def test_errors_cannot_send_commands_to_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (None, "-"),
-        (0.0, "0 µs"),
-        (9.99e-6, "9.99 µs"),
-        (0.00099949, "999 µs"),
-        (0.0009999, "1.00 ms"),
-        (1.5, "1.50 s"),
+        (None, "-"), (0.0, "0 µs"), (9.99e-6, "9.99 µs"), (0.00099949, "999 µs"), (0.0009999, "1.00 ms"), (1.5, "1.50 s"),
         (123.4, "123 s"),
     ],
-)
+)  # fmt: skip
 def test_times(seconds: float | None, text: str) -> None:
     assert tables.seconds_text(seconds) == text
 

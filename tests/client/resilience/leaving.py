@@ -1,22 +1,13 @@
-"""A server of raw frames that leaves while a client streams to it, and rounds of streams that it leaves.
-
-`python -m client.resilience.leaving --rounds 400` (in tests/, with the packages on the path) prints how they ended.
-"""
+"""A server of raw frames that leaves while a client streams to it."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import logging
-import os
 import socket
 import struct
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from random import Random
 
 import h2.config
 import h2.connection
@@ -54,7 +45,6 @@ LEAVINGS = [
     Leaving(("goaway", "close"), 1000),
     Leaving(("trailers", "flush", "goaway")),
 ]
-_STEPS = ("unlisten", "trailers", "refused", "goaway", "goaway0", "flush", "close", "reset")
 
 
 class LeavingServer:
@@ -176,33 +166,3 @@ def by_asyncio(target: str, count: int, size: int) -> str:
 
 
 CLIENTS: list[Callable[[str, int, int], str]] = [by_threads, by_asyncio]
-
-
-def one_round(random: Random, client: Callable[[str, int, int], str]) -> str:
-    """Run a stream to a server that ends in some way, possibly during a write."""
-    size, count = random.choice((1, 10, 1000, 20_000)), random.choice((1, 3, 100))
-    steps = tuple(step for step in _STEPS if random.random() < 0.4)
-    after = random.choice((0, 1, 1, random.randrange(1, 3 * min(count, 64) * size + 2)))
-    server = LeavingServer(Leaving(steps if set(steps) - {"unlisten", "flush"} else ("close",), after))
-    outcome = client(server.target, count, size)
-    server.close()
-    return outcome
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    logging.getLogger("hpack").setLevel(logging.WARNING)
-    for client in CLIENTS:
-        with ThreadPoolExecutor(8) as threads:
-            randoms = [Random(f"{given.seed} {number}") for number in range(given.rounds)]
-            outcomes = Counter(threads.map(one_round, randoms, [client] * given.rounds))
-        print(client.__name__, dict(outcomes), flush=True)
-    # Threads of hanging calls would keep the interpreter alive.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

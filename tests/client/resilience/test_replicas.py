@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,11 +15,19 @@ from typing import Any, cast
 import grpc
 import numpy as np
 import pytest
+from client import calls
 from client.scripted import ScriptedServer
 
 from tensorferry.client import InferenceClient, Retry, Unavailable, aio
 from tensorferry.client.connection.endpoints import Endpoints
-from tensorferry.client.connection.retry import ANSWERED_KEY, AttemptEnd, Attempts, RetryBudget, attempt_end
+from tensorferry.client.connection.retry import (
+    ANSWERED_KEY,
+    DEFAULT_RETRY,
+    AttemptEnd,
+    Attempts,
+    RetryBudget,
+    attempt_end,
+)
 from tensorferry.client.errors import of_code
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -74,41 +83,28 @@ def replicas() -> Iterator[Callable[..., Replicas]]:
             process.stdout.close()
 
 
-async def call(kind: str, target: str, retry: Retry | None = None, **options: Any) -> None:
-    """Run one inference with one of the clients."""
-    given: dict[str, Any] = {} if retry is None else {"retry": retry}
-    if kind == "aio":
-        async with aio.InferenceClient(target, check=False, **given) as client:
-            await client.infer("m", INPUTS, timeout=30, **options)
-    else:
-        with InferenceClient(target, check=False, **given) as sync:
-            if kind == "infer":
-                sync.infer("m", INPUTS, timeout=30, **options)
-            else:
-                sync.submit("m", INPUTS, timeout=30, **options).result(30)
+def call(method: str, target: str, retry: Retry | None = DEFAULT_RETRY, **options: Any) -> None:
+    """Run one inference by this method."""
+    with InferenceClient(target, check=False, retry=retry) as client:
+        calls.call(client, method, "m", INPUTS, timeout=30, **options)
 
 
-KINDS = ["infer", "submit", "aio"]
+by_method = pytest.mark.parametrize("method", ["infer", "submit"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_one_call_crashes_two_of_three_servers_at_most(
-    kind: str, replicas: Callable[..., Replicas]
+@by_method
+@pytest.mark.parametrize(
+    ("options", "ended"),
+    [({}, 2), ({"parameters": SEQUENCE}, 1), ({"retry": None}, 1)],
+    ids=["any", "sequence", "no retry"],
+)
+def test_one_call_crashes_two_of_three_servers_at_most(
+    method: str, options: dict[str, Any], ended: int, replicas: Callable[..., Replicas]
 ) -> None:
     three = replicas("ModelInfer")
     with pytest.raises(Unavailable):
-        await call(kind, three.target)
-    assert three.ended() == 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_sequence_call_crashes_one_server_at_most(
-    kind: str, replicas: Callable[..., Replicas]
-) -> None:
-    three = replicas("ModelInfer")
-    with pytest.raises(Unavailable):
-        await call(kind, three.target, parameters=SEQUENCE)
-    assert three.ended() == 1
+        call(method, three.target, **options)
+    assert three.ended() == ended
 
 
 def test_a_health_call_crashes_two_servers_at_most(replicas: Callable[..., Replicas]) -> None:
@@ -118,51 +114,45 @@ def test_a_health_call_crashes_two_servers_at_most(replicas: Callable[..., Repli
     assert three.ended() == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_client_without_retries_crashes_one_server(
-    kind: str, replicas: Callable[..., Replicas]
+async def test_one_call_of_asyncio_crashes_two_of_three_servers_at_most(
+    replicas: Callable[..., Replicas],
 ) -> None:
     three = replicas("ModelInfer")
-    with pytest.raises(Unavailable):
-        await call(kind, three.target, retry=Retry(attempts=1))
-    assert three.ended() == 1
+    async with aio.InferenceClient(three.target, check=False) as client:
+        with pytest.raises(Unavailable):
+            await client.infer("m", INPUTS, timeout=30)
+    assert three.ended() == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_an_unreachable_server_is_skipped(kind: str, replicas: Callable[..., Replicas]) -> None:
+@by_method
+def test_an_unreachable_server_is_skipped(method: str, replicas: Callable[..., Replicas]) -> None:
     three = replicas()
     three.processes[0].kill()
     three.processes[0].wait()
-    await call(kind, three.target)
+    call(method, three.target)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_unavailable_of_a_tensorferry_server_is_retried(kind: str, server: ScriptedServer) -> None:
-    server.servicer.failures = [grpc.StatusCode.UNAVAILABLE] * 3
-    server.servicer.failure_trailers = ((ANSWERED_KEY, "1"),)
-    await call(kind, server.target, parameters=SEQUENCE)
-    assert server.servicer.calls == ["ModelInfer"] * 4
+@by_method
+@pytest.mark.parametrize(
+    ("trailers", "failures", "attempts"),
+    [
+        pytest.param(((ANSWERED_KEY, "1"),), 3, 4, id="of a tensorferry server"),
+        # A proxy whose backend has crashed sends the same status.
+        pytest.param((), 2, 2, id="of another server"),
+        pytest.param((("grpc-retry-pushback-ms", "-1"),), 1, 1, id="of a server that forbids it"),
+    ],
+)
+def test_retries_of_unavailable(
+    method: str, server: ScriptedServer, trailers: Any, failures: int, attempts: int
+) -> None:
+    server.servicer.failures = [grpc.StatusCode.UNAVAILABLE] * failures
+    server.servicer.failure_trailers = trailers
+    with contextlib.nullcontext() if attempts > failures else pytest.raises(Unavailable):
+        call(method, server.target, parameters=SEQUENCE if attempts > failures else None)
+    assert server.servicer.calls == ["ModelInfer"] * attempts
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_unavailable_of_another_server_is_retried_once(kind: str, server: ScriptedServer) -> None:
-    """A proxy whose backend has crashed sends the same status, so the call is retried once."""
-    server.servicer.failures = [grpc.StatusCode.UNAVAILABLE] * 2
-    with pytest.raises(Unavailable):
-        await call(kind, server.target)
-    assert server.servicer.calls == ["ModelInfer"] * 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_server_can_forbid_a_retry(kind: str, server: ScriptedServer) -> None:
-    server.servicer.failures = [grpc.StatusCode.UNAVAILABLE]
-    server.servicer.failure_trailers = (("grpc-retry-pushback-ms", "-1"),)
-    with pytest.raises(Unavailable):
-        await call(kind, server.target)
-    assert server.servicer.calls == ["ModelInfer"]
-
-
-async def test_a_large_request_is_retried(server: ScriptedServer) -> None:
+def test_a_large_request_is_retried(server: ScriptedServer) -> None:
     large = np.zeros((16_000, 8, 8), np.uint8)  # a megabyte: more than gRPC buffers by default
     server.servicer.failures = [grpc.StatusCode.UNAVAILABLE]
     with InferenceClient(server.target, check=False) as client:

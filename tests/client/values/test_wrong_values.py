@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import decimal
 import fractions
@@ -10,42 +9,18 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from client import calls
 from client.scripted import ScriptedServer, ScriptedServicer, model
 
 from tensorferry import client as tf
-from tensorferry.client import InferenceClient, InvalidInput, Retry, StreamRequest, Tls, aio
+from tensorferry.client import InferenceClient, InvalidInput, Retry, StreamRequest, Tls
 
 ROW = {"x": [1]}
-Call = Callable[..., Any]
-
-
-@pytest.fixture(params=["threads", "asyncio"])
-def call(request: pytest.FixtureRequest, server: ScriptedServer) -> Iterator[Call]:
-    """Call a method of either client by name, and consume a stream."""
-    if request.param == "threads":
-        with InferenceClient(server.target) as client:
-
-            def plain(method: str, *arguments: Any, **options: Any) -> Any:
-                result = getattr(client, method)(*arguments, **options)
-                if method == "submit":
-                    return result.result(30)
-                return list(result) if method == "stream" else result
-
-            yield plain
-        return
-
-    async def awaited(method: str, arguments: Any, options: Any) -> Any:
-        async with aio.InferenceClient(server.target) as client:
-            result = getattr(client, method)(*arguments, **options)
-            return [one async for one in result] if method == "stream" else await result
-
-    yield lambda method, *arguments, **options: asyncio.run(awaited(method, arguments, options))
 
 
 class NoArray:
@@ -74,28 +49,31 @@ TIMED: list[tuple[str, tuple[Any, ...]]] = [
 
 
 def test_every_method_that_takes_a_timeout_is_here() -> None:
-    for kind in (InferenceClient, aio.InferenceClient):
-        found = {name for name, one in inspect.getmembers(kind, inspect.isfunction)
-                 if not name.startswith("_") and "timeout" in inspect.signature(one).parameters}  # fmt: skip
-        # The timeout of shared memory is for its `with` statement: tests/client/test_shared_memory.py.
-        assert found == {name for name, _ in TIMED} | {"shared_memory"}
+    methods = inspect.getmembers(InferenceClient, inspect.isfunction)
+    found = {
+        name for name, one in methods if name[0] != "_" and "timeout" in inspect.signature(one).parameters
+    }
+    # The timeout of shared memory is for its `with` statement: tests/client/test_shared_memory.py.
+    assert found == {name for name, _ in TIMED} | {"shared_memory"}
 
 
 @pytest.mark.parametrize(("method", "arguments"), TIMED, ids=[name for name, _ in TIMED])
-def test_timeouts(call: Call, servicer: ScriptedServicer, method: str, arguments: tuple[Any, ...]) -> None:
+def test_timeouts(
+    client: InferenceClient, servicer: ScriptedServicer, method: str, arguments: tuple[Any, ...]
+) -> None:
     for timeout in WRONG_TIMEOUTS:
         with pytest.raises(
             InvalidInput, match=r"^timeout expects a positive number of seconds, got"
         ) as caught:
-            call(method, *arguments, timeout=timeout)
+            calls.call(client, method, *arguments, timeout=timeout)
         assert isinstance(caught.value, ValueError)
         assert "of type" in caught.value.received
     assert servicer.calls == []
     for timeout in RIGHT_TIMEOUTS:
-        call(method, *arguments, timeout=timeout)
+        calls.call(client, method, *arguments, timeout=timeout)
 
 
-def test_a_timeout_is_checked_when_the_answer_is_known(call: Call, client: InferenceClient) -> None:
+def test_a_timeout_is_checked_when_the_answer_is_known(client: InferenceClient) -> None:
     client.metadata("row")
     with pytest.raises(InvalidInput):
         client.metadata("row", timeout=-1)
@@ -109,46 +87,24 @@ def test_a_stream_is_checked_before_it_begins(client: InferenceClient) -> None:
 
 
 TARGETS: list[tuple[Any, str]] = [
-    ("", "such as '127.0.0.1:8001'"),
-    (8001, "such as '127.0.0.1:8001'"),
-    ("127.0.0.1", "write '127.0.0.1:8001'"),
-    ("localhost", "write 'localhost:8001'"),
-    ("127.0.0.1:", "write '127.0.0.1:8001'"),
-    (":8001", "write '127.0.0.1:8001'"),
-    ("127.0.0.1:x", "write '127.0.0.1:8001'"),
-    ("127.0.0.1:0", "write '127.0.0.1:8001'"),
-    ("127.0.0.1:65536", "write '127.0.0.1:8001'"),
-    ("127.0.0.1:80010000000", "write '127.0.0.1:8001'"),
-    ("http://127.0.0.1:8001", "write '127.0.0.1:8001'"),
-    ("http://127.0.0.1", "write '127.0.0.1:8001'"),
+    ("", "such as '127.0.0.1:8001'"), (8001, "such as '127.0.0.1:8001'"), ("127.0.0.1", "write '127.0.0.1:8001'"),
+    ("localhost", "write 'localhost:8001'"), ("127.0.0.1:", "write '127.0.0.1:8001'"), (":8001", "write '127.0.0.1:8001'"),
+    ("127.0.0.1:x", "write '127.0.0.1:8001'"), ("127.0.0.1:0", "write '127.0.0.1:8001'"),
+    ("127.0.0.1:65536", "write '127.0.0.1:8001'"), ("127.0.0.1:80010000000", "write '127.0.0.1:8001'"),
+    ("http://127.0.0.1:8001", "write '127.0.0.1:8001'"), ("http://127.0.0.1", "write '127.0.0.1:8001'"),
     ("http://user@server:9000/v2/models?x#y", "write 'server:9000'"),
-    ("https://server:9000", "write 'server:9000', with tls=True"),
-    ("grpc://server:9000", "write 'server:9000'"),
-    ("server:9000/v2", "write 'server:9000'"),
-    ("server:9000,other:9000", "write 'server:9000'"),
-    ("300.1.1.1:80", "is no IP address"),
-    ("1.2.3:80", "is no IP address"),
-    ("::1", r"write '[::1]:8001'"),
-    ("[::1]", r"write '[::1]:8001'"),
-    ("[x]:8001", "write"),
-    ("dns:///server", "write 'dns:server:8001'"),
-    ("ipv4:127.0.0.1", "write 'ipv4:127.0.0.1:8001'"),
-    ("ipv4:127.0.0.1:1,127.0.0.2", "write 'ipv4:127.0.0.2:8001'"),
-    ("ipv4:server:1", "is no IP address"),
-    ("unix:", "name what is behind 'unix:'"),
-    (" server:8001", "write 'server:8001'"),
-    ("server:8001\n", "write 'server:8001'"),
-    ("ser\0ver:8001", "such as '127.0.0.1:8001'"),
-    ("ser ver:8001", "write"),
-    ([], "write ['127.0.0.1:8001']"),
-    (["127.0.0.1:1", "127.0.0.2"], "write '127.0.0.2:8001'"),
-    (["127.0.0.1:1", ["127.0.0.1:2"]], "such as"),
-    (["127.0.0.1"], "write '127.0.0.1:8001'"),
-    (b"127.0.0.1:1", "write '127.0.0.1:1'"),
-    ({}, "such as"),
-    ("x" * 100_000, "write an address"),
+    ("https://server:9000", "write 'server:9000', with tls=True"), ("grpc://server:9000", "write 'server:9000'"),
+    ("server:9000/v2", "write 'server:9000'"), ("server:9000,other:9000", "write 'server:9000'"),
+    ("300.1.1.1:80", "is no IP address"), ("1.2.3:80", "is no IP address"), ("::1", r"write '[::1]:8001'"),
+    ("[::1]", r"write '[::1]:8001'"), ("[x]:8001", "write"), ("dns:///server", "write 'dns:server:8001'"),
+    ("ipv4:127.0.0.1", "write 'ipv4:127.0.0.1:8001'"), ("ipv4:127.0.0.1:1,127.0.0.2", "write 'ipv4:127.0.0.2:8001'"),
+    ("ipv4:server:1", "is no IP address"), ("unix:", "name what is behind 'unix:'"), (" server:8001", "write 'server:8001'"),
+    ("server:8001\n", "write 'server:8001'"), ("ser\0ver:8001", "such as '127.0.0.1:8001'"), ("ser ver:8001", "write"),
+    ([], "write ['127.0.0.1:8001']"), (["127.0.0.1:1", "127.0.0.2"], "write '127.0.0.2:8001'"),
+    (["127.0.0.1:1", ["127.0.0.1:2"]], "such as"), (["127.0.0.1"], "write '127.0.0.1:8001'"),
+    (b"127.0.0.1:1", "write '127.0.0.1:1'"), ({}, "such as"), ("x" * 100_000, "write an address"),
     ("x" * 100_001, "such as '127.0.0.1:8001'"),
-]
+]  # fmt: skip
 GOOD_TARGETS: list[Any] = [
     "127.0.0.1:8001", "localhost:1", "server.example:65535", "a_b-c:1", "[::1]:8001", "dns:server:8001",
     "dns:///server:8001", "dns://8.8.8.8/server:8001", "ipv4:127.0.0.1:1,127.0.0.2:2", "ipv6:[::1]:8001",
@@ -157,20 +113,15 @@ GOOD_TARGETS: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [InferenceClient, aio.InferenceClient])
-async def test_targets(kind: Callable[..., Any]) -> None:
+def test_targets() -> None:
     for target, change in TARGETS:
         with pytest.raises(InvalidInput) as caught:
-            kind(target)
+            InferenceClient(target)
         assert caught.value.subject == "target"
         assert change in caught.value.change, target
         assert len(str(caught.value)) < 600
     for target in GOOD_TARGETS:
-        client = kind(target)
-        if kind is InferenceClient:
-            client.close()
-        else:
-            await client.close()
+        InferenceClient(target).close()
 
 
 def of_str() -> list[Any]:
@@ -209,11 +160,11 @@ RIGHT = {"model": "row", "inputs": ROW, "requests": [ROW]}
         if name in WRONG
     ],
 )
-def test_requests(call: Call, servicer: ScriptedServicer, method: str, name: str) -> None:
+def test_requests(client: InferenceClient, servicer: ScriptedServicer, method: str, name: str) -> None:
     for value in WRONG[name]:
         arguments = {key: RIGHT[key] for key in SIGNATURES[method]} | {name: value}
         with pytest.raises(InvalidInput) as caught:
-            call(method, **arguments)
+            calls.call(client, method, **arguments)
         check(caught.value)
     assert "ModelInfer" not in servicer.calls
 
@@ -229,11 +180,11 @@ def check(error: InvalidInput) -> None:
 
 
 @pytest.mark.parametrize("method", ["metadata", "is_model_ready"])
-def test_models(call: Call, servicer: ScriptedServicer, method: str) -> None:
+def test_models(client: InferenceClient, servicer: ScriptedServicer, method: str) -> None:
     for name in ("model", "version"):
         for value in WRONG[name]:
             with pytest.raises(InvalidInput):
-                call(method, **({"model": "row"} | {name: value}))
+                calls.call(client, method, **({"model": "row"} | {name: value}))
     assert servicer.calls == []
 
 
@@ -247,7 +198,6 @@ def test_unchecked_requests(server: ScriptedServer) -> None:
     assert server.servicer.calls == []
 
 
-@pytest.mark.parametrize("kind", [InferenceClient, aio.InferenceClient])
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -258,13 +208,15 @@ def test_unchecked_requests(server: ScriptedServer) -> None:
         ("max_message_bytes", [0, -1, None, "1", 1.5, 2**31, True, math.nan]),
         ("options", [None, 1, "ab", {"a": 1}, [1], [("a",)], [("a", None)], [("a", 2**40)], [("a", 1.5)], [(1, 1)]]),
         ("retry", [1, True, "x", {}, Retry]),
+        ("connections", [0, 65, -1, "4", 1.5, True]),
+        ("compression", [1, None, "brotli"]),
         ("token", [1, b"x", "", "a b", "a\n", "é", [], True]),
     ],
 )  # fmt: skip
-async def test_constructor(kind: Callable[..., Any], name: str, values: list[Any]) -> None:
+def test_constructor(name: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(InvalidInput) as caught:
-            kind("127.0.0.1:1", **{name: value})
+            InferenceClient("127.0.0.1:1", **{name: value})
         check(caught.value)
 
 
@@ -284,19 +236,19 @@ def test_retry(options: dict[str, Any]) -> None:
 
 
 def test_bf16_lists_without_ml_dtypes(
-    servicer: ScriptedServicer, call: Call, monkeypatch: pytest.MonkeyPatch
+    servicer: ScriptedServicer, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     servicer.models["half"] = model("half", {"x": "BF16 -1"}, {"x": "BF16 -1"})
     with pytest.raises(InvalidInput, match="pip install ml_dtypes"):
-        call("infer", "half", {"x": [1.5]})
+        client.infer("half", {"x": [1.5]})
 
 
-def test_an_unknown_datatype_in_the_metadata(servicer: ScriptedServicer, call: Call) -> None:
+def test_an_unknown_datatype_in_the_metadata(servicer: ScriptedServicer, client: InferenceClient) -> None:
     servicer.models["odd"] = model("odd", {"x": "FP8 -1"}, {"x": "FP8 -1"})
     for value in ([1], np.zeros(1)):
         with pytest.raises(InvalidInput, match="FP8"):
-            call("infer", "odd", {"x": value})
+            client.infer("odd", {"x": value})
 
 
 def test_a_closed_client(server: ScriptedServer) -> None:
@@ -333,4 +285,5 @@ def test_the_tree_of_errors() -> None:
         if isinstance(kind, type) and issubclass(kind, BaseException):
             assert issubclass(kind, tf.InferenceError)
     assert issubclass(InvalidInput, ValueError)
+    assert issubclass(tf.DeadlineExceeded, TimeoutError)
     assert grpc.StatusCode.INVALID_ARGUMENT is InvalidInput("a", "b", "c", "d").code
