@@ -24,7 +24,6 @@ from tensorferry.client.connection.deadline import seconds_of
 from tensorferry.client.connection.endpoints import (
     MOST_CONNECTIONS,
     Endpoints,
-    OpenChannel,
     connections_for,
     open_endpoints,
 )
@@ -96,7 +95,7 @@ class ClientBase(ABC):
         self._open(lambda opener: open_endpoints(targets, opener, secured, channel_options, first))
 
     @abstractmethod
-    def _open(self, endpoints: Callable[[OpenChannel], Endpoints]) -> None:
+    def _open(self, endpoints: Callable[[channel.OpenChannel], Endpoints]) -> None:
         """Prepare the client; `endpoints` opens its channels, each of which connects with its first call."""
 
     @property

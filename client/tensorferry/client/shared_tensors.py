@@ -37,29 +37,20 @@ def check_one_target(targets: tuple[str, ...]) -> None:
 
 
 class SharedTensors(ABC, Generic[ArrayT, ResultT]):
-    """A region of shared memory, and the arrays of a model's inputs in it."""
+    """A region of shared memory, the arrays of a model's inputs in it, and the calls that it needs.
+
+    `in_use` asks whether a request still uses the unregistered region: one whose timeout has passed
+    at the client can still run, and write its outputs. It is None if that does no harm.
+    """
 
     inputs: Mapping[str, ArrayT]
+    register: Rpc[None]
+    unregister: Rpc[None]
+    in_use: Rpc[bool] | None = None
 
     def __init__(self, places: Layout, key: str) -> None:
         self._layout = places
         self._key = key
-
-    @abstractmethod
-    def register(self) -> Rpc[None]:
-        """Return the call that registers the region."""
-
-    @abstractmethod
-    def unregister(self) -> Rpc[None]:
-        """Return the call that unregisters the region."""
-
-    @abstractmethod
-    def in_use(self) -> Rpc[bool] | None:
-        """Return the call that asks whether a request still uses the unregistered region.
-
-        A request whose timeout has passed at the client can still run, and write its outputs.
-        None if that does no harm.
-        """
 
     def infer(
         self, rows: int | None, request_id: str | None, parameters: Mapping[str, Parameter] | None
@@ -80,20 +71,11 @@ class SystemTensors(SharedTensors[Array, InferenceResult]):
     """Tensors in system memory. Arrays stay usable after `release`."""
 
     def __init__(self, places: Layout) -> None:
-        self._memory = SystemMemory(places.nbytes)
-        super().__init__(places, self._memory.key)
-        self.inputs = {place.name: place.array(self._memory.buffer) for place in places.inputs}
-
-    def register(self) -> Rpc[None]:
-        """Return the call that registers the region."""
-        return rpcs.register_system_memory(self._key, self._memory.nbytes)
-
-    def unregister(self) -> Rpc[None]:
-        """Return the call that unregisters the region."""
-        return rpcs.unregister_system_memory(self._key)
-
-    def in_use(self) -> None:
-        """Return None, because the file can be removed while the server has it open."""
+        self._memory = memory = SystemMemory(places.nbytes)
+        super().__init__(places, memory.key)
+        self.inputs = {place.name: place.array(memory.buffer) for place in places.inputs}
+        self.register = rpcs.register_system_memory(memory.key, memory.nbytes)
+        self.unregister = rpcs.unregister_system_memory(memory.key)
 
     def _result(self, answer: pb.ModelInferResponse) -> InferenceResult:
         places = self._layout.filled(answer)
@@ -101,7 +83,7 @@ class SystemTensors(SharedTensors[Array, InferenceResult]):
         return replace(without_outputs(answer), outputs=outputs)
 
     def release(self) -> None:
-        """Remove the region's file."""
+        """Remove the region's file, which can be done while the server has it open."""
         self._memory.unlink()
 
 
@@ -109,22 +91,13 @@ class CudaTensors(SharedTensors[DeviceArray, DeviceResult]):
     """Tensors in memory of a GPU. Arrays cannot be used after `release`."""
 
     def __init__(self, places: Layout, device: int) -> None:
-        self._memory = CudaMemory(places.nbytes, device)
-        super().__init__(places, self._memory.key)
-        self.inputs = {place.name: DeviceArray(self._memory, place) for place in places.inputs}
-
-    def register(self) -> Rpc[None]:
-        """Return the call that registers the region."""
-        memory = self._memory
-        return rpcs.register_cuda_memory(self._key, memory.handle, memory.device, memory.nbytes)
-
-    def unregister(self) -> Rpc[None]:
-        """Return the call that unregisters the region."""
-        return rpcs.unregister_cuda_memory(self._key)
-
-    def in_use(self) -> Rpc[bool]:
-        """Return the call that asks, because CUDA's behaviour is undefined if used memory is freed."""
-        return rpcs.cuda_memory_in_use(self._key)
+        self._memory = memory = CudaMemory(places.nbytes, device)
+        super().__init__(places, memory.key)
+        self.inputs = {place.name: DeviceArray(memory, place) for place in places.inputs}
+        self.register = rpcs.register_cuda_memory(memory.key, memory.handle, memory.device, memory.nbytes)
+        self.unregister = rpcs.unregister_cuda_memory(memory.key)
+        # CUDA's behaviour is undefined if used memory is freed.
+        self.in_use = rpcs.cuda_memory_in_use(memory.key)
 
     def infer(
         self, rows: int | None, request_id: str | None, parameters: Mapping[str, Parameter] | None
@@ -136,6 +109,7 @@ class CudaTensors(SharedTensors[DeviceArray, DeviceResult]):
         return rpc
 
     def _result(self, answer: pb.ModelInferResponse) -> DeviceResult:
+        # First, because `without_outputs` empties the answer.
         places = self._layout.filled(answer)
         return device_result(without_outputs(answer), self._memory, places)
 

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
+import grpc
+
 from tensorferry.client.aio import waits
 from tensorferry.client.aio.inference import InferenceCalls
 from tensorferry.client.connection import channel
+from tensorferry.client.connection.channel import OpenChannel
 from tensorferry.client.connection.context import Compression, Headers
-from tensorferry.client.connection.endpoints import Endpoints, OpenChannel
+from tensorferry.client.connection.endpoints import Endpoints
 from tensorferry.client.messages.codec import InferenceResult, Inputs, Outputs, Parameter
 
 
@@ -38,7 +41,7 @@ class InferenceClient(InferenceCalls):
     def _endpoints(self) -> Endpoints:
         if self._opened is None:
             self._check_open()
-            self._opened = self._open_endpoints(channel.aio_channel)
+            self._opened = self._open_endpoints(channel.opener(grpc.aio))
         return self._opened
 
     async def __aenter__(self) -> Self:

@@ -64,7 +64,7 @@ class SharedMemory(Generic[ArrayT, ResultT]):
         metadata = await self._client._known(self._model, self._version, context)
         tensors = shared_tensors(metadata, self._version, self._rows, self._shapes, self._device)
         try:
-            await self._client._run(tensors.register(), context)
+            await self._client._run(tensors.register, context)
         except BaseException:
             await self._release(tensors)
             raise
@@ -122,8 +122,8 @@ class SharedMemory(Generic[ArrayT, ResultT]):
             # The server may be gone, or the client closed.
             with contextlib.suppress(InferenceError):
                 context = self._client._settings.begin(RELEASE_SECONDS)
-                await self._client._run(tensors.unregister(), context)
-                while (rpc := tensors.in_use()) is not None and await self._client._run(rpc, context):
+                await self._client._run(tensors.unregister, context)
+                while tensors.in_use is not None and await self._client._run(tensors.in_use, context):
                     await asyncio.sleep(RELEASE_POLL_SECONDS)
         finally:
             tensors.release()

@@ -135,7 +135,7 @@ def _plan(parser: CommandParser, arguments: argparse.Namespace, mode: str) -> tu
 def _connected(connection: ServerConnection) -> Iterator[_Server]:
     credentials = channel.channel_credentials(connection.tls, None)
     options = channel.channel_options(channel.DEFAULT_MAX_MESSAGE_BYTES, ())
-    with channel.sync_channel(connection.targets[0], credentials, options) as opened:
+    with channel.opener(grpc)(connection.targets[0], credentials, options) as opened:
         yield _Server(inference_pb2_grpc.GRPCInferenceServiceStub(opened), connection.metadata)
 
 

@@ -14,6 +14,7 @@ from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.cli.random_values import random_inputs
 from tensorferry.client.cli.server_flags import add_version, call_server, pair, server_parser, unique
 from tensorferry.client.errors import InferenceError, InvalidInput
+from tensorferry.client.messages.arguments import quoted
 from tensorferry.client.messages.classification import Classification
 from tensorferry.client.messages.codec import InferenceResult, Parameter
 from tensorferry.client.messages.metadata import TensorMetadata
@@ -192,7 +193,7 @@ def _shape_of(
     name, shape = given
     if name is None:
         if len(inputs) != 1:
-            names = ", ".join(repr(tensor.name) for tensor in inputs)
+            names = quoted(tensor.name for tensor in inputs)
             received = ",".join(map(str, shape))
             change = "write the input's name before it, as in x:2,16"
             raise InvalidInput(

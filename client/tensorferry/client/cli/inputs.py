@@ -16,7 +16,7 @@ from tensorferry.client import errors
 from tensorferry.client.cli.array_files import read_archive, read_array
 from tensorferry.client.cli.values import array_of, subject_of
 from tensorferry.client.errors import InferenceError, InvalidInput
-from tensorferry.client.messages.arguments import mapping, shown, text
+from tensorferry.client.messages.arguments import mapping, quoted, shown, text
 from tensorferry.client.messages.classification import Classification
 from tensorferry.client.messages.codec import Parameter
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
@@ -138,8 +138,8 @@ def _only_input(model: ModelMetadata, option: str, value: object) -> TensorMetad
     if len(required) == 1:
         return required[0]
     form = "NAME=VALUE" if option == "--input" else '{"NAME": VALUE}'
-    names = ", ".join(repr(tensor.name) for tensor in model.inputs)
-    expected = f"{form}, because model {model.name!r} has the inputs {names or 'none'}"
+    names = quoted(tensor.name for tensor in model.inputs)
+    expected = f"{form}, because model {model.name!r} has the inputs {names}"
     raise InvalidInput(option, expected, shown(value), "add the input's name")
 
 
@@ -302,9 +302,8 @@ def _objects(value: Mapping[str, Any], key: str, form: str) -> list[dict[str, An
 def _check_keys(subject: str, value: Mapping[str, object], known: Sequence[str]) -> None:
     unknown = [key for key in value if key not in known]
     if unknown:
-        expected = f"the keys {', '.join(map(repr, known))}"
-        names = ", ".join(map(repr, unknown))
-        raise InvalidInput(subject, expected, names, f"remove {names}")
+        names = quoted(unknown)
+        raise InvalidInput(subject, f"the keys {quoted(known)}", names, f"remove {names}")
 
 
 def _is_shape(shape: object) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -14,6 +15,7 @@ from tensorferry.client.messages.arguments import integer, pairs, shown
 
 CallMetadata = tuple[tuple[str, str | bytes], ...]
 ChannelOptions = Sequence[tuple[str, str | int]]
+OpenChannel = Callable[[str, grpc.ChannelCredentials | None, list[tuple[str, str | int]]], Any]
 
 # Asks a tensorferry server to answer the requests of a stream in order of completion. Other
 # servers ignore it.
@@ -155,19 +157,14 @@ def _read(name: str, file: str | Path) -> bytes:
         ) from None
 
 
-def sync_channel(
-    target: str, credentials: grpc.ChannelCredentials | None, options: list[tuple[str, str | int]]
-) -> grpc.Channel:
-    """Return a channel for threads."""
-    if credentials is None:
-        return grpc.insecure_channel(target, options=options)
-    return grpc.secure_channel(target, credentials, options=options)
+def opener(api: Any) -> OpenChannel:
+    """Return the function that opens a channel: for threads with `grpc`, for the running event loop with `grpc.aio`."""
 
+    def open_channel(
+        target: str, credentials: grpc.ChannelCredentials | None, options: list[tuple[str, str | int]]
+    ) -> Any:
+        if credentials is None:
+            return api.insecure_channel(target, options=options)
+        return api.secure_channel(target, credentials, options=options)
 
-def aio_channel(
-    target: str, credentials: grpc.ChannelCredentials | None, options: list[tuple[str, str | int]]
-) -> grpc.aio.Channel:
-    """Return a channel for the running event loop."""
-    if credentials is None:
-        return grpc.aio.insecure_channel(target, options=options)
-    return grpc.aio.secure_channel(target, credentials, options=options)
+    return open_channel

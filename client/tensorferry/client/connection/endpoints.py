@@ -13,11 +13,11 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import grpc
 
 from tensorferry.client.connection import channel
+from tensorferry.client.connection.channel import OpenChannel
 from tensorferry.client.connection.target import address_list
 from tensorferry.protos import inference_pb2_grpc
 
@@ -32,8 +32,6 @@ MOST_CONNECTIONS = 64
 # hash, and few connections may leave processes without one; and the most for all processes.
 _FOR_EACH_PROCESS = 4
 _FOR_ALL_PROCESSES = 32
-
-OpenChannel = Callable[[str, grpc.ChannelCredentials | None, list[tuple[str, str | int]]], Any]
 
 
 class Connection:

@@ -64,7 +64,7 @@ def opened(target: Target, connections: int) -> Iterator[Calls]:
     with contextlib.ExitStack() as stack:
         channels = []
         for _ in range(connections):
-            made = channel.sync_channel(target.address, credentials, options)
+            made = channel.opener(grpc)(target.address, credentials, options)
             stack.callback(made.close)
             channels.append(made)
         for made in channels:

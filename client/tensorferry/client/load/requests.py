@@ -8,6 +8,7 @@ import numpy as np
 
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import codec
+from tensorferry.client.messages.arguments import quoted
 from tensorferry.client.messages.codec import Parameter
 from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
 from tensorferry.protos.tensors import Array
@@ -124,4 +125,4 @@ class RequestMaker:
 
 
 def _one_of(model: ModelMetadata) -> str:
-    return "one of " + ", ".join(repr(tensor.name) for tensor in model.inputs)
+    return "one of " + quoted(tensor.name for tensor in model.inputs)

@@ -6,7 +6,7 @@ is not compared. Rows are compared only if the server states that axis 0 counts 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import grpc
 
 from tensorferry.client import errors
 from tensorferry.client.errors import InferenceError
+from tensorferry.client.messages.arguments import quoted
 from tensorferry.client.messages.chunks import MAX_ROWS
 from tensorferry.client.messages.metadata import ModelMetadata
 from tensorferry.protos import inference_pb2 as pb
@@ -88,9 +89,9 @@ def check(request: pb.ModelInferRequest, answer: Answer) -> None:
     if request.outputs:
         wanted = {output.name for output in request.outputs}
         if answer.outputs.keys() != wanted:
-            expected = f"the requested outputs {_names(wanted)}"
+            expected = f"the requested outputs {quoted(sorted(wanted))}"
             change = "leave outputs out if the server does not choose among them"
-            raise _error(request, f"the outputs {_names(answer.outputs)}", expected, change)
+            raise _error(request, f"the outputs {quoted(sorted(answer.outputs))}", expected, change)
     elif not answer.outputs and _EMPTY_FINAL not in request.parameters:
         change = "correct the model on the server, which must answer each request with an output"
         raise _error(request, "no outputs", "at least one", change)
@@ -117,7 +118,7 @@ def difference(
     rows = _rows(request, declared.inputs_with_rows)
     for name, array in answer.outputs.items():
         if name not in declared.outputs:
-            expected = f"outputs out of {_names(declared.outputs)}, as its metadata says"
+            expected = f"outputs out of {quoted(sorted(declared.outputs))}, as its metadata says"
             return _error(request, f"the output {name!r}", expected, _WRONG_METADATA)
         datatype, has_rows = declared.outputs[name]
         if name in classified:
@@ -147,7 +148,3 @@ def _rows(request: pb.ModelInferRequest, names: frozenset[str]) -> int | None:
 def _error(request: pb.ModelInferRequest, received: str, expected: str, change: str) -> InferenceError:
     text = f"the answer of model {request.model_name!r} has {received}, expected {expected}: {change}"
     return errors.Internal(grpc.StatusCode.INTERNAL, text, request.id)
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, sorted(names))) or "none"

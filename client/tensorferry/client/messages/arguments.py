@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tensorferry.client.errors import InvalidInput
@@ -12,6 +12,11 @@ from tensorferry.client.errors import InvalidInput
 def shown(value: object) -> str:
     """Return a short form of a value, with its type, for an error message."""
     return f"{reprlib.repr(value)} of type {type(value).__name__}"
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Return names for an error message, "none" if there are none."""
+    return ", ".join(map(repr, names)) or "none"
 
 
 def text(subject: str, value: object, *, expected: str = "a str", change: str = "") -> str:

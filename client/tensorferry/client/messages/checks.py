@@ -12,8 +12,9 @@ import numpy as np
 
 from tensorferry.client.errors import InvalidInput
 from tensorferry.client.messages import frames
+from tensorferry.client.messages.arguments import quoted
 from tensorferry.client.messages.frames import Frame
-from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, check_names
 from tensorferry.protos import tensors
 from tensorferry.protos.tensors import Array
 
@@ -38,17 +39,7 @@ def check_inputs(inputs: Mapping[str, object], model: ModelMetadata) -> dict[str
             tensor.name: _from_columns(columns, tensor, model)
             for tensor, columns in frames.pieces(inputs, model)
         }
-    known = {tensor.name for tensor in model.inputs}
-    missing = [t.name for t in model.inputs if t.name not in inputs and not t.optional]
-    unknown = [name for name in inputs if name not in known]
-    if missing or unknown:
-        changes = [f"add {_names(missing)}"] * bool(missing) + [f"remove {_names(unknown)}"] * bool(unknown)
-        raise InvalidInput(
-            f"model {model.name!r}",
-            f"the inputs {_names(t.name for t in model.inputs)}",
-            _names(inputs),
-            " and ".join(changes),
-        )
+    check_names(model, "inputs", inputs)
     return {
         tensor.name: _check_input(inputs[tensor.name], tensor, model.name)
         for tensor in model.inputs
@@ -65,9 +56,9 @@ def check_outputs(outputs: Iterable[str], model: ModelMetadata) -> None:
     if unknown:
         raise InvalidInput(
             f"model {model.name!r}",
-            f"outputs out of {_names(t.name for t in model.outputs)}",
-            _names(outputs),
-            f"remove {_names(unknown)}",
+            f"outputs out of {quoted(t.name for t in model.outputs)}",
+            quoted(outputs),
+            f"remove {quoted(unknown)}",
         )
 
 
@@ -223,7 +214,3 @@ def _same_values(natural: Array, array: Array, datatype: str) -> bool:
 
 def _python_kind(array: Array) -> str:
     return {"S": "bytes", "U": "str", "c": "complex numbers"}.get(array.dtype.kind, "mixed values")
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "none"

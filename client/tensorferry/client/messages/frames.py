@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tensorferry.client.errors import InvalidInput
-from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata
+from tensorferry.client.messages.arguments import quoted
+from tensorferry.client.messages.metadata import ModelMetadata, TensorMetadata, check_names
 from tensorferry.protos.tensors import Array
 
 
@@ -86,19 +87,12 @@ def pieces(frame: Frame, model: ModelMetadata) -> Iterator[tuple[TensorMetadata,
             raise InvalidInput(
                 f"input {tensor.name!r} of model {model.name!r}",
                 f"{expected} columns, one for each feature, in order",
-                f"{len(frame)}: {_names(frame)}",
+                f"{len(frame)}: {quoted(frame)}",
                 "select the columns with which the model was trained",
             )
         yield tensor, dict(frame)
         return
-    known = [tensor.name for tensor in model.inputs]
-    missing = [t.name for t in model.inputs if t.name not in frame and not t.optional]
-    unknown = [name for name in frame if name not in known]
-    if missing or unknown:
-        changes = [f"add {_names(missing)}"] * bool(missing) + [f"remove {_names(unknown)}"] * bool(unknown)
-        raise InvalidInput(
-            f"model {model.name!r}", f"the columns {_names(known)}", _names(frame), " and ".join(changes)
-        )
+    check_names(model, "columns", frame)
     for tensor in model.inputs:
         if tensor.name not in frame:
             continue
@@ -140,7 +134,3 @@ def _pandas_values(series: Any) -> Array:
         # A column of pandas' own number types with missing values: these become NaN.
         values = series.to_numpy(dtype="float64", na_value=np.nan)
     return values
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "none"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
+from tensorferry.client.errors import InvalidInput
+from tensorferry.client.messages.arguments import quoted
 from tensorferry.protos import inference_pb2 as pb
 
 
@@ -63,6 +65,17 @@ class ModelMetadata:
             outputs=tuple(TensorMetadata(t.name, t.datatype, tuple(t.shape)) for t in message.outputs),
             properties={name: _text_of(value) for name, value in message.properties.items()},
         )
+
+
+def check_names(model: ModelMetadata, what: str, given: Mapping[str, object]) -> None:
+    """Raise InvalidInput if an input that is not optional is missing, or a given one is unknown."""
+    known = {tensor.name: tensor.optional for tensor in model.inputs}
+    missing = [name for name, optional in known.items() if name not in given and not optional]
+    unknown = [name for name in given if name not in known]
+    if missing or unknown:
+        changes = [f"add {quoted(missing)}"] * bool(missing) + [f"remove {quoted(unknown)}"] * bool(unknown)
+        expected, change = f"the {what} {quoted(known)}", " and ".join(changes)
+        raise InvalidInput(f"model {model.name!r}", expected, quoted(given), change)
 
 
 # Property of a model's metadata, and the most processes that are believed.

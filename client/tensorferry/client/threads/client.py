@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
+import grpc
+
 from tensorferry.client.connection import channel
+from tensorferry.client.connection.channel import OpenChannel
 from tensorferry.client.connection.context import Compression, Headers
-from tensorferry.client.connection.endpoints import Endpoints, OpenChannel
+from tensorferry.client.connection.endpoints import Endpoints
 from tensorferry.client.messages import codec
 from tensorferry.client.messages.codec import Inputs, Outputs, Parameter
 from tensorferry.client.threads import waits
@@ -70,7 +73,7 @@ class InferenceClient(InferenceCalls):
     def _open(self, endpoints: Callable[[OpenChannel], Endpoints]) -> None:
         self._closing = waits.Closing()
         self._retry_queue = RetryQueue()
-        self._opened = endpoints(channel.sync_channel)
+        self._opened = endpoints(channel.opener(grpc))
 
     @property
     def _endpoints(self) -> Endpoints:

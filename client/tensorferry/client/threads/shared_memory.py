@@ -65,7 +65,7 @@ class SharedMemory(Generic[ArrayT, ResultT]):
         metadata = self._client._known(self._model, self._version, context)
         tensors = shared_tensors(metadata, self._version, self._rows, self._shapes, self._device)
         try:
-            self._client._run(tensors.register(), context)
+            self._client._run(tensors.register, context)
         except BaseException:
             self._release(tensors)
             raise
@@ -123,8 +123,8 @@ class SharedMemory(Generic[ArrayT, ResultT]):
             # The server may be gone, or the client closed.
             with contextlib.suppress(InferenceError):
                 context = self._client._settings.begin(RELEASE_SECONDS)
-                self._client._run(tensors.unregister(), context)
-                while (rpc := tensors.in_use()) is not None and self._client._run(rpc, context):
+                self._client._run(tensors.unregister, context)
+                while tensors.in_use is not None and self._client._run(tensors.in_use, context):
                     time.sleep(RELEASE_POLL_SECONDS)
         finally:
             tensors.release()
