@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from client.either import IDS, KINDS, Client, close
 from client.scripted import ScriptedServer, ScriptedServicer, model
 
 from tensorferry.client import InferenceClient, aio
@@ -11,20 +10,21 @@ from tensorferry.client import InferenceClient, aio
 
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
-    """A running server with the models `digits` (UINT8 images) and `text` (BYTES and FP32)."""
-    scripted = ScriptedServer.make()
-    scripted.servicer.models = {
-        "digits": model("digits", {"image": "UINT8 -1 8 8"}, {"image": "UINT8 -1 8 8"}),
-        "text": model(
-            "text",
-            {"words": "BYTES -1", "weights": "FP32 -1 2"},
-            {"words": "BYTES -1", "weights": "FP32 -1 2"},
-        ),
-        "row": model("row", {"x": "INT64 1"}, {"x": "INT64 1"}),
-    }
-    scripted.server.start()
-    yield scripted
-    scripted.server.stop(None).wait()
+    """A running server with the models `digits` (UINT8 images), `text` (BYTES and FP32) and `row` (INT64)."""
+    image, text = {"image": "UINT8 -1 8 8"}, {"words": "BYTES -1", "weights": "FP32 -1 2"}
+    with ScriptedServer.running() as scripted:
+        row = scripted.servicer.models.pop("row")
+        scripted.servicer.models |= {
+            "digits": model("digits", image, image), "text": model("text", text, text), "row": row,
+        }  # fmt: skip
+        yield scripted
+
+
+@pytest.fixture
+def other() -> Iterator[ScriptedServer]:
+    """A second server with the model `row`."""
+    with ScriptedServer.running() as scripted:
+        yield scripted
 
 
 @pytest.fixture
@@ -42,11 +42,3 @@ def client(server: ScriptedServer) -> Iterator[InferenceClient]:
 async def aclient(server: ScriptedServer) -> AsyncIterator[aio.InferenceClient]:
     async with aio.InferenceClient(server.target) as client:
         yield client
-
-
-@pytest.fixture(params=KINDS, ids=IDS)
-async def either(server: ScriptedServer, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
-    """Each client in turn; `client.either.call` calls its methods."""
-    client = request.param(server.target)
-    yield client
-    await close(client)

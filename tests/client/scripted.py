@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,10 +119,11 @@ class Hang:
 
 
 class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """Servicer that answers as its attributes say; `calls` has the names of the called methods, in order."""
+    """Servicer that answers as its attributes say; `calls` has the names of the called methods, `requests` those of ModelInfer."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.requests: list[pb.ModelInferRequest] = []
         self.call_metadata: list[dict[str, str | bytes]] = []
         self.models: dict[str, pb.ModelMetadataResponse] = {}
         self.infer: Infer = echo
@@ -236,6 +238,7 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         self._called("ModelInfer", context)
+        self.requests.append(request)
         return self.infer(request, context)
 
     def ModelStreamInfer(
@@ -258,6 +261,16 @@ class ScriptedServer:
         return self.servicer.call_metadata[
             len(self.servicer.calls) - 1 - self.servicer.calls[::-1].index(method)
         ]
+
+    @classmethod
+    @contextmanager
+    def running(cls) -> Iterator[ScriptedServer]:
+        """Start a server with the model `row`, and stop it at the end."""
+        scripted = cls.make()
+        scripted.servicer.models["row"] = model("row", {"x": "INT64 1"}, {"x": "INT64 1"})
+        scripted.server.start()
+        yield scripted
+        scripted.server.stop(None).wait()
 
     @classmethod
     def make(cls, credentials: grpc.ServerCredentials | None = None) -> ScriptedServer:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from client.command_line import Output, refusal
 from client.scripted import ScriptedServer
 
 from tensorferry.client import InferenceClient
@@ -79,19 +80,13 @@ def test_from_a_file_from_stdin_or_the_environment(
     assert sent(server) == ["Bearer of-file", "Bearer of-stdin", "Bearer of-environment", None]
 
 
-def test_the_token_is_not_sent_to_other_hosts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_token_is_not_sent_to_other_hosts(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     monkeypatch.setenv("TENSORFERRY_TOKEN", "my-secret")
-    with pytest.raises(SystemExit) as caught:
-        commands.models(["--target", "10.0.0.7:8001"])
-    assert caught.value.code == 2
-    told = capsys.readouterr().err
+    told = refusal(capsys, commands.models, ["--target", "10.0.0.7:8001"])
     assert "--token-over-plaintext" in told
     assert "my-secret" not in told
 
 
-def test_a_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        commands.models(["--token-file", "/nowhere"])
-    assert "argument --token-file: '/nowhere' cannot be read" in capsys.readouterr().err
+def test_a_file_that_is_missing(capsys: Output) -> None:
+    told = refusal(capsys, commands.models, ["--token-file", "/nowhere"])
+    assert "argument --token-file: '/nowhere' cannot be read" in told

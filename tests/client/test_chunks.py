@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from client.scripted import Hang, ScriptedServer, echo, model
+from client.scripted import Hang, ScriptedServer, model
 
 from tensorferry.client import DeadlineExceeded, InferenceClient, InvalidInput, NotFound
 from tensorferry.client.connection.deadline import Deadline
@@ -21,14 +21,7 @@ def limited(server: ScriptedServer, inputs: dict[str, str], **properties: str) -
     """Let the server state limits for a model `m`; return the list of its requests."""
     server.servicer.models["m"] = model("m", inputs, inputs)
     server.servicer.models["m"].properties.update(properties or LIMITS)
-    sent: Sent = []
-
-    def infer(request: pb.ModelInferRequest, context: Any = None) -> pb.ModelInferResponse:
-        sent.append(request)
-        return echo(request)
-
-    server.servicer.infer = infer
-    return sent
+    return server.servicer.requests
 
 
 def rows_of(sent: Sent) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from client.calls import call
-from client.scripted import ScriptedServer, echo
+from client.scripted import ScriptedServer
 
 from tensorferry.client import Classification, ClassScore, InferenceClient, InvalidInput, StreamRequest
 from tensorferry.protos import inference_pb2 as pb
@@ -61,15 +61,10 @@ def test_a_model_without_batch_axis_has_one_row(server: ScriptedServer, client: 
 
 
 def test_outputs_can_be_a_dict_without_classes(server: ScriptedServer, client: InferenceClient) -> None:
-    requests: list[pb.ModelInferRequest] = []
-
-    def remembered(request: pb.ModelInferRequest, context: object) -> pb.ModelInferResponse:
-        requests.append(request)
-        return echo(request)
-
-    server.servicer.infer = remembered
     client.infer("digits", IMAGES, outputs={"image": None})
-    assert requests[0].outputs == [pb.ModelInferRequest.InferRequestedOutputTensor(name="image")]
+    assert server.servicer.requests[0].outputs == [
+        pb.ModelInferRequest.InferRequestedOutputTensor(name="image")
+    ]
 
 
 @pytest.mark.parametrize("rows", [[b"0.5"], [b"x:1"], [b"1:x"], [b""]])

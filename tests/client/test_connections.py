@@ -13,7 +13,7 @@ import pytest
 from client import either
 from client.calls import call
 from client.either import IDS, KINDS, close
-from client.scripted import Context, ScriptedServer, echo, echo_stream, model
+from client.scripted import Context, ScriptedServer, echo, echo_stream
 
 from tensorferry.client import InferenceClient, InferenceError, Retry, aio
 from tensorferry.client.connection.endpoints import Endpoints
@@ -56,16 +56,6 @@ class Peers:
     def turns(self) -> list[int]:
         """Return the number of calls of each connection."""
         return list(Counter(self.seen).values())
-
-
-@pytest.fixture
-def other(server: ScriptedServer) -> Iterator[ScriptedServer]:
-    """A second server with the model `row`."""
-    scripted = ScriptedServer.make()
-    scripted.servicer.models = {"row": model("row", {"x": "INT64 1"}, {"x": "INT64 1"})}
-    scripted.server.start()
-    yield scripted
-    scripted.server.stop(None).wait()
 
 
 def infer(client: InferenceClient, count: int) -> None:

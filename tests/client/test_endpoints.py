@@ -13,7 +13,7 @@ import grpc
 import pytest
 from client import calls
 from client.either import KINDS, call
-from client.scripted import ScriptedServer, model
+from client.scripted import ScriptedServer
 
 from tensorferry.client import Cancelled, ClientClosed, InferenceClient, Unauthenticated, Unavailable, aio
 from tensorferry.client.connection.endpoints import Endpoints, open_endpoints
@@ -145,16 +145,6 @@ async def test_a_client_without_target_takes_the_environments(
     client = kind()
     assert await call(client, "is_live")
     await call(client, "close")
-
-
-@pytest.fixture
-def other(server: ScriptedServer) -> Any:
-    """A second server with the models of the first."""
-    scripted = ScriptedServer.make()
-    scripted.servicer.models = {"row": model("row", {"x": "INT64 1"}, {"x": "INT64 1"})}
-    scripted.server.start()
-    yield scripted
-    scripted.server.stop(None).wait()
 
 
 def by_name(target: str) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 import grpc
 import pytest
+from client.command_line import Output
 
 from tensorferry.client.cli import top
 from tensorferry.client.cli.top_view import StatusSamples, lines_of, percentile
@@ -224,7 +225,7 @@ def test_addresses(given: str, url: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "nowhere", "h:port", "h:99999", "ftp://h:1", "file:///etc/passwd"])
-def test_malformed_addresses(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_addresses(given: str, capsys: Output) -> None:
     assert top.main([given]) == 1
     assert "give http://HOST:PORT or HOST:PORT" in capsys.readouterr().err
 
@@ -267,7 +268,7 @@ def site() -> Iterator[Site]:
     site.close()
 
 
-def test_one_report(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_report(site: Site, capsys: Output) -> None:
     look = status(0.0)
     look["models"].append({**look["models"][0], "name": "other"})
     site.body = json.dumps(look).encode()
@@ -297,9 +298,7 @@ def test_one_report(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
         (200, b'{"schema": 2}', "needs schema 1"),
     ],
 )
-def test_unusable_answers(
-    site: Site, code: int, body: bytes, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unusable_answers(site: Site, code: int, body: bytes, said: str, capsys: Output) -> None:
     site.code, site.body = code, body
     assert top.main([site.address, "--once"]) == 1
     out, err = capsys.readouterr()
@@ -307,7 +306,7 @@ def test_unusable_answers(
     assert said in err
 
 
-def test_no_server(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_server(site: Site, capsys: Output) -> None:
     site.close()
     site.server.server_close()
     assert top.main([site.address]) == 1
@@ -316,7 +315,7 @@ def test_no_server(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--metrics-port" in err
 
 
-def test_the_port_of_grpc_gets_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_port_of_grpc_gets_one_sentence(capsys: Output) -> None:
     server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

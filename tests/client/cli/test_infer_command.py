@@ -11,7 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from client.scripted import ScriptedServer, echo, model
+from client.command_line import Output, refusal
+from client.scripted import ScriptedServer, model
 
 from tensorferry.client.cli import infer as command
 from tensorferry.client.cli.array_files import read_array, write_array
@@ -26,9 +27,7 @@ def saved(directory: Path, name: str, array: Array) -> str:
     return str(path)
 
 
-def test_infer_prints_the_outputs(
-    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_infer_prints_the_outputs(server: ScriptedServer, tmp_path: Path, capsys: Output) -> None:
     words = saved(tmp_path, "words", np.array(["a", "å"]))
     weights = saved(tmp_path, "weights", np.array([[1, 2.5]], np.float32))
     inputs = ["--input", f"words={words}", "--input", f"weights={weights}", "--parameter=word=a\x1b[2J"]
@@ -44,7 +43,7 @@ def test_infer_prints_the_outputs(
 
 
 def test_infer_sends_its_options(server: ScriptedServer, tmp_path: Path) -> None:
-    requests = received(server)
+    requests = server.servicer.requests
     x = saved(tmp_path, "x", np.array([1]))
     options = ["--model-version", "7", "--request-id", "r1", "--output", "x", "--header", "X-Key=a=b"]
     parameters = [f"--parameter={pair}" for pair in ("b=true", "i=3", "f=0.5", "s=x=y")]
@@ -59,9 +58,7 @@ def test_infer_sends_its_options(server: ScriptedServer, tmp_path: Path) -> None
     assert server.metadata_of("ModelInfer")["x-key"] == "a=b"
 
 
-def test_infer_writes_files(
-    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_infer_writes_files(server: ScriptedServer, tmp_path: Path, capsys: Output) -> None:
     server.servicer.models["m"] = model("m", {"a/b": "BF16 -1", "a:b": "BF16 -1"}, {})
     file = saved(tmp_path, "x", np.array([1.5, 2], ml_dtypes.bfloat16))
     out = tmp_path / "new" / "out"
@@ -153,33 +150,17 @@ def test_bytes_are_written_without_loss(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_bad_argument_exits_with_2(
-    server: ScriptedServer, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+    server: ScriptedServer, capsys: Output, arguments: list[str], text: str
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        command.main(["row", "--target", server.target, *arguments])
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
+    error = refusal(capsys, command.main, ["row", "--target", server.target, *arguments])
     assert text in error
     assert error.startswith("tensorferry infer: ")
-    assert error.count("\n") == 1
 
 
 def test_pickles_are_not_loaded(tmp_path: Path) -> None:
     path = saved(tmp_path, "objects", np.array([object()], object))
     with Path(path).open("rb") as file, pytest.raises(ValueError, match="allow_pickle"):
         read_array(file)
-
-
-def received(server: ScriptedServer) -> list[pb.ModelInferRequest]:
-    """Record the requests that the server gets."""
-    requests: list[pb.ModelInferRequest] = []
-
-    def answer(request: pb.ModelInferRequest, context: object) -> pb.ModelInferResponse:
-        requests.append(request)
-        return echo(request)
-
-    server.servicer.infer = answer
-    return requests
 
 
 def array_in(request: pb.ModelInferRequest, index: int = 0) -> Array:
@@ -207,7 +188,7 @@ PROTOCOL_FORM = {
 def test_a_request_of_the_protocol_in_json(
     server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    requests = received(server)
+    requests = server.servicer.requests
     text = json.dumps(PROTOCOL_FORM)
     give_stdin(monkeypatch, text.encode())
     (tmp_path / "r.json").write_text(text)
@@ -231,14 +212,14 @@ def test_a_request_of_the_protocol_in_json(
     ],
 )  # fmt: skip
 def test_classes_of_an_output(server: ScriptedServer, arguments: list[str]) -> None:
-    requests = received(server)
+    requests = server.servicer.requests
     assert command.main(["row", "--target", server.target, *arguments]) == 0
     (output,) = requests[0].outputs
     assert (output.name, output.parameters["classification"].int64_param) == ("x", 3)
 
 
 def test_a_map_of_names_in_json_and_an_option_together(server: ScriptedServer) -> None:
-    requests = received(server)
+    requests = server.servicer.requests
     arguments = ["--json", '{"words": ["a", "b"]}', "--input", "weights=[3, 4]"]
     assert command.main(["text", "--target", server.target, *arguments]) == 0
     assert array_in(requests[0], 0).tolist() == [b"a", b"b"]
@@ -247,7 +228,7 @@ def test_a_map_of_names_in_json_and_an_option_together(server: ScriptedServer) -
 
 def test_an_input_called_inputs(server: ScriptedServer) -> None:
     server.servicer.models["m"] = model("m", {"inputs": "INT64 -1"}, {})
-    requests = received(server)
+    requests = server.servicer.requests
     for text in ('{"inputs": [4, 5]}', '{"inputs": [{"name": "inputs", "data": [4, 5]}]}', "[4, 5]"):
         assert command.main(["m", "--target", server.target, "--json", text]) == 0
     assert [array_in(request).tolist() for request in requests] == [[4, 5]] * 3
@@ -265,7 +246,7 @@ def test_bytes(
     server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, expected: Any
 ) -> None:
     server.servicer.models["m"] = model("m", {"words": "BYTES -1"}, {})
-    requests = received(server)
+    requests = server.servicer.requests
     (tmp_path / "f").write_bytes(b"\xff\0=[")
     give_stdin(monkeypatch, b"piped\n")
     arguments = ["--input", option.replace("{file}", str(tmp_path / "f"))]
@@ -274,20 +255,18 @@ def test_bytes(
 
 
 @pytest.mark.parametrize("option", ["words=[a]", 'words="a', "words=[1]"])
-def test_what_looks_like_json_must_be_json(
-    server: ScriptedServer, capsys: pytest.CaptureFixture[str], option: str
-) -> None:
+def test_what_looks_like_json_must_be_json(server: ScriptedServer, capsys: Output, option: str) -> None:
     server.servicer.models["m"] = model("m", {"words": "BYTES -1"}, {})
-    with pytest.raises(SystemExit):
-        command.main(["m", "--target", server.target, "--input", option])
-    assert "input 'words' of model 'm' expects" in capsys.readouterr().err
+    assert "input 'words' of model 'm' expects" in refusal(
+        capsys, command.main, ["m", "--target", server.target, "--input", option]
+    )
 
 
 def test_a_file_after_at_has_json_or_an_array(
     server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.servicer.models["m"] = model("m", {"x": "FP64 -1"}, {})
-    requests = received(server)
+    requests = server.servicer.requests
     (tmp_path / "x.json").write_text("[1.5]")
     array = saved(tmp_path, "x", np.array([1.5]))
     give_stdin(monkeypatch, Path(array).read_bytes())
@@ -296,23 +275,19 @@ def test_a_file_after_at_has_json_or_an_array(
     assert [array_in(request).tolist() for request in requests] == [[1.5]] * 5
 
 
-def test_an_archive_names_the_inputs(
-    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    requests = received(server)
+def test_an_archive_names_the_inputs(server: ScriptedServer, tmp_path: Path, capsys: Output) -> None:
+    requests = server.servicer.requests
     file = tmp_path / "a=b.npz"
     np.savez(file, words=np.array(["a"]), weights=np.array([[1.0, 2.0]]))
     assert command.main(["text", "--target", server.target, "--input", str(file)]) == 0
     assert array_in(requests[0], 0).tolist() == [b"a"]
     assert array_in(requests[0], 1).dtype == np.float32
-    with pytest.raises(SystemExit):
-        command.main(["row", "--target", server.target, "--input", str(file)])
-    assert "an input of model 'row' ('x'), got 'words'" in capsys.readouterr().err
+    assert "an input of model 'row' ('x'), got 'words'" in refusal(
+        capsys, command.main, ["row", "--target", server.target, "--input", str(file)]
+    )
 
 
-def test_without_a_name_the_model_must_have_one_input(
-    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_name_the_model_must_have_one_input(server: ScriptedServer, capsys: Output) -> None:
     with pytest.raises(SystemExit):
         command.main(["text", "--target", server.target, "--input", "[1]"])
     assert (
@@ -324,7 +299,7 @@ def test_without_a_name_the_model_must_have_one_input(
 def test_random_inputs(server: ScriptedServer) -> None:
     datatypes = [name for name in tensors.DATATYPES if name != "BF16"]
     server.servicer.models["m"] = model("m", {f"x:{name}": f"{name} -1 2" for name in datatypes}, {})
-    requests = received(server)
+    requests = server.servicer.requests
     call = ["m", "--target", server.target, "--random"]
     for more in ([], ["--seed", "0"], ["--seed", "1"], ["--rows", "3", "--input", "x:INT32=[7, 8]"]):
         assert command.main([*call, *more]) == 0
@@ -339,22 +314,18 @@ def test_random_inputs(server: ScriptedServer) -> None:
     assert all(len(word) == 8 and word.isalpha() for word in words.flat)
 
 
-def test_random_inputs_with_open_axes(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_inputs_with_open_axes(server: ScriptedServer, capsys: Output) -> None:
     server.servicer.models["m"] = model("m", {"a:0": "INT64 -1 -1", "b": "BF16 2"}, {})
-    requests = received(server)
+    requests = server.servicer.requests
     call = ["m", "--target", server.target, "--random"]
     assert command.main([*call, "--shape", "a:0:2,16"]) == 0
     assert [list(tensor.shape) for tensor in requests[0].inputs] == [[2, 16], [2]]
     assert set(array_in(requests[0]).flat) == {0, 1}
-    with pytest.raises(SystemExit):
-        command.main([*call, "--rows", "2"])
-    assert "choose its axes, such as --shape a:0:2,8" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        command.main([*call, "--shape", "2"])
-    assert "--shape expects NAME:DIMS" in capsys.readouterr().err
+    assert "choose its axes, such as --shape a:0:2,8" in refusal(capsys, command.main, [*call, "--rows", "2"])
+    assert "--shape expects NAME:DIMS" in refusal(capsys, command.main, [*call, "--shape", "2"])
 
 
-def test_the_answer_as_json(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_as_json(server: ScriptedServer, capsys: Output) -> None:
     floats = '[1.5, "NaN", "Infinity", "-Infinity"]'
     server.servicer.models["m"] = model(
         "m", {"h": "FP16 -1", "w": "BYTES -1", "n": "UINT64 -1", "e": "FP32 -1 2", "s": "BOOL"}, {}
@@ -378,7 +349,7 @@ def test_the_answer_as_json(server: ScriptedServer, capsys: pytest.CaptureFixtur
     }
 
 
-def test_long_arrays_are_shortened(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_arrays_are_shortened(server: ScriptedServer, capsys: Output) -> None:
     server.servicer.models["m"] = model(
         "m", {"x": "INT64 -1", "w": "BYTES -1", "b": "BF16 -1", "s": "BOOL"}, {}
     )
@@ -398,9 +369,7 @@ def test_long_arrays_are_shortened(server: ScriptedServer, capsys: pytest.Captur
     ]
 
 
-def test_all_outputs_in_one_file(
-    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_outputs_in_one_file(server: ScriptedServer, tmp_path: Path, capsys: Output) -> None:
     server.servicer.models["m"] = model("m", {"file": "BF16 -1", "a/b": "BYTES -1"}, {})
     call = [
         "m",
@@ -416,11 +385,9 @@ def test_all_outputs_in_one_file(
         assert {name: archive[name].tolist() for name in archive} == {"file": [1.5], "a/b": ["å".encode()]}
     assert str(tmp_path / "out.npz") in capsys.readouterr().out
     # What was written can be sent.
-    requests = received(server)
+    requests = server.servicer.requests
     assert command.main(["m", "--target", server.target, "--input", str(tmp_path / "out.npz")]) == 0
     assert array_in(requests[0], 1).tolist() == ["å".encode()]
-    with pytest.raises(SystemExit):
-        command.main([*call, "--json", '{"a/b": ["a\\u0000"]}'])
-    assert (
-        "output 'a/b' that end with a zero byte: use --output-dir or --format json" in capsys.readouterr().err
+    assert "output 'a/b' that end with a zero byte: use --output-dir or --format json" in refusal(
+        capsys, command.main, [*call, "--json", '{"a/b": ["a\\u0000"]}']
     )

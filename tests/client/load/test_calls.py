@@ -48,10 +48,9 @@ def stream(server: ScriptedServer) -> Iterator[Calls]:
 
 
 def test_unary_calls(server: ScriptedServer, unary: Calls, ends: Ends) -> None:
-    received: list[pb.ModelInferRequest] = []
+    received = server.servicer.requests
 
     def infer(request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        received.append(request)
         if len(received) == 2:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
         return echo(request)
