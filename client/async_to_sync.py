@@ -29,6 +29,7 @@ RULES = (
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bAsyncGenerator\[([^\[\]]+)\]", r"Generator[\1, None, None]"),
     (r"\bAsyncGenerator\b", "Generator"),
+    (r"\bAsyncIterable\[[^\[\]]+\] \| ", ""),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
     (r"\baclosing\b", "closing"),
     (r"\bimport asyncio\b", "import time"),

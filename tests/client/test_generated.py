@@ -32,6 +32,7 @@ def test_docstrings_of_the_client_for_threads_do_not_mention_asyncio() -> None:
         ("x = await f(a, g(b))\n", "x = f(a, g(b))\n"),
         ("x = (await f(g(h()), (1, 2)))[0]\n", "x = f(g(h()), (1, 2))[0]\n"),
         ("x = g(await f(), await h())\n", "x = g(f(), h())\n"),
+        ("def f(a: AsyncIterable[A] | Iterable[A]) -> A:\n", "def f(a: Iterable[A]) -> A:\n"),
         ("async def f() -> AsyncGenerator[A]:\n", "def f() -> Generator[A, None, None]:\n"),
         ("try:\n    f()\nexcept E:  # asyncio only\n    g()\n\nh()\n", "try:\n    f()\nh()\n"),
     ],

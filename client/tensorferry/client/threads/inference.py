@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Literal, TypeVar, overload
 
 import grpc
@@ -81,7 +81,7 @@ class InferenceCalls(SharedMemoryCalls):
     def stream(
         self,
         model: str,
-        requests: stream.Requests,
+        requests: Iterable[Inputs | StreamRequest],
         *,
         version: str = ...,
         ordered: bool = ...,
@@ -98,7 +98,7 @@ class InferenceCalls(SharedMemoryCalls):
     def stream(
         self,
         model: str,
-        requests: stream.Requests,
+        requests: Iterable[Inputs | StreamRequest],
         *,
         version: str = ...,
         ordered: bool = ...,
@@ -114,7 +114,7 @@ class InferenceCalls(SharedMemoryCalls):
     def stream(
         self,
         model: str,
-        requests: stream.Requests,
+        requests: Iterable[Inputs | StreamRequest],
         *,
         version: str = "",
         ordered: bool = False,
