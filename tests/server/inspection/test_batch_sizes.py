@@ -36,13 +36,9 @@ def test_a_full_batch_is_the_one_that_the_server_learns_from_such_times() -> Non
 
 def test_a_bound_admits_the_largest_batch_in_time_alone_and_after_another() -> None:
     found = times(_1=1.0, _2=1.5, _4=2.5, _8=5.0)
-    admitted = within(found, 5e-3)
-    assert (admitted.alone, admitted.after_another) == (found[3], found[2])
-    assert within(found, 4.9e-3).alone == found[2]
-    assert within(found, 1e-3).after_another is None
-    assert within(found, 0.5e-3).alone is None
-
-
-def test_sizes_above_one_that_is_too_slow_do_not_count() -> None:
-    found = times(_1=1.0, _2=9.0, _4=3.0)
-    assert within(found, 5e-3).alone == found[0]
+    assert within(found, 5e-3) == (found[3], found[2])
+    assert within(found, 4.9e-3) == (found[2], found[1])
+    assert within(found, 1e-3) == (found[0], None)
+    assert within(found, 0.5e-3) == (None, None)
+    # Sizes above one that is too slow do not count.
+    assert within(times(_1=1.0, _2=9.0, _4=3.0), 5e-3) == (found[0], found[0])

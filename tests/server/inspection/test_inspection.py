@@ -119,23 +119,6 @@ def test_a_model_that_runs_on_no_random_input_is_not_measured(tmp_path: Path) ->
     assert (found.measured, found.not_measured) == (None, why)
 
 
-def test_lengths_of_axes_can_be_given(tmp_path: Path) -> None:
-    path = small.multiples_only(tmp_path / "m.onnx", 5)
-    for wanted in (Wanted(sizes=(1,), length=5), Wanted(sizes=(1,), length=3, lengths={"n": 5})):
-        measured = inspected(path, wanted).measured
-        assert measured is not None
-        assert (measured.stopped, measured.lengths) == ("", {"n": 5})
-    with pytest.raises(
-        StartError, match="--length names the axis 'm'; the inputs have 'n' besides the batch axis"
-    ):
-        inspected(path, Wanted(length=5, lengths={"m": 1}))
-
-
-def test_a_model_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="no such file"):
-        inspected(tmp_path / "absent.onnx")
-
-
 def test_the_models_of_a_python_file_are_measured_through_their_batchers(tmp_path: Path) -> None:
     small.twice(tmp_path / "m.onnx")
     app = tmp_path / "app.py"

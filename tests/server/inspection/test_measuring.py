@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -47,21 +46,6 @@ def test_each_size_is_measured(tmp_path: Path) -> None:
     assert "resident memory" in measured.memory
 
 
-def test_variable_axes_have_the_given_lengths(tmp_path: Path) -> None:
-    given = subject(small.attention(tmp_path / "m.onnx"), (1, 2))
-    (axis,) = lengths_of(given.io_mapping.signature, 4, {})
-    assert measure_file(given).lengths == {axis: 4}
-    assert measure_file(replace(given, lengths={axis: 9})).lengths == {axis: 9}
-
-
-def test_the_length_of_an_axis_is_that_of_the_input_that_runs(tmp_path: Path) -> None:
-    # Other lengths than multiples of 5 fail.
-    given = subject(small.multiples_only(tmp_path / "m.onnx", 5), (1,))
-    assert measure_file(given).stopped.startswith("a batch of 1 rows: ")
-    assert measure_file(replace(given, lengths={"n": 10})).stopped == ""
-    assert measure_file(replace(given, working_size=5)).stopped == ""
-
-
 def test_axes_without_a_name_are_named_by_their_input() -> None:
     fp32 = DATATYPES["FP32"]
     inputs = (TensorSpec("x", fp32, ("batch", "", 3, "n")), TensorSpec("y", fp32, ("batch", "n")))
@@ -102,14 +86,6 @@ def test_what_was_measured_before_the_process_died_is_kept(
     measured = measure_file(given)
     assert [(batch.rows, batch.memory_bytes) for batch in measured.batches] == [(1, 7)]
     assert measured.stopped == said
-
-
-def test_a_process_that_dies_at_once_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = subject(small.twice(tmp_path / "m.onnx"))
-    dying(monkeypatch, f"kill -{int(signal.SIGKILL)} $$")
-    measured = measure_file(given)
-    assert (measured.batches, measured.loaded_bytes, measured.memory) == ((), None, "")
-    assert measured.stopped.endswith("was ended by SIGKILL at a batch of 1 rows")
 
 
 def test_layouts_of_the_cores_are_measured_after_the_sizes(tmp_path: Path) -> None:

@@ -59,9 +59,3 @@ def test_without_nvml_the_memory_of_a_gpu_is_unknown(tmp_path: Path, monkeypatch
     loaded, one, *_ = sent(small.twice(tmp_path / "m.onnx"), "cuda:1", None, monkeypatch)
     assert loaded["memory"] == ""
     assert one["memory_bytes"] is None
-
-
-def test_on_the_cpu_it_is_the_process_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded, one, *_ = sent(small.twice(tmp_path / "m.onnx"), "cpu", None, monkeypatch)
-    assert "resident memory" in loaded["memory"]
-    assert one["memory_bytes"] >= 0

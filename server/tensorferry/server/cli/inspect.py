@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
+from tensorferry.server.config.parsers import positive_number
 from tensorferry.server.errors import ConfigError, StartError
 from tensorferry.server.inspection.inspection import Wanted, inspect_model
 from tensorferry.server.inspection.json_form import failure_of, json_of, model_of
@@ -26,37 +26,53 @@ _PROGRAM = "tensorferry inspect"
 _INTERRUPTED = 130
 _MOST_ROWS = 1 << 20
 
+_T = TypeVar("_T")
+
+
+def _checked(parse: Callable[[str], _T], expected: str) -> Callable[[str], _T]:
+    """Return a type of an argument, whose error says what was expected."""
+
+    def checked(text: str) -> _T:
+        try:
+            return parse(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"is {text!r}; it must be {expected}") from None
+
+    return checked
+
 
 def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        sizes = sorted({int(size) for size in text.split(",")})
-    except ValueError:
-        sizes = [0]
+    sizes = tuple(sorted({int(size) for size in text.split(",")}))
     if not 1 <= sizes[0] <= sizes[-1] <= _MOST_ROWS:
-        raise argparse.ArgumentTypeError(
-            f"is {text!r}; it must be numbers of rows from 1 to {_MOST_ROWS}, such as 1,8,32"
-        )
-    return tuple(sizes)
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (0 < number < math.inf):
-        raise argparse.ArgumentTypeError(f"is {text!r}; it must be a number above 0")
-    return number
+        raise ValueError
+    return sizes
 
 
 def _length(text: str) -> tuple[str, int]:
     """Return an axis and its length; "" for all axes."""
     axis, equals, number = text.rpartition("=")
     if not number.isascii() or not number.isdigit() or int(number) < 1 or (equals and not axis):
-        raise argparse.ArgumentTypeError(
-            f"is {text!r}; it must be a number of at least 1, such as 128, or an axis with one, such as sequence=128"
-        )
+        raise ValueError
     return axis, int(number)
+
+
+_SIZES = _checked(_sizes, f"numbers of rows from 1 to {_MOST_ROWS}, such as 1,8,32")
+_LENGTH = _checked(_length, "a number of at least 1, such as 128, or an axis with one, such as sequence=128")
+_POSITIVE = _checked(positive_number.parse, positive_number.allowed)
+
+_SIZES_HELP = (
+    "rows of the batches to measure (default: 1, 2, 4 ... 64, or up to --max-batch-size if that is more)"
+)
+_LENGTH_HELP = (
+    "length of the inputs' variable axes other than the batch axis, or of the one with that name; can be given several "
+    "times (default: the first of 4, 16, 64, 224 and 1 with which the model runs)"
+)
+_LATENCY_HELP = "show the largest batch that takes no longer, and its requests/s; can be given several times"
+_SECONDS_HELP = "longest time for the batches of a model; larger sizes are left out if they would take longer (default: 60)"
+_WRITE_HELP = (
+    "write the copy by which a server batches MODEL, whose first axis is fixed to 1; or a copy in which the batch axis of "
+    "each tensor is its first, if it is another one"
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,49 +85,16 @@ def _parser() -> argparse.ArgumentParser:
         epilog="The other options are those of tensorferry serve; environment variables work, too.",
         allow_abbrev=False,
     )
-    parser.add_argument("models", metavar="MODEL", nargs="+", help=MODEL_HELP)
-    parser.add_argument("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument(
-        "--no-measure", action="store_true", help="run no batches but those of the batching check"
-    )
-    parser.add_argument(
-        "--sizes",
-        metavar="N,...",
-        type=_sizes,
-        help="rows of the batches to measure (default: 1, 2, 4 ... 64, or up to --max-batch-size if that is more)",
-    )
-    parser.add_argument(
-        "--length",
-        metavar="[AXIS=]N",
-        type=_length,
-        action="append",
-        default=[],
-        help="length of the inputs' variable axes other than the batch axis, or of the one with that name; can be given "
-        "several times (default: the first of 4, 16, 64, 224 and 1 with which the model runs)",
-    )
-    parser.add_argument(
-        "--latency-ms",
-        metavar="MS",
-        type=_positive,
-        action="append",
-        default=[],
-        help="show the largest batch that takes no longer, and its requests/s; can be given several times",
-    )
-    parser.add_argument(
-        "--measure-seconds",
-        metavar="SECONDS",
-        type=_positive,
-        default=60.0,
-        help="longest time for the batches of a model; larger sizes are left out if they would take longer (default: 60)",
-    )
-    parser.add_argument(
-        "--write-batched",
-        metavar="OUT.onnx",
-        type=Path,
-        help="write the copy by which a server batches MODEL, whose first axis is fixed to 1; or a copy in which the batch axis of "
-        "each tensor is its first, if it is another one",
-    )
+    add = parser.add_argument
+    add("models", metavar="MODEL", nargs="+", help=MODEL_HELP)
+    add("--config", metavar="FILE", help="TOML file (also TENSORFERRY_CONFIG)")
+    add("--json", action="store_true", help="print JSON instead of text")
+    add("--no-measure", action="store_true", help="run no batches but those of the batching check")
+    add("--sizes", metavar="N,...", type=_SIZES, help=_SIZES_HELP)
+    add("--length", metavar="[AXIS=]N", type=_LENGTH, action="append", default=[], help=_LENGTH_HELP)
+    add("--latency-ms", metavar="MS", type=_POSITIVE, action="append", default=[], help=_LATENCY_HELP)
+    add("--measure-seconds", metavar="SECONDS", type=_POSITIVE, default=60.0, help=_SECONDS_HELP)
+    add("--write-batched", metavar="OUT.onnx", type=Path, help=_WRITE_HELP)
     add_flags(parser, MODEL_OPTIONS)
     return parser
 

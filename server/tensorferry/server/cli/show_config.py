@@ -14,8 +14,12 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError, StartError
-from tensorferry.server.inspection.loaded_models import loaded_models
-from tensorferry.server.inspection.model_argument import MODEL_HELP, MODEL_OPTIONS, find_model
+from tensorferry.server.inspection.model_argument import (
+    MODEL_HELP,
+    MODEL_OPTIONS,
+    find_model,
+    loaded_models,
+)
 from tensorferry.server.model_config.ensembles import complete_ensemble, is_ensemble, named_models
 from tensorferry.server.model_config.pbtxt import config_text
 from tensorferry.server.model_config.supported_fields import ModelKind, check_fields

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import takewhile
 
 from tensorferry.batcher.learning.paying_rows import full_batch_rows, powers_of_two
 from tensorferry.server.inspection.batch_times import BatchTime
@@ -29,29 +29,15 @@ def full_batch(times: Sequence[BatchTime], max_batch_size: int) -> int | None:
     return (full_batch_rows(measured) or max_batch_size) if len(measured) > 1 else None
 
 
-@dataclass(frozen=True, slots=True)
-class WithinBound:
-    """What a bound of latency admits.
+def within(times: Sequence[BatchTime], seconds: float) -> tuple[BatchTime | None, BatchTime | None]:
+    """Return the largest measured batches within a bound of latency; None if no size is.
 
-    `alone` is the largest measured batch that takes no longer than the bound. `after_another` is the largest one that a
-    request also gets in time if it has to wait for a batch of the same size that has just started, as it may under load.
-    None if no size does.
+    The first takes no longer than the bound. A request gets the second in time even if it waits for a batch of the same
+    size that has just started. Sizes ascend; those above one that is too slow do not count.
     """
-
-    seconds: float
-    alone: BatchTime | None
-    after_another: BatchTime | None
-
-
-def within(times: Sequence[BatchTime], seconds: float) -> WithinBound:
-    """Return what a bound admits. Sizes ascend; those above one that is too slow do not count."""
-    return WithinBound(seconds, _largest(times, seconds), _largest(times, seconds / _BATCHES_WAITED))
+    return _largest(times, seconds), _largest(times, seconds / _BATCHES_WAITED)
 
 
 def _largest(times: Sequence[BatchTime], seconds: float) -> BatchTime | None:
-    largest = None
-    for time in times:
-        if time.seconds > seconds:
-            break
-        largest = time
-    return largest
+    fast = list(takewhile(lambda time: time.seconds <= seconds, times))
+    return fast[-1] if fast else None

@@ -33,6 +33,16 @@ class BatchTime:
     memory_bytes: int | None = None
 
     @property
+    def ms(self) -> float:
+        """The milliseconds of the batch."""
+        return self.seconds * 1e3
+
+    @property
+    def ms_per_row(self) -> float:
+        """The milliseconds of the batch for each of its rows."""
+        return self.ms / self.rows
+
+    @property
     def rows_per_second(self) -> float:
         """Rows that are done in a second if batches follow each other without a gap."""
         return self.rows / self.seconds
@@ -107,10 +117,8 @@ def _timed(
         return clock() - started
 
     # The first runs of a size are slower, because memory is allocated.
-    least = _LEAST_RUNS
-    if one_run() > _LONG_SECONDS:
-        least = _LONG_RUNS
-    else:
+    least = _LONG_RUNS if one_run() > _LONG_SECONDS else _LEAST_RUNS
+    if least == _LEAST_RUNS:
         one_run()
     times: list[float] = []
     began = clock()

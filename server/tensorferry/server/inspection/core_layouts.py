@@ -5,12 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from tensorferry.server.runtime.sampling import Array
-from tensorferry.server.threads import ThreadKind, new_thread
 
 # Each session has its own copy of the weights.
 _MOST_SESSIONS = 8
@@ -48,12 +47,15 @@ class LayoutTime:
     rows_per_second: float
     alone_seconds: float
 
+    @property
+    def ms_alone(self) -> float:
+        """The milliseconds of one row while the other sessions are idle."""
+        return self.alone_seconds * 1e3
+
 
 def layouts_of(cores: int) -> tuple[Layout, ...]:
     """Return the layouts to compare: one session with all cores, then two, four and so on. Empty with one core."""
-    counts = [
-        2**power for power in range(_MOST_SESSIONS.bit_length()) if 2**power <= min(cores, _MOST_SESSIONS)
-    ]
+    counts = [1 << power for power in range(min(cores, _MOST_SESSIONS).bit_length())]
     return tuple(Layout(count, cores // count) for count in counts) if cores > 1 else ()
 
 
@@ -87,9 +89,7 @@ def time_layouts(
 def better_layout(times: Sequence[LayoutTime]) -> LayoutTime | None:
     """Return the layout that carries clearly more rows than one session, which is first; None if none does."""
     best = max(times, key=lambda each: each.rows_per_second, default=None)
-    if best is None or best.rows_per_second < _WORTH * times[0].rows_per_second:
-        return None
-    return best
+    return best if best is not None and best.rows_per_second >= _WORTH * times[0].rows_per_second else None
 
 
 def _time_layout(
@@ -109,28 +109,13 @@ def _time_layout(
         began = clock()
         runs[0](one)
         alone.append(clock() - began)
-    rates: list[float] = []
-    failures: list[Exception] = []
 
-    def work(run: _Run) -> None:
+    def rate(run: _Run) -> float:
         done, began = 0, clock()
-        try:
-            while (took := clock() - began) < _LEAST_SECONDS or done < _LEAST_BATCHES:
-                run(batch)
-                done += 1
-        except Exception as error:
-            failures.append(error)
-        else:
-            rates.append(done * rows / took)
+        while (took := clock() - began) < _LEAST_SECONDS or done < _LEAST_BATCHES:
+            run(batch)
+            done += 1
+        return done * rows / took
 
-    threads = [
-        new_thread(f"session-{number}", partial(work, run), ThreadKind.EXPENDABLE)
-        for number, run in enumerate(runs)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return sum(rates), statistics.median(alone)
+    with ThreadPoolExecutor(len(runs), "session") as sessions:
+        return sum(sessions.map(rate, runs)), statistics.median(alone)

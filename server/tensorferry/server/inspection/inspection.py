@@ -11,16 +11,12 @@ from pathlib import Path
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.cores import usable_cores
 from tensorferry.server.errors import StartError
+from tensorferry.server.inspection.batch_sizes import best_size, full_batch
+from tensorferry.server.inspection.batch_times import BatchTime
 from tensorferry.server.inspection.core_layouts import Layout, layouts_of
-from tensorferry.server.inspection.loaded_models import loaded_models
-from tensorferry.server.inspection.measuring import (
-    Measurements,
-    lengths_of,
-    measure_file,
-    measure_model,
-)
+from tensorferry.server.inspection.measuring import Measurements, lengths_of, measure_file, measure_model
 from tensorferry.server.inspection.measuring_child import MeasuredModel
-from tensorferry.server.inspection.model_argument import source_in
+from tensorferry.server.inspection.model_argument import loaded_models, source_in
 from tensorferry.server.model_config.ensembles import is_ensemble
 from tensorferry.server.model_config.pbtxt import BatchingDecision
 from tensorferry.server.models.declared_sources import declared_source, declared_sources, named_steps
@@ -68,6 +64,21 @@ class Inspection:
     devices: tuple[str, ...]
     measured: Measurements | None = None
     not_measured: str = ""
+
+    @property
+    def batches(self) -> tuple[BatchTime, ...]:
+        """The times of batches, whose sizes ascend."""
+        return () if self.measured is None else self.measured.batches
+
+    @property
+    def best(self) -> BatchTime | None:
+        """The best batch by these times; None if nothing was measured."""
+        return best_size(self.batches)
+
+    @property
+    def full_rows(self) -> int | None:
+        """The rows of a full batch by these times; None if requests share no batches."""
+        return full_batch(self.batches, self.decision.max_batch_size) if self.decision.merges else None
 
 
 def inspect_model(source: ModelSource, config: ServerConfig, wanted: Wanted) -> Iterator[Inspection]:
@@ -150,12 +161,8 @@ def _sizes(signature: Signature, decision: BatchingDecision, wanted: Wanted) -> 
     if not decision.max_batch_size and signature.no_batch_axis_reason() is not None:
         # Requests have no rows.
         return (1,)
-    if wanted.sizes is not None:
-        return wanted.sizes
-    sizes = [1]
-    while sizes[-1] * 2 <= max(_LARGEST, decision.max_batch_size):
-        sizes.append(sizes[-1] * 2)
-    return tuple(sizes)
+    largest = max(_LARGEST, decision.max_batch_size)
+    return wanted.sizes or tuple(1 << power for power in range(largest.bit_length()))
 
 
 def _check_axes(signature: Signature, lengths: Mapping[str, int]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tensorferry.server.errors import ModelFailedError, StepFailedError
 from tensorferry.server.inspection.batch_times import BatchTime, UnknownMemory, time_batches
-from tensorferry.server.inspection.core_layouts import LayoutTime
+from tensorferry.server.inspection.core_layouts import LayoutTime, better_layout
 from tensorferry.server.inspection.measuring_child import LATE, LOAD_SECONDS, MeasuredModel
 from tensorferry.server.models.registry import Model
 from tensorferry.server.runtime.sampling import Array, random_inputs, working_size
@@ -43,6 +43,11 @@ class Measurements:
     layouts: tuple[LayoutTime, ...] = ()
     padding_waste: float | None = None
 
+    @property
+    def better_layout(self) -> LayoutTime | None:
+        """The layout that carries clearly more rows than one session; None if none does."""
+        return better_layout(self.layouts)
+
 
 def lengths_of(signature: Signature, size: int, lengths: Mapping[str, int]) -> dict[str, int]:
     """Return the lengths of variable axes as `Measurements` has them, given the one of all and those of some."""
@@ -70,35 +75,24 @@ def measure_file(model: MeasuredModel) -> Measurements:
             output, _ = child.communicate(pickle.dumps(model), LOAD_SECONDS + LATE * model.seconds + 60)
         finally:
             child.kill()
-    loaded: Mapping[str, Any] = {}
-    batches: list[BatchTime] = []
-    layouts: list[LayoutTime] = []
-    stopped: str | None = None
-    for message in map(json.loads, output.decode().splitlines()):
-        if "layout" in message:
-            layouts.append(LayoutTime(**message["layout"]))
-        elif "rows" in message:
-            batches.append(BatchTime(**message))
-        elif "stopped" in message:
-            stopped = message["stopped"]
-        else:
-            loaded = message
-    if stopped is None:
-        stopped = _death(child.returncode, batches, model)
+    messages = [json.loads(line) for line in output.decode().splitlines()]
+    batches = tuple(BatchTime(**message) for message in messages if "rows" in message)
+    loaded: dict[str, Any] = next((message for message in messages if "loaded_bytes" in message), {})
+    stopped = next((message["stopped"] for message in messages if "stopped" in message), None)
     return Measurements(
         (model.device,),
-        tuple(batches),
+        batches,
         loaded.get("memory", ""),
         loaded.get("loaded_bytes"),
-        stopped,
+        _death(child.returncode, len(batches), model) if stopped is None else stopped,
         lengths_of(model.io_mapping.signature, model.working_size, model.lengths),
-        tuple(layouts),
+        tuple(LayoutTime(**message["layout"]) for message in messages if "layout" in message),
     )
 
 
-def _death(code: int, batches: Sequence[BatchTime], model: MeasuredModel) -> str:
-    """Describe the end of a child that did not finish."""
-    left = model.sizes[len(batches) :]
+def _death(code: int, measured: int, model: MeasuredModel) -> str:
+    """Describe the end of a child that did not finish, but measured some sizes."""
+    left = model.sizes[measured:]
     where = f"a batch of {left[0]} rows" if left else "the last batch"
     if code == -signal.SIGALRM:
         return f"{where} did not end in time"
@@ -107,19 +101,15 @@ def _death(code: int, batches: Sequence[BatchTime], model: MeasuredModel) -> str
 
 
 def measure_model(
-    model: Model,
-    sizes: Sequence[int],
-    seconds: float,
-    length: int | None = None,
-    lengths: Mapping[str, int] | None = None,
+    model: Model, sizes: Sequence[int], seconds: float, length: int | None, lengths: Mapping[str, int]
 ) -> tuple[Measurements | None, str]:
     """Measure a loaded function or pipeline through its batcher. Return None and the reason if it cannot be run.
 
     `length` is that of variable axes, or one that works if it is None; `lengths` has those of axes by name.
     """
+    submit = model.batcher.submit_rows if model.batched else model.batcher.submit
 
     def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        submit = model.batcher.submit_rows if model.batched else model.batcher.submit
         try:
             outputs: Mapping[str, Array] = submit(inputs).result(seconds)
         except Exception as error:
@@ -127,21 +117,19 @@ def measure_model(
             raise ModelFailedError(reason or type(error).__name__) from None
         return outputs
 
-    size = length
-    if size is None:
-        size, reason = working_size(model.signature, run)
+    size, reason = (length, "") if length is not None else working_size(model.signature, run)
     if size is None:
         return None, f"it does not run on random input: {reason}"
     batches: list[BatchTime] = []
     stopped = time_batches(
         run,
-        lambda rows: random_inputs(model.signature, rows, size, sizes=lengths or {}),
+        lambda rows: random_inputs(model.signature, rows, size, sizes=lengths),
         [rows for rows in sizes if rows <= max(1, model.max_batch_size)],
         batches.append,
         memory=UnknownMemory(),
         seconds=seconds,
     )
-    used = lengths_of(model.signature, size, lengths or {})
+    used = lengths_of(model.signature, size, lengths)
     counts = model.batcher.statistics()
     waste = counts.padding_waste if counts.positions else None
     return Measurements(model.devices, tuple(batches), stopped=stopped, lengths=used, padding_waste=waste), ""

@@ -20,16 +20,12 @@ class ResidentMemory:
     """
 
     def __init__(self, clear_refs: Path = _CLEAR_REFS, status: Path = _STATUS) -> None:
-        self._clear_refs = clear_refs
-        self._status = status
+        self._clear_refs, self._status = clear_refs, status
         self._peaks = self._reset()
         self._first = resident_bytes()
-
-    @property
-    def what(self) -> str:
-        """What is measured."""
         kind = "peak resident memory" if self._peaks else "resident memory after the runs"
-        return f"{kind} of the process beyond the loaded model, with inputs and outputs"
+        # A description for people.
+        self.what = f"{kind} of the process beyond the loaded model, with inputs and outputs"
 
     def start(self) -> None:
         """Set the peak to the memory in use."""
@@ -58,14 +54,10 @@ class GpuMemory:
     """Growth of the memory in use on a GPU. ONNX Runtime keeps what a run has taken, so this is the most of all runs."""
 
     def __init__(self, reader: GpuReader, device: str) -> None:
-        self._reader = reader
-        self._device = device
+        self._reader, self._device = reader, device
         self._first = self._used()
-
-    @property
-    def what(self) -> str:
-        """What is measured."""
-        return f"memory in use on {self._device} beyond the loaded model, by all of its processes"
+        # A description for people.
+        self.what = f"memory in use on {device} beyond the loaded model, by all of its processes"
 
     def start(self) -> None:
         """Do nothing, because what a run has taken stays in use."""

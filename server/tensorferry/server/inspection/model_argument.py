@@ -1,16 +1,21 @@
-"""Finds the model that an argument MODEL of a command names, and the options that it would be served with."""
+"""Models that an argument MODEL of a command names: found with the options of a server, and loaded without being served."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from tensorferry.server.config.load import load_config, model_source, models_in
 from tensorferry.server.config.option import Option
 from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
+from tensorferry.server.models.load_context import LoadContext
+from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.models.repository import Repository
+from tensorferry.server.runtime.devices import choose_device
 
 MODEL_HELP = (
     "path.onnx, name=path.onnx, path.py, an address such as s3://BUCKET/model.onnx, the name of a model in the file of --config, or the directory of a model, with "
@@ -18,35 +23,12 @@ MODEL_HELP = (
 )
 
 # The options that a model's configuration depends on, and those of the log.
-_FIELDS = frozenset(
-    (
-        "model_cache",
-        "allow_http",
-        "custom_ops",
-        "device",
-        "cuda_memory_bytes",
-        "cuda_memory_growth",
-        "cudnn_search",
-        "tf32",
-        "fp16",
-        "fp16_tolerance",
-        "fp16_except",
-        "instances",
-        "threads",
-        "inter_threads",
-        "providers",
-        "max_batch_size",
-        "batching",
-        "batching_rewrite",
-        "max_queue_delay",
-        "preferred_batch_sizes",
-        "priority_weights",
-        "default_priority",
-        "run_timeout",
-        "log_format",
-        "log_level",
-    )
-)
+_FIELDS = frozenset((
+    "model_cache", "allow_http", "custom_ops", "device", "cuda_memory_bytes", "cuda_memory_growth", "cudnn_search", "tf32",
+    "fp16", "fp16_tolerance", "fp16_except", "instances", "threads", "inter_threads", "providers", "max_batch_size",
+    "batching", "batching_rewrite", "max_queue_delay", "preferred_batch_sizes", "priority_weights", "default_priority",
+    "run_timeout", "log_format", "log_level",
+))  # fmt: skip
 MODEL_OPTIONS: Sequence[Option] = [option for option in OPTIONS if option.field in _FIELDS]
 
 
@@ -59,21 +41,15 @@ def find_model(
     """
     if Path(model).is_dir():
         source = source_in(Path(model))
-    elif file is not None and (in_file := _model_in(file, model)) is not None:
-        source = in_file
     else:
-        source = model_source(model)
+        in_file = () if file is None else models_in(file)
+        source = next((named for named in in_file if named.name == model), None) or model_source(model)
     # A Python file names its models itself.
     named = str(source.path) if source.path.suffix == PYTHON_SUFFIX else f"{source.name}={source.path}"
     if source.origin is not None:
         named = f"{source.name}={source.origin.text}"
     config = load_config([named], flags, os.environ, file)
     return source, config.for_model(source.name)
-
-
-def _model_in(file: Path, name: str) -> ModelSource | None:
-    """Return the model that a file of --config serves by this name, if any."""
-    return next((source for source in models_in(file) if source.name == name), None)
 
 
 def source_in(directory: Path) -> ModelSource:
@@ -83,3 +59,22 @@ def source_in(directory: Path) -> ModelSource:
     if not versions:
         raise StartError(f"{directory} is named {home.name!r}, which is not a valid model name: rename it")
     return versions[-1].source
+
+
+def loaded_models(
+    sources: Sequence[ModelSource], config: ServerConfig
+) -> Iterator[tuple[ModelSource, Model]]:
+    """Load models, each of which may use those before it; yield each. They are closed at the end of the iteration.
+
+    StartError if one cannot be loaded.
+    """
+    registry = ModelRegistry()
+    devices = {config.device: choose_device(config.device)}
+    context = LoadContext(config, devices, served=registry.get, step_model=registry.step_model)
+    with ExitStack() as loaded:
+        for source in sources:
+            model = load_model(source, context)
+            loaded.callback(model.release)
+            loaded.callback(model.batcher.close)
+            registry.mark_ready(model)
+            yield source, model

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from tensorferry.server.inspection.batch_sizes import BEST_RULE, WithinBound, best_size, full_batch, within
+from tensorferry.server.inspection.batch_sizes import BEST_RULE, within
 from tensorferry.server.inspection.batch_times import BatchTime
-from tensorferry.server.inspection.core_layouts import LAYOUT_RULE, LayoutTime, better_layout
+from tensorferry.server.inspection.core_layouts import LAYOUT_RULE, LayoutTime
 from tensorferry.server.inspection.inspection import Inspection
 from tensorferry.server.inspection.measuring import Measurements
 from tensorferry.server.names import printable
@@ -18,47 +18,42 @@ _WIDTH = 100
 _INDENT = 10
 _MIB = 1 << 20
 
+_ALONE = "each request runs alone"
 _EFFECTS = {
     "proved": "the graph keeps rows apart",
     "tested": "running shows no mixing; the graph could not be analysed fully, or there is none",
     "trusted": "batched without a check",
-    "refused": "each request runs alone",
-    "off": "each request runs alone",
+    "refused": _ALONE,
+    "off": _ALONE,
 }
+_COPY = "a copy is served whose tensors begin with a variable batch axis; --write-batched OUT.onnx writes it"
 
 
 def text_of(found: Inspection, bounds: Sequence[float]) -> str:
     """Return what is known of a model. `bounds` are bounds of latency in seconds."""
+    measured = found.measured
     lines = [printable(f"{found.name}  ({found.kind}, {found.path})"), ""]
-    lines += _tensors(found)
-    lines += ["", *_verdict(found), ""]
-    if found.measured is None or not found.measured.batches:
-        why = found.not_measured or (found.measured.stopped if found.measured is not None else "")
-        return "\n".join([*lines, *_labelled("measured", f"nothing: {why}")])
-    lines += [*_measured(found, found.measured), ""]
-    lines += _advice(found, found.measured.batches, bounds)
-    if found.measured.layouts:
-        lines += ["", *_layouts(found.measured.layouts)]
+    lines += [*_tensors(found), "", *_verdict(found), ""]
+    if measured is None or not measured.batches:
+        why = found.not_measured if measured is None else measured.stopped
+        lines += _labelled("measured", f"nothing: {why}")
+    else:
+        lines += [*_measured(found, measured), "", *_advice(found, bounds), "", *_layouts(measured)]
     return "\n".join(lines).rstrip()
 
 
 def _tensors(found: Inspection) -> Iterator[str]:
+    signature = found.signature
+    kinds = {"input": signature.inputs, "optional": signature.optional, "output": signature.outputs}
     batched = found.decision.max_batch_size > 0
-    rows = []
-    for kind, specs in (
-        ("input", found.signature.inputs),
-        ("optional", found.signature.optional),
-        ("output", found.signature.outputs),
-    ):
-        rows += [
-            (kind, printable(spec.name), spec.datatype.name, _shape(spec), _axis(spec, batched))
-            for spec in specs
-        ]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    widths[0] = _INDENT - 2
-    for row in rows:
-        cells = "  ".join(cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True))
-        yield f"{cells}  {row[4]}".rstrip()
+    rows = [
+        (kind, printable(spec.name), spec.datatype.name, _shape(spec), _axis(spec, batched))
+        for kind, specs in kinds.items()
+        for spec in specs
+    ]
+    names, datatypes, shapes = (max(map(len, column)) for column in list(zip(*rows, strict=True))[1:4])
+    for kind, name, datatype, shape, axis in rows:
+        yield f"{kind:<{_INDENT}}{name:<{names}}  {datatype:<{datatypes}}  {shape:<{shapes}}  {axis}"
 
 
 def _shape(spec: TensorSpec) -> str:
@@ -75,22 +70,14 @@ def _axis(spec: TensorSpec, batched: bool) -> str:
 
 def _verdict(found: Inspection) -> Iterator[str]:
     decision = found.decision
-    # The description has the reason, too, which is shown below.
-    described = (
-        decision.description.replace(f" ({decision.reason})", "") if decision.reason else decision.description
-    )
+    # The description has the reason and the verdict, too, which are shown beside it.
+    described = decision.description.replace(f" ({decision.reason})", "")
     described = described.removesuffix(f" ({decision.verdict})").replace(f" ({decision.verdict}, ", " (")
     effect = _EFFECTS[decision.verdict]
     yield from _labelled("verdict", f"{decision.verdict.upper()}: {effect}; {described}")
-    if decision.reason:
-        yield from _labelled("because", decision.reason)
-    if decision.evidence:
-        yield from _labelled("ran", decision.evidence)
-    if decision.rewritten:
-        yield from _labelled(
-            "copy",
-            "a copy is served whose tensors begin with a variable batch axis; --write-batched OUT.onnx writes it",
-        )
+    yield from _labelled("because", decision.reason)
+    yield from _labelled("ran", decision.evidence)
+    yield from _labelled("copy", _COPY if decision.rewritten else "")
     for cure in decision.cures:
         yield from _labelled("change", cure)
 
@@ -104,8 +91,7 @@ def _measured(found: Inspection, measured: Measurements) -> Iterator[str]:
     if measured.loaded_bytes is not None:
         what += f"; loading took {measured.loaded_bytes / _MIB:.1f} MiB of resident memory"
     yield from _labelled("measured", what)
-    if measured.memory:
-        yield from _labelled("memory", measured.memory)
+    yield from _labelled("memory", measured.memory)
     if measured.lengths:
         lengths = ", ".join(f"{axis} {length}" for axis, length in measured.lengths.items())
         yield from _labelled("lengths", f"{lengths} (--length gives others)")
@@ -117,33 +103,31 @@ def _measured(found: Inspection, measured: Measurements) -> Iterator[str]:
     yield f"{'rows':>{_INDENT}}{'ms':>12}{'µs/row':>12}{'rows/s':>12}{'runs':>8}{'memory MiB':>14}"
     for batch in measured.batches:
         memory = "" if batch.memory_bytes is None else f"{batch.memory_bytes / _MIB:.1f}"
-        milliseconds = batch.seconds * 1e3
-        yield (
-            f"{batch.rows:>{_INDENT}}{_number(milliseconds):>12}{_number(milliseconds * 1e3 / batch.rows):>12}"
-            f"{_rate(batch.rows_per_second):>12}{batch.runs:>8}{memory:>14}"
-        ).rstrip()
-    if measured.stopped:
-        yield from _labelled("stopped", measured.stopped)
+        times = f"{_number(batch.ms):>12}{_number(batch.ms_per_row * 1e3):>12}{_rate(batch):>12}"
+        yield f"{batch.rows:>{_INDENT}}{times}{batch.runs:>8}{memory:>14}".rstrip()
+    yield from _labelled("stopped", measured.stopped)
 
 
-def _advice(found: Inspection, batches: Sequence[BatchTime], bounds: Sequence[float]) -> Iterator[str]:
-    best = best_size(batches)
+def _advice(found: Inspection, bounds: Sequence[float]) -> Iterator[str]:
+    batches, best, most = found.batches, found.best, found.decision.max_batch_size
     if best is not None and len(batches) > 1:
         text = f"{_rows(best.rows)}, {BEST_RULE}"
         if batches[0].rows == 1:
             text += f"; {best.rows_per_second / batches[0].rows_per_second:.1f} times as many as one by one"
-        if found.decision.merges and best.rows > found.decision.max_batch_size:
+        if found.decision.merges and best.rows > most:
             text += f"; serve it with --max-batch-size {best.rows}"
         yield from _labelled("best", text)
-    if found.decision.merges and (full := full_batch(batches, most := found.decision.max_batch_size)):
+    if full := found.full_rows:
         why = f"larger ones up to {most} take more time for each row" if full < most else "--max-batch-size"
         yield from _labelled("full", f"a full batch has {_rows(full)}: {why}")
     for seconds in bounds:
-        yield from _labelled(f"{seconds * 1e3:g} ms", _bound(within(batches, seconds), batches))
+        yield from _labelled(f"{seconds * 1e3:g} ms", _bound(batches, seconds))
 
 
-def _layouts(layouts: Sequence[LayoutTime]) -> Iterator[str]:
-    one, better = layouts[0], better_layout(layouts)
+def _layouts(measured: Measurements) -> Iterator[str]:
+    if not measured.layouts:
+        return
+    one, better = measured.layouts[0], measured.better_layout
     if better is None:
         text = (
             f"one session of {one.threads} threads, the default; no other layout carries {LAYOUT_RULE} more"
@@ -157,35 +141,33 @@ def _layouts(layouts: Sequence[LayoutTime]) -> Iterator[str]:
     yield from _labelled("cores", text)
     yield ""
     yield f"{'sessions':>{_INDENT}}{'threads':>12}{'rows/s':>12}{'ms alone':>12}   in batches of {_rows(one.rows)}"
-    for layout in layouts:
-        yield (
-            f"{layout.sessions:>{_INDENT}}{layout.threads:>12}{_rate(layout.rows_per_second):>12}"
-            f"{_number(layout.alone_seconds * 1e3):>12}"
-        )
+    for each in measured.layouts:
+        yield f"{each.sessions:>{_INDENT}}{each.threads:>12}{_rate(each):>12}{_number(each.ms_alone):>12}"
 
 
-def _bound(found: WithinBound, batches: Sequence[BatchTime]) -> str:
-    if found.alone is None:
-        fastest = batches[0]
-        return f"no batch: one of {_rows(fastest.rows)} takes {_number(fastest.seconds * 1e3)} ms"
-    text = f"a batch of up to {_admitted(found.alone)}"
-    if found.after_another is None:
+def _bound(batches: Sequence[BatchTime], seconds: float) -> str:
+    alone, after_another = within(batches, seconds)
+    if alone is None:
+        return f"no batch: one of {_rows(batches[0].rows)} takes {_number(batches[0].ms)} ms"
+    text = f"a batch of up to {_admitted(alone)}"
+    if after_another is None:
         return f"{text}; none if a request has to wait for the batch before it"
-    if found.after_another == found.alone:
+    if after_another == alone:
         return f"{text}, also after the batch before it"
-    return f"{text}; up to {_admitted(found.after_another)} if a request has to wait for the batch before it"
+    return f"{text}; up to {_admitted(after_another)} if a request has to wait for the batch before it"
 
 
 def _admitted(batch: BatchTime) -> str:
-    return f"{_rows(batch.rows)} ({_number(batch.seconds * 1e3)} ms): {_rate(batch.rows_per_second)} rows/s"
+    return f"{_rows(batch.rows)} ({_number(batch.ms)} ms): {_rate(batch)} rows/s"
 
 
 def _rows(rows: int) -> str:
     return f"{rows} row{'s' if rows > 1 else ''}"
 
 
-def _rate(rate: float) -> str:
+def _rate(timed: BatchTime | LayoutTime) -> str:
     """Return rows per second with three digits that count."""
+    rate = timed.rows_per_second
     return f"{rate:,.3g}" if rate < 100 else f"{round(rate, 3 - len(str(int(rate)))):,.0f}"
 
 
@@ -195,11 +177,9 @@ def _number(value: float) -> str:
 
 
 def _labelled(label: str, text: str) -> list[str]:
+    """Return the lines of a text beside its label; none if it is empty."""
+    left, other = label.ljust(_INDENT), " " * _INDENT
     return textwrap.wrap(
-        printable(text),
-        _WIDTH,
-        initial_indent=label.ljust(_INDENT),
-        subsequent_indent=" " * _INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+        printable(text), _WIDTH, initial_indent=left, subsequent_indent=other,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
