@@ -42,22 +42,8 @@ def measured(step: Step, rate: int, latency: float, failures: int = 0, *, server
         latencies, lags = Histogram(), Histogram()
         latencies.add([latency * chance.lognormvariate(0, 0.4) for _ in range(number)])
         lags.add([2e-4] * bool(step.rate))
-        totals.add(
-            [
-                Tally(
-                    1.0,
-                    latencies.sparse(),
-                    latencies.total,
-                    latencies.least,
-                    latencies.most,
-                    2 * number,
-                    lags.sparse(),
-                    {"RESOURCE_EXHAUSTED": (failures, HOSTILE), "INTERNAL": (1, "x")} if failures else {},
-                    (0.95 if failures else 0.3,),
-                    (0.0,),
-                )
-            ]
-        )
+        failed = {"RESOURCE_EXHAUSTED": (failures, HOSTILE), "INTERNAL": (1, "x")} if failures else {}
+        totals.add([Tally(1.0, latencies, 2 * number, lags, failed, 0.95 if failures else 0.3, 0.0)])
     sizes = {rows: 100 - rows for rows in range(1, 1 + (step.concurrency or 16))}
     side = ServerSide(rate * 5, failures, latency / 2, latency / 3, 4.5, sizes) if server else None
     return totals.result(side)

@@ -8,7 +8,7 @@ import pytest
 from tensorferry.client.load.histogram import GROWTH, LEAST_SECONDS, Histogram, lower_bound
 
 
-@pytest.mark.parametrize("share", [0.001, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0])
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.99, 1.0])
 def test_percentiles_are_within_half_a_percent(share: float) -> None:
     values = np.random.default_rng(1).lognormal(-6, 1.5, 20_000)
     histogram = Histogram()

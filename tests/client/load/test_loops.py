@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tensorferry.client.load.calls import Done
+from tensorferry.client.load.calls import Calls, Done
 from tensorferry.client.load.loops import ClosedLoop, OpenLoop, Recorder
 from tensorferry.client.load.steps import Arrival
 
@@ -28,17 +28,13 @@ class Time:
 
 
 @dataclass
-class FakeCalls:
+class FakeCalls(Calls):
     """Calls that end when the test says so."""
 
     started: list[tuple[bytes, Done]] = field(default_factory=list)
 
     def start(self, body: bytes, done: Done) -> None:
         self.started.append((body, done))
-
-    def expire(self) -> None: ...
-
-    def close(self) -> None: ...
 
     def end(self, failure: tuple[str, str] | None = None) -> None:
         """End the oldest call."""

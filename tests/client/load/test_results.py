@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -15,11 +16,11 @@ from tensorferry.client.load.comparison import compare
 from tensorferry.client.load.histogram import Histogram
 from tensorferry.client.load.loops import Recorder
 from tensorferry.client.load.process import _Reports
-from tensorferry.client.load.records import Tally
+from tensorferry.client.load.records import Plan, Tally
 from tensorferry.client.load.report import page
 from tensorferry.client.load.result_file import BadResults
 from tensorferry.client.load.results import StepResult, StepTotals, limits
-from tensorferry.client.load.run import Plan, parts_of
+from tensorferry.client.load.run import parts_of
 from tensorferry.client.load.server_statistics import ServerSide, ServerTotals, difference
 from tensorferry.client.load.steps import Arrival, Step
 from tensorferry.protos import inference_pb2 as pb
@@ -32,11 +33,15 @@ def histogram(*seconds: float) -> Histogram:
 
 
 def tally(
-    seconds: float, *latencies: float, cpu: float = 0.1, waited: float = 0.05, **fields: object
+    seconds: float,
+    *latencies: float,
+    cpu: float = 0.1,
+    waited: float = 0.05,
+    failures: Mapping[str, tuple[int, str]] | None = None,
+    lags: tuple[float, ...] = (),
 ) -> Tally:
     made = histogram(*latencies)
-    times = (made.sparse(), made.total, made.least, made.most)
-    return Tally(seconds, *times, len(latencies), cpu=(cpu,), waited=(waited,), **fields)  # type: ignore[arg-type]
+    return Tally(seconds, made, len(latencies), histogram(*lags), failures or {}, cpu, waited)
 
 
 EIGHT = Step(concurrency=8)
@@ -67,12 +72,12 @@ def test_reports_of_several_processes_are_added_up() -> None:
     )
     assert first is not None
     assert (first.seconds, first.answered, first.failed) == (1.01, 3, 4)
-    assert first.p50 == pytest.approx(0.02, rel=0.005)
+    assert first.p50_seconds == pytest.approx(0.02, rel=0.005)
     totals.add([tally(0.99, 0.04, cpu=0.2), tally(0.99, cpu=0.4)])
     assert totals.add([tally(0.0, 0.5, cpu=0.0), tally(0.0, cpu=0.0)]) is None
     done = totals.result(None)
     assert (done.answered, done.failed, done.seconds) == (5, 4, 2.0)
-    assert done.rate == 2.5
+    assert done.requests_per_second == 2.5
     assert done.cpu == pytest.approx((0.2, 0.4))
     assert done.waited == pytest.approx((0.075, 0.075))
     assert done.latencies.most == 0.5, "answers after the end count"
@@ -83,37 +88,52 @@ def test_reports_of_several_processes_are_added_up() -> None:
     ]
 
 
-NO_TIMES, SLOW = Histogram(), histogram(0.005)
-LATE = histogram(*[0.0001] * 90, *[0.004] * 10)
+BUSY = "the client is the limit: a load process used 97% of a core"
+WITHOUT_CORE = "the client is the limit: a load process used 40% of a core and waited 50% of the time for one"
+LATE = "the client is late: 1 % of the requests were sent 4.0 ms"
+OWN = (
+    "the client's own work is in the latencies: about 0.14 ms of each call, "
+    "so those below 1.4 ms are more than a tenth too high"
+)
 
 
 @pytest.mark.parametrize(
-    ("busy", "waited", "lags", "latencies", "warning"),
+    ("cpu", "waited", "lags", "latencies", "own", "warning"),
     [
-        ([0.5, 0.6], [0.3, 0.2], histogram(0.0002), SLOW, None),
-        ([0.5, 0.97], [0.0, 0.9], NO_TIMES, SLOW, "the client is the limit: a load process used 97% of a core"),
-        ([0.5, 0.4], [0.1, 0.5], NO_TIMES, SLOW,
-         "the client is the limit: a load process used 40% of a core and waited 50% of the time for one"),
-        ([0.1], [0.0], LATE, SLOW, "the client is late: 1 % of the requests were sent 4.0 ms"),
-        # It is small beside the latency.
-        ([0.1], [0.0], histogram(0.004), histogram(0.1), None),
+        ([0.5, 0.97], [0.0, 0.9], (), (0.005,), 0.001, BUSY),
+        ([0.5, 0.4], [0.1, 0.5], (), (0.005,), 0.001, WITHOUT_CORE),
+        ([0.1], [0.0], (*[0.0001] * 90, *[0.004] * 10), (0.005,), 0.0001, LATE),
+        ([0.4], [0.0], (), (*[0.00037] * 9, 0.1), 0.00014, OWN),
+        # No warning: the client has time, the lag or its work is small beside the latency, or there are no calls.
+        ([0.5, 0.6], [0.3, 0.2], (0.0002,), (0.005,), 0.0005, None),
+        ([0.1], [0.0], (0.004,), (0.1,), 0.0001, None),
+        ([0.4], [0.0], (), (0.0015,), 0.00014, None),
+        ([0.4], [0.0], (), (), 0.00014, None),
+        ([0.4], [0.0], (), (0.0001,), None, None),
     ],
-)  # fmt: skip
-def test_limits_of_the_client_are_warnings(
-    busy: list[float], waited: list[float], lags: Histogram, latencies: Histogram, warning: str | None
+)
+def test_warnings_that_the_client_is_the_limit(
+    cpu: list[float],
+    waited: list[float],
+    lags: tuple[float, ...],
+    latencies: tuple[float, ...],
+    own: float | None,
+    warning: str | None,
 ) -> None:
-    found = list(limits(busy, waited, lags, latencies, 0.0001))
-    assert found == [] if warning is None else found[0].startswith(warning)
+    found = list(limits(cpu, waited, histogram(*lags), histogram(*latencies), own))
+    assert len(found) == (warning is not None)
+    assert all(text.startswith(warning or "") for text in found)
 
 
-def test_work_of_the_client_in_the_latencies_is_a_warning() -> None:
-    (warning,) = limits([0.4], [0.0], Histogram(), histogram(*[0.00037] * 9, 0.1), 0.00014)
-    assert warning == (
-        "the client's own work is in the latencies: about 0.14 ms of each call, "
-        "so those below 1.4 ms are more than a tenth too high"
-    )
-    for latencies, own in ((histogram(0.0015), 0.00014), (Histogram(), 0.00014), (histogram(0.0001), None)):
-        assert list(limits([0.4], [0.0], Histogram(), latencies, own)) == []
+def test_late_sends_of_all_processes_are_a_warning() -> None:
+    totals = StepTotals(Step(rate=9.0))
+    totals.add([tally(1.0, 0.01, lags=(0.002,)), tally(1.0, 0.01, lags=(0.004, 0.005))])
+    done = totals.result(None)
+    assert done.lags.percentile(0.99) == 0.005
+    assert [warning.partition(":")[0] for warning in done.warnings] == [
+        "the client's own work is in the latencies",
+        "the client is late",
+    ]
 
 
 def test_the_clients_work_is_shared_by_all_calls() -> None:
@@ -142,7 +162,7 @@ def test_reports_do_not_count_their_own_work(monkeypatch: pytest.MonkeyPatch) ->
         reports = _Reports(Recorder(0.0, 1.0), theirs)
         reports.reset()
         reports.send(1.0)
-        assert ours.recv().tally.cpu == (3.0,)
+        assert ours.recv().cpu == 3.0
 
 
 def test_parts_share_a_step() -> None:
@@ -153,11 +173,12 @@ def test_parts_share_a_step() -> None:
     assert [part.connections for part in parts_of(plan, Step(concurrency=256))] == [1, 1, 1, 1]
     assert {part.connections for part in parts_of(Plan(connections=3), Step(concurrency=1))} == {3}
     open_parts = parts_of(plan, Step(rate=10.0))
-    assert [(part.part, part.parts, part.rate, part.trace) for part in open_parts] == [
-        (number, 4, 10.0, ()) for number in range(4)
+    assert [(part.part, part.parts, part.in_flight) for part in open_parts] == [
+        (number, 4, 0) for number in range(4)
     ]
-    trace = (Arrival(0.0, 1),)
-    assert {part.trace for part in parts_of(Plan(processes=2, trace=trace), Step())} == {trace}
+    trace = (Arrival(0.0, 1), Arrival(1.0, 1), Arrival(2.0, 1))
+    sent = [list(part.arrivals()) for part in parts_of(Plan(processes=2, trace=trace), Step())]
+    assert sent == [[trace[0], trace[2]], [trace[1]]]
 
 
 def statistics(scale: int) -> pb.ModelStatisticsResponse:
@@ -202,7 +223,7 @@ def test_a_file_keeps_all_figures(tmp_path: Path) -> None:
     contents = result_file.document({"model": "m"}, steps)
     result_file.write(tmp_path / "r.json", contents)
     again = result_file.steps_of(result_file.read(tmp_path / "r.json"))
-    assert json.loads(json.dumps(result_file.document({"model": "m"}, again))) == contents
+    assert result_file.document({"model": "m"}, again) == contents
     first = contents["steps"][0]
     assert (first["concurrency"], first["answered"], first["failed"]) == (8, 300, 6)
     assert first["requests_per_second"] == 100.0
@@ -212,7 +233,7 @@ def test_a_file_keeps_all_figures(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": 1, "steps": [{}]}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 2}', '{"schema": 1, "steps": [{}]}'])
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "r.json"
     path.write_text(text)
@@ -270,15 +291,10 @@ def test_errors_cannot_send_commands_to_the_terminal() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"), (0.0, "0 µs"), (9.99e-6, "9.99 µs"), (0.00099949, "999 µs"), (0.0009999, "1.00 ms"), (1.5, "1.50 s"),
-        (123.4, "123 s"),
-    ],
-)  # fmt: skip
-def test_times(seconds: float | None, text: str) -> None:
-    assert tables.seconds_text(seconds) == text
+def test_times_have_three_digits_and_a_unit() -> None:
+    times = (None, 0.0, 9.99e-6, 0.00099949, 0.0009999, 1.5, 123.4)
+    texts = ["-", "0 µs", "9.99 µs", "999 µs", "1.00 ms", "1.50 s", "123 s"]
+    assert [tables.seconds_text(seconds) for seconds in times] == texts
 
 
 def test_texts_of_a_server_cannot_end_the_script_of_the_report() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -23,18 +22,18 @@ from tensorferry.client.cli.bench_flags import MODES, bench_parser, mode_of, rea
 from tensorferry.client.cli.inputs import without_inputs
 from tensorferry.client.cli.parser import CommandParser
 from tensorferry.client.cli.random_values import random_array
-from tensorferry.client.cli.server_flags import ServerConnection, connection_of, unique
+from tensorferry.client.cli.server_flags import connection_of, unique
 from tensorferry.client.connection import channel
 from tensorferry.client.connection.target import TARGET_VARIABLE
 from tensorferry.client.errors import InferenceError, InvalidInput
 from tensorferry.client.load import result_file, tables
 from tensorferry.client.load.comparison import compare
-from tensorferry.client.load.records import Target
+from tensorferry.client.load.records import Plan, Target
 from tensorferry.client.load.report import write_report
 from tensorferry.client.load.requests import RequestMaker
 from tensorferry.client.load.result_file import BadResults, Document
 from tensorferry.client.load.results import Interval, StepResult
-from tensorferry.client.load.run import LoadProcesses, Plan, default_processes
+from tensorferry.client.load.run import LoadProcesses, default_processes
 from tensorferry.client.load.server_statistics import StatisticsReader
 from tensorferry.client.load.steps import Arrival, Step
 from tensorferry.client.load.trace import BadTrace, read_trace
@@ -81,13 +80,18 @@ def main(argv: Sequence[str]) -> int:
     for option, path in (("--json", arguments.json), ("--html", arguments.html)):
         if path is not None and not path.absolute().parent.is_dir():
             parser.error(f"argument {option}: {str(path.parent)!r} is no directory: make it first")
+    address, metadata = connection.targets[0], connection.metadata
+    target = Target(address, connection.tls, metadata, arguments.timeout, arguments.stream)
+    credentials = channel.channel_credentials(connection.tls, None)
+    options = channel.channel_options(channel.DEFAULT_MAX_MESSAGE_BYTES, ())
     try:
-        with _connected(connection) as server:
-            return _bench(arguments, list(argv), mode, plan, steps, connection, server, other)
+        with channel.opener(grpc)(address, credentials, options) as opened:
+            server = _Server(inference_pb2_grpc.GRPCInferenceServiceStub(opened), metadata)
+            return _bench(arguments, list(argv), mode, plan, steps, target, server, other)
     except InvalidInput as error:
         parser.error(str(error))
     except InferenceError as error:
-        print(f"{parser.prog}: {connection.targets[0]}: {tables.plain(str(error))}", file=sys.stderr)
+        print(f"{parser.prog}: {address}: {tables.plain(str(error))}", file=sys.stderr)
     except OSError as error:
         print(f"{parser.prog}: {one_line(str(error))}", file=sys.stderr)
     return 1
@@ -131,21 +135,13 @@ def _plan(parser: CommandParser, arguments: argparse.Namespace, mode: str) -> tu
     )
 
 
-@contextlib.contextmanager
-def _connected(connection: ServerConnection) -> Iterator[_Server]:
-    credentials = channel.channel_credentials(connection.tls, None)
-    options = channel.channel_options(channel.DEFAULT_MAX_MESSAGE_BYTES, ())
-    with channel.opener(grpc)(connection.targets[0], credentials, options) as opened:
-        yield _Server(inference_pb2_grpc.GRPCInferenceServiceStub(opened), connection.metadata)
-
-
 def _bench(
     arguments: argparse.Namespace,
     argv: list[str],
     mode: str,
     plan: Plan,
     steps: Sequence[Step],
-    connection: ServerConnection,
+    target: Target,
     server: _Server,
     other: Document | None,
 ) -> int:
@@ -170,15 +166,12 @@ def _bench(
             if metadata.inputs:
                 raise
             raise without_inputs(error, metadata) from None
-    reader = StatisticsReader(server.stub, model, model_version, connection.metadata)
-    target = Target(
-        connection.targets[0], connection.tls, connection.metadata, arguments.timeout, arguments.stream
-    )
+    reader = StatisticsReader(server.stub, model, model_version, target.metadata)
     about = {
         "tool": f"tensorferry {version('tensorferry')}",
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["tensorferry", "bench", *_without_values_of_headers(argv)]),
-        "target": connection.targets[0],
+        "target": target.address,
         "server": _server_name(server),
         "model": model,
         "model_version": model_version,
@@ -200,7 +193,14 @@ def _bench(
         print("tensorferry bench: interrupted before the first step had ended", file=sys.stderr)
         return _INTERRUPTED
     contents = result_file.document(about, results)
-    _print(results, plan, reader, arguments.compare, other)
+    lines = tables.table(results, plan.rows)
+    if reader.missing:
+        lines.append(f"no figures of the server's side: {tables.plain(reader.missing)}")
+    lines += tables.errors_and_warnings(results)
+    if other is not None:
+        differences = compare(results, result_file.steps_of(other))
+        lines += ["", *tables.comparison_table(differences, str(arguments.compare))]
+    print("\n".join(lines))
     if arguments.json is not None:
         result_file.write(arguments.json, contents)
     if arguments.html is not None:
@@ -268,25 +268,6 @@ def _run(
     except KeyboardInterrupt:
         return results, True
     return results, False
-
-
-def _print(
-    results: Sequence[StepResult],
-    plan: Plan,
-    reader: StatisticsReader,
-    compared: Path | None,
-    other: Document | None,
-) -> None:
-    for line in tables.table(results, plan.rows):
-        print(line)
-    if reader.missing:
-        print(f"no figures of the server's side: {tables.plain(reader.missing)}")
-    for line in tables.errors_and_warnings(results):
-        print(line)
-    if other is not None:
-        print()
-        for line in tables.comparison_table(compare(results, result_file.steps_of(other)), str(compared)):
-            print(line)
 
 
 def _without_values_of_headers(argv: Sequence[str]) -> list[str]:

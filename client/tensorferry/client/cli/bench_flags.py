@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 from tensorferry.client.cli.array_files import read_archive, read_array
@@ -21,6 +23,31 @@ MODES = {"concurrency": "closed", "rate": "open", "trace": "trace"}
 _DEFAULT_CONCURRENCY = "1:64"
 _MOST_SECONDS = 86_400.0
 _MOST_TIMEOUT = 600.0
+
+_HELP = {
+    "--concurrency": "requests in flight (closed loop): a number, a list 1,8,32, or a range 1:256, which doubles "
+    f"(default: {_DEFAULT_CONCURRENCY})",
+    "--rate": "requests per second, sent whether or not the others are answered (open loop): a number, a list or a "
+    "range. Latencies are from the intended time of sending",
+    "--trace": 'recorded arrivals to send again: JSON lines {"at": SECONDS, "rows": N}, or the server\'s access log in JSON',
+    "--arrivals": "times between the requests of --rate: random (default) or all the same",
+    "--duration": "time of each measurement (default: 5, or that of the trace)",
+    "--warmup": "time before each measurement, under the same load (default: 1; with --trace 0)",
+    "--timeout": "gRPC deadline of each request; with --stream the client checks it (default: %(default)g)",
+    "--stream": "send the requests over streams, one on each connection",
+    "--processes": "processes that send (default: half of the cores, at most 8; here "
+    f"{default_processes()}). A warning says when they are the limit",
+    "--connections": "connections of each process (default: one for each 64 requests in flight)",
+    "--seed": "number that decides random inputs and arrivals (default: %(default)s)",
+    "--rows": "rows of each request (default: 1)",
+    "--input": "array of an input as NAME=FILE.npy, or of several as FILE.npz; its rows are sent in turn "
+    "(default: random values by the model's metadata)",
+    "--shape": "shape of a random input whose dimensions the model leaves open, such as ids:128, without the rows",
+    "--parameter": "request parameter, as for tensorferry infer",
+    "--json": "write all results to FILE, for programs and for --compare",
+    "--html": "write a report with plots to FILE",
+    "--compare": "file of --json from another test; its figures are shown beside the new ones",
+}
 
 
 def bench_parser() -> CommandParser:
@@ -47,117 +74,35 @@ def bench_parser() -> CommandParser:
 
 
 def _add_load(load: argparse._ArgumentGroup) -> None:
-    load.add_argument(
-        "--concurrency",
-        metavar="N",
-        type=_loads(concurrencies),
-        help="requests in flight (closed loop): a number, a list 1,8,32, or a range 1:256, which doubles "
-        f"(default: {_DEFAULT_CONCURRENCY})",
-    )
-    load.add_argument(
-        "--rate",
-        metavar="R",
-        type=_loads(rates),
-        help="requests per second, sent whether or not the others are answered (open loop): a number, a list or a "
-        "range. Latencies are from the intended time of sending",
-    )
-    load.add_argument(
-        "--trace",
-        metavar="FILE",
-        type=Path,
-        help='recorded arrivals to send again: JSON lines {"at": SECONDS, "rows": N}, or the server\'s access log in JSON',
-    )
-    load.add_argument(
-        "--arrivals",
-        choices=("poisson", "constant"),
-        help="times between the requests of --rate: random (default) or all the same",
-    )
-    load.add_argument(
-        "--duration",
-        metavar="SECONDS",
-        type=_seconds(0.1, _MOST_SECONDS),
-        help="time of each measurement (default: 5, or that of the trace)",
-    )
-    load.add_argument(
-        "--warmup",
-        metavar="SECONDS",
-        type=_seconds(0.0, _MOST_SECONDS),
-        help="time before each measurement, under the same load (default: 1; with --trace 0)",
-    )
-    load.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=_seconds(0.001, _MOST_TIMEOUT),
-        default=10.0,
-        help="gRPC deadline of each request; with --stream the client checks it (default: %(default)g)",
-    )
-    load.add_argument(
-        "--stream", action="store_true", help="send the requests over streams, one on each connection"
-    )
-    load.add_argument(
-        "--processes",
-        metavar="N",
-        type=_whole(1, 256),
-        help="processes that send (default: half of the cores, at most 8; here "
-        f"{default_processes()}). A warning says when they are the limit",
-    )
-    load.add_argument(
-        "--connections",
-        metavar="N",
-        type=_whole(1, 1024),
-        help="connections of each process (default: one for each 64 requests in flight)",
-    )
-    load.add_argument(
-        "--seed",
-        metavar="N",
-        type=_whole(0, 2**32),
-        default=1,
-        help="number that decides random inputs and arrivals (default: %(default)s)",
-    )
+    add = partial(_add, load)
+    add("--concurrency", metavar="N", type=_loads(concurrencies))
+    add("--rate", metavar="R", type=_loads(rates))
+    add("--trace", metavar="FILE", type=Path)
+    add("--arrivals", choices=("poisson", "constant"))
+    add("--duration", metavar="SECONDS", type=_seconds(0.1, _MOST_SECONDS))
+    add("--warmup", metavar="SECONDS", type=_seconds(0.0, _MOST_SECONDS))
+    add("--timeout", metavar="SECONDS", type=_seconds(0.001, _MOST_TIMEOUT), default=10.0)
+    add("--stream", action="store_true")
+    add("--processes", metavar="N", type=_whole(1, 256))
+    add("--connections", metavar="N", type=_whole(1, 1024))
+    add("--seed", metavar="N", type=_whole(0, 2**32), default=1)
 
 
 def _add_requests(requests: argparse._ArgumentGroup) -> None:
-    requests.add_argument(
-        "--rows", metavar="N", type=_whole(1, 1_000_000), default=1, help="rows of each request (default: 1)"
-    )
-    requests.add_argument(
-        "--input",
-        metavar="[NAME=]FILE",
-        action="append",
-        type=_input,
-        default=[],
-        help="array of an input as NAME=FILE.npy, or of several as FILE.npz; its rows are sent in turn "
-        "(default: random values by the model's metadata)",
-    )
-    requests.add_argument(
-        "--shape",
-        metavar="NAME:DIMS",
-        action="append",
-        type=_shape,
-        default=[],
-        help="shape of a random input whose dimensions the model leaves open, such as ids:128, without the rows",
-    )
-    requests.add_argument(
-        "--parameter",
-        metavar="NAME=VALUE",
-        action="append",
-        type=parameter,
-        default=[],
-        help="request parameter, as for tensorferry infer",
-    )
+    add = partial(_add, requests)
+    add("--rows", metavar="N", type=_whole(1, 1_000_000), default=1)
+    add("--input", metavar="[NAME=]FILE", action="append", type=_input, default=[])
+    add("--shape", metavar="NAME:DIMS", action="append", type=_shape, default=[])
+    add("--parameter", metavar="NAME=VALUE", action="append", type=parameter, default=[])
 
 
 def _add_output(output: argparse._ArgumentGroup) -> None:
-    output.add_argument(
-        "--json", metavar="FILE", type=Path, help="write all results to FILE, for programs and for --compare"
-    )
-    output.add_argument("--html", metavar="FILE", type=Path, help="write a report with plots to FILE")
-    output.add_argument(
-        "--compare",
-        metavar="FILE",
-        type=Path,
-        help="file of --json from another test; its figures are shown beside the new ones",
-    )
+    for flag in ("--json", "--html", "--compare"):
+        _add(output, flag, metavar="FILE", type=Path)
+
+
+def _add(group: argparse._ArgumentGroup, flag: str, **options: Any) -> None:
+    group.add_argument(flag, help=_HELP[flag], **options)
 
 
 def mode_of(parser: CommandParser, arguments: argparse.Namespace) -> str:

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -29,26 +29,26 @@ Done = Callable[[Failure | None], None]
 
 _STATUS_PARAMETER = "tensorferry_status"
 _FOREIGN = (
-    "UNKNOWN",
-    "a message of the stream answers no request, so the server may have other streams: leave out --stream",
+    "a message of the stream answers no request, so the server may have other streams: leave out --stream"
 )
 _LATE = ("DEADLINE_EXCEEDED", "no answer within the timeout (measured by the client, on a stream)")
 
 
-class Calls(Protocol):
-    """Starts calls. Thread-safe."""
+class Calls:
+    """Starts calls. Thread-safe. Only calls that gRPC does not end itself need more than `start`."""
 
     def start(self, body: bytes, done: Done) -> None:
         """Send a request, and return before its answer."""
+        raise NotImplementedError
 
     def expire(self) -> None:
-        """End calls whose time is over, if gRPC does not."""
+        """End calls whose time is over."""
 
     def close(self) -> None:
         """End calls in progress. No call may be started afterwards."""
 
 
-class UnaryCalls:
+class UnaryCalls(Calls):
     """Unary calls, on all channels in turn; the timeout becomes their gRPC deadline."""
 
     def __init__(self, channels: Sequence[grpc.Channel], metadata: CallMetadata, timeout: float) -> None:
@@ -62,22 +62,13 @@ class UnaryCalls:
         call = next(self._methods)(body, timeout=self._timeout, metadata=self._metadata)
         call.add_done_callback(functools.partial(_ended, done))
 
-    def expire(self) -> None:
-        """Do nothing, because each call has a gRPC deadline."""
-
-    def close(self) -> None:
-        """Do nothing: closing the channels ends the calls."""
-
 
 def _ended(done: Done, call: Any) -> None:
     code = call.code()
-    if code is grpc.StatusCode.OK:
-        done(None)
-    else:
-        done((code.name, call.details() or ""))
+    done(None if code is grpc.StatusCode.OK else (code.name, call.details() or ""))
 
 
-class StreamCalls:
+class StreamCalls(Calls):
     """Requests on one stream of each channel, in turn.
 
     A stream that broke fails its requests, and the next request opens another. A request that is
@@ -129,12 +120,11 @@ class _Stream:
                 opened = self._requests = queue.SimpleQueue()
             self._requests.put(message)
         if opened is not None:
-            call = self._method(_until_none(opened), metadata=self._metadata)
+            call = self._method(iter(opened.get, None), metadata=self._metadata)
             with self._lock:
                 self._call = call
-            threading.Thread(
-                target=self._receive, args=(call, opened), name="answers-of-stream", daemon=True
-            ).start()
+            work = (call, opened)
+            threading.Thread(target=self._receive, args=work, name="answers-of-stream", daemon=True).start()
 
     def expire(self) -> None:
         before = time.monotonic() - self._timeout
@@ -175,11 +165,10 @@ class _Stream:
         try:
             answer = pb.ModelStreamInferResponse.FromString(message)
         except DecodeError:
-            return _FOREIGN
+            return "UNKNOWN", _FOREIGN
         if not answer.infer_response.id:
             # Such as MLServer, whose streams have other messages: one request, many answers.
-            code, text = _FOREIGN
-            return code, f"{text}: {answer.error_message}" if answer.error_message else text
+            return "UNKNOWN", ": ".join(filter(None, (_FOREIGN, answer.error_message)))
         with self._lock:
             begun, done = self._pending.pop(answer.infer_response.id, (0.0, None))
         if done is None:
@@ -198,8 +187,3 @@ class _Stream:
 
 # Field 3 of ModelInferRequest, of wire type 2.
 _ID_TAG = bytes(((pb.ModelInferRequest.DESCRIPTOR.fields_by_name["id"].number << 3) | 2,))
-
-
-def _until_none(requests: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
-    while (request := requests.get()) is not None:
-        yield request

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tensorferry.client.load.results import Interval, StepResult
+from tensorferry.client.load.results import StepResult
 from tensorferry.client.load.steps import Step
 
 
@@ -31,17 +31,17 @@ class Difference:
         return self.this / self.other - 1 if self.other else None
 
 
-_Figure = tuple[str, str, Callable[[StepResult], float | None], Callable[[Interval], float | None] | None]
-
+# Name and unit of a figure, its value in a step, and its name in an interval, if it has one there.
+_Figure = tuple[str, str, Callable[[StepResult], float | None], str]
 _FIGURES: tuple[_Figure, ...] = (
-    ("requests per second", "/s", lambda step: step.rate, lambda interval: interval.rate),
-    ("p50", "s", lambda step: step.latencies.percentile(0.5), lambda interval: interval.p50),
-    ("p95", "s", lambda step: step.latencies.percentile(0.95), None),
-    ("p99", "s", lambda step: step.latencies.percentile(0.99), lambda interval: interval.p99),
-    ("failed", "", lambda step: float(step.failed), None),
-    ("queue", "s", lambda step: step.server.queue_seconds if step.server else None, None),
-    ("compute", "s", lambda step: step.server.compute_seconds if step.server else None, None),
-    ("batch", "rows", lambda step: step.server.mean_batch_rows if step.server else None, None),
+    ("requests per second", "/s", lambda step: step.requests_per_second, "requests_per_second"),
+    ("p50", "s", lambda step: step.latencies.percentile(0.5), "p50_seconds"),
+    ("p95", "s", lambda step: step.latencies.percentile(0.95), ""),
+    ("p99", "s", lambda step: step.latencies.percentile(0.99), "p99_seconds"),
+    ("failed", "", lambda step: float(step.failed), ""),
+    ("queue", "s", lambda step: step.server.queue_seconds if step.server else None, ""),
+    ("compute", "s", lambda step: step.server.compute_seconds if step.server else None, ""),
+    ("batch", "rows", lambda step: step.server.mean_batch_rows if step.server else None, ""),
 )
 
 
@@ -49,28 +49,25 @@ def compare(this: Sequence[StepResult], other: Sequence[StepResult]) -> list[Dif
     """Return the differences of all figures that both tests have, for the steps that both have."""
     found = []
     others = {step.step: step for step in other}
-    for mine in this:
-        theirs = others.get(mine.step)
-        if theirs is None:
-            continue
-        for figure, unit, value, of_interval in _FIGURES:
+    for mine, theirs in ((step, others[step.step]) for step in this if step.step in others):
+        for figure, unit, value, in_interval in _FIGURES:
             now, before = value(mine), value(theirs)
             if now is None or before is None or (now == before == 0):
                 continue
-            noise = None if of_interval is None else spread(mine, theirs, of_interval)
+            noise = _spread(mine, theirs, in_interval) if in_interval else None
             within = None if noise is None else abs(now - before) <= noise
             found.append(Difference(mine.step, figure, unit, before, now, within))
     return found
 
 
-def spread(this: StepResult, other: StepResult, value: Callable[[Interval], float | None]) -> float | None:
+def _spread(this: StepResult, other: StepResult, figure: str) -> float | None:
     """Return the spread of a figure between the intervals of two tests; None with less than two in one.
 
     It is the standard deviation of a difference between one interval of each.
     """
     variances = []
     for step in (this, other):
-        values = [found for one in step.intervals if (found := value(one)) is not None]
+        values = [found for one in step.intervals if (found := getattr(one, figure)) is not None]
         if len(values) < 2:
             return None
         variances.append(statistics.variance(values))

@@ -40,18 +40,16 @@ class Recorder:
         self._lock = threading.Lock()
         self._recorded = Recorded()
 
-    def answered(self, at: float, latency: float, rows: int) -> None:
-        """Record an answer."""
-        if self._begin <= at < self._end:
-            with self._lock:
+    def ended(self, at: float, latency: float, rows: int, failure: Failure | None) -> None:
+        """Record an answer, or a failure."""
+        if not self._begin <= at < self._end:
+            return
+        with self._lock:
+            if failure is None:
                 self._recorded.latencies.append(latency)
                 self._recorded.rows += rows
-
-    def failed(self, at: float, failure: Failure) -> None:
-        """Record a failure."""
-        if self._begin <= at < self._end:
-            code, message = failure
-            with self._lock:
+            else:
+                code, message = failure
                 number, first = self._recorded.failures.get(code, (0, message))
                 self._recorded.failures[code] = (number + 1, first)
 
@@ -68,7 +66,29 @@ class Recorder:
         return taken
 
 
-class ClosedLoop:
+class _Loop:
+    """Requests in flight, and their ends. Thread-safe."""
+
+    def __init__(self, calls: Calls, recorder: Recorder, clock: Clock) -> None:
+        self._calls, self._recorder, self._clock = calls, recorder, clock
+        # Guards _in_flight. No call while holding it.
+        self._lock = threading.Lock()
+        self._in_flight = 0
+        self._none_in_flight = threading.Condition(self._lock)
+
+    def stop(self, patience: float) -> None:
+        """Wait for the answers, at most `patience` seconds."""
+        with self._lock:
+            self._none_in_flight.wait_for(lambda: not self._in_flight, patience)
+
+    def _left(self) -> None:
+        with self._lock:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._none_in_flight.notify_all()
+
+
+class ClosedLoop(_Loop):
     """Callers, each of which sends its next request after the last has ended. Thread-safe.
 
     A latency is from sending to answer, and counts if the answer lies in the measurement.
@@ -82,14 +102,9 @@ class ClosedLoop:
         recorder: Recorder,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._calls, self._recorder, self._clock = calls, recorder, clock
-        self._bodies = itertools.cycle(bodies)
-        self._rows = rows
-        # Guards _stopping and _in_flight. No call while holding it.
-        self._lock = threading.Lock()
+        super().__init__(calls, recorder, clock)
+        self._bodies, self._rows = itertools.cycle(bodies), rows
         self._stopping = False
-        self._in_flight = 0
-        self._none_in_flight = threading.Condition(self._lock)
 
     def start(self, in_flight: int) -> None:
         """Send the first requests."""
@@ -100,28 +115,22 @@ class ClosedLoop:
 
     def stop(self, patience: float) -> None:
         """Send no more requests, and wait for the answers, at most `patience` seconds."""
-        with self._lock:
-            self._stopping = True
-            self._none_in_flight.wait_for(lambda: not self._in_flight, patience)
+        self._stopping = True
+        super().stop(patience)
 
     def _send(self) -> None:
         self._calls.start(next(self._bodies), functools.partial(self._done, self._clock()))
 
     def _done(self, sent: float, failure: Failure | None) -> None:
         now = self._clock()
-        if failure is None:
-            self._recorder.answered(now, now - sent, self._rows)
-        else:
-            self._recorder.failed(now, failure)
+        self._recorder.ended(now, now - sent, self._rows, failure)
         if self._stopping:
-            with self._lock:
-                self._in_flight -= 1
-                self._none_in_flight.notify_all()
+            self._left()
         else:
             self._send()
 
 
-class OpenLoop:
+class OpenLoop(_Loop):
     """Requests at given times, whatever becomes of the others. One thread may call `run`.
 
     A latency is from the intended time to the answer, so that a late sender hides no delay. It
@@ -138,13 +147,9 @@ class OpenLoop:
         sleep: Callable[[float], object] = time.sleep,
         most_in_flight: int = MOST_IN_FLIGHT,
     ) -> None:
-        self._most = most_in_flight
-        self._calls, self._recorder, self._clock, self._sleep = calls, recorder, clock, sleep
+        super().__init__(calls, recorder, clock)
         self._bodies = {rows: itertools.cycle(some) for rows, some in bodies.items()}
-        # Guards _in_flight. No call while holding it.
-        self._lock = threading.Lock()
-        self._in_flight = 0
-        self._none_in_flight = threading.Condition(self._lock)
+        self._sleep, self._most = sleep, most_in_flight
 
     def run(self, arrivals: Iterable[Arrival], begin: float, end: float) -> None:
         """Send the requests that arrive between two times of the clock; `begin` is time 0 of the arrivals."""
@@ -158,24 +163,12 @@ class OpenLoop:
             with self._lock:
                 sendable = self._in_flight < self._most
                 self._in_flight += sendable
-            if not sendable:
-                self._recorder.failed(intended, _NOT_SENT)
-                continue
-            self._calls.start(
-                next(self._bodies[arrival.rows]), functools.partial(self._done, intended, arrival.rows)
-            )
-
-    def stop(self, patience: float) -> None:
-        """Wait for the answers, at most `patience` seconds."""
-        with self._lock:
-            self._none_in_flight.wait_for(lambda: not self._in_flight, patience)
+            if sendable:
+                done = functools.partial(self._done, intended, arrival.rows)
+                self._calls.start(next(self._bodies[arrival.rows]), done)
+            else:
+                self._recorder.ended(intended, 0.0, 0, _NOT_SENT)
 
     def _done(self, intended: float, rows: int, failure: Failure | None) -> None:
-        if failure is None:
-            self._recorder.answered(intended, self._clock() - intended, rows)
-        else:
-            self._recorder.failed(intended, failure)
-        with self._lock:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._none_in_flight.notify_all()
+        self._recorder.ended(intended, self._clock() - intended, rows, failure)
+        self._left()

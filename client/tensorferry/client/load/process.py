@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import time
@@ -18,8 +17,7 @@ from tensorferry.client.errors import InferenceError
 from tensorferry.client.load.calls import Calls, StreamCalls, UnaryCalls
 from tensorferry.client.load.histogram import Histogram
 from tensorferry.client.load.loops import ClosedLoop, OpenLoop, Recorder
-from tensorferry.client.load.records import Failed, Part, Report, Tally, Target
-from tensorferry.client.load.steps import Arrival, arrivals_of
+from tensorferry.client.load.records import Failed, Part, Tally, Target
 
 INTERVAL_SECONDS = 1.0
 # Time after its deadline in which gRPC ends a call.
@@ -62,11 +60,9 @@ def opened(target: Target, connections: int) -> Iterator[Calls]:
     # Retries would hide failures.
     options = channel.stream_options(options)
     with contextlib.ExitStack() as stack:
-        channels = []
-        for _ in range(connections):
-            made = channel.opener(grpc)(target.address, credentials, options)
+        channels = [channel.opener(grpc)(target.address, credentials, options) for _ in range(connections)]
+        for made in channels:
             stack.callback(made.close)
-            channels.append(made)
         for made in channels:
             grpc.channel_ready_future(made).result(target.connect_timeout)
         kind = StreamCalls if target.stream else UnaryCalls
@@ -79,33 +75,27 @@ def run(
     part: Part, calls: Calls, bodies: Bodies, connection: Connection, begin: float, patience: float
 ) -> None:
     """Run one step that begins with the warm-up at `begin`, and send its reports."""
-    measured_from = begin + part.warmup
-    until = measured_from + part.duration
+    measured_from = begin + part.plan.warmup
+    until = measured_from + part.plan.duration
     recorder = Recorder(measured_from, until)
     reports = _Reports(recorder, connection)
     time.sleep(max(0.0, begin - time.monotonic()))
     if part.in_flight:
-        closed = ClosedLoop(calls, bodies[part.rows], part.rows, recorder)
+        rows = part.plan.rows
+        closed = ClosedLoop(calls, bodies[rows], rows, recorder)
         closed.start(part.in_flight)
         _report_until(reports, calls, measured_from, until)
         closed.stop(patience)
     else:
         loop = OpenLoop(calls, bodies, recorder)
-        sender = threading.Thread(
-            target=loop.run, args=(_arrivals(part), begin, until), name="sender", daemon=True
-        )
+        work = (part.arrivals(), begin, until)
+        sender = threading.Thread(target=loop.run, args=work, name="sender", daemon=True)
         sender.start()
         _report_until(reports, calls, measured_from, until)
         sender.join()
         loop.stop(patience)
     calls.expire()
-    reports.send(0.0, final=True)
-
-
-def _arrivals(part: Part) -> Iterator[Arrival]:
-    if part.trace:
-        return itertools.islice(part.trace, part.part, None, part.parts)
-    return arrivals_of(part.arrivals, part.rate, part.rows, part.parts, part.part, part.seed)
+    reports.send(0.0)
 
 
 def _report_until(reports: _Reports, calls: Calls, begin: float, end: float) -> None:
@@ -146,31 +136,21 @@ class _Reports:
 
     def __init__(self, recorder: Recorder, connection: Connection) -> None:
         self._recorder, self._connection = recorder, connection
-        self._interval = itertools.count()
         self.since = 0.0
         self._cpu = self._waited = 0.0
 
     def reset(self) -> None:
         self.since, self._cpu, self._waited = time.monotonic(), _calls_cpu_seconds(), waited_seconds()
 
-    def send(self, seconds: float, final: bool = False) -> None:
+    def send(self, seconds: float) -> None:
+        """Send the report of an interval; the last one has no seconds."""
         recorded = self._recorder.take()
         latencies, lags = Histogram(), Histogram()
         latencies.add(recorded.latencies)
         lags.add(recorded.lags)
-        cpu, waited = _calls_cpu_seconds() - self._cpu, waited_seconds() - self._waited
-        tally = Tally(
-            seconds,
-            latencies.sparse(),
-            latencies.total,
-            latencies.least,
-            latencies.most,
-            recorded.rows,
-            lags.sparse(),
-            recorded.failures,
-            (0.0 if final else cpu,),
-            # Several threads can wait at the same time, and a thread that ended takes its time with it.
-            (min(seconds, max(0.0, waited)),),
-        )
-        self._connection.send(Report(next(self._interval), tally, final))
+        cpu = _calls_cpu_seconds() - self._cpu if seconds else 0.0
+        # Several threads can wait at the same time, and a thread that ended takes its time with it.
+        waited = min(seconds, max(0.0, waited_seconds() - self._waited))
+        tally = Tally(seconds, latencies, recorded.rows, lags, recorded.failures, cpu, waited)
+        self._connection.send(tally)
         self.reset()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from tensorferry.client.connection.channel import CallMetadata, Tls
 from tensorferry.client.load.histogram import Histogram
-from tensorferry.client.load.steps import Arrival, Arrivals
+from tensorferry.client.load.steps import Arrival, Arrivals, Step, arrivals_of, share
+
+# Requests in flight on one connection, unless the number of connections is given. Proxies and
+# servers often allow 100 streams on a connection, and gRPC delays calls above that.
+_IN_FLIGHT_ON_A_CONNECTION = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,59 +31,62 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one process does in a step. Times are in seconds.
+class Plan:
+    """Options of all steps. Times are in seconds; `connections` is of each process, None for a default."""
 
-    In a closed loop it has `in_flight` requests in flight. In an open loop it sends part number
-    `part` of `parts`: of `rate` per second, or of the arrivals in `trace`.
-    """
-
-    connections: int
-    warmup: float
-    duration: float
-    rows: int
-    part: int
-    parts: int
-    in_flight: int = 0
-    rate: float = 0.0
+    warmup: float = 1.0
+    duration: float = 5.0
+    rows: int = 1
+    processes: int = 1
+    connections: int | None = None
     arrivals: Arrivals = "poisson"
     seed: int = 1
     trace: tuple[Arrival, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """What one process, or several, measured in an interval of `seconds`.
+class Part:
+    """Work of one process in a step: number `part` of `parts`."""
 
-    The last report of a step has no seconds: it has the answers of an open loop that came after
-    the end. `latencies` and `lags` have the buckets of `Histogram`. `failures` has number and
-    first message by code. `cpu` has the processor seconds that the calls cost each process, and
-    `waited` the seconds in which its threads were ready to run and had no core.
-    """
+    plan: Plan
+    step: Step
+    part: int
+    parts: int
 
-    seconds: float
-    latencies: Mapping[int, int] = field(default_factory=dict)
-    total: float = 0.0
-    least: float = math.inf
-    most: float = 0.0
-    rows: int = 0
-    lags: Mapping[int, int] = field(default_factory=dict)
-    failures: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    cpu: tuple[float, ...] = ()
-    waited: tuple[float, ...] = ()
+    @property
+    def in_flight(self) -> int:
+        """Requests in flight in a closed loop; 0 in an open one."""
+        return share(self.step.concurrency or 0, self.parts, self.part)
 
-    def histogram(self) -> Histogram:
-        """Return the latencies."""
-        return Histogram.of(self.latencies, self.total, self.least, self.most)
+    @property
+    def connections(self) -> int:
+        """The number of connections."""
+        return self.plan.connections or max(1, -(-self.in_flight // _IN_FLIGHT_ON_A_CONNECTION))
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """Return the arrivals of an open loop."""
+        plan = self.plan
+        if self.step.rate is None:
+            return itertools.islice(plan.trace, self.part, None, self.parts)
+        return arrivals_of(plan.arrivals, self.step.rate, plan.rows, self.parts, self.part, plan.seed)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """Tally of one process: `interval` counts from 0; the last is `final`."""
+class Tally:
+    """Measurements of one process in an interval of `seconds`.
 
-    interval: int
-    tally: Tally
-    final: bool = False
+    The last tally of a step has no seconds: it has the answers of an open loop that came after
+    the end. `failures` has number and first message by code. `cpu` is the processor time that the
+    calls cost, and `waited` the time in which the threads were ready to run and had no core.
+    """
+
+    seconds: float
+    latencies: Histogram
+    rows: int
+    lags: Histogram
+    failures: Mapping[str, tuple[int, str]]
+    cpu: float
+    waited: float
 
 
 @dataclass(frozen=True, slots=True)

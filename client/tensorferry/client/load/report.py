@@ -10,11 +10,9 @@ from pathlib import Path
 from tensorferry.client.load.comparison import compare
 from tensorferry.client.load.result_file import Document, steps_of
 
-_PLACE = "__RESULTS__"
-
 
 def write_report(path: Path, contents: Document, other: Document | None = None, other_name: str = "") -> None:
-    """Write the report; `other` is an earlier test to compare with. Raises OSError if that fails."""
+    """Write the results of one test, and how they differ from an earlier one. Raises OSError if that fails."""
     path.write_text(page(contents, other, other_name), encoding="utf-8")
 
 
@@ -30,4 +28,4 @@ def page(contents: Document, other: Document | None = None, other_name: str = ""
     # No text of a server can end the script: "<" is escaped.
     text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     template = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
-    return template.replace(_PLACE, text)
+    return template.replace("__RESULTS__", text)

@@ -63,28 +63,19 @@ class RequestMaker:
             raise InvalidInput(
                 "rows", "1", str(rows), f"axis 0 of model {self._model.name!r} is not open: send one row"
             )
-        number = self._number_of_requests(rows)
+        # All rows of the longest file are sent.
+        lengths = [len(array) for array in self._arrays.values() if array.ndim] if self._by_rows else []
+        number = max([1, *(length // rows for length in lengths)]) if self._arrays else _RANDOM_REQUESTS
+        sent = [each for each in self._model.inputs if not each.optional or each.name in self._arrays]
         made: list[bytes] = []
         for at in range(number):
-            inputs = {
-                tensor.name: self._part(tensor, rows, at)
-                for tensor in self._model.inputs
-                if not tensor.optional or tensor.name in self._arrays
-            }
+            inputs = {tensor.name: self._part(tensor, rows, at) for tensor in sent}
             request = codec.request_of(inputs, None, None, self._parameters)
-            made.append(
-                codec.encode(self._model.name, self._version, request, self._model).SerializeToString()
-            )
+            message = codec.encode(self._model.name, self._version, request, self._model)
+            made.append(message.SerializeToString())
             if (at + 1) * len(made[0]) >= _MOST_BYTES:
                 break
         return tuple(made)
-
-    def _number_of_requests(self, rows: int) -> int:
-        """Return how many different requests there are: all rows of the longest file are sent."""
-        if not self._arrays:
-            return _RANDOM_REQUESTS
-        lengths = [len(array) for array in self._arrays.values() if array.ndim] if self._by_rows else []
-        return max([1, *(length // rows for length in lengths)])
 
     def _part(self, tensor: TensorMetadata, rows: int, at: int) -> Array:
         array = self._arrays.get(tensor.name)
@@ -98,22 +89,12 @@ class RequestMaker:
         return np.take(array, range(at * rows, at * rows + rows), axis=0, mode="wrap")
 
     def _shape_of(self, tensor: TensorMetadata, rows: int) -> tuple[int, ...]:
-        declared = (rows, *tensor.shape[1:]) if self._by_rows else tensor.shape
+        """Return the shape of a random tensor: that of --shape, with or without the rows, or the declared one."""
+        head = (rows,) if self._by_rows else ()
+        declared = (*head, *tensor.shape[len(head) :])
         given = self._shapes.get(tensor.name)
-        if given is not None:
-            if self._by_rows and len(given) == len(declared) - 1:
-                given = (rows, *given)
-            if len(given) != len(declared) or any(
-                d not in (-1, g) for d, g in zip(declared, given, strict=True)
-            ):
-                what = f"dimensions that fit {list(tensor.shape)}" + (
-                    ", without the rows" if self._by_rows else ""
-                )
-                got = ",".join(map(str, given[1:] if self._by_rows and len(given) > 1 else given))
-                raise InvalidInput(f"--shape {tensor.name}", what, got, "give one number for each dimension")
-            return tuple(given)
-        if -1 in declared:
-            example = ",".join(str(16 if d == -1 else d) for d in declared[self._by_rows :])
+        if given is None and -1 in declared:
+            example = ",".join(str(16 if d == -1 else d) for d in declared[len(head) :])
             raise InvalidInput(
                 f"input {tensor.name!r}",
                 "a shape, because the model leaves dimensions open",
@@ -121,7 +102,15 @@ class RequestMaker:
                 f"add --shape {tensor.name}:{example} (dimensions of your choice)"
                 f" or --input {tensor.name}=FILE.npy",
             )
-        return declared
+        if given is None:
+            return declared
+        if len(given) == len(declared) - len(head):
+            given = (*head, *given)
+        if len(given) != len(declared) or any(d not in (-1, g) for d, g in zip(declared, given, strict=True)):
+            what = f"dimensions that fit {list(tensor.shape)}{', without the rows' if head else ''}"
+            got = ",".join(map(str, given[1:] if head and len(given) > 1 else given))
+            raise InvalidInput(f"--shape {tensor.name}", what, got, "give one number for each dimension")
+        return tuple(given)
 
 
 def _one_of(model: ModelMetadata) -> str:

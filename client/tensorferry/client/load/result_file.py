@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tensorferry.client.load.histogram import GROWTH, LEAST_SECONDS, Histogram
 from tensorferry.client.load.results import PERCENTILES, ErrorCount, Interval, StepResult
@@ -21,6 +21,9 @@ from tensorferry.client.load.steps import Step
 SCHEMA = 1
 
 Document = dict[str, Any]
+_T = TypeVar("_T")
+
+_FIGURES = ("seconds", "answered", "failed", "rows", "requests_per_second", "rows_per_second")
 
 
 class BadResults(ValueError):
@@ -61,12 +64,7 @@ def _step(result: StepResult) -> Document:
     return {
         "concurrency": result.step.concurrency,
         "rate": result.step.rate,
-        "seconds": result.seconds,
-        "answered": result.answered,
-        "failed": result.failed,
-        "rows": result.rows,
-        "requests_per_second": result.rate,
-        "rows_per_second": result.row_rate,
+        **{name: getattr(result, name) for name in _FIGURES},
         "latency_seconds": {
             "mean": latencies.mean,
             **{name: latencies.percentile(share) for name, share in PERCENTILES},
@@ -74,25 +72,16 @@ def _step(result: StepResult) -> Document:
         },
         "histogram": _histogram(latencies),
         "errors": [asdict(error) for error in result.errors],
-        "server": _server(result.server),
+        "server": None if result.server is None else asdict(result.server),
         "client": {
-            "cores_by_process": list(result.cpu),
-            "waited_by_process": list(result.waited),
+            "cores_by_process": result.cpu,
+            "waited_by_process": result.waited,
             "seconds_per_call": result.own_seconds,
             "lag_p99_seconds": result.lags.percentile(0.99),
             "lag_histogram": _histogram(result.lags),
         },
-        "intervals": [
-            {
-                "seconds": one.seconds,
-                "answered": one.answered,
-                "failed": one.failed,
-                "p50_seconds": one.p50,
-                "p99_seconds": one.p99,
-            }
-            for one in result.intervals
-        ],
-        "warnings": list(result.warnings),
+        "intervals": [asdict(one) for one in result.intervals],
+        "warnings": result.warnings,
     }
 
 
@@ -103,50 +92,38 @@ def _histogram(histogram: Histogram) -> Document:
         "total_seconds": histogram.total,
         "min_seconds": histogram.least if math.isfinite(histogram.least) else None,
         "max_seconds": histogram.most,
-        "counts": {str(bucket): count for bucket, count in histogram.sparse().items()},
-    }
-
-
-def _server(server: ServerSide | None) -> Document | None:
-    if server is None:
-        return None
-    return {
-        **asdict(server),
-        "batches_by_rows": {str(rows): number for rows, number in server.batches_by_rows.items()},
+        "counts": histogram.sparse(),
     }
 
 
 def _read_step(fields: Document) -> StepResult:
-    server = fields["server"]
+    client, server = fields["client"], fields["server"]
     if server is not None:
         by_rows = {int(rows): number for rows, number in server["batches_by_rows"].items()}
-        names = ("answered", "failed", "queue_seconds", "compute_seconds", "mean_batch_rows")
-        server = ServerSide(**{name: server[name] for name in names}, batches_by_rows=by_rows)
+        server = _record(ServerSide, {**server, "batches_by_rows": by_rows})
     return StepResult(
         Step(fields["concurrency"], fields["rate"]),
         float(fields["seconds"]),
         _read_histogram(fields["histogram"]),
         int(fields["rows"]),
-        tuple(ErrorCount(error["code"], error["count"], error["message"]) for error in fields["errors"]),
-        _read_histogram(fields["client"]["lag_histogram"]),
-        tuple(fields["client"]["cores_by_process"]),
-        tuple(fields["client"]["waited_by_process"]),
-        tuple(
-            Interval(one["seconds"], one["answered"], one["failed"], one["p50_seconds"], one["p99_seconds"])
-            for one in fields["intervals"]
-        ),
+        tuple(_record(ErrorCount, error) for error in fields["errors"]),
+        _read_histogram(client["lag_histogram"]),
+        tuple(client["cores_by_process"]),
+        tuple(client["waited_by_process"]),
+        tuple(_record(Interval, interval) for interval in fields["intervals"]),
         server,
         tuple(fields["warnings"]),
     )
 
 
+def _record(kind: type[_T], values: Document) -> _T:
+    """Return a record with its fields of a file, which may have others from a newer version."""
+    return kind(**{name: values[name] for name in kind.__annotations__})
+
+
 def _read_histogram(fields: Document) -> Histogram:
     if (fields["first_bound_seconds"], fields["growth"]) != (LEAST_SECONDS, GROWTH):
         raise BadResults("the histograms of the file have other buckets than this version's")
-    least = fields["min_seconds"]
-    return Histogram.of(
-        {int(bucket): count for bucket, count in fields["counts"].items()},
-        fields["total_seconds"],
-        math.inf if least is None else least,
-        fields["max_seconds"],
-    )
+    counts = {int(bucket): count for bucket, count in fields["counts"].items()}
+    least = math.inf if fields["min_seconds"] is None else fields["min_seconds"]
+    return Histogram.of(counts, fields["total_seconds"], least, fields["max_seconds"])

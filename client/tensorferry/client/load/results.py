@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -37,18 +38,18 @@ class Interval:
     seconds: float
     answered: int
     failed: int
-    p50: float | None
-    p99: float | None
+    p50_seconds: float | None
+    p99_seconds: float | None
 
     @property
-    def rate(self) -> float:
+    def requests_per_second(self) -> float:
         """Answers per second."""
         return self.answered / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step measured. Times are in seconds.
+    """Measurements of one step. Times are in seconds.
 
     `cpu` has the cores that each process used, and `waited` the share of the time in which it waited for one.
     """
@@ -76,9 +77,14 @@ class StepResult:
         return sum(error.count for error in self.errors)
 
     @property
-    def rate(self) -> float:
+    def requests_per_second(self) -> float:
         """Answers per second."""
         return self.answered / self.seconds
+
+    @property
+    def rows_per_second(self) -> float:
+        """Answered rows per second."""
+        return self.rows / self.seconds
 
     @property
     def own_seconds(self) -> float | None:
@@ -86,15 +92,10 @@ class StepResult:
         calls = self.answered + self.failed
         return sum(self.cpu) * self.seconds / calls if calls else None
 
-    @property
-    def row_rate(self) -> float:
-        """Answered rows per second."""
-        return self.rows / self.seconds
-
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums of the reports of all processes in one step. Not thread-safe."""
+    """Sums of the tallies of all processes in one step. Not thread-safe."""
 
     step: Step
     latencies: Histogram = field(default_factory=Histogram)
@@ -102,61 +103,43 @@ class StepTotals:
     rows: int = 0
     seconds: float = 0.0
     errors: dict[str, ErrorCount] = field(default_factory=dict)
-    cpu_seconds: list[float] = field(default_factory=list)
-    waited_seconds: list[float] = field(default_factory=list)
+    cpu_seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    waited_seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     intervals: list[Interval] = field(default_factory=list)
 
     def add(self, tallies: Sequence[Tally]) -> Interval | None:
-        """Add the tallies of all processes for one interval, and return it; None for the final reports."""
+        """Add the tallies of all processes, in their order, for one interval; return it, None for the last tallies."""
         latencies = Histogram()
         failed = 0
-        for tally in tallies:
-            latencies.merge(tally.histogram())
-            self.lags.merge(Histogram.of(tally.lags, 0.0, 0.0, 0.0))
+        for part, tally in enumerate(tallies):
+            latencies.merge(tally.latencies)
+            self.lags.merge(tally.lags)
             self.rows += tally.rows
+            self.cpu_seconds[part] += tally.cpu
+            self.waited_seconds[part] += tally.waited
             for code, (count, message) in tally.failures.items():
                 failed += count
                 known = self.errors.get(code, ErrorCount(code, 0, message))
                 self.errors[code] = ErrorCount(code, known.count + count, known.message)
         self.latencies.merge(latencies)
-        self.cpu_seconds = _added(self.cpu_seconds, [one for tally in tallies for one in tally.cpu])
-        self.waited_seconds = _added(self.waited_seconds, [one for tally in tallies for one in tally.waited])
         seconds = max(tally.seconds for tally in tallies)
         self.seconds += seconds
         if not seconds:
             return None
-        interval = Interval(
-            seconds, latencies.count, failed, latencies.percentile(0.5), latencies.percentile(0.99)
-        )
-        self.intervals.append(interval)
-        return interval
+        middle, high = latencies.percentile(0.5), latencies.percentile(0.99)
+        self.intervals.append(Interval(seconds, latencies.count, failed, middle, high))
+        return self.intervals[-1]
 
     def result(self, server: ServerSide | None) -> StepResult:
         """Return the result of the step."""
         seconds = self.seconds or 1e-9
-        cpu = tuple(used / seconds for used in self.cpu_seconds)
-        waited = tuple(used / seconds for used in self.waited_seconds)
+        cpu = tuple(used / seconds for used in self.cpu_seconds.values())
+        waited = tuple(used / seconds for used in self.waited_seconds.values())
         errors = tuple(sorted(self.errors.values(), key=lambda error: -error.count))
-        result = StepResult(
-            self.step,
-            seconds,
-            self.latencies,
-            self.rows,
-            errors,
-            self.lags,
-            cpu,
-            waited,
-            tuple(self.intervals),
-            server,
-        )
-        return replace(
-            result, warnings=tuple(limits(cpu, waited, self.lags, self.latencies, result.own_seconds))
-        )
-
-
-def _added(before: Sequence[float], now: Sequence[float]) -> list[float]:
-    """Return the sums by process."""
-    return [one + other for one, other in zip(before or [0.0] * len(now), now, strict=True)]
+        found = (self.step, seconds, self.latencies, self.rows, errors, self.lags, cpu, waited)
+        result = StepResult(*found, tuple(self.intervals), server)
+        warnings = limits(cpu, waited, self.lags, self.latencies, result.own_seconds)
+        return replace(result, warnings=tuple(warnings))
 
 
 def limits(
@@ -166,7 +149,7 @@ def limits(
 
     `own` is the processor time of the client for each call, in seconds.
     """
-    median = latencies.percentile(0.5)
+    median = latencies.percentile(0.5) or 0.0
     busiest = max(cpu, default=0.0)
     used, wait = max(zip(cpu, waited, strict=True), key=sum, default=(0.0, 0.0))
     if busiest >= _BUSY_CORES:
@@ -179,13 +162,13 @@ def limits(
             f"the client is the limit: a load process used {used:.0%} of a core and waited {wait:.0%} of the time for one, "
             "which the server or other programs had; run the client on other cores"
         )
-    elif own is not None and median is not None and own > _OWN_SHARE * median:
+    elif own and median and own > _OWN_SHARE * median:
         yield (
             f"the client's own work is in the latencies: about {1e3 * own:.2f} ms of each call, "
             f"so those below {1e3 * own / _OWN_SHARE:.1f} ms are more than a tenth too high"
         )
-    late = lags.percentile(0.99)
-    if late is not None and late > max(_LAG_SECONDS, _LAG_SHARE * (median or 0.0)):
+    late = lags.percentile(0.99) or 0.0
+    if late > max(_LAG_SECONDS, _LAG_SHARE * median):
         yield (
             f"the client is late: 1 % of the requests were sent {1e3 * late:.1f} ms or more after the intended time, "
             "which their latencies include; use more --processes or a lower --rate"

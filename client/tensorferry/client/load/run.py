@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 from tensorferry.client.load import process
-from tensorferry.client.load.records import Failed, Part, Report, Target
+from tensorferry.client.load.records import Failed, Part, Plan, Tally, Target
 from tensorferry.client.load.results import Interval, StepResult, StepTotals
 from tensorferry.client.load.server_statistics import ServerTotals, difference
-from tensorferry.client.load.steps import Arrival, Arrivals, Step, share
+from tensorferry.client.load.steps import Step
 
-# Requests in flight on one connection, unless the number of connections is given. Proxies and
-# servers often allow 100 streams on a connection, and gRPC delays calls above that.
-_IN_FLIGHT_ON_A_CONNECTION = 64
 _MOST_PROCESSES = 8
 # Time from the start message to the start, in which it reaches all processes, and for an answer of
 # a load process beyond the time that it needs.
@@ -39,20 +35,6 @@ class LoadError(OSError):
     """A load process failed; the message says how."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Options of all steps. Times are in seconds; `connections` is of each process, None for a default."""
-
-    warmup: float = 1.0
-    duration: float = 5.0
-    rows: int = 1
-    processes: int = 1
-    connections: int | None = None
-    arrivals: Arrivals = "poisson"
-    seed: int = 1
-    trace: tuple[Arrival, ...] = ()
-
-
 def default_processes() -> int:
     """Return half of the cores that this process may use, because the server may need the others: 1 to 8."""
     return max(1, min(_MOST_PROCESSES, len(os.sched_getaffinity(0)) // 2))
@@ -60,25 +42,8 @@ def default_processes() -> int:
 
 def parts_of(plan: Plan, step: Step) -> list[Part]:
     """Return the parts of the processes that take part in a step."""
-    in_flight = step.concurrency
-    number = plan.processes if in_flight is None else min(plan.processes, in_flight)
-    shares = [0 if in_flight is None else share(in_flight, number, part) for part in range(number)]
-    return [
-        Part(
-            connections=plan.connections or max(1, -(-shares[part] // _IN_FLIGHT_ON_A_CONNECTION)),
-            warmup=plan.warmup,
-            duration=plan.duration,
-            rows=plan.rows,
-            part=part,
-            parts=number,
-            in_flight=shares[part],
-            rate=step.rate or 0.0,
-            arrivals=plan.arrivals,
-            seed=plan.seed,
-            trace=plan.trace if in_flight is None and step.rate is None else (),
-        )
-        for part in range(number)
-    ]
+    parts = min(plan.processes, step.concurrency or plan.processes)
+    return [Part(plan, step, part, parts) for part in range(parts)]
 
 
 class LoadProcesses:
@@ -92,22 +57,16 @@ class LoadProcesses:
         # Ctrl-C in a terminal reaches all processes; the command decides what follows.
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            self._start(context, number, target, bodies)
+            for place in range(number):
+                ours, theirs = context.Pipe()
+                work = (theirs, target, bodies)
+                started = context.Process(target=process.main, args=work, name=f"load-{place}", daemon=True)
+                started.start()
+                theirs.close()
+                self._connections.append(ours)
+                self._processes.append(started)
         finally:
             signal.signal(signal.SIGINT, handler)
-
-    def _start(
-        self, context: SpawnContext, number: int, target: Target, bodies: Mapping[int, Sequence[bytes]]
-    ) -> None:
-        for place in range(number):
-            ours, theirs = context.Pipe()
-            started = context.Process(
-                target=process.main, args=(theirs, target, bodies), name=f"load-{place}", daemon=True
-            )
-            started.start()
-            theirs.close()
-            self._connections.append(ours)
-            self._processes.append(started)
 
     def __enter__(self) -> LoadProcesses:
         return self
@@ -151,33 +110,22 @@ class LoadProcesses:
         totals = StepTotals(step)
         after: ServerTotals | None = None
         counted = False
-        for reports in self._reports(connections, end + patience + _PATIENCE_SECONDS):
-            interval = totals.add([report.tally for report in reports])
-            if interval is not None:
-                progress(step, reports[0].interval, interval)
+        for number in itertools.count():
+            # Each process sends as many tallies, the last of which has no seconds.
+            tallies = [self._tally(each, end + patience + _PATIENCE_SECONDS) for each in connections]
+            interval = totals.add(tallies)
             if not counted and time.monotonic() >= end:
                 after, counted = statistics(), True
+            if interval is None:
+                break
+            progress(step, number, interval)
         return totals.result(difference(before, after))
 
-    def _reports(self, connections: Sequence[Connection], until: float) -> Iterator[list[Report]]:
-        """Yield the reports of all processes for each interval, the final ones last."""
-        waiting: dict[int, list[Report]] = {}
-        left = list(connections)
-        while left:
-            ready = wait(left, max(0.0, until - time.monotonic()))
-            if not ready:
-                raise LoadError("a load process does not report; this is a bug")
-            for connection in ready:
-                assert isinstance(connection, Connection)
-                report = self._receive(connection, until)
-                if not isinstance(report, Report):
-                    raise LoadError(f"a load process sent {report!r}; this is a bug")
-                if report.final:
-                    left.remove(connection)
-                some = waiting.setdefault(report.interval, [])
-                some.append(report)
-                if len(some) == len(connections):
-                    yield waiting.pop(report.interval)
+    def _tally(self, connection: Connection, until: float) -> Tally:
+        tally = self._receive(connection, until)
+        if not isinstance(tally, Tally):
+            raise LoadError(f"a load process sent {tally!r}; this is a bug")
+        return tally
 
     def _receive(self, connection: Connection, until: float) -> object:
         try:

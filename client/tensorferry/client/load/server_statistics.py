@@ -20,34 +20,29 @@ _SECONDS = 2.0
 class ServerTotals:
     """Totals of a model since the server started, over its versions: counts, and nanoseconds."""
 
-    answered: int = 0
-    failed: int = 0
-    queue_count: int = 0
-    queue_ns: int = 0
-    compute_count: int = 0
-    compute_ns: int = 0
-    rows: int = 0
-    batches: int = 0
-    batches_by_rows: Mapping[int, int] = field(default_factory=dict)
+    sums: Counter[str] = field(default_factory=Counter)
+    batches_by_rows: Counter[int] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, answer: pb.ModelStatisticsResponse) -> ServerTotals:
         """Add up the versions of a model."""
-        by_rows: Counter[int] = Counter()
-        sums: Counter[str] = Counter()
+        totals = cls()
         for one in answer.model_stats:
             stats = one.inference_stats
-            sums["answered"] += stats.success.count
-            sums["failed"] += stats.fail.count
-            sums["queue_count"] += stats.queue.count
-            sums["queue_ns"] += stats.queue.ns
-            sums["compute_count"] += stats.compute_infer.count
-            sums["compute_ns"] += stats.compute_input.ns + stats.compute_infer.ns + stats.compute_output.ns
-            sums["rows"] += one.inference_count
-            sums["batches"] += one.execution_count
+            compute = (stats.compute_input.ns, stats.compute_infer.ns, stats.compute_output.ns)
+            totals.sums.update(
+                answered=stats.success.count,
+                failed=stats.fail.count,
+                queue_count=stats.queue.count,
+                queue_ns=stats.queue.ns,
+                compute_count=stats.compute_infer.count,
+                compute_ns=sum(compute),
+                rows=one.inference_count,
+                batches=one.execution_count,
+            )
             for batch in one.batch_stats:
-                by_rows[batch.batch_size] += batch.compute_infer.count
-        return cls(**sums, batches_by_rows=dict(by_rows))
+                totals.batches_by_rows[batch.batch_size] += batch.compute_infer.count
+        return totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +62,19 @@ class ServerSide:
 
 def difference(before: ServerTotals | None, after: ServerTotals | None) -> ServerSide | None:
     """Return what happened between two totals; None if one is missing, or if the server restarted between."""
-    if before is None or after is None or after.answered < before.answered or after.batches < before.batches:
+    if before is None or after is None:
         return None
-    queued, computed = after.queue_count - before.queue_count, after.compute_count - before.compute_count
-    batches = after.batches - before.batches
-    by_rows = {
-        rows: number - before.batches_by_rows.get(rows, 0) for rows, number in after.batches_by_rows.items()
-    }
+    sums = Counter(after.sums)
+    sums.subtract(before.sums)
+    if sums["answered"] < 0 or sums["batches"] < 0:
+        return None
     return ServerSide(
-        after.answered - before.answered,
-        after.failed - before.failed,
-        (after.queue_ns - before.queue_ns) / queued / 1e9 if queued else None,
-        (after.compute_ns - before.compute_ns) / computed / 1e9 if computed else None,
-        (after.rows - before.rows) / batches if batches else None,
-        {rows: number for rows, number in sorted(by_rows.items()) if number > 0},
+        sums["answered"],
+        sums["failed"],
+        sums["queue_ns"] / sums["queue_count"] / 1e9 if sums["queue_count"] else None,
+        sums["compute_ns"] / sums["compute_count"] / 1e9 if sums["compute_count"] else None,
+        sums["rows"] / sums["batches"] if sums["batches"] else None,
+        dict(sorted((after.batches_by_rows - before.batches_by_rows).items())),
     )
 
 
@@ -112,7 +106,5 @@ class StatisticsReader:
             elif not isinstance(failure, errors.DeadlineExceeded):
                 self.missing = str(failure)
             return None
-        if not answer.model_stats:
-            self.missing = "the answer of ModelStatistics is empty"
-            return None
-        return ServerTotals.of(answer)
+        self.missing = "" if answer.model_stats else "the answer of ModelStatistics is empty"
+        return None if self.missing else ServerTotals.of(answer)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,40 +47,33 @@ class Step:
 
 def concurrencies(text: str) -> tuple[Step, ...]:
     """Return the steps of `--concurrency`: a number, a list `1,8,32`, or a range `1:256` that doubles."""
-    return tuple(
-        Step(concurrency=int(number))
-        for number in _numbers(text, "whole numbers from 1 to 65536", _MOST_IN_FLIGHT, whole=True)
-    )
+    numbers = _numbers(text, f"whole numbers from 1 to {_MOST_IN_FLIGHT}", int, _MOST_IN_FLIGHT)
+    return tuple(Step(concurrency=int(number)) for number in numbers)
 
 
 def rates(text: str) -> tuple[Step, ...]:
     """Return the steps of `--rate`, in requests per second, as `concurrencies` does."""
-    return tuple(
-        Step(rate=number)
-        for number in _numbers(text, "numbers above 0, per second", _MOST_PER_SECOND, whole=False)
-    )
+    numbers = _numbers(text, "numbers above 0, per second", float, _MOST_PER_SECOND)
+    return tuple(Step(rate=number) for number in numbers)
 
 
-def _numbers(text: str, expected: str, most: float, *, whole: bool) -> Sequence[float]:
-    def number(part: str) -> float:
-        try:
-            value = float(int(part)) if whole else float(part)
-        except ValueError:
-            value = math.nan
-        if not 0 < value <= most:
-            raise BadLoad(
-                f"expected {expected}, as one number, a list such as 1,8,32 or a range such as 1:256, got {text!r}"
-            )
-        return value
-
-    first, colon, last = text.partition(":")
+def _numbers(text: str, expected: str, read: Callable[[str], float], most: float) -> list[float]:
+    low, colon, high = text.partition(":")
+    try:
+        found = [float(read(part)) for part in ((low, high) if colon else text.split(","))]
+    except ValueError:
+        found = [0.0]
+    if not all(0 < number <= most for number in found):
+        raise BadLoad(
+            f"expected {expected}, as one number, a list such as 1,8,32 or a range such as 1:256, got {text!r}"
+        )
     if not colon:
-        return [number(part) for part in text.split(",")]
-    low, high = number(first), number(last)
-    if low > high:
+        return found
+    first, last = found
+    if first > last:
         raise BadLoad(f"expected a range from the smaller to the larger number, got {text!r}")
-    doubled = itertools.takewhile(lambda value: value < high, (low * 2**power for power in itertools.count()))
-    return [*doubled, high]
+    doubled = (first * 2**power for power in itertools.count())
+    return [*itertools.takewhile(lambda value: value < last, doubled), last]
 
 
 def share(total: int, parts: int, part: int) -> int:
@@ -89,25 +81,18 @@ def share(total: int, parts: int, part: int) -> int:
     return total // parts + (part < total % parts)
 
 
-def poisson(rate: float, rows: int, seed: int) -> Iterator[Arrival]:
-    """Yield arrivals whose distances are random and independent of each other, without end."""
-    chance = random.Random(seed)
-    at = 0.0
-    while True:
-        at += chance.expovariate(rate)
-        yield Arrival(at, rows)
-
-
-def constant(rate: float, rows: int, parts: int, part: int) -> Iterator[Arrival]:
-    """Yield the arrivals of one of `parts` processes, whose sum has constant distances, without end."""
-    return (Arrival((part + parts * number) / rate, rows) for number in itertools.count())
-
-
 def arrivals_of(
     kind: Arrivals, rate: float, rows: int, parts: int, part: int, seed: int
 ) -> Iterator[Arrival]:
-    """Return the arrivals of one of `parts` processes; all together send `rate` requests per second."""
+    """Yield the arrivals of one of `parts` processes, without end; all together send `rate` requests per second.
+
+    The distances of all arrivals are constant, or random and independent of each other.
+    """
     if kind == "constant":
-        return constant(rate, rows, parts, part)
+        yield from (Arrival((part + parts * number) / rate, rows) for number in itertools.count())
     # The sum of independent Poisson processes is a Poisson process of the sum of their rates.
-    return poisson(rate / parts, rows, seed * parts + part)
+    chance = random.Random(seed * parts + part)
+    at = 0.0
+    while True:
+        at += chance.expovariate(rate / parts)
+        yield Arrival(at, rows)

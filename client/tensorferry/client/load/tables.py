@@ -37,8 +37,8 @@ def progress_line(step: Step, second: int, seconds: int, interval: Interval) -> 
     """Return the line of one interval, which counts from 0."""
     failed = f", {interval.failed} failed" if interval.failed else ""
     return (
-        f"{step.label}, {second + 1} of {seconds}: {number_text(interval.rate)} per second, "
-        f"p50 {seconds_text(interval.p50)}, p99 {seconds_text(interval.p99)}{failed}"
+        f"{step.label}, {second + 1} of {seconds}: {number_text(interval.requests_per_second)} per second, "
+        f"p50 {seconds_text(interval.p50_seconds)}, p99 {seconds_text(interval.p99_seconds)}{failed}"
     )
 
 
@@ -54,37 +54,38 @@ def table(results: Sequence[StepResult], rows: int) -> list[str]:
     for result in results:
         step, latencies = result.step, result.latencies
         load = step.concurrency if closed else "trace" if step.rate is None else f"{step.rate:g}"
-        line = [str(load), number_text(result.rate), *([number_text(result.row_rate)] if with_rows else [])]
+        line = [
+            str(load),
+            number_text(result.requests_per_second),
+            *([number_text(result.rows_per_second)] if with_rows else []),
+        ]
         line += [seconds_text(latencies.percentile(share)) for _, share in PERCENTILES]
         line += [seconds_text(latencies.most if result.answered else None), number_text(result.failed)]
-        if with_server:
-            line += _server_cells(result)
+        server = result.server
+        if server is not None:
+            batch = "-" if server.mean_batch_rows is None else f"{server.mean_batch_rows:.1f}"
+            line += [seconds_text(server.queue_seconds), seconds_text(server.compute_seconds), batch]
+        elif with_server:
+            line += ["-", "-", "-"]
         lines.append(tuple(line))
     return _aligned(lines)
-
-
-def _server_cells(result: StepResult) -> list[str]:
-    server = result.server
-    if server is None:
-        return ["-", "-", "-"]
-    batch = "-" if server.mean_batch_rows is None else f"{server.mean_batch_rows:.1f}"
-    return [seconds_text(server.queue_seconds), seconds_text(server.compute_seconds), batch]
 
 
 def errors_and_warnings(results: Sequence[StepResult]) -> list[str]:
     """Return a line for each error code of each step, and one for each kind of warning."""
     lines = []
-    warned: dict[str, tuple[list[str], str]] = {}
+    warned: dict[str, list[tuple[str, str]]] = {}
     for result in results:
+        label = result.step.label
         for error in result.errors:
             message = plain(error.message) or "no message"
-            lines.append(f"{result.step.label}: {error.count:,} × {error.code}, the first: {message}")
+            lines.append(f"{label}: {error.count:,} × {error.code}, the first: {message}")
         for warning in result.warnings:
-            labels, _ = warned.get(warning.partition(":")[0], ([], ""))
-            warned[warning.partition(":")[0]] = ([*labels, result.step.label], warning)
-    for labels, text in warned.values():
-        of_last = f", at {labels[-1]}" if len(labels) > 1 else ""
-        lines.append(f"WARNING ({', '.join(labels)}){of_last}: {text}")
+            warned.setdefault(warning.partition(":")[0], []).append((label, warning))
+    for some in warned.values():
+        last, text = some[-1]
+        of_last = f", at {last}" if len(some) > 1 else ""
+        lines.append(f"WARNING ({', '.join(label for label, _ in some)}){of_last}: {text}")
     return lines
 
 
@@ -101,24 +102,17 @@ def value_text(value: float, unit: str) -> str:
     return f"{value:.1f}" if unit == "rows" else number_text(value)
 
 
-def comparison_table(differences: Sequence[Difference], other: str) -> list[str]:
-    """Return the lines that compare with the file `other`."""
+def comparison_table(differences: Sequence[Difference], other_name: str) -> list[str]:
+    """Return the lines that compare with the file `other_name`."""
     if not differences:
-        return [f"nothing to compare: {other} has none of these loads"]
+        return [f"nothing to compare: {other_name} has none of these loads"]
     lines = [("load", "figure", "other", "this", "change", "")]
     for one in differences:
+        other, this = value_text(one.other, one.unit), value_text(one.this, one.unit)
         change = "-" if one.change is None else f"{one.change:+.1%}"
-        lines.append(
-            (
-                one.step.label,
-                one.figure,
-                value_text(one.other, one.unit),
-                value_text(one.this, one.unit),
-                change,
-                "within the spread of the intervals" if one.within_spread else "",
-            )
-        )
-    return [f"compared with {other}:", *_aligned(lines, left=(0, 1, 5))]
+        caution = "within the spread of the intervals" if one.within_spread else ""
+        lines.append((one.step.label, one.figure, other, this, change, caution))
+    return [f"compared with {other_name}:", *_aligned(lines, left=(0, 1, 5))]
 
 
 def _aligned(lines: Sequence[tuple[str, ...]], left: Sequence[int] = ()) -> list[str]:

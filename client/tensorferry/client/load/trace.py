@@ -11,7 +11,6 @@ import json
 import math
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from tensorferry.client.load.steps import Arrival
 
@@ -30,10 +29,8 @@ def read_trace(path: Path, rows: int) -> tuple[Arrival, ...]:
     found: list[Arrival] = []
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
-            if line.strip():
-                arrival = _arrival(line, f"{path}, line {number}", rows)
-                if arrival is not None:
-                    found.append(arrival)
+            if line.strip() and (arrival := _arrival(line, f"{path}, line {number}", rows)):
+                found.append(arrival)
     if not found:
         raise BadTrace(f"{path} has no arrivals: {_FORM} on each line")
     first = min(arrival.at for arrival in found)
@@ -41,29 +38,24 @@ def read_trace(path: Path, rows: int) -> tuple[Arrival, ...]:
 
 
 def _arrival(line: str, place: str, rows: int) -> Arrival | None:
+    """Return the arrival of a line; None for a line of the access log that is about no request."""
     try:
         fields = json.loads(line)
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
         raise BadTrace(f"{place}: {_FORM}, got {line.strip()[:80]!r}")
-    if "at" not in fields and "message" in fields:
-        return _logged(fields, place, rows)
-    at, count = fields.get("at"), fields.get("rows", rows)
-    return Arrival(_number(at, place), _rows(count, place))
-
-
-def _logged(fields: dict[str, Any], place: str, rows: int) -> Arrival | None:
-    """Return the arrival of a request in the access log; None for another line of the log."""
+    if "at" in fields or "message" not in fields:
+        return Arrival(_number(fields.get("at"), place), _rows(fields.get("rows", rows), place))
     if fields.get("method") not in ("ModelInfer", "ModelStreamInfer") or "duration_seconds" not in fields:
+        # Another line of the log.
         return None
     try:
         ended = datetime.fromisoformat(str(fields.get("time"))).timestamp()
     except ValueError:
         raise BadTrace(f"{place}: expected an ISO 8601 time, got {fields.get('time')!r}") from None
-    return Arrival(
-        ended - _number(fields["duration_seconds"], place), _rows(fields.get("rows") or rows, place)
-    )
+    took = _number(fields["duration_seconds"], place)
+    return Arrival(ended - took, _rows(fields.get("rows") or rows, place))
 
 
 def _number(value: object, place: str) -> float:
