@@ -73,7 +73,7 @@ def said_of(path: Path, **options: Any) -> Said:
         remedy = remedy_for(path, reason)
         problem, _, advice = reason.removesuffix(remedy).partition("; ")
         return Said("not loaded", _PLACE.sub("", problem), (advice or remedy.lstrip(". "),))
-    return Said(found.decision.verdict, found.decision.reason, found.decision.cures)
+    return Said(found.decision.verdict, found.decision.reason, found.decision.remedies)
 
 
 def before_and_after(one: Cured, folder: Path) -> tuple[Said, str]:

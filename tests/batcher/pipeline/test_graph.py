@@ -41,7 +41,7 @@ def test_branches_start_together_and_a_stage_waits_for_all_it_reads() -> None:
     assert graph.waits_for == (0, 0, 2)
     # A stage that reads a tensor twice is one reader; an output of the pipeline is never released.
     assert graph.readers == {"x": 2, "a": 1, "b": 2, "y": 1}
-    assert graph.kept[2] == (("s", "y"),)
+    assert graph.needed_later[2] == (("s", "y"),)
 
 
 @pytest.mark.parametrize(

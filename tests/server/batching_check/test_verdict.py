@@ -101,8 +101,8 @@ def test_the_mixing_node_is_named(tmp_path: Path) -> None:
 
 
 def test_static_quantisation_is_recommended_for_a_dynamically_quantised_model(tmp_path: Path) -> None:
-    (cure,) = checked(mixing.quantised(tmp_path / "m.onnx", dynamic=True)).cures
-    assert "quantise_static" in cure.replace("quantize", "quantise")
+    (remedy,) = checked(mixing.quantised(tmp_path / "m.onnx", dynamic=True)).remedies
+    assert "quantise_static" in remedy.replace("quantize", "quantise")
 
 
 # The finding of the graph analysis is given.

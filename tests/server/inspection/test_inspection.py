@@ -1,4 +1,4 @@
-"""An inspection has the loader's decision, the cures and the measurements."""
+"""An inspection has the loader's decision, the remedies and the measurements."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_decision_is_the_loaders(build: Any, verdict: str, tmp_path: Path) -
 
 def test_a_proof_has_evidence_and_no_reason(tmp_path: Path) -> None:
     decision = inspected(small.mlp(tmp_path / "m.onnx")).decision
-    assert (decision.reason, decision.cures) == ("", ())
+    assert (decision.reason, decision.remedies) == ("", ())
     assert "batches of 2, 3" in decision.evidence
 
 
@@ -70,9 +70,9 @@ def test_the_options_count_as_for_a_server(tmp_path: Path) -> None:
     path = mixing.hashed(tmp_path / "m.onnx")
     refused = inspected(path, batching="proved")
     assert refused.decision.verdict == "refused"
-    assert list(refused.decision.cures) == ["allow tested models: --batching tested"]
+    assert list(refused.decision.remedies) == ["allow tested models: --batching tested"]
     assert inspected(path, batching="trust").decision.verdict == "trusted"
-    assert "leave it out" in inspected(path, max_batch_size=0).decision.cures[0]
+    assert "leave it out" in inspected(path, max_batch_size=0).decision.remedies[0]
     assert inspected(path, max_batch_size=5).decision.max_batch_size == 5
 
 
@@ -106,8 +106,8 @@ def test_a_model_that_is_not_rewritten_shows_all_that_is_to_change(tmp_path: Pat
     found = inspected(path, Wanted(sizes=(1, 4)))
     assert "ReduceMean" in found.decision.reason
     # Both another mean and an export with a variable axis are needed.
-    cures = found.decision.cures
-    assert ["x.mean(dim=1)" in cures[0], "torch.onnx.export" in cures[1]] == [True, True]
+    remedies = found.decision.remedies
+    assert ["x.mean(dim=1)" in remedies[0], "torch.onnx.export" in remedies[1]] == [True, True]
     # A request has no rows, so one size is measured.
     assert found.measured is not None
     assert [batch.rows for batch in found.measured.batches] == [1]

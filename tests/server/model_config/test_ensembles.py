@@ -24,9 +24,9 @@ GOOD = ensemble(FIRST, SECOND)
 
 
 def test_steps_are_ordered_by_their_tensors() -> None:
-    assert ordered_steps(parse_config(GOOD, "test")) == [0, 1]
+    assert ordered_steps(parse_config(GOOD, "test")) == (0, 1)
     reverse = parse_config(ensemble(SECOND, FIRST), "test")
-    assert ordered_steps(reverse) == [1, 0]
+    assert ordered_steps(reverse) == (1, 0)
     assert named_models(reverse) == [("b", "3"), ("a", "")]
 
 
@@ -37,7 +37,7 @@ def test_branches_are_allowed() -> None:
         'output_map { key: "r" value: "joined" } }'
     )
     text = ensemble(join, other, SECOND, FIRST, io=IMAGE + LABEL.replace("label", "joined"))
-    assert ordered_steps(parse_config(text, "test")) == [3, 1, 2, 0]
+    assert ordered_steps(parse_config(text, "test")) == (3, 1, 2, 0)
 
 
 LOOP = SECOND.replace('"mid"', '"label"').replace('value: "label" } }', 'value: "mid" } }')

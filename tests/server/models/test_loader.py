@@ -165,7 +165,7 @@ def test_a_cache_entry_that_is_no_finding_is_ignored(
         {"seconds": {"1": math.inf}},
         {"seconds": {"0": 1.0}},
         {"seconds": [1.0]},
-        {"cures": 7},
+        {"remedies": 7},
         {"another": 7},
     ],
     ids=str,

@@ -16,7 +16,7 @@ from tensorferry.server.model_config.settings import ModelSettings
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.server.steps.loaded_step import LoadedStep
-from tensorferry.server.steps.planning import PlacedStep, place, plan_pipeline
+from tensorferry.server.steps.planning import StepBinding, place, plan_pipeline
 
 Dims = tuple[int | str, ...]
 
@@ -37,7 +37,7 @@ def step(
     merges: bool = True,
     padding: Padding | None = None,
     python: bool = False,
-) -> PlacedStep:
+) -> StepBinding:
     shapes_in = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs, ("",))
     shapes_out = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs, ("",))
     signature = Signature(
@@ -59,7 +59,7 @@ def step(
     return place(name, signature, reads or {}, gives or {}, loaded)
 
 
-def stages(*steps: PlacedStep, outputs: list[str] | None = None) -> list[str]:
+def stages(*steps: StepBinding, outputs: list[str] | None = None) -> list[str]:
     return [stage.name for stage in plan_pipeline("p", steps, outputs).stages]
 
 
@@ -166,7 +166,7 @@ def test_inputs_without_rows_are_shared() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(
-    steps: list[PlacedStep], outputs: list[str] | None, message: str
+    steps: list[StepBinding], outputs: list[str] | None, message: str
 ) -> None:
     with pytest.raises(StartError, match=message):
         plan_pipeline("p", steps, outputs)

@@ -19,7 +19,7 @@ from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
-from tensorferry.server.steps.named_model import UsedModel
+from tensorferry.server.steps.named_model import ModelReference
 from tensorferry.server.tracing.trace import Tracer
 from tensorferry.serving import submit
 
@@ -72,7 +72,7 @@ class World:
             "",
             Batcher(run, max_batch_size, **options),
             empty_axes=empty_axes or EmptyAxes(),
-            uses=tuple(UsedModel(step, "", signature, batched=max_batch_size > 0) for step in steps),
+            uses=tuple(ModelReference(step, "", signature, batched=max_batch_size > 0) for step in steps),
         )
         self._serve(model)
         return model

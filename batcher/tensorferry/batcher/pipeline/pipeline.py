@@ -409,7 +409,7 @@ class Pipeline:
             for batcher in self._own.values()
         ]
         for run in self._runs.snapshot():
-            if run.elsewhere:
+            if run.runs_in_other_models_only:
                 run.fail(BatcherClosed("the batcher was closed before the request ran"))
         return all(ended)
 

@@ -157,7 +157,7 @@ class PipelineRun:
         values: Sequence[Any] | None = None
         outputs: Mapping[str, Array] | None = None
         try:
-            new = () if error is not None else _kept(graph, number, outcome.outputs)
+            new = () if error is not None else _outputs_needed_later(graph, number, outcome.outputs)
         except ModelOutputError as failure:
             error, new = failure, ()
         ready: Sequence[_Ready] = ()
@@ -255,19 +255,19 @@ class PipelineRun:
         return self._end(Outcome(error=error))
 
     @property
-    def elsewhere(self) -> bool:
+    def runs_in_other_models_only(self) -> bool:
         """Whether no part of it is in a batcher of the pipeline's own."""
         with self._lock:
             stages = self._pipeline.graph.stages
             return not any(stages[number].own is not None for number in self._parts)
 
 
-def _kept(graph: Graph, number: int, outputs: Any) -> Sequence[tuple[str, Any]]:
+def _outputs_needed_later(graph: Graph, number: int, outputs: Any) -> Sequence[tuple[str, Any]]:
     """Return those of a stage's outputs that are needed later, with the names of their tensors."""
     if type(outputs) is not dict and not isinstance(outputs, Mapping):
         raise ModelOutputError(_wrong_outputs(graph, number, type(outputs).__name__))
     try:
-        return [(tensor, outputs[output]) for output, tensor in graph.kept[number]]
+        return [(tensor, outputs[output]) for output, tensor in graph.needed_later[number]]
     except KeyError:
         raise ModelOutputError(_wrong_outputs(graph, number, list(outputs))) from None
 

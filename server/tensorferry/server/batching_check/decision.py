@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.batching_check.cures import batch_axis_cure, cures_for, has_own_cure
+from tensorferry.server.batching_check.remedies import batch_axis_remedy, has_specific_remedy, remedies_for
 from tensorferry.server.batching_check.row_comparison import ComparisonSettings
 from tensorferry.server.batching_check.shared_inputs import mixing_through_shared_inputs
 from tensorferry.server.batching_check.time_limit import with_time_limit
@@ -89,7 +89,9 @@ class Candidate:
             )
         if found.verdict is BatchingVerdict.TESTED and self.policy == "proved":
             reason = f"it is only tested, and --batching proved batches only proved models: {found.reason}"
-            return replace(found, verdict=BatchingVerdict.REFUSED, reason=reason, cures=cures_for([reason]))
+            return replace(
+                found, verdict=BatchingVerdict.REFUSED, reason=reason, remedies=remedies_for([reason])
+            )
         return found
 
     def _runs(self, size: int | None) -> bool:
@@ -126,9 +128,9 @@ class Candidate:
             if mixing is None:
                 return unfinished(found.reason, found.working_size, found.seconds)
             if mixing:
-                cures = cures_for([mixing])
+                remedies = remedies_for([mixing])
                 return replace(
-                    found, verdict=BatchingVerdict.REFUSED, reason=mixing, evidence="", cures=cures
+                    found, verdict=BatchingVerdict.REFUSED, reason=mixing, evidence="", remedies=remedies
                 )
         return found
 
@@ -171,17 +173,17 @@ def decide_by_server_config(model: Candidate, rewriting: Sequence[str] = ()) -> 
         return model.unchecked(_switched_off("--max-batch-size 0"))
     reason = model.signature.no_batch_axis_reason()
     if reason is not None:
-        cure = batch_axis_cure(model.signature)
-        cures = (cure,) if cure else cures_for([reason])
+        remedy = batch_axis_remedy(model.signature)
+        remedies = (remedy,) if remedy else remedies_for([reason])
         if rewriting:
             reason += (
                 f", and no copy with a variable batch axis is proved: {'; '.join(rewriting[:_MOST_REASONS])}"
             )
             # The graph's own reasons come first, because another axis alone changes nothing.
-            own = cures_for([why for why in rewriting if has_own_cure(why)])
-            cures = tuple(dict.fromkeys((*own, *cures)))
-        warning = f"model {name} is served unbatched: {reason}; to have it batched: {cures[0]}"
-        unbatched = _unbatched(BatchingFinding(BatchingVerdict.OFF, reason, None, cures=cures))
+            own = remedies_for([why for why in rewriting if has_specific_remedy(why)])
+            remedies = tuple(dict.fromkeys((*own, *remedies)))
+        warning = f"model {name} is served unbatched: {reason}; to have it batched: {remedies[0]}"
+        unbatched = _unbatched(BatchingFinding(BatchingVerdict.OFF, reason, None, remedies=remedies))
         return model.unchecked(unbatched)._replace(warning=warning)
     max_queue_delay = _max_queue_delay(model)
     if model.policy == "trust":
@@ -189,7 +191,7 @@ def decide_by_server_config(model: Candidate, rewriting: Sequence[str] = ()) -> 
     found = model.check(max_batch_size)
     if found.verdict is BatchingVerdict.REFUSED:
         warning = (
-            f"model {name} is served unbatched: {found.reason}; to have it batched: {'; '.join(found.cures)} (--batching trust "
+            f"model {name} is served unbatched: {found.reason}; to have it batched: {'; '.join(found.remedies)} (--batching trust "
             "batches it anyway)"
         )
         return Decided(_unbatched(found), found.working_size, found.seconds, warning)
@@ -226,7 +228,7 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> Decided:
                 name,
             )
         reason = "its configuration has no dynamic_batching"
-        found = BatchingFinding(BatchingVerdict.OFF, reason, None, cures=cures_for([reason]))
+        found = BatchingFinding(BatchingVerdict.OFF, reason, None, remedies=remedies_for([reason]))
         return model.unchecked(_each_alone(max_batch_size, found))
     max_queue_delay = _max_queue_delay(model)
     if model.policy == "trust":
@@ -248,13 +250,13 @@ def decide_by_model_config(model: Candidate, requested: ModelConfig) -> Decided:
         "model %s: each request runs alone: %s; to change that: %s (--batching trust lets requests share batches anyway)",
         name,
         found.reason,
-        "; ".join(found.cures),
+        "; ".join(found.remedies),
     )
     return Decided(_each_alone(max_batch_size, found), found.working_size, found.seconds)
 
 
 def _switched_off(reason: str) -> BatchingDecision:
-    return _unbatched(BatchingFinding(BatchingVerdict.OFF, reason, None, cures=cures_for([reason])))
+    return _unbatched(BatchingFinding(BatchingVerdict.OFF, reason, None, remedies=remedies_for([reason])))
 
 
 def _unbatched(found: BatchingFinding) -> BatchingDecision:
@@ -283,5 +285,5 @@ def _decision(
     found: BatchingFinding, max_batch_size: int, merges: bool, description: str
 ) -> BatchingDecision:
     return BatchingDecision(
-        max_batch_size, merges, description, found.verdict.value, found.reason, found.evidence, found.cures
+        max_batch_size, merges, description, found.verdict.value, found.reason, found.evidence, found.remedies
     )

@@ -103,8 +103,28 @@ class ComparisonSettings:
     budget: LoadBudget = field(default_factory=partial(LoadBudget, math.inf))
 
 
-class _Mixes(Exception):
+class _Ended(Exception):
+    """The comparison ended early, with an outcome and its reason."""
+
+    outcome = ComparisonOutcome.FAILS
+
+
+class _Mixes(_Ended):
     """Rows cannot share a batch."""
+
+    outcome = ComparisonOutcome.MIXES
+
+
+class _Unstable(_Ended):
+    """The same row gives different outputs from run to run."""
+
+    outcome = ComparisonOutcome.UNSTABLE
+
+
+class _FewRowsAccepted(_Ended):
+    """The model fails on most random rows."""
+
+    outcome = ComparisonOutcome.DOES_NOT_RUN
 
 
 def compare_rows(
@@ -131,12 +151,8 @@ def compare_rows(
     try:
         comparer.compare_random_rows()
         comparer.compare_extreme_rows()
-    except _Unstable as error:
-        outcome, reason = ComparisonOutcome.UNSTABLE, str(error)
-    except _FewRowsAccepted as error:
-        outcome, reason = ComparisonOutcome.DOES_NOT_RUN, str(error)
-    except _Mixes as error:
-        outcome, reason = ComparisonOutcome.MIXES, str(error)
+    except _Ended as end:
+        outcome, reason = end.outcome, str(end)
     except _OutOfTime:
         if settings.thorough:
             outcome, reason = ComparisonOutcome.UNFINISHED, "comparing its rows takes longer than a load may"
@@ -144,14 +160,6 @@ def compare_rows(
         outcome, reason = ComparisonOutcome.FAILS, f"it runs one row, but not several together ({error})"
     left_out = tuple(dict.fromkeys(comparer.left_out))
     return RowComparison(outcome, reason, size, comparer.batches, left_out, comparer.seconds)
-
-
-class _Unstable(Exception):
-    """The same row gives different outputs from run to run."""
-
-
-class _FewRowsAccepted(Exception):
-    """The model fails on most random rows."""
 
 
 class _OutOfTime(BaseException):

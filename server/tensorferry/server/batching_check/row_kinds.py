@@ -164,54 +164,37 @@ def rows_of_kind(
     `base` is a row that the model accepts. Its values stay for the datatypes that the kind does not change.
     """
     inputs = [spec for spec in signature.inputs if spec.has_row_axis]
-    if not any(_applies(kind, spec) for spec in inputs):
-        return []
-    # The model may reject several extreme integer inputs together, although it accepts each one.
-    without = replace(kind, integer=None)
-    kinds = [kind, without] if any(_applies(without, spec) for spec in inputs) else [kind]
     scales = kind.scales if any(spec.is_float for spec in inputs) else kind.scales[:1]
-    return [_filled(signature, one, base, ranges, generator, scale) for one in kinds for scale in scales]
-
-
-def _applies(kind: RowKind, spec: TensorSpec) -> bool:
-    if spec.datatype.name == "BYTES":
-        return kind.text is not None
-    return (kind.floats if spec.is_float else kind.integer) is not None
-
-
-def _filled(
-    signature: Signature,
-    kind: RowKind,
-    base: Row,
-    ranges: Mapping[str, IntegerRange],
-    generator: np.random.Generator,
-    scale: float,
-) -> dict[str, Array]:
-    return {
-        spec.name: _values(kind, spec, base[spec.name], ranges, generator, scale)
-        if spec.has_row_axis and _applies(kind, spec)
-        else base[spec.name]
-        for spec in signature.inputs
-    }
+    rows: list[dict[str, Array]] = []
+    # The model may reject several extreme integer inputs together, although it accepts each one.
+    for one in (kind, replace(kind, integer=None)):
+        for scale in scales:
+            made = {spec.name: _values(one, spec, base, ranges, generator, scale) for spec in inputs}
+            changed = {name: values for name, values in made.items() if values is not None}
+            if changed:
+                rows.append({**base, **changed})
+    return rows
 
 
 def _values(
     kind: RowKind,
     spec: TensorSpec,
-    base: Array,
+    base: Row,
     ranges: Mapping[str, IntegerRange],
     generator: np.random.Generator,
     scale: float,
-) -> Array:
-    name, storage, shape = spec.datatype.name, spec.datatype.storage, base.shape
-    if kind.floats is not None and spec.is_float:
-        return _stored(kind.floats(generator, shape) * scale, spec)
-    if kind.integer is not None and storage.kind in "iub":
-        allowed = ranges.get(spec.name, IntegerRange())
-        return np.asarray(kind.integer(generator, shape, allowed.least, allowed.most)).astype(storage)
-    assert name == "BYTES"
-    assert kind.text is not None
-    return np.full(shape, spec.element(kind.text), dtype=object)
+) -> Array | None:
+    """Return the values of an input in a row of a kind; None if the kind does not change it."""
+    shape = base[spec.name].shape
+    if spec.datatype.name == "BYTES":
+        return None if kind.text is None else np.full(shape, spec.element(kind.text), dtype=object)
+    if spec.is_float:
+        return None if kind.floats is None else _stored(kind.floats(generator, shape) * scale, spec)
+    if kind.integer is None:
+        return None
+    allowed = ranges.get(spec.name, IntegerRange())
+    integers = kind.integer(generator, shape, allowed.least, allowed.most)
+    return np.asarray(integers).astype(spec.datatype.storage)
 
 
 def _stored(numbers: npt.NDArray[Any], spec: TensorSpec) -> Array:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tensorferry.server.batching_check.cures import cures_for
+from tensorferry.server.batching_check.remedies import remedies_for
 from tensorferry.server.batching_check.row_comparison import (
     ComparisonOutcome,
     ComparisonSettings,
@@ -57,7 +57,7 @@ class BatchingFinding:
 
     `working_size` is a length of the other dynamic axes with which the model runs; None if none was found.
     `conclusive` is false for a refusal without evidence that rows mix. `evidence` describes the batches that were run;
-    empty if none was. `cures` say what to change in a refused model. `seconds` has the time of one row and of two, by rows.
+    empty if none was. `remedies` say what to change in a refused model. `seconds` has the time of one row and of two, by rows.
     `lasting` is false if another check may find something else.
     """
 
@@ -66,7 +66,7 @@ class BatchingFinding:
     working_size: int | None
     conclusive: bool = True
     evidence: str = ""
-    cures: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
     seconds: Mapping[int, float] = field(default_factory=dict)
     lasting: bool = True
 
@@ -90,7 +90,7 @@ class BatchingFinding:
                 verdict=verdict,
                 reason=str(found.reason),
                 evidence=str(found.evidence),
-                cures=tuple(map(str, found.cures)),
+                remedies=tuple(map(str, found.remedies)),
                 seconds=seconds,
             )
         except (AttributeError, TypeError, ValueError):
@@ -118,9 +118,9 @@ def check_batching(
     if analysis.finding is RowMixing.MIXES:
         # The model is not run, because running can miss the mixing.
         size, _ = working_size(signature, run)
-        cures = cures_for(analysis.reasons, operators)
+        remedies = remedies_for(analysis.reasons, operators)
         return BatchingFinding(
-            BatchingVerdict.REFUSED, _reasons(analysis), size, cures=cures, lasting=size is not None
+            BatchingVerdict.REFUSED, _reasons(analysis), size, remedies=remedies, lasting=size is not None
         )
     proved = analysis.finding is RowMixing.SEPARATE
     if any("QuantizeLinear" in operator or operator.startswith("QLinear") for operator in operators):
@@ -145,7 +145,7 @@ def check_batching(
         comparison.reason,
         comparison.working_size,
         evidence=comparison.extent,
-        cures=cures_for((*analysis.reasons, comparison.reason), operators),
+        remedies=remedies_for((*analysis.reasons, comparison.reason), operators),
         seconds=comparison.seconds,
         # Rows may fail together for lack of memory.
         lasting=comparison.outcome is not ComparisonOutcome.FAILS,
@@ -161,12 +161,12 @@ def unfinished(unknown: str, working_size: int | None, seconds: Mapping[int, flo
         "its rows are not compared, because that takes longer than a load may; its graph could not be analysed fully: "
         f"{unknown}"
     )
-    cure = (
+    remedy = (
         "run `tensorferry inspect MODEL` once with the server's options, which compares its rows and keeps the result for "
         "the next load"
     )
     return BatchingFinding(
-        BatchingVerdict.REFUSED, reason, working_size, cures=(cure,), seconds=seconds, lasting=False
+        BatchingVerdict.REFUSED, reason, working_size, remedies=(remedy,), seconds=seconds, lasting=False
     )
 
 
@@ -180,9 +180,9 @@ def _unrefuted(name: str, analysis: BatchAnalysis, comparison: RowComparison) ->
             )
             return BatchingFinding(BatchingVerdict.PROVED, "", None, lasting=False)
         reason = f"{comparison.reason}, and its graph could not be analysed fully: {unknown}"
-        cures = cures_for((*analysis.reasons, comparison.reason))
+        remedies = remedies_for((*analysis.reasons, comparison.reason))
         return BatchingFinding(
-            BatchingVerdict.REFUSED, reason, None, conclusive=False, cures=cures, lasting=False
+            BatchingVerdict.REFUSED, reason, None, conclusive=False, remedies=remedies, lasting=False
         )
     if proved:
         _log.info(

@@ -46,7 +46,8 @@ def model_of(argument: str, found: Inspection, bounds: Sequence[float]) -> dict[
         "batching": {
             **_fields(decision, ("verdict", "description", "max_batch_size")),
             "shares_batches": decision.merges,
-            **_fields(decision, ("reason", "evidence", "rewritten", "cures")),
+            **_fields(decision, ("reason", "evidence", "rewritten")),
+            "cures": decision.remedies,
         },
         "measured": None if found.measured is None else _measured(found.measured),
         "not_measured": found.not_measured,

@@ -78,8 +78,8 @@ def _verdict(found: Inspection) -> Iterator[str]:
     yield from _labelled("because", decision.reason)
     yield from _labelled("ran", decision.evidence)
     yield from _labelled("copy", _COPY if decision.rewritten else "")
-    for cure in decision.cures:
-        yield from _labelled("change", cure)
+    for remedy in decision.remedies:
+        yield from _labelled("change", remedy)
 
 
 def _measured(found: Inspection, measured: Measurements) -> Iterator[str]:

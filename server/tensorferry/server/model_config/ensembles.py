@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
+from tensorferry.batcher.pipeline.dag import dag_of
 from tensorferry.protos import model_config_pb2 as pb
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelEnsembling
 from tensorferry.server.errors import ModelConfigError
@@ -64,128 +66,106 @@ def ordered_steps(config: ModelConfig) -> Sequence[int]:
     """
     name, steps = config.name, config.ensemble_scheduling.step
     _check_fields(config)
-    given = _tensors_that_steps_give(config)
-    read = {tensor for step in steps for tensor in step.input_map.values()}
     inputs = [tensor.name for tensor in config.input]
     outputs = [tensor.name for tensor in config.output]
+    dag = dag_of([(step.input_map.values(), step.output_map.values()) for step in steps], inputs)
+    given = dag.producers.keys()
+    read = {tensor for step in steps for tensor in step.input_map.values()}
+    if dag.clash is not None:
+        tensor, number = dag.clash
+        if tensor in inputs:
+            raise ModelConfigError(
+                f"ensemble tensor '{tensor}' is an input of ensemble '{name}' and in the output map of step {number}; give one "
+                "of them another name"
+            )
+        raise ModelConfigError(
+            f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{name}' step {number}"
+        )
     for kind, own in (("input", inputs), ("output", outputs)):
         for tensor in own:
             if tensor not in given and tensor not in read:
                 raise ModelConfigError(f"ensemble {kind} '{tensor}' for ensemble '{name}' is not used")
-    ready = set(inputs)
-    ordered: list[int] = []
-    left = list(range(len(steps)))
-    while runnable := [number for number in left if ready.issuperset(steps[number].input_map.values())]:
-        for number in runnable:
-            ready.update(steps[number].output_map.values())
-            left.remove(number)
-        ordered += runnable
     for tensor in outputs:
-        if tensor not in ready:
-            raise ModelConfigError(
-                f"output '{tensor}' for ensemble '{name}' is not written{_cause(config, left, ready)}"
-            )
+        if tensor not in dag.available:
+            cause = ""
+            if dag.missing:
+                cause = f": at least one of its depending tensors, '{dag.missing[0]}', is not connected"
+            elif dag.stuck:
+                names = ", ".join(f"'{steps[number].model_name}'" for number in dag.stuck)
+                cause = f": the steps {names} wait for each other's tensors; remove the cycle"
+            raise ModelConfigError(f"output '{tensor}' for ensemble '{name}' is not written{cause}")
         if tensor not in given:
             raise ModelConfigError(
                 f"output '{tensor}' for ensemble '{name}' is one of its inputs, and no step gives it; leave it out, because the "
                 "client has it"
             )
     for tensor in sorted((read | given) - set(outputs)):
-        if tensor not in ready or tensor not in read:
+        if tensor not in dag.available or tensor not in read:
             raise ModelConfigError(f"ensemble tensor '{tensor}' is unused in ensemble '{name}'")
-    return ordered
-
-
-def _cause(config: ModelConfig, left: Sequence[int], ready: set[str]) -> str:
-    """Return what keeps the steps that are left from running: a tensor that nothing gives, or that they wait for each other."""
-    steps = [config.ensemble_scheduling.step[number] for number in left]
-    given = {tensor for step in steps for tensor in step.output_map.values()}
-    missing = {tensor for step in steps for tensor in step.input_map.values()} - ready
-    if lacking := sorted(missing - given):
-        return f": at least one of its depending tensors, '{lacking[0]}', is not connected"
-    if missing:
-        names = ", ".join(f"'{step.model_name}'" for step in steps)
-        return f": the steps {names} wait for each other's tensors; remove the cycle"
-    return ""
+    return dag.order
 
 
 def _check_fields(config: ModelConfig) -> None:
-    """Check what an ensemble must and must not have."""
-    name, steps = config.name, config.ensemble_scheduling.step
-    if not config.HasField("ensemble_scheduling"):
-        raise ModelConfigError(
-            f"ensemble scheduling must be set for ensemble {name} whose platform is {PLATFORM}"
-        )
-    if config.platform != PLATFORM:
-        raise ModelConfigError(
-            f"ensemble scheduling cannot be set for model '{name}' whose platform is not {PLATFORM}; add platform: \"{PLATFORM}\""
-        )
-    if config.instance_group:
-        raise ModelConfigError(f"instance group should not be specified for ensemble '{name}'")
-    if config.HasField("optimization"):
-        raise ModelConfigError(f"optimization should not be specified for ensemble '{name}'")
-    if config.model_warmup:
-        raise ModelConfigError(f"model_warmup can not be specified for ensemble '{name}'")
-    if config.max_batch_size < 0:
-        raise ModelConfigError(
-            f"'max_batch_size' must be non-negative for {name}, got {config.max_batch_size}"
-        )
-    if not steps:
-        raise ModelConfigError(f"must specify 'step' for ensemble '{name}'")
-    if len(steps) > _MOST_STEPS:
-        raise ModelConfigError(
-            f"ensemble '{name}' has {len(steps)} steps; this server allows at most {_MOST_STEPS}"
-        )
+    """Check what an ensemble must and must not have. ModelConfigError for the first mistake."""
+    for wrong, message in chain(_mistakes(config), _mistakes_of_tensors(config)):
+        if wrong:
+            raise ModelConfigError(message)
+
+
+def _mistakes(config: ModelConfig) -> Iterator[tuple[object, str]]:
+    """Yield, for each rule, whether the configuration breaks it, and the error."""
+    name, steps, most = config.name, config.ensemble_scheduling.step, config.max_batch_size
+    yield (
+        not config.HasField("ensemble_scheduling"),
+        f"ensemble scheduling must be set for ensemble {name} whose platform is {PLATFORM}",
+    )
+    yield (
+        config.platform != PLATFORM,
+        f"ensemble scheduling cannot be set for model '{name}' whose platform is not {PLATFORM}; add platform: \"{PLATFORM}\"",
+    )
+    yield config.instance_group, f"instance group should not be specified for ensemble '{name}'"
+    yield config.HasField("optimization"), f"optimization should not be specified for ensemble '{name}'"
+    yield config.model_warmup, f"model_warmup can not be specified for ensemble '{name}'"
+    yield most < 0, f"'max_batch_size' must be non-negative for {name}, got {most}"
+    yield not steps, f"must specify 'step' for ensemble '{name}'"
+    yield (
+        len(steps) > _MOST_STEPS,
+        f"ensemble '{name}' has {len(steps)} steps; this server allows at most {_MOST_STEPS}",
+    )
     for number, step in enumerate(steps):
+        place = f"step {number} of ensemble '{name}'"
         for field in ("model_name", "input_map", "output_map"):
-            if not getattr(step, field):
-                raise ModelConfigError(f"must specify '{field}' in step {number} of ensemble '{name}'")
-        if step.model_version < -1:
-            raise ModelConfigError(
-                f"model_version of step {number} of ensemble '{name}' is {step.model_version}; it must be a version, or -1 for "
-                "the latest"
-            )
-        if step.model_namespace:
-            raise ModelConfigError(
-                f"model_namespace of step {number} of ensemble '{name}' is '{step.model_namespace}'; this server has one "
-                "namespace, so leave it out"
-            )
+            yield not getattr(step, field), f"must specify '{field}' in {place}"
+        yield (
+            step.model_version < -1,
+            f"model_version of {place} is {step.model_version}; it must be a version, or -1 for the latest",
+        )
+        yield (
+            step.model_namespace,
+            f"model_namespace of {place} is '{step.model_namespace}'; this server has one namespace, so leave it out",
+        )
+
+
+def _mistakes_of_tensors(config: ModelConfig) -> Iterator[tuple[object, str]]:
+    name = config.name
     for kind, tensors in (("input", config.input), ("output", config.output)):
         seen = set[str]()
         for tensor in tensors:
             check_tensor(tensor, None, kind, name, config.max_batch_size > 0)
-            if tensor.HasField("reshape"):
-                raise ModelConfigError(
-                    f"{kind} '{tensor.name}' of ensemble '{name}' has a reshape, which this server does only for single models; "
-                    "give it to the model of the step, and the same dims here"
-                )
-            if isinstance(tensor, pb.ModelInput) and tensor.optional:
-                raise ModelConfigError(
-                    f"input '{tensor.name}' of ensemble '{name}' is optional, but every step needs its inputs; leave 'optional' out"
-                )
-            if tensor.name in seen:
-                raise ModelConfigError(
-                    f"the configuration of ensemble '{name}' has the {kind} '{tensor.name}' twice"
-                )
+            yield (
+                tensor.HasField("reshape"),
+                f"{kind} '{tensor.name}' of ensemble '{name}' has a reshape, which this server does only for single models; "
+                "give it to the model of the step, and the same dims here",
+            )
+            yield (
+                isinstance(tensor, pb.ModelInput) and tensor.optional,
+                f"input '{tensor.name}' of ensemble '{name}' is optional, but every step needs its inputs; leave 'optional' out",
+            )
+            yield (
+                tensor.name in seen,
+                f"the configuration of ensemble '{name}' has the {kind} '{tensor.name}' twice",
+            )
             seen.add(tensor.name)
-
-
-def _tensors_that_steps_give(config: ModelConfig) -> set[str]:
-    given = set[str]()
-    inputs = {tensor.name for tensor in config.input}
-    for number, step in enumerate(config.ensemble_scheduling.step):
-        for tensor in step.output_map.values():
-            if tensor in given:
-                raise ModelConfigError(
-                    f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{config.name}' step {number}"
-                )
-            if tensor in inputs:
-                raise ModelConfigError(
-                    f"ensemble tensor '{tensor}' is an input of ensemble '{config.name}' and in the output map of step {number}; "
-                    "give one of them another name"
-                )
-            given.add(tensor)
-    return given
 
 
 class _Found(NamedTuple):
@@ -216,30 +196,29 @@ def check_composing_models(config: ModelConfig, composing: Sequence[ModelConfig]
 def _check_mapping(
     ensemble: str, step: ModelEnsembling.Step, model: ModelConfig, tensors: dict[str, _Found]
 ) -> None:
-    inputs = {tensor.name: tensor for tensor in model.input}
-    outputs = {tensor.name: tensor for tensor in model.output}
-    for own, tensor in step.input_map.items():
-        if own not in inputs:
+    where, batched = f"in ensemble {ensemble}, ", model.max_batch_size > 0
+    inputs: dict[str, _Tensor] = {tensor.name: tensor for tensor in model.input}
+    outputs: dict[str, _Tensor] = {tensor.name: tensor for tensor in model.output}
+    sides = (
+        ("is mapping to", "input", step.input_map, inputs),
+        ("is mapped from", "output", step.output_map, outputs),
+    )
+    for verb, kind, mapped, known in sides:
+        for own, tensor in mapped.items():
+            if own not in known:
+                raise ModelConfigError(
+                    f"{where}ensemble tensor {tensor} {verb} non-existing {kind} {own} in model {step.model_name}; it has "
+                    f"{', '.join(known)}"
+                )
+    for spec in model.input:
+        if spec.name not in step.input_map and not spec.optional:
             raise ModelConfigError(
-                f"in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {own} in model "
-                f"{step.model_name}; it has {', '.join(inputs)}"
+                f"{where}input {spec.name} in model {step.model_name} is not mapped to any ensemble tensors"
             )
-    for own, spec in inputs.items():
-        if own not in step.input_map and not spec.optional:
-            raise ModelConfigError(
-                f"in ensemble {ensemble}, input {own} in model {step.model_name} is not mapped to any ensemble tensors"
-            )
-    for own, tensor in step.output_map.items():
-        if own not in outputs:
-            raise ModelConfigError(
-                f"in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {own} in model "
-                f"{step.model_name}; it has {', '.join(outputs)}"
-            )
-    given: list[tuple[str, _Tensor]] = [(tensor, inputs[own]) for own, tensor in step.input_map.items()]
-    given += [(tensor, outputs[own]) for own, tensor in step.output_map.items()]
-    for tensor, declared in given:
-        found = _found(step.model_name, declared, model.max_batch_size > 0)
-        _check_fit(ensemble, tensor, tensors.setdefault(tensor, found), found)
+    for _, _, mapped, known in sides:
+        for own, tensor in mapped.items():
+            found = _found(step.model_name, known[own], batched)
+            _check_fit(ensemble, tensor, tensors.setdefault(tensor, found), found)
 
 
 def _found(model: str, tensor: _Tensor, batched: bool) -> _Found:

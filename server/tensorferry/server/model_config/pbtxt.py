@@ -36,7 +36,7 @@ class BatchingDecision:
 
     If `max_batch_size` is above 0, axis 0 counts rows, and `merges` says whether requests share a batch. `description`
     is for people. `verdict` is for programs: proved, tested, trusted, refused or off. `reason` names the nodes or outputs
-    that decide, or the option; empty if nothing stands in the way. `evidence` says what was run, `cures` what to change.
+    that decide, or the option; empty if nothing stands in the way. `evidence` says what was run, `remedies` what to change.
     `rewritten`: a copy of the file is served, in which the batch axis is variable and the first.
     """
 
@@ -46,7 +46,7 @@ class BatchingDecision:
     verdict: str = "off"
     reason: str = ""
     evidence: str = ""
-    cures: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
     rewritten: bool = False
 
 

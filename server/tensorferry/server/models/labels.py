@@ -19,7 +19,7 @@ class StepLabels(_Labels):
     def __init__(self, own: _Labels, plan: Plan, find: FindModel) -> None:
         self._own = own
         self._find = find
-        self._givers = {
+        self._producers = {
             tensor: (step.used, output)
             for stage in plan.stages
             for step in stage.steps
@@ -30,14 +30,14 @@ class StepLabels(_Labels):
     def __getitem__(self, output: str) -> Sequence[str]:
         if output in self._own:
             return self._own[output]
-        used, name = self._givers[output]
+        used, name = self._producers[output]
         try:
             return self._find(used.name, used.version).labels[name]
         except ServerError:
             raise KeyError(output) from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter([output for output in {**self._own, **self._givers} if output in self])
+        return iter([output for output in {**self._own, **self._producers} if output in self])
 
     def __len__(self) -> int:
         return len(list(self))

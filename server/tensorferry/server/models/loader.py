@@ -31,8 +31,8 @@ from tensorferry.server.runtime.trial_runs import limit_trial_runs
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.steps.ensembles import ComposingModel, plan_ensemble
 from tensorferry.server.steps.loaded_step import LoadedStep
-from tensorferry.server.steps.named_model import UsedModel
-from tensorferry.server.steps.planning import PlacedStep, Plan, place, plan_pipeline
+from tensorferry.server.steps.named_model import ModelReference
+from tensorferry.server.steps.planning import Plan, StepBinding, place, plan_pipeline
 from tensorferry.server.telemetry.exemplars import Exemplars
 from tensorferry.server.telemetry.load_progress import LoadProgress
 from tensorferry.serving import FunctionModel, OnnxModel, PipelineModel, Step
@@ -68,7 +68,7 @@ def _load_model(source: ModelSource, context: LoadContext) -> Model:
 
 
 def _load_pipeline(source: ModelSource, declared: PipelineModel, context: LoadContext) -> Model:
-    steps: list[PlacedStep] = []
+    steps: list[StepBinding] = []
     ragged: dict[str, RaggedInput] = {}
     # They stay in the cache while they are referred to.
     copies: list[object] = []
@@ -178,7 +178,7 @@ def _place_step(
     step: Step,
     context: LoadContext,
     ragged: Mapping[str, RaggedInput],
-) -> PlacedStep:
+) -> StepBinding:
     """Load a step of a pipeline. `ragged` has the tensors whose rows differ in length, as functions before it give them."""
     if isinstance(step.model, str):
         try:
@@ -186,7 +186,7 @@ def _place_step(
         except ServerError as error:
             raise StartError(f"pipeline {declared.name!r}, step {step.model!r}: {error}") from None
         _check_rows_are_first(declared.name, model)
-        used = UsedModel(step.model, "", replace(model.signature, optional=()), model.batched)
+        used = ModelReference(step.model, "", replace(model.signature, optional=()), model.batched)
         return place(step.model, model.signature, step.inputs, step.outputs, used=used)
     tensors = {tensor: tensor for tensor in ragged if tensor not in step.inputs} | dict(step.inputs)
     of_step = {own: ragged[tensor] for own, tensor in tensors.items() if tensor in ragged}
@@ -196,7 +196,7 @@ def _place_step(
     return place(step.model.name, loaded.signature, step.inputs, step.outputs, loaded)
 
 
-def _ragged_outputs(step: Step, placed: PlacedStep) -> Mapping[str, RaggedInput]:
+def _ragged_outputs(step: Step, placed: StepBinding) -> Mapping[str, RaggedInput]:
     """Return the tensors of a step whose rows differ in length, and how they are padded by default."""
     if not isinstance(step.model, FunctionModel) or step.model.row_padding is None:
         return {}

@@ -14,7 +14,7 @@ from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotRea
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
-from tensorferry.server.steps.named_model import UsedModel, stage_model
+from tensorferry.server.steps.named_model import ModelReference, stage_model
 from tensorferry.server.steps.stage_function import StepTimes
 from tensorferry.server.telemetry.exemplars import Exemplars
 from tensorferry.server.worker_process.worker_process import WorkerProcess
@@ -82,7 +82,7 @@ class Model:
     empty_axes: EmptyAxes = field(default_factory=EmptyAxes)
     batching_verdict: str = "off"
     steps: tuple[ModelStep, ...] = ()
-    uses: tuple[UsedModel, ...] = ()
+    uses: tuple[ModelReference, ...] = ()
     release: Callable[[], None] = field(default=lambda: None, compare=False)
     stage: StageModel = field(init=False, repr=False, compare=False)
 
@@ -197,7 +197,7 @@ class ModelRegistry:
         state = ModelState.UNAVAILABLE if reason else ModelState.READY
         return RegistryEntry(model.name, model.version, state, model, reason, public_reason)
 
-    def _missing_locked(self, used: UsedModel) -> tuple[str, str]:
+    def _missing_locked(self, used: ModelReference) -> tuple[str, str]:
         """Return why a model that a step names cannot run it, and the same without paths; "" if it can."""
         entry = self._used_locked(used)
         which = f"model {used.name!r}" + (f" version {used.version}" if used.version else "")
@@ -210,15 +210,15 @@ class ModelRegistry:
                 f"{begin} ({entry.reason})" if entry.reason else begin,
                 f"{begin} ({entry.public_reason})" if entry.public_reason else begin,
             )
-        misfit = used.misfit(entry.model.signature, batched=entry.model.batched)
+        incompatibility = used.incompatibility(entry.model.signature, batched=entry.model.batched)
         reason = (
-            f"its steps need {which}, which was replaced by one that does not fit them: {misfit}"
-            if misfit
+            f"its steps need {which}, which was replaced by one that does not fit them: {incompatibility}"
+            if incompatibility
             else ""
         )
         return reason, reason
 
-    def _used_locked(self, used: UsedModel) -> RegistryEntry | None:
+    def _used_locked(self, used: ModelReference) -> RegistryEntry | None:
         versions = self._entries.get(used.name, {})
         if used.version:
             return versions.get(used.version)
@@ -369,7 +369,7 @@ class ModelRegistry:
                 now = self._used_locked(used)
                 if now is None or now.state is not ModelState.READY or now.model is None:
                     continue
-                if used.misfit(now.model.signature, batched=now.model.batched):
+                if used.incompatibility(now.model.signature, batched=now.model.batched):
                     return True
             return False
 

@@ -30,8 +30,8 @@ from tensorferry.server.models.registry import ModelStep
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
 from tensorferry.server.signature import Signature
 from tensorferry.server.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
-from tensorferry.server.steps.named_model import UsedModel, stage_model
-from tensorferry.server.steps.planning import PlacedStep, Plan, PlannedStage
+from tensorferry.server.steps.named_model import ModelReference, stage_model
+from tensorferry.server.steps.planning import Plan, PlannedStage, StepBinding
 from tensorferry.server.steps.stage_function import StageFunction, StageStep, StepTimes, no_calls
 
 
@@ -273,7 +273,7 @@ class _StageBuilder:
         )
 
 
-def _stage_of_model(planned: PlannedStage, used: UsedModel, context: LoadContext) -> Stage:
+def _stage_of_model(planned: PlannedStage, used: ModelReference, context: LoadContext) -> Stage:
     """Return the stage that another model of the server runs, looked up for each request."""
     placed, given = planned.steps[0], used.signature
     optional = [spec for spec in given.inputs if spec.optional]
@@ -284,7 +284,7 @@ def _stage_of_model(planned: PlannedStage, used: UsedModel, context: LoadContext
         nonlocal fits
         model = context.step_model(used.name, used.version)
         if model.signature is not fits:
-            if reason := used.misfit(model.signature, batched=model.batched):
+            if reason := used.incompatibility(model.signature, batched=model.batched):
                 raise NotReadyError(
                     f"model {used.name!r} was replaced by one that does not fit the steps that name it: {reason}"
                 )
@@ -312,7 +312,7 @@ def _shapes_key(tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) ->
     return tuple(shapes)
 
 
-def _described(placed: PlacedStep, planned: PlannedStage, times: tuple[StepTimes, ...]) -> ModelStep:
+def _described(placed: StepBinding, planned: PlannedStage, times: tuple[StepTimes, ...]) -> ModelStep:
     kind = "model" if placed.step is None else "python" if placed.step.python else "onnx"
     return ModelStep(placed.name, kind, planned.name, placed.inputs, placed.outputs, times)
 

@@ -175,18 +175,18 @@ def _decision(declared: FunctionModel, policy: str, most: int, found: LoadCheck)
     if not declared.batched:
         return BatchingDecision(1, True, "one row at a time (declared)", "trusted")
     reason = found.mixing if policy != "trust" else ""
-    cure = "let each row of the outputs depend on its own row of the inputs only, or if it does, declare check=False"
+    remedy = "let each row of the outputs depend on its own row of the inputs only, or if it does, declare check=False"
     if policy == "proved":
         reason = "--batching proved batches only models whose graph shows that their rows are independent"
-        cure = "serve it with --batching tested"
+        remedy = "serve it with --batching tested"
     if reason:
         _log.warning(
             "model %s: each request runs alone: %s; to change that: %s (--batching trust lets requests share batches anyway)",
             declared.name,
             reason,
-            cure,
+            remedy,
         )
         description = f"requests of up to {most} rows, each alone ({reason})"
-        return BatchingDecision(most, False, description, "refused", reason, cures=(cure,))
+        return BatchingDecision(most, False, description, "refused", reason, remedies=(remedy,))
     verdict, how = ("tested", "tested") if found.compared else ("trusted", "declared")
     return BatchingDecision(most, True, f"batches of up to {most} rows ({how})", verdict)

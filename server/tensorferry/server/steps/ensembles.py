@@ -15,8 +15,8 @@ from tensorferry.server.model_config.ensembles import (
     ordered_steps,
 )
 from tensorferry.server.signature import Signature, TensorSpec
-from tensorferry.server.steps.named_model import UsedModel, restricted
-from tensorferry.server.steps.planning import PlacedStep, Plan, plan_pipeline
+from tensorferry.server.steps.named_model import ModelReference, restricted
+from tensorferry.server.steps.planning import Plan, StepBinding, plan_pipeline
 
 
 class ComposingModel(NamedTuple):
@@ -40,10 +40,10 @@ def plan_ensemble(config: ModelConfig, composing: Sequence[ComposingModel]) -> P
     for number in ordered:
         step, (name, version) = steps[number], models[number]
         signature = restricted(composing[number].signature, step.input_map, step.output_map)
-        used = UsedModel(name, version, signature, composing[number].batched)
+        used = ModelReference(name, version, signature, composing[number].batched)
         inputs = {spec.name: step.input_map[spec.name] for spec in signature.inputs}
         outputs = {spec.name: step.output_map[spec.name] for spec in signature.outputs}
-        placed.append(PlacedStep(name, signature, inputs, outputs, used=used))
+        placed.append(StepBinding(name, signature, inputs, outputs, used=used))
     plan = plan_pipeline(config.name, placed, [tensor.name for tensor in config.output])
     return replace(plan, signature=_declared(config, plan.signature))
 

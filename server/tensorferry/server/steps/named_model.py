@@ -11,7 +11,7 @@ from tensorferry.server.signature import Signature, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
-class UsedModel:
+class ModelReference:
     """A model that a step names: its version ("" for the latest), and what the step was planned with.
 
     `signature` has the inputs that the step gives and the outputs that it takes. `batched` says whether axis 0 counts rows.
@@ -22,7 +22,7 @@ class UsedModel:
     signature: Signature
     batched: bool
 
-    def misfit(self, signature: Signature, *, batched: bool) -> str:
+    def incompatibility(self, signature: Signature, *, batched: bool) -> str:
         """Return why a model with this signature cannot run the step; "" if it can."""
         mine = self.signature
         if batched != self.batched:

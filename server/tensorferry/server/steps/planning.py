@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import count
 
+from tensorferry.batcher.pipeline.dag import dag_of
 from tensorferry.server.errors import StartError
 from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.server.steps.loaded_step import LoadedStep
-from tensorferry.server.steps.named_model import UsedModel
+from tensorferry.server.steps.named_model import ModelReference
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedStep:
+class StepBinding:
     """A step of a pipeline.
 
     `inputs` and `outputs` map the step's names to the pipeline's tensors. The step is loaded here as `step`, or `used` is
@@ -30,7 +31,7 @@ class PlacedStep:
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     step: LoadedStep | None = None
-    used: UsedModel | None = None
+    used: ModelReference | None = None
 
     @property
     def has_own_names(self) -> bool:
@@ -47,7 +48,7 @@ class PlannedStage:
     """
 
     name: str
-    steps: tuple[PlacedStep, ...]
+    steps: tuple[StepBinding, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -76,8 +77,8 @@ def place(
     inputs: Mapping[str, str],
     outputs: Mapping[str, str],
     step: LoadedStep | None = None,
-    used: UsedModel | None = None,
-) -> PlacedStep:
+    used: ModelReference | None = None,
+) -> StepBinding:
     """Return a step with complete mappings: names that are not given are the same in the pipeline.
 
     StartError for a name that the step does not have.
@@ -89,7 +90,7 @@ def place(
     for kind, given in (("input", inputs), ("output", outputs)):
         for unknown in given.keys() - set(own[kind]):
             raise StartError(f"step {name!r} has no {kind} {unknown!r}; it has {', '.join(own[kind])}")
-    return PlacedStep(
+    return StepBinding(
         name,
         signature,
         {tensor: inputs.get(tensor, tensor) for tensor in own["input"]},
@@ -99,7 +100,7 @@ def place(
     )
 
 
-def plan_pipeline(name: str, steps: Sequence[PlacedStep], outputs: Sequence[str] | None) -> Plan:
+def plan_pipeline(name: str, steps: Sequence[StepBinding], outputs: Sequence[str] | None) -> Plan:
     """Return the plan of a pipeline whose clients get the tensors `outputs`; None for all outputs of the last step.
 
     StartError if two steps give the same tensor, a step reads a tensor of a later one or one that does not fit, or nothing
@@ -107,7 +108,7 @@ def plan_pipeline(name: str, steps: Sequence[PlacedStep], outputs: Sequence[str]
     """
     wanted = tuple(steps[-1].outputs.values() if outputs is None else outputs)
     signature = _signature(name, steps, wanted)
-    stages: list[list[PlacedStep]] = []
+    stages: list[list[StepBinding]] = []
     for step in steps:
         if stages and _share_batches(stages[-1][-1], step) and not _reads_padding(stages[-1][0], step):
             stages[-1].append(step)
@@ -116,30 +117,27 @@ def plan_pipeline(name: str, steps: Sequence[PlacedStep], outputs: Sequence[str]
     planned: list[PlannedStage] = []
     for index, stage in enumerate(stages):
         given = [tensor for step in stage for tensor in step.outputs.values()]
-        read_later = {
-            tensor for later in stages[index + 1 :] for step in later for tensor in step.inputs.values()
-        }
-        read = dict.fromkeys(
-            tensor for step in stage for tensor in step.inputs.values() if tensor not in given
-        )
-        needed = tuple(tensor for tensor in given if tensor in read_later or tensor in wanted)
+        read = dict.fromkeys(tensor for step in stage for tensor in step.inputs.values())
+        later = {tensor for other in stages[index + 1 :] for step in other for tensor in step.inputs.values()}
+        needed = tuple(tensor for tensor in given if tensor in later or tensor in wanted)
         if not needed:
             raise StartError(
                 f"pipeline {name!r}: nothing reads the outputs of step {stage[-1].name!r}, {', '.join(given)}; leave the step "
                 "out, or name one of them in `outputs`"
             )
         stage_name = _unused_name(stage, {other.name for other in planned})
-        planned.append(PlannedStage(stage_name, tuple(stage), tuple(read), needed))
+        inputs = tuple(tensor for tensor in read if tensor not in given)
+        planned.append(PlannedStage(stage_name, tuple(stage), inputs, needed))
     return Plan(tuple(planned), signature)
 
 
-def _unused_name(stage: Sequence[PlacedStep], used: Set[str]) -> str:
+def _unused_name(stage: Sequence[StepBinding], used: Set[str]) -> str:
     """Return the name of a stage. A model that several stages run is numbered from the second on."""
     name = "+".join(step.name for step in stage)
     return next(one for number in count(1) if (one := f"{name}#{number}" if number > 1 else name) not in used)
 
 
-def _share_batches(before: PlacedStep, after: PlacedStep) -> bool:
+def _share_batches(before: StepBinding, after: StepBinding) -> bool:
     first, second = before.step, after.step
     if first is None or second is None:
         return False
@@ -156,7 +154,7 @@ def _share_batches(before: PlacedStep, after: PlacedStep) -> bool:
     )
 
 
-def _reads_padding(first: PlacedStep, after: PlacedStep) -> bool:
+def _reads_padding(first: StepBinding, after: StepBinding) -> bool:
     """Whether a step would see the padding of the first step of the stage, in a tensor that both read or that it gives."""
     padding = first.step.padding if first.step is not None else None
     if padding is None or not isinstance(padding.inputs, Mapping):
@@ -171,36 +169,37 @@ def _varies(spec: TensorSpec) -> bool:
     return any(not isinstance(dim, int) for dim in spec.dims[1:])
 
 
-def _signature(name: str, steps: Sequence[PlacedStep], outputs: Sequence[str]) -> Signature:
+def _signature(name: str, steps: Sequence[StepBinding], outputs: Sequence[str]) -> Signature:
+    dag = dag_of([(step.inputs.values(), step.outputs.values()) for step in steps], ())
+    producers = dag.producers
+    if dag.clash is not None:
+        tensor, number = dag.clash
+        raise StartError(
+            f"pipeline {name!r}: step {steps[number].name!r} gives the tensor {tensor!r}, which step "
+            f"{steps[producers[tensor]].name!r} gives already; give it another name by step(..., outputs={{...}})"
+        )
+    given = {
+        step.outputs[spec.name]: replace(spec, name=step.outputs[spec.name])
+        for step in steps
+        for spec in step.signature.outputs
+    }
     inputs: dict[str, TensorSpec] = {}
-    given: dict[str, tuple[PlacedStep, TensorSpec]] = {}
-    all_outputs = {tensor for step in steps for tensor in step.outputs.values()}
-    for step in steps:
+    for number, step in enumerate(steps):
         for spec in step.signature.inputs:
-            tensor = step.inputs[spec.name]
-            if tensor in given:
-                giver, other = given[tensor]
-                _check_fit(
-                    name, tensor, f"step {giver.name!r} gives", other, f"step {step.name!r} takes", spec
-                )
-            elif tensor in all_outputs:
+            tensor, takes = step.inputs[spec.name], f"step {step.name!r} takes"
+            if producers.get(tensor, -1) >= number:
                 raise StartError(
                     f"pipeline {name!r}: step {step.name!r} reads {tensor!r}, which only a later step gives; change their order"
                 )
+            if tensor in producers:
+                gives = f"step {steps[producers[tensor]].name!r} gives"
+                _check_fit(name, tensor, gives, given[tensor], takes, spec)
             elif tensor in inputs:
-                _check_fit(name, tensor, "one step takes", inputs[tensor], f"step {step.name!r} takes", spec)
+                _check_fit(name, tensor, "one step takes", inputs[tensor], takes, spec)
                 bounds = [each for each in (inputs[tensor].most_bytes, spec.most_bytes) if each]
                 inputs[tensor] = replace(inputs[tensor], most_bytes=min(bounds, default=0))
             else:
                 inputs[tensor] = replace(spec, name=tensor, optional=False)
-        for spec in step.signature.outputs:
-            tensor = step.outputs[spec.name]
-            if tensor in given:
-                raise StartError(
-                    f"pipeline {name!r}: step {step.name!r} gives the tensor {tensor!r}, which step {given[tensor][0].name!r} "
-                    "gives already; give it another name by step(..., outputs={...})"
-                )
-            given[tensor] = step, replace(spec, name=tensor)
     for tensor in outputs:
         if tensor not in given:
             raise StartError(
@@ -209,7 +208,7 @@ def _signature(name: str, steps: Sequence[PlacedStep], outputs: Sequence[str]) -
     # A step alone is a model, which may have outputs only.
     if not inputs and len(steps) > 1:
         raise StartError(f"pipeline {name!r} has no inputs; its first step must read one")
-    return Signature(tuple(inputs.values()), tuple(given[tensor][1] for tensor in outputs))
+    return Signature(tuple(inputs.values()), tuple(given[tensor] for tensor in outputs))
 
 
 def _check_fit(

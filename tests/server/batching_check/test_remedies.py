@@ -1,4 +1,4 @@
-"""Every reason for which a model is not batched has a cure."""
+"""Every reason for which a model is not batched has a remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensorferry.server import onnx_graph
-from tensorferry.server.batching_check.cures import batch_axis_cure, cures_for, has_own_cure
+from tensorferry.server.batching_check.remedies import batch_axis_remedy, has_specific_remedy, remedies_for
 from tensorferry.server.signature import Signature
 
 # Functions whose last argument is the start of a reason that ends in "the batch axis".
@@ -50,8 +50,8 @@ def test_the_source_is_searched() -> None:
 
 
 @pytest.mark.parametrize("reason", reasons_of_mixing())
-def test_what_a_node_does_to_rows_has_a_cure_of_its_own(reason: str) -> None:
-    assert has_own_cure(f"Operator name {reason}")
+def test_what_a_node_does_to_rows_has_a_remedy_of_its_own(reason: str) -> None:
+    assert has_specific_remedy(f"Operator name {reason}")
 
 
 @pytest.mark.parametrize(
@@ -92,26 +92,26 @@ def test_what_a_node_does_to_rows_has_a_cure_of_its_own(reason: str) -> None:
         ("its configuration has no dynamic_batching", "dynamic_batching { }"),
     ],
 )
-def test_a_reason_leads_to_its_cure(reason: str, word: str) -> None:
-    (cure,) = cures_for([reason])
-    assert word in cure
-    assert "\n" not in cure
+def test_a_reason_leads_to_its_remedy(reason: str, word: str) -> None:
+    (remedy,) = remedies_for([reason])
+    assert word in remedy
+    assert "\n" not in remedy
 
 
-def test_a_cure_is_named_once_and_general_ones_only_alone() -> None:
-    general = cures_for(["output 'y' of a row depends on other rows: by 1"])
+def test_a_remedy_is_named_once_and_general_ones_only_alone() -> None:
+    general = remedies_for(["output 'y' of a row depends on other rows: by 1"])
     assert "let each row" in general[0]
     mean = "ReduceMean a reduces over the batch axis"
-    assert cures_for([mean, mean.replace("a", "b"), "Odd o does what is unknown"]) == cures_for([mean])
-    assert cures_for(["Odd o does what is unknown"])[0].startswith("change the named node")
+    assert remedies_for([mean, mean.replace("a", "b"), "Odd o does what is unknown"]) == remedies_for([mean])
+    assert remedies_for(["Odd o does what is unknown"])[0].startswith("change the named node")
 
 
 def test_dynamic_quantisation_is_recognised_by_its_operators() -> None:
-    (cure,) = cures_for(
+    (remedy,) = remedies_for(
         ["output 'y' of a row depends on other rows: by 1"], ["MatMul", "DynamicQuantizeLinear"]
     )
-    assert "quantize_static" in cure
+    assert "quantize_static" in remedy
 
 
 def test_there_is_no_axis_to_make_variable_without_a_fixed_one() -> None:
-    assert batch_axis_cure(Signature((), ())) == ""
+    assert batch_axis_remedy(Signature((), ())) == ""

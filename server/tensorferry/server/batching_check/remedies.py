@@ -1,6 +1,6 @@
-"""Cures: what to change in a model, or in its export, so that its requests share batches.
+"""Remedies: what to change in a model, or in its export, so that its requests share batches.
 
-Each reason for which a model is not batched belongs to a family, found by its words. A family has one cure. The reasons
+Each reason for which a model is not batched belongs to a family, found by its words. A family has one remedy. The reasons
 are those of the graph analysis, of the comparison of runs, of the signature and of the configuration.
 """
 
@@ -24,8 +24,8 @@ _BEHIND_THE_MODEL = (
 
 # The first pattern that a reason matches decides.
 _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), cure)
-    for pattern, cure in (
+    (re.compile(pattern), remedy)
+    for pattern, remedy in (
         # Operators.
         (r"dynamic quantisation|^Dynamic\w*Quantize", _STATIC_QUANTISATION),
         (
@@ -148,8 +148,8 @@ _OTHERWISE = (
 )
 
 
-def cures_for(reasons: Iterable[str], operators: Collection[str] = ()) -> tuple[str, ...]:
-    """Return what to change so that a model is batched that is not for these reasons; each cure once.
+def remedies_for(reasons: Iterable[str], operators: Collection[str] = ()) -> tuple[str, ...]:
+    """Return what to change so that a model is batched that is not for these reasons; each remedy once.
 
     `operators` are those of its graph, because running does not show which operator makes rows differ.
     """
@@ -157,22 +157,24 @@ def cures_for(reasons: Iterable[str], operators: Collection[str] = ()) -> tuple[
     if any("DynamicQuantize" in operator for operator in operators):
         found[_STATIC_QUANTISATION] = None
     for reason in reasons:
-        found[_cure_of(reason) or _OTHERWISE] = None
-    # The general cures help only if no other is known.
-    specific = [cure for cure in found if not (cure == _OTHERWISE or cure.endswith(f"alone: {_OWN_AXES}"))]
+        found[_remedy_of(reason) or _OTHERWISE] = None
+    # The general remedies help only if no other is known.
+    specific = [
+        remedy for remedy in found if not (remedy == _OTHERWISE or remedy.endswith(f"alone: {_OWN_AXES}"))
+    ]
     return tuple(specific or found)
 
 
-def _cure_of(reason: str) -> str | None:
-    return next((cure for pattern, cure in _FAMILIES if pattern.search(reason)), None)
+def _remedy_of(reason: str) -> str | None:
+    return next((remedy for pattern, remedy in _FAMILIES if pattern.search(reason)), None)
 
 
-def has_own_cure(reason: str) -> bool:
+def has_specific_remedy(reason: str) -> bool:
     """Return whether the reason belongs to a family."""
-    return _cure_of(reason) is not None
+    return _remedy_of(reason) is not None
 
 
-def batch_axis_cure(signature: Signature) -> str:
+def batch_axis_remedy(signature: Signature) -> str:
     """Return how to make the first axis variable; empty if no first axis is fixed."""
     inputs, outputs = fixed_first_axes(signature.inputs), fixed_first_axes(signature.outputs)
     if not inputs and not outputs:
