@@ -45,24 +45,10 @@ def compare_model(build: Build, directory: Path) -> RowComparison:
     ("build", "size"),
     [
         (small.twice, 4),
-        (small.mlp, 4),
-        (lambda path: small.mlp(path, np.float16), 4),
-        (lambda path: small.mlp(path, np.float64), 4),
         (small.conv, 16),
-        (small.lookup, 4),
         (lambda path: small.multiples_only(path, 7), 224),
-        (lambda path: small.multiples_only(path, 1), 4),
     ],
-    ids=[
-        "elementwise",
-        "layers and a softmax of each row",
-        "FP16",
-        "FP64",
-        "convolution of at least 5 × 5, argmax",
-        "lookup",
-        "multiples of 7",
-        "any size",
-    ],
+    ids=["elementwise", "convolution of at least 5 × 5, argmax", "multiples of 7"],
 )
 def test_models_with_independent_rows_pass(build: Build, size: int, tmp_path: Path) -> None:
     found = compare_model(build, tmp_path)
@@ -77,14 +63,12 @@ def test_every_datatype_passes(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (small.softmax_over_rows, "output 'share' of a row depends on other rows: by "),
         (small.centred, "output 'y' of a row depends on other rows: by "),
-        (small.running_sum, "output 'y' of a row depends on other rows: by "),
         (small.total, "output 'y' has shape [1, 3] for 2 rows: it does not follow the batch axis"),
         (small.noisy, "output 'y' of one row differs from run to run: by "),
         (small.one_row_only, "it runs one row, but not several together (the model failed on this request"),
     ],
-    ids=["softmax over rows", "mean over rows", "running sum", "sum over rows", "noise", "one row only"],
+    ids=["mean over rows", "sum over rows", "noise", "one row only"],
 )
 def test_models_that_mix_rows_are_found(build: Build, reason: str, tmp_path: Path) -> None:
     found = compare_model(build, tmp_path)
@@ -232,22 +216,17 @@ def test_exact_datatypes_have_no_tolerance(datatype: str) -> None:
     ("model", "batchable"),
     [
         (lambda x: x[::-1].copy(), False),
-        (lambda x: np.sort(x, axis=0), False),
         (lambda x: x * len(x), False),
         (lambda x: x * (2 if len(x) == 2 else 1), False),
         (lambda x: x * (2 if len(x) == 3 else 1), False),
-        (lambda x: x + x[:1], False),
         (lambda x: x - x.max(), False),
         (lambda x: np.where(x > 0, x, np.inf), True),
-        (lambda x: np.where(x > 0, x, np.nan), True),
         (lambda x: np.full_like(x, np.nan), True),
         (lambda x: np.where(x == x.max(), np.nan, x), False),
-        (lambda x: np.where(x == x[0], np.inf, x), False),
         (lambda x: np.zeros_like(x), True),
         (lambda x: x[:, :0], True),
         (lambda x: x[:, : len(x)], False),
         (lambda x: x.reshape(-1), False),
-        (lambda x: x.sum(), False),
         (lambda x: x[x[:, 0] > 0], False),
     ],
 )
@@ -367,7 +346,7 @@ def test_kinds_of_rows_on_which_the_model_fails_are_left_out_and_named() -> None
     assert found.extent.endswith("; left out, because the model fails on them: rows of NaN, +inf, -inf")
 
 
-@pytest.mark.parametrize(("rows", "batchable"), [(2, True), (10, False), (1000, False), (10**6, False)])
+@pytest.mark.parametrize(("rows", "batchable"), [(2, True), (10, False), (10**6, False)])
 def test_integers_are_tried_as_far_as_the_model_accepts_them(rows: int, batchable: bool) -> None:
     """The model mixes rows if an index is above 1."""
 

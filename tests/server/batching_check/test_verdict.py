@@ -26,14 +26,12 @@ Build = Callable[[Path], Path]
 
 SEPARATE: dict[str, Build] = {
     "elementwise": small.twice,
-    "layers": small.mlp,
     "FP16": lambda path: small.mlp(path, np.float16),
     "convolution": small.conv,
     "embedding": small.lookup,
     "attention": small.attention,
     "masked mean": small.masked_mean,
     "LSTM": lambda path: mixing.recurrent(path, "LSTM"),
-    "GRU": lambda path: mixing.recurrent(path, "GRU"),
     "log-mel of each row": lambda path: mixing.log_mel(path, (1,)),
     "scaled by each row": lambda path: mixing.scaled(path, (1,)),
     "quantised statically": lambda path: mixing.quantised(path, dynamic=False),
@@ -42,14 +40,12 @@ SEPARATE: dict[str, Build] = {
 MIXES: dict[str, Build] = {
     "softmax over rows": small.softmax_over_rows,
     "mean over rows": small.centred,
-    "running sum": small.running_sum,
     "sum over rows": small.total,
     "log-mel of the batch": mixing.log_mel,
     "scaled by the batch": mixing.scaled,
     "integers above 1000": mixing.clipped_integers,
     "similarity": mixing.similarity,
     "reversed": mixing.reversed_rows,
-    "sorted": mixing.sorted_rows,
     "quantised dynamically": lambda path: mixing.quantised(path, dynamic=True),
 }
 

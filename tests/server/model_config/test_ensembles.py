@@ -60,11 +60,6 @@ LOOP = SECOND.replace('"mid"', '"label"').replace('value: "label" } }', 'value: 
             ensemble(FIRST.replace('model_name: "a"', "")),
             "must specify 'model_name' in step 0 of ensemble 'e'",
         ),
-        (ensemble('step { model_name: "a" }'), "must specify 'input_map' in step 0 of ensemble 'e'"),
-        (
-            ensemble('step { model_name: "a" input_map { key: "x" value: "image" } }'),
-            "must specify 'output_map' in step 0 of ensemble 'e'",
-        ),
         (
             GOOD.replace("model_version: 3", "model_version: -2"),
             "model_version of step 1 of ensemble 'e' is -2",
@@ -82,10 +77,6 @@ LOOP = SECOND.replace('"mid"', '"label"').replace('value: "label" } }', 'value: 
             "instance group should not be specified for ensemble 'e'",
         ),
         (
-            ensemble(FIRST, SECOND, fields="optimization { }"),
-            "optimization should not be specified for ensemble 'e'",
-        ),
-        (
             ensemble(FIRST, SECOND, fields="model_warmup { }"),
             "model_warmup can not be specified for ensemble 'e'",
         ),
@@ -97,14 +88,9 @@ LOOP = SECOND.replace('"mid"', '"label"').replace('value: "label" } }', 'value: 
             ensemble(SECOND, io=LABEL),
             "output 'label' for ensemble 'e' is not written: .* 'mid', is not connected",
         ),
-        (ensemble(FIRST, SECOND, io=LABEL), "'image', is not connected"),
         (
             ensemble(FIRST, SECOND, io=IMAGE + LABEL + IMAGE.replace("image", "extra")),
             "ensemble input 'extra' .*is not used",
-        ),
-        (
-            ensemble(FIRST, SECOND, io=IMAGE + LABEL + LABEL.replace("label", "extra")),
-            "ensemble output 'extra' .*is not used",
         ),
         (
             ensemble(FIRST, SECOND, io=IMAGE + LABEL.replace("label", "mid")),
@@ -139,13 +125,13 @@ def test_a_mistake_in_the_configuration_is_refused(text: str, message: str) -> N
         ordered_steps(parse_config(text, "test"))
 
 
-def test_models_that_fit_are_accepted() -> None:
-    check_composing_models(parse_config(GOOD, "test"), [parse_config(A, "a"), parse_config(B, "b")])
+WITHOUT_ROWS = 'input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1, -1 ] }'
+WITH_OPTIONAL = A + 'input { name: "w" data_type: TYPE_FP32 dims: 1 optional: true }'
 
 
-def test_a_model_without_rows_may_be_a_step_of_an_ensemble_with_rows() -> None:
-    whole = 'input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1, -1 ] }'
-    check_composing_models(parse_config(GOOD, "test"), [parse_config(whole, "a"), parse_config(B, "b")])
+@pytest.mark.parametrize("a", [A, WITHOUT_ROWS, WITH_OPTIONAL])
+def test_models_that_fit_are_accepted(a: str) -> None:
+    check_composing_models(parse_config(GOOD, "test"), [parse_config(a, "a"), parse_config(B, "b")])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +150,7 @@ def test_a_model_without_rows_may_be_a_step_of_an_ensemble_with_rows() -> None:
         (
             GOOD.replace('key: "y"', 'key: "z"'),
             A,
-            "ensemble tensor mid is mapped from non-existing output z in model a",
+            "ensemble tensor mid is mapped from non-existing output z in model a; it has y",
         ),
         (
             GOOD,
@@ -187,14 +173,8 @@ def test_a_model_without_rows_may_be_a_step_of_an_ensemble_with_rows() -> None:
             A.replace("dims: -1", "dims: 6"),
             r"mid: inconsistent shape: \[-1,6\] is inferred from model a while \[-1,5\] is inferred from model b",
         ),
-        (GOOD.replace("max_batch_size: 4", ""), A, r"\[3\] is inferred from model e while \[-1,3\]"),
     ],
 )
 def test_models_that_do_not_fit_are_refused(text: str, a: str, message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
         check_composing_models(parse_config(text, "test"), [parse_config(a, "a"), parse_config(B, "b")])
-
-
-def test_an_optional_input_of_a_step_needs_no_tensor() -> None:
-    a = A + 'input { name: "w" data_type: TYPE_FP32 dims: 1 optional: true }'
-    check_composing_models(parse_config(GOOD, "test"), [parse_config(a, "a"), parse_config(B, "b")])

@@ -24,12 +24,9 @@ def devices(text: str | None, machine: AvailableDevices) -> list[str]:
     ("groups", "on_cpu", "on_gpus"),
     [
         (None, ["cpu"], ["cuda:0"]),
-        ("", ["cpu"], ["cuda:0"]),
         ("instance_group { }", ["cpu"], ["cuda:0", "cuda:1"]),
-        ("instance_group { count: 2 }", ["cpu"] * 2, ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]),
         ("instance_group { kind: KIND_AUTO gpus: 1 }", ["cpu"], ["cuda:1"]),
         ("instance_group { kind: KIND_AUTO gpus: [ 1, 2 ] count: 2 }", ["cpu"] * 2, ["cpu"] * 2),
-        ("instance_group { kind: KIND_CPU count: 3 }", ["cpu"] * 3, ["cpu"] * 3),
         (
             "instance_group { kind: KIND_CPU } instance_group { kind: KIND_CPU count: 2 }",
             ["cpu"] * 3,
@@ -54,17 +51,10 @@ def test_the_option_instances_counts_those_on_each_device_unless_the_configurati
     assert devices_of("instance_group { }", CPU) == ["cpu"]
 
 
-def test_only_available_gpus_are_used() -> None:
-    group = "instance_group { kind: KIND_GPU %s }"
-    assert devices(group % "", GPU) == ["cuda:0", "cuda:1"]
-    assert devices(group % "gpus: 1 count: 2", GPU) == ["cuda:1", "cuda:1"]
-    assert devices(group % "", ONE) == ["cuda:1"]
-
-
 def test_the_default_is_one_instance_on_each_gpu() -> None:
     assert devices(None, SEVERAL) == devices("instance_group { }", SEVERAL) == ["cuda:2", "cuda:0"]
     assert devices("instance_group { kind: KIND_GPU gpus: 0 }", SEVERAL) == ["cuda:0"]
-    assert devices("instance_group { kind: KIND_CPU }", SEVERAL) == ["cpu"]
+    assert devices("instance_group { kind: KIND_GPU }", ONE) == ["cuda:1"]
     with pytest.raises(StartError, match="unsupported gpu id 1; this server may use: 2, 0"):
         devices("instance_group { gpus: 1 kind: KIND_GPU }", SEVERAL)
 
@@ -84,19 +74,9 @@ def test_the_default_is_one_instance_on_each_gpu() -> None:
             "instance group g of model m specifies invalid or unsupported gpu id 2; this server may use: 0, 1",
         ),
         (
-            "instance_group { kind: KIND_GPU gpus: 0 }",
-            ONE,
-            "invalid or unsupported gpu id 0; this server may use: 1",
-        ),
-        (
             "instance_group { kind: KIND_CPU gpus: 0 }",
             GPU,
             "has kind KIND_CPU but specifies one or more GPUs",
-        ),
-        (
-            "instance_group { kind: KIND_MODEL gpus: 0 }",
-            GPU,
-            "has kind KIND_MODEL but specifies one or more GPUs",
         ),
         ("instance_group { passive: true }", CPU, "every instance group of model 'm' is passive"),
         (
@@ -120,8 +100,6 @@ def test_impossible_groups_are_refused(groups: str, machine: AvailableDevices, m
 @pytest.mark.parametrize(
     ("given", "machine", "completed"),
     [
-        (None, CPU, 'name: "m" kind: KIND_CPU count: 1'),
-        (None, GPU, 'name: "m" kind: KIND_GPU count: 1 gpus: 0'),
         (None, SEVERAL, 'name: "m" kind: KIND_GPU count: 1 gpus: [ 2, 0 ]'),
         ("{ }", GPU, 'name: "m_0" kind: KIND_GPU count: 1 gpus: [ 0, 1 ]'),
         ("{ gpus: [ 0, 7 ] }", GPU, 'name: "m_0" kind: KIND_CPU count: 1'),

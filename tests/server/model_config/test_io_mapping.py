@@ -68,14 +68,9 @@ def test_only_listed_outputs_are_served() -> None:
         ),
         (X + X + Y, "has the input 'x' twice"),
         (X + T + Y.replace('"y"', '"w"'), "unexpected inference output 'w'"),
-        (X + T + Y + Y, "has the output 'y' twice"),
         (
             X.replace("FP32", "FP16") + T + Y,
             "unable to load model 'm', configuration expects datatype TYPE_FP16 for input 'x', model provides TYPE_FP32",
-        ),
-        (
-            X + T + Y.replace("FP32", "INT8"),
-            "configuration expects datatype TYPE_INT8 for output 'y', model provides TYPE_FP32",
         ),
         (
             X.replace("3, -1", "4, -1") + T + Y,
@@ -83,7 +78,6 @@ def test_only_listed_outputs_are_served() -> None:
             "specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit "
             "tensor shape, making complete shape [-1, 4, -1])",
         ),
-        (X.replace("3, -1", "-1, -1") + T + Y, "making complete shape [-1, -1, -1]"),
         (X.replace("3, -1", "-1, 3, -1") + T + Y, "specifies 4 dimensions"),
         (X + T + Y.replace("6", "-1"), "tensor 'y': the model expects 2 dimensions (shape [-1, 6])"),
         (X + T.replace(" reshape { shape: [ ] }", "") + Y, "making complete shape [-1, 1]"),
@@ -95,10 +89,6 @@ def test_only_listed_outputs_are_served() -> None:
             "[3, 0]",
         ),
         (
-            X + T.replace("[ ]", "[ 0 ]") + Y,
-            "model input 't' reshape dimensions must be integer >= 1",
-        ),
-        (
             X + T.replace("dims: 1 ", "") + Y,
             "model input 't' must specify 'dims' for m, since it has a reshape",
         ),
@@ -106,8 +96,6 @@ def test_only_listed_outputs_are_served() -> None:
             X.replace("}", "reshape { shape: [ -1, 2 ] } }") + T + Y,
             "has different size for dims and reshape for m",
         ),
-        (X.replace("}", "reshape { shape: 3 } }") + T + Y, "[3, -1] and [3]"),
-        (X.replace("}", "reshape { shape: [ 3, -1, -1 ] } }") + T + Y, "[3, -1] and [3, -1, -1]"),
         (X.replace("}", "format: FORMAT_NCHW }") + T + Y, "model input NHWC/NCHW require 3 dims for m"),
     ],
 )
@@ -160,7 +148,6 @@ def test_unbatched_dims_are_complete_and_a_scalar_has_dims_1() -> None:
 @pytest.mark.parametrize(
     ("dims", "message"),
     [
-        (("3", "1", "-1, 3"), "specifies 1 dimensions (shape [3])"),
         (("2, 3", "2", "-1, 3"), "scalar tensor 'c', should only provide 1 in the model configuration"),
         (("2, 3", "1", "2, 3"), "tensor 'y': the model expects 2 dimensions (shape [-1, 3])"),
     ],

@@ -32,25 +32,15 @@ def unused(options: dict[str, Any], text: str | None, devices: list[str]) -> lis
     ("field", "flag", "decisive", "others"),
     [
         ("max_batch_size", "max-batch-size", ["max_batch_size: 4", XY], ["dynamic_batching { }"]),
-        ("batching_rewrite", "batching-rewrite", ["max_batch_size: 4", XY], ["dynamic_batching { }"]),
         (
             "max_queue_delay",
             "max-queue-delay-ms",
             ["dynamic_batching { }", XY, "max_batch_size: 1"],
             ["max_batch_size: 4"],
         ),
-        ("preferred_batch_sizes", "preferred-batch-sizes", ["dynamic_batching { }"], ["max_batch_size: 4"]),
         ("priority_weights", "priority-weights", ["dynamic_batching { }"], ["max_batch_size: 4"]),
-        ("default_priority", "default-priority", ["dynamic_batching { }"], ["max_batch_size: 4"]),
         ("batching", "batching", [parameter("batching")], ["max_batch_size: 4"]),
         ("instances", "instances", ["instance_group { }"], ["max_batch_size: 4"]),
-        ("threads", "threads", [parameter("intra_op_thread_count")], [parameter("inter_op_thread_count")]),
-        (
-            "inter_threads",
-            "inter-threads",
-            [parameter("inter_op_thread_count")],
-            [parameter("intra_op_thread_count")],
-        ),
         ("providers", "providers", [accelerator("gpu", "cuda"), accelerator("cpu", "openvino")], [""]),
         (
             "cuda_graphs",
@@ -65,9 +55,7 @@ def unused(options: dict[str, Any], text: str | None, devices: list[str]) -> lis
             [accelerator("gpu", "tensorrt"), parameter("use_tf32")],
         ),
         ("tf32", "tf32", [parameter("use_tf32")], [parameter("fp16")]),
-        ("fp16", "fp16", [parameter("fp16")], [parameter("fp16_tolerance")]),
         ("slo", "slo-ms", [], ["dynamic_batching { }", XY, parameter("slo")]),
-        ("pad_lengths", "pad-lengths", [], ["dynamic_batching { }", XY]),
     ],
 )
 def test_the_configuration_decides(field: str, flag: str, decisive: list[str], others: list[str]) -> None:

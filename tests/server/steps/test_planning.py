@@ -78,7 +78,6 @@ def test_steps_with_equal_batches_form_one_stage() -> None:
     [
         {"batch": 8},
         {"devices": ("cpu", "cpu")},
-        {"devices": ("cuda:0",)},
         {"merges": False},
         {"padding": Padding((4,), {"y": PadInput(1, 0)})},
     ],
@@ -146,11 +145,6 @@ def test_inputs_without_rows_are_shared() -> None:
             "gives the tensor 'y', which step 'a' gives already",
         ),
         ([A, step("b", ["y"], ["x"])], None, "step 'a' reads 'x', which only a later step gives"),
-        (
-            [step("b", ["y"], ["z"]), A],
-            ["z"],
-            "step 'b' reads 'y', which only a later step gives; change their order",
-        ),
         (
             [step("one", [], ["x"]), step("b", ["x"], ["y"])],
             None,

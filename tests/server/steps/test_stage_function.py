@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tensorferry.batcher import DeadlineExceeded, Request
-from tensorferry.server.steps.stage_function import StageFunction, StageStep, StepTimes
+from tensorferry.server.steps.stage_function import StageFunction, StageStep
 
 
 class _Clock:
@@ -76,27 +76,6 @@ def test_nothing_runs_after_the_last_deadline() -> None:
     assert stage.run_batch({"x": 1}, [_request(until=4.0), _request(until=6.0)]) == {"z": 1}
 
 
-def test_times_are_those_of_each_step() -> None:
-    clock = _Clock()
-
-    def took(seconds: float, name: str) -> Any:
-        def run(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-            clock.now += seconds
-            return {name: 1}
-
-        return run
-
-    times = [StepTimes(), StepTimes()]
-    stage = _stage(
-        [StageStep("a", took(1.0, "y"), times=times[0]), StageStep("b", took(2.5, "z"), times=times[1])],
-        ["z"],
-        clock=clock,
-    )
-    stage.run_batch({}, [_request()])
-    stage.run_batch({}, [_request()])
-    assert [(each.batches, each.seconds) for each in times] == [(2, 2.0), (2, 5.0)]
-
-
 def test_calls_of_other_models_are_possible_during_the_batch() -> None:
     inside: list[Any] = []
 
@@ -118,12 +97,9 @@ def test_a_released_tensor_is_not_kept() -> None:
     def read(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"y": 1}
 
-    def fails(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        raise KeyError("x")
-
     steps = [
         StageStep("a", read, inputs={"x": "x"}, drops=("x",)),
-        StageStep("b", fails, inputs={"again": "x"}),
+        StageStep("b", read, inputs={"again": "x"}),
     ]
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="x"):
         _stage(steps, ["y"]).run_batch({"x": 1}, [_request()])

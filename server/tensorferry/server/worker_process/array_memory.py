@@ -21,7 +21,7 @@ _ALIGNMENT = 64
 _NUMBER = struct.Struct("<Q")
 
 
-class Placed(NamedTuple):
+class ArrayRef(NamedTuple):
     """An array of numbers in the memory. `dtype` is numpy's text of it, or the dtype itself if the text would lose something."""
 
     dtype: str | np.dtype[Any]
@@ -66,7 +66,7 @@ class ArrayMemory:
         number: int = _NUMBER.unpack_from(self._map)[0]
         return number
 
-    def put(self, array: Array) -> Placed:
+    def put(self, array: Array) -> ArrayRef:
         """Copy an array of numbers, of any strides, into the memory."""
         offset = self._end
         end = offset + array.nbytes
@@ -76,9 +76,9 @@ class ArrayMemory:
         np.ndarray(array.shape, array.dtype, self._map, offset)[...] = array
         self._end = -(-end // _ALIGNMENT) * _ALIGNMENT
         dtype = array.dtype
-        return Placed(dtype.str if dtype.isbuiltin == 1 else dtype, array.shape, offset)
+        return ArrayRef(dtype.str if dtype.isbuiltin == 1 else dtype, array.shape, offset)
 
-    def get(self, placed: Placed) -> Array:
+    def get(self, placed: ArrayRef) -> Array:
         """Return a copy of an array that the other process has put there: the next run overwrites the memory."""
         dtype = np.dtype(placed.dtype)
         needed = placed.offset + dtype.itemsize * math.prod(placed.shape)

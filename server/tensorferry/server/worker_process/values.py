@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.server.worker_process.array_memory import ArrayMemory, Placed
+from tensorferry.server.worker_process.array_memory import ArrayMemory, ArrayRef
 
 # Sent as they are.
 _PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None)})
@@ -70,7 +70,7 @@ def encode(value: Any, memory: ArrayMemory | None, what: str = "the result") -> 
 def decode(sent: Any, memory: ArrayMemory | None) -> Any:
     """Return the value that `encode` was given. Nothing of it is a view of the memory."""
     kind = type(sent)
-    if kind is Placed and memory is not None:
+    if kind is ArrayRef and memory is not None:
         return memory.get(sent)
     if kind is dict:
         return {key: decode(each, memory) for key, each in sent.items()}
