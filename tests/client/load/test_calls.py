@@ -9,7 +9,7 @@ import grpc
 import pytest
 from client.scripted import Context, Hang, ScriptedServer, echo, failed, streamed
 
-from tensorferry.client.load.calls import Calls, Failure, StreamCalls
+from tensorferry.client.load.calls import Calls, Failure
 from tensorferry.client.load.process import opened
 from tensorferry.client.load.records import Target
 from tensorferry.protos import inference_pb2 as pb
@@ -158,7 +158,6 @@ def test_a_late_answer_of_a_stream_is_a_failure(
 ) -> None:
     times = iter([1000.0, 1006.0])
     with opened(Target(server.target, timeout=5.0, stream=True), 1) as calls:
-        assert isinstance(calls, StreamCalls)
         monkeypatch.setattr("tensorferry.client.load.calls.time.monotonic", lambda: next(times))
         calls.start(BODY, ends)
         failure = ends.next()

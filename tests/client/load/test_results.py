@@ -19,7 +19,7 @@ from tensorferry.client.load.process import _Reports
 from tensorferry.client.load.records import Plan, Tally
 from tensorferry.client.load.report import page
 from tensorferry.client.load.result_file import BadResults
-from tensorferry.client.load.results import StepResult, StepTotals, limits
+from tensorferry.client.load.results import StepResult, StepTotals
 from tensorferry.client.load.run import parts_of
 from tensorferry.client.load.server_statistics import ServerSide, ServerTotals, difference
 from tensorferry.client.load.steps import Arrival, Step
@@ -98,31 +98,31 @@ OWN = (
 
 
 @pytest.mark.parametrize(
-    ("cpu", "waited", "lags", "latencies", "own", "warning"),
+    ("cpu", "waited", "lags", "latencies", "warnings"),
     [
-        ([0.5, 0.97], [0.0, 0.9], (), (0.005,), 0.001, BUSY),
-        ([0.5, 0.4], [0.1, 0.5], (), (0.005,), 0.001, WITHOUT_CORE),
-        ([0.1], [0.0], (*[0.0001] * 90, *[0.004] * 10), (0.005,), 0.0001, LATE),
-        ([0.4], [0.0], (), (*[0.00037] * 9, 0.1), 0.00014, OWN),
-        # No warning: the client has time, the lag or its work is small beside the latency, or there are no calls.
-        ([0.5, 0.6], [0.3, 0.2], (0.0002,), (0.005,), 0.0005, None),
-        ([0.1], [0.0], (0.004,), (0.1,), 0.0001, None),
-        ([0.4], [0.0], (), (0.0015,), 0.00014, None),
-        ([0.4], [0.0], (), (), 0.00014, None),
-        ([0.4], [0.0], (), (0.0001,), None, None),
+        ((0.5, 0.97), (0.0, 0.9), (), [0.005] * 5000, [BUSY]),
+        ((0.5, 0.4), (0.1, 0.5), (), [0.005] * 5000, [WITHOUT_CORE]),
+        ((0.1,), (0.0,), (*[0.0001] * 90, *[0.004] * 10), [0.005] * 1000, [LATE]),
+        ((0.42,), (0.0,), (), [*[0.00037] * 2000, *[0.1] * 1000], [OWN]),
+        # The client has time, or the lag or its work is small beside the latency, or there are no calls.
+        ((0.5, 0.6), (0.3, 0.2), (0.0002,), [0.005] * 5000, []),
+        ((0.1,), (0.0,), (0.004,), [0.1] * 1000, []),
+        ((0.42,), (0.0,), (), [0.0015] * 3000, []),
+        ((0.42,), (0.0,), (), [], []),
     ],
 )
 def test_warnings_that_the_client_is_the_limit(
-    cpu: list[float],
-    waited: list[float],
+    cpu: tuple[float, ...],
+    waited: tuple[float, ...],
     lags: tuple[float, ...],
-    latencies: tuple[float, ...],
-    own: float | None,
-    warning: str | None,
+    latencies: list[float],
+    warnings: list[str],
 ) -> None:
-    found = list(limits(cpu, waited, histogram(*lags), histogram(*latencies), own))
-    assert len(found) == (warning is not None)
-    assert all(text.startswith(warning or "") for text in found)
+    found = replace(
+        result(), seconds=1.0, cpu=cpu, waited=waited, lags=histogram(*lags), latencies=histogram(*latencies)
+    ).warnings
+    assert len(found) == len(warnings)
+    assert all(text.startswith(start) for text, start in zip(found, warnings, strict=True))
 
 
 def test_late_sends_of_all_processes_are_a_warning() -> None:
@@ -148,7 +148,7 @@ def test_the_clients_work_is_shared_by_all_calls() -> None:
     )
     contents = result_file.document({}, [done, replace(done, latencies=Histogram(), errors=())])
     assert [step["client"]["seconds_per_call"] for step in contents["steps"]] == [pytest.approx(0.0004), None]
-    (line,) = tables.errors_and_warnings([replace(done, errors=())])
+    _, line = tables.errors_and_warnings([done])
     assert line == f"WARNING (2 in flight): {done.warnings[0]}"
     assert json.dumps(done.warnings[0]) in page(contents)
 

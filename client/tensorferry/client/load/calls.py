@@ -10,7 +10,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -48,18 +48,37 @@ class Calls:
         """End calls in progress. No call may be started afterwards."""
 
 
-class UnaryCalls(Calls):
-    """Unary calls, on all channels in turn; the timeout becomes their gRPC deadline."""
+class CallsInTurn(Calls):
+    """Calls on several channels in turn."""
 
-    def __init__(self, channels: Sequence[grpc.Channel], metadata: CallMetadata, timeout: float) -> None:
-        self._methods: Iterator[Callable[..., Any]] = itertools.cycle(
-            [channel.unary_unary(UNARY_METHOD).future for channel in channels]
-        )
+    def __init__(self, calls: Sequence[Calls]) -> None:
+        self._calls, self._turns = calls, itertools.cycle(calls)
+
+    def start(self, body: bytes, done: Done) -> None:
+        """Send a request on the next channel."""
+        next(self._turns).start(body, done)
+
+    def expire(self) -> None:
+        """End the late calls of all channels."""
+        for calls in self._calls:
+            calls.expire()
+
+    def close(self) -> None:
+        """End the calls of all channels."""
+        for calls in self._calls:
+            calls.close()
+
+
+class UnaryCalls(Calls):
+    """Unary calls on a channel; the timeout becomes their gRPC deadline. Closing the channel ends them."""
+
+    def __init__(self, channel: grpc.Channel, metadata: CallMetadata, timeout: float) -> None:
+        self._method: Callable[..., Any] = channel.unary_unary(UNARY_METHOD).future
         self._metadata, self._timeout = metadata or None, timeout
 
     def start(self, body: bytes, done: Done) -> None:
         """Send a request, and return before its answer."""
-        call = next(self._methods)(body, timeout=self._timeout, metadata=self._metadata)
+        call = self._method(body, timeout=self._timeout, metadata=self._metadata)
         call.add_done_callback(functools.partial(_ended, done))
 
 
@@ -69,34 +88,12 @@ def _ended(done: Done, call: Any) -> None:
 
 
 class StreamCalls(Calls):
-    """Requests on one stream of each channel, in turn.
+    """Requests on one stream of a channel.
 
     A stream that broke fails its requests, and the next request opens another. A request that is
     not answered within the timeout fails with DEADLINE_EXCEEDED, because a deadline of gRPC would
     be that of the whole stream.
     """
-
-    def __init__(self, channels: Sequence[grpc.Channel], metadata: CallMetadata, timeout: float) -> None:
-        self._streams = [_Stream(channel, metadata, timeout) for channel in channels]
-        self._turns = itertools.cycle(self._streams)
-
-    def start(self, body: bytes, done: Done) -> None:
-        """Send a request, and return before its answer."""
-        next(self._turns).start(body, done)
-
-    def expire(self) -> None:
-        """End requests whose timeout has passed."""
-        for stream in self._streams:
-            stream.expire()
-
-    def close(self) -> None:
-        """Cancel the streams."""
-        for stream in self._streams:
-            stream.close()
-
-
-class _Stream:
-    """One stream, opened again after it broke."""
 
     def __init__(self, channel: grpc.Channel, metadata: CallMetadata, timeout: float) -> None:
         self._method: Callable[..., Any] = channel.stream_stream(STREAM_METHOD)
@@ -110,6 +107,7 @@ class _Stream:
         self._call: Any = None
 
     def start(self, body: bytes, done: Done) -> None:
+        """Send a request, and return before its answer."""
         name = str(next(self._numbers))
         # Fields of concatenated messages are merged, so this sets the id of a serialised request.
         message = body + _ID_TAG + bytes((len(name),)) + name.encode()
@@ -127,6 +125,7 @@ class _Stream:
             threading.Thread(target=self._receive, args=work, name="answers-of-stream", daemon=True).start()
 
     def expire(self) -> None:
+        """End requests whose timeout has passed."""
         before = time.monotonic() - self._timeout
         with self._lock:
             names = [name for name, (begun, _) in self._pending.items() if begun < before]
@@ -135,6 +134,7 @@ class _Stream:
             done(_LATE)
 
     def close(self) -> None:
+        """Cancel the stream."""
         with self._lock:
             call, requests = self._call, self._requests
         if requests is not None:

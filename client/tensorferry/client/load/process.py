@@ -14,7 +14,7 @@ import grpc
 
 from tensorferry.client.connection import channel
 from tensorferry.client.errors import InferenceError
-from tensorferry.client.load.calls import Calls, StreamCalls, UnaryCalls
+from tensorferry.client.load.calls import Calls, CallsInTurn, StreamCalls, UnaryCalls
 from tensorferry.client.load.histogram import Histogram
 from tensorferry.client.load.loops import ClosedLoop, OpenLoop, Recorder
 from tensorferry.client.load.records import Failed, Part, Tally, Target
@@ -66,7 +66,7 @@ def opened(target: Target, connections: int) -> Iterator[Calls]:
         for made in channels:
             grpc.channel_ready_future(made).result(target.connect_timeout)
         kind = StreamCalls if target.stream else UnaryCalls
-        calls: Calls = kind(channels, target.metadata, target.timeout)
+        calls = CallsInTurn([kind(made, target.metadata, target.timeout) for made in channels])
         stack.callback(calls.close)
         yield calls
 

@@ -112,7 +112,6 @@ def _read_step(fields: Document) -> StepResult:
         tuple(client["waited_by_process"]),
         tuple(_record(Interval, interval) for interval in fields["intervals"]),
         server,
-        tuple(fields["warnings"]),
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from tensorferry.client.load.histogram import Histogram
 from tensorferry.client.load.records import Tally
@@ -64,7 +64,6 @@ class StepResult:
     waited: tuple[float, ...]
     intervals: tuple[Interval, ...]
     server: ServerSide | None = None
-    warnings: tuple[str, ...] = ()
 
     @property
     def answered(self) -> int:
@@ -91,6 +90,35 @@ class StepResult:
         """Processor time of the client for each call; None without calls."""
         calls = self.answered + self.failed
         return sum(self.cpu) * self.seconds / calls if calls else None
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """A sentence for each sign that figures are those of the client, not of the server."""
+        found = []
+        median, late = self.latencies.percentile(0.5) or 0.0, self.lags.percentile(0.99) or 0.0
+        busiest, own = max(self.cpu, default=0.0), self.own_seconds or 0.0
+        used, wait = max(zip(self.cpu, self.waited, strict=True), key=sum, default=(0.0, 0.0))
+        if busiest >= _BUSY_CORES:
+            found.append(
+                f"the client is the limit: a load process used {busiest:.0%} of a core; "
+                f"use more than --processes {len(self.cpu)}, on a machine with cores to spare"
+            )
+        elif used + wait >= _BUSY_CORES:
+            found.append(
+                f"the client is the limit: a load process used {used:.0%} of a core and waited {wait:.0%} of the time for one, "
+                "which the server or other programs had; run the client on other cores"
+            )
+        elif median and own > _OWN_SHARE * median:
+            found.append(
+                f"the client's own work is in the latencies: about {1e3 * own:.2f} ms of each call, "
+                f"so those below {1e3 * own / _OWN_SHARE:.1f} ms are more than a tenth too high"
+            )
+        if late > max(_LAG_SECONDS, _LAG_SHARE * median):
+            found.append(
+                f"the client is late: 1 % of the requests were sent {1e3 * late:.1f} ms or more after the intended time, "
+                "which their latencies include; use more --processes or a lower --rate"
+            )
+        return found
 
 
 @dataclass(slots=True)
@@ -137,39 +165,4 @@ class StepTotals:
         waited = tuple(used / seconds for used in self.waited_seconds.values())
         errors = tuple(sorted(self.errors.values(), key=lambda error: -error.count))
         found = (self.step, seconds, self.latencies, self.rows, errors, self.lags, cpu, waited)
-        result = StepResult(*found, tuple(self.intervals), server)
-        warnings = limits(cpu, waited, self.lags, self.latencies, result.own_seconds)
-        return replace(result, warnings=tuple(warnings))
-
-
-def limits(
-    cpu: Sequence[float], waited: Sequence[float], lags: Histogram, latencies: Histogram, own: float | None
-) -> Iterable[str]:
-    """Yield a sentence for each sign that figures are those of the client, not of the server.
-
-    `own` is the processor time of the client for each call, in seconds.
-    """
-    median = latencies.percentile(0.5) or 0.0
-    busiest = max(cpu, default=0.0)
-    used, wait = max(zip(cpu, waited, strict=True), key=sum, default=(0.0, 0.0))
-    if busiest >= _BUSY_CORES:
-        yield (
-            f"the client is the limit: a load process used {busiest:.0%} of a core; "
-            f"use more than --processes {len(cpu)}, on a machine with cores to spare"
-        )
-    elif used + wait >= _BUSY_CORES:
-        yield (
-            f"the client is the limit: a load process used {used:.0%} of a core and waited {wait:.0%} of the time for one, "
-            "which the server or other programs had; run the client on other cores"
-        )
-    elif own and median and own > _OWN_SHARE * median:
-        yield (
-            f"the client's own work is in the latencies: about {1e3 * own:.2f} ms of each call, "
-            f"so those below {1e3 * own / _OWN_SHARE:.1f} ms are more than a tenth too high"
-        )
-    late = lags.percentile(0.99) or 0.0
-    if late > max(_LAG_SECONDS, _LAG_SHARE * median):
-        yield (
-            f"the client is late: 1 % of the requests were sent {1e3 * late:.1f} ms or more after the intended time, "
-            "which their latencies include; use more --processes or a lower --rate"
-        )
+        return StepResult(*found, tuple(self.intervals), server)
