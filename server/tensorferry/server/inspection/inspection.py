@@ -90,10 +90,17 @@ def inspect_model(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
     if wanted.write_batched is not None:
         raise StartError(f"{source.path}: --write-batched takes an ONNX file")
     if ensemble:
-        yield from _inspect_loaded([*_composing(source), source], source.name, config, wanted)
+        sources: Sequence[ModelSource] = [*_composing(source), source]
     else:
         sources = declared_sources([source]) if source.directory is None else [declared_source(source)]
-        yield from _inspect_loaded(sources, None, config, wanted)
+    for each, model in loaded_models(sources, config):
+        if ensemble and each.name != source.name:
+            continue
+        if isinstance(each.declaration, OnnxModel):
+            file, options = declared_onnx(each, each.declaration, config.for_model(each.name))
+            yield replace(_inspect_file(file, options, wanted), name=each.name)
+        else:
+            yield _inspect_running(each, model, wanted)
 
 
 def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> Inspection:
@@ -103,29 +110,23 @@ def _inspect_file(source: ModelSource, config: ServerConfig, wanted: Wanted) -> 
         prepared = prepare_model(source, config, device, scratch, unlimited=True)
         if wanted.write_batched is not None:
             _write_batched(prepared, wanted.write_batched)
-        found = Inspection(
-            source.name,
-            source.version,
-            source.path,
-            _kind_of(source),
-            prepared.io_mapping.signature,
-            prepared.batching,
-            prepared.settings.devices,
-        )
+        signature, settings = prepared.io_mapping.signature, prepared.settings
+        known = (_kind_of(source), signature, prepared.batching, settings.devices)
+        found = Inspection(source.name, source.version, source.path, *known)
         if not wanted.measure:
             return replace(found, not_measured="--no-measure")
         length = wanted.length or prepared.working_size
         if length is None:
-            advice = "; --length gives its axes other lengths" if lengths_of(found.signature, 0, {}) else ""
+            advice = "; --length gives its axes other lengths" if lengths_of(signature, 0, {}) else ""
             return replace(found, not_measured=f"it does not run on random input{advice}")
-        _check_axes(found.signature, wanted.lengths)
+        _check_axes(signature, wanted.lengths)
         model = MeasuredModel(
             prepared.file,
-            prepared.settings.devices[0],
-            prepared.settings.ort_options,
+            settings.devices[0],
+            settings.ort_options,
             prepared.io_mapping,
             length,
-            _sizes(prepared.io_mapping.signature, prepared.batching, wanted),
+            _sizes(signature, prepared.batching, wanted),
             wanted.seconds,
             dict(wanted.lengths),
             _layouts(prepared),
@@ -168,12 +169,11 @@ def _sizes(signature: Signature, decision: BatchingDecision, wanted: Wanted) -> 
 def _check_axes(signature: Signature, lengths: Mapping[str, int]) -> None:
     """Raise StartError if a length is given for an axis that the inputs do not have."""
     known = [name for name in lengths_of(signature, 0, {}) if "[" not in name]
-    for name in lengths:
-        if name not in known:
-            raise StartError(
-                f"--length names the axis {name!r}; the inputs have {', '.join(map(repr, known)) or 'no variable axes'} "
-                "besides the batch axis"
-            )
+    if unknown := [name for name in lengths if name not in known]:
+        raise StartError(
+            f"--length names the axis {unknown[0]!r}; the inputs have {', '.join(map(repr, known)) or 'no variable axes'} "
+            "besides the batch axis"
+        )
 
 
 def _composing(source: ModelSource) -> Sequence[ModelSource]:
@@ -189,20 +189,6 @@ def _composing(source: ModelSource) -> Sequence[ModelSource]:
 
     add(source)
     return list(found.values())
-
-
-def _inspect_loaded(
-    sources: Sequence[ModelSource], only: str | None, config: ServerConfig, wanted: Wanted
-) -> Iterator[Inspection]:
-    """Load models that may use each other; yield what is known of all, or of one."""
-    for source, model in loaded_models(sources, config):
-        if only is not None and source.name != only:
-            continue
-        if isinstance(source.declaration, OnnxModel):
-            file, options = declared_onnx(source, source.declaration, config.for_model(source.name))
-            yield replace(_inspect_file(file, options, wanted), name=source.name)
-        else:
-            yield _inspect_running(source, model, wanted)
 
 
 def _inspect_running(source: ModelSource, model: Model, wanted: Wanted) -> Inspection:
