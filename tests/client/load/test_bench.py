@@ -178,6 +178,7 @@ def test_progress_on_a_terminal(
         (["--processes", "0"], "argument --processes: expected a whole number from 1 to 256, got '0'"),
         (["--shape", "x"], "argument --shape: expected NAME:DIMS such as image:3,224,224, got 'x'"),
         (["--shape", "x:1", "--shape", "x:2"], "argument --shape: 'x' is given more than once"),
+        (["--rows", "2"], "rows expects 1, got 2"),
         (["--input", "/no/such.npz"], "argument --input: '/no/such.npz' cannot be read"),
         (["--input", __file__], "give NAME=FILE.npy or FILE.npz"),
         (["--trace", __file__], 'line 1: expected {"at": SECONDS, "rows": NUMBER}'),
