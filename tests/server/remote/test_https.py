@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
-from support.remote.web_server import Response, WebServer, web_server
+from support.remote.raw_server import raw_server
+from support.remote.web_server import Response, WebServer
 
-from tensorferry.server.remote.failures import ChangedError, RemoteError, UnreachableError
-from tensorferry.server.remote.https import HttpsStore
-from tensorferry.server.remote.stores import RemoteFile
+from tensorferry.server.remote.download import Limits
+from tensorferry.server.remote.failures import RemoteError, UnreachableError
+from tensorferry.server.remote.model_files import ModelFiles
+from tensorferry.server.remote.stores import stores
 from tensorferry.server.remote.url import parse_file
 
+LIMITS = Limits(window_seconds=0.05)
 
-@contextmanager
-def raw_server(answer: bytes) -> Iterator[str]:
-    """Send an answer to one connection, which stays open. Yield the server's address."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def serve() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(answer)
-                done.wait()
-
-        done = threading.Event()
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        finally:
-            done.set()
-            thread.join()
+def fetched(cache: Path, address: str, limits: Limits = Limits()) -> bytes:  # noqa: B008
+    files = ModelFiles(cache, stores(allow_http=True), lambda path: (), limits)
+    return files.fetch(parse_file(address)).path.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -46,53 +30,37 @@ def raw_server(answer: bytes) -> Iterator[str]:
             RemoteError,
             "permission denied; the credentials may not read it, or there are none: use an address",
         ),
-        (403, RemoteError, "permission denied"),
         (404, RemoteError, "there is no such file or directory; check the address"),
-        (410, RemoteError, "there is no such file"),
-        (418, RemoteError, "the host answered with HTTP status 418"),
-        (429, UnreachableError, "the host answered with HTTP status 429; try again later"),
+        (418, RemoteError, "the host answered with HTTP status 418; check the address"),
         (503, UnreachableError, "the host answered with HTTP status 503; try again later"),
     ],
 )
-def test_a_status_is_described(web: WebServer, status: int, kind: type[RemoteError], said: str) -> None:
+def test_a_status_is_described(
+    web: WebServer, cache: Path, status: int, kind: type[RemoteError], said: str
+) -> None:
     web.respond = lambda request: Response(status=status)
     with pytest.raises(RemoteError) as caught:
-        HttpsStore().describe(parse_file(f"{web.url}/m.onnx"))
+        fetched(cache, f"{web.url}/m.onnx")
     assert type(caught.value) is kind
     assert str(caught.value).startswith(f"{web.url}/m.onnx: {said}")
 
 
 def test_a_certificate_of_an_unknown_authority_is_refused(
-    web: WebServer, monkeypatch: pytest.MonkeyPatch
+    web: WebServer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/dev/null")
     with pytest.raises(RemoteError, match=r"certificate is not trusted .*SSL_CERT_FILE") as caught:
-        HttpsStore().describe(parse_file(f"{web.url}/m.onnx"))
+        fetched(cache, f"{web.url}/m.onnx")
     assert not isinstance(caught.value, UnreachableError)
     assert not web.requests
 
 
-def test_a_name_without_an_address_is_a_failure_of_dns() -> None:
+def test_a_name_without_an_address_is_a_failure_of_dns(cache: Path) -> None:
     with pytest.raises(UnreachableError, match=r"cannot be resolved \(DNS\)"):
-        HttpsStore().describe(parse_file("https://no-such-host.invalid/m.onnx"))
+        fetched(cache, "https://no-such-host.invalid/m.onnx")
 
 
-def test_a_closed_port_is_unreachable(web: WebServer) -> None:
-    web.close()
-    with pytest.raises(UnreachableError, match=r"cannot be reached \(Connection refused\)"):
-        HttpsStore().describe(parse_file(f"{web.url}/m.onnx"))
-
-
-def test_a_server_that_says_nothing_is_unreachable() -> None:
-    # The system accepts the connection, but nothing is read from it.
-    with (
-        socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(UnreachableError, match=r"cannot be reached"),
-    ):
-        HttpsStore(timeout=0.01).describe(parse_file(f"https://127.0.0.1:{silent.getsockname()[1]}/m.onnx"))
-
-
-def test_redirects_are_followed_without_credentials(web: WebServer) -> None:
+def test_redirects_are_followed_without_credentials(web: WebServer, cache: Path) -> None:
     web.files["/there.onnx"] = b"content"
     serve = web.respond
     web.respond = lambda request: (
@@ -100,68 +68,50 @@ def test_redirects_are_followed_without_credentials(web: WebServer) -> None:
         if request.path == "/here.onnx"
         else serve(request)
     )
-    address = f"{web.url}/here.onnx".replace("://", "://user:secret@")
-    described = HttpsStore().describe(parse_file(address))
-    assert described.size == 7
-    first, second = web.requests
+    assert fetched(cache, f"{web.url}/here.onnx".replace("://", "://user:secret@")) == b"content"
+    first, second, *_ = web.requests
     assert first.headers["Authorization"] == "Basic dXNlcjpzZWNyZXQ="
     assert "Authorization" not in second.headers
 
 
-def test_a_redirect_to_plain_http_is_refused(web: WebServer) -> None:
-    with web_server(None) as plain:
-        plain.files["/m.onnx"] = b"content"
-        web.respond = lambda request: Response(status=302, headers={"Location": f"{plain.url}/m.onnx"})
-        with pytest.raises(RemoteError, match=r"redirects to an address that is not https://"):
-            HttpsStore().describe(parse_file(f"{web.url}/m.onnx"))
-        assert not plain.requests
-
-
-def test_a_file_that_is_not_as_described_has_changed(web: WebServer) -> None:
-    web.files["/m.onnx"] = b"content"
-    file = RemoteFile(parse_file(f"{web.url}/m.onnx"), '"older"', 7)
-    for offset in (0, 3):
-        with pytest.raises(ChangedError):
-            HttpsStore().read(file, offset)
-
-
-def test_the_body_of_a_redirect_is_not_read(plain_web: WebServer) -> None:
+def test_a_redirect_to_plain_http_is_refused(web: WebServer, plain_web: WebServer, cache: Path) -> None:
     plain_web.files["/m.onnx"] = b"content"
-    with raw_server(
-        b"HTTP/1.1 302 Found\r\nContent-Length: 1000000000000\r\n"
-        b"Location: " + plain_web.url.encode() + b"/m.onnx\r\n\r\n"
-    ) as address:
-        assert HttpsStore(timeout=1.0).describe(parse_file(f"{address}/here.onnx")).size == 7
+    web.respond = lambda request: Response(status=302, headers={"Location": f"{plain_web.url}/m.onnx"})
+    with pytest.raises(RemoteError, match=r"redirects to an address that is not https://"):
+        fetched(cache, f"{web.url}/m.onnx")
+    assert not plain_web.requests
 
 
-def test_what_has_arrived_is_returned_before_a_slow_host_sends_more() -> None:
-    with raw_server(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nten bytes.") as address:
-        file = RemoteFile(parse_file(f"{address}/m.onnx"), None, 1_000_000)
-        _, chunks = HttpsStore(timeout=1.0).read(file, 0)
-        assert next(chunks) == b"ten bytes."
+def test_the_body_of_a_redirect_is_not_read(plain_web: WebServer, cache: Path) -> None:
+    plain_web.respond = lambda request: Response(status=404)
+    with (
+        raw_server(
+            b"HTTP/1.1 302 Found\r\nContent-Length: 1000000000000\r\n"
+            b"Location: " + plain_web.url.encode() + b"/m.onnx\r\n\r\n"
+        ) as address,
+        pytest.raises(RemoteError, match=r"there is no such file"),
+    ):
+        fetched(cache, f"{address}/here.onnx")
 
 
-def test_bytes_from_another_place_are_refused(web: WebServer) -> None:
-    place = {"Content-Range": "bytes 9000000000-9000000001/9000000002"}
-    web.respond = lambda request: Response(b"ab", status=206, headers=place)
-    file = RemoteFile(parse_file(f"{web.url}/m.onnx"), None, 9_000_000_002)
-    for offset in (0, 5):
-        with pytest.raises(RemoteError, match=rf"sent the bytes from 9000000000 on instead .* {offset} on"):
-            HttpsStore().read(file, offset)
+def test_a_file_that_changes_during_each_download_is_given_up(web: WebServer, cache: Path) -> None:
+    def changed(request: object) -> Response:
+        number = str(len(web.requests))
+        return Response(b"content", headers={"ETag": f'"{number}"'})
+
+    web.respond = changed
+    with pytest.raises(RemoteError, match=r"has changed while it was downloaded; try again"):
+        fetched(cache, f"{web.url}/m.onnx")
+    assert len(web.requests) == 6
 
 
-def test_a_length_that_no_file_has_is_no_length(plain_web: WebServer) -> None:
+def test_a_length_that_no_file_has_is_no_length(plain_web: WebServer, cache: Path) -> None:
     length = {"Content-Range": f"bytes 0-0/{'9' * 5000}"}
     plain_web.respond = lambda request: Response(b"a", status=206, headers=length)
-    assert HttpsStore().describe(parse_file(f"{plain_web.url}/m.onnx")).size is None
+    assert fetched(cache, f"{plain_web.url}/m.onnx") == b"a"
 
 
-def test_a_path_is_encoded_once(web: WebServer) -> None:
+def test_a_path_is_encoded_once(web: WebServer, cache: Path) -> None:
     web.files["/a b/ü.onnx"] = b"content"
     for path in ("a%20b/%C3%BC.onnx", "a%20b/ü.onnx"):
-        assert HttpsStore().describe(parse_file(f"{web.url}/{path}")).size == 7
-
-
-def test_web_servers_cannot_list(web: WebServer) -> None:
-    with pytest.raises(RemoteError, match=r"cannot list files"):
-        HttpsStore().list(parse_file(f"{web.url}/m.onnx"))
+        assert fetched(cache, f"{web.url}/{path}") == b"content"

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from support.models import external, small
 from support.remote.hub import FakeHub
@@ -13,8 +14,8 @@ from support.remote.web_server import Request, Response, WebServer
 
 from tensorferry.server.onnx_graph import external_files
 from tensorferry.server.remote.failures import RemoteError, UnreachableError
-from tensorferry.server.remote.hub import HubStore
 from tensorferry.server.remote.model_files import ModelFiles
+from tensorferry.server.remote.stores import HubStore
 from tensorferry.server.remote.url import parse_file, parse_repository
 
 
@@ -56,13 +57,28 @@ def test_a_branch_is_followed_and_a_commit_is_not_asked_about(
     assert not hub.server.requests
 
 
-def test_a_broken_download_is_continued(hub: FakeHub, cache: Path, tmp_path: Path) -> None:
+def test_a_broken_download_is_tried_again(hub: FakeHub, cache: Path, tmp_path: Path) -> None:
     body = small.twice(tmp_path / "a.onnx").read_bytes()
     hub.commit("org/repo", {"m.onnx": body})
     hub.server.cut_after = [60]
-    fetched = files_of(hub, cache).fetch(parse_file("hf://org/repo/m.onnx"))
-    assert fetched.path.read_bytes() == body
-    assert hub.server.requests[-1].headers["Range"] == "bytes=60-"
+    assert files_of(hub, cache).fetch(parse_file("hf://org/repo/m.onnx")).path.read_bytes() == body
+
+
+def test_a_redirect_to_plain_http_is_refused(web: WebServer, plain_web: WebServer, cache: Path) -> None:
+    hub = FakeHub(web)
+    hub.commit("org/repo", {"m.onnx": b"model"})
+    serve = web.respond
+    web.respond = lambda request: (
+        serve(request)
+        if request.method == "HEAD"
+        else Response(status=302, headers={"Location": f"{plain_web.url}/m.onnx"})
+    )
+    # So that it reads SSL_CERT_FILE again.
+    huggingface_hub.close_session()
+    with pytest.raises(RemoteError, match=r"redirects to an address that is not https://"):
+        files_of(hub, cache).fetch(parse_file("hf://org/repo/m.onnx"))
+    huggingface_hub.close_session()
+    assert not plain_web.requests
 
 
 def test_the_token_is_sent_and_never_shown(
@@ -141,7 +157,8 @@ def test_a_hub_that_is_gone_is_unreachable(hub: FakeHub, cache: Path) -> None:
 def test_a_repository_of_models_is_listed_at_one_commit(hub: FakeHub) -> None:
     files = {"models/a/1/model.onnx": b"model", "models/a/config.pbtxt": b"", "README.md": b"text"}
     commit = hub.commit("org/repo", files)
-    listed = HubStore(hub.server.url).list(parse_repository("hf://org/repo/models"))
+    store = HubStore(hub.server.url)
+    listed = store.list(parse_repository("hf://org/repo/models"))
     assert sorted(listed) == ["a/1/model.onnx", "a/config.pbtxt"]
     assert {file.url.revision for file in listed.values()} == {commit}
-    assert sorted(HubStore(hub.server.url).list(parse_repository("hf://org/repo"))) == sorted(files)
+    assert sorted(store.list(parse_repository("hf://org/repo"))) == sorted(files)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
 from tensorferry.server.models.repository import Repository, RepositoryError
 from tensorferry.server.remote import repository_mirror
-from tensorferry.server.remote.download import Downloader
+from tensorferry.server.remote.download import RemoteFile
 from tensorferry.server.remote.failures import RemoteError, UnreachableError
 from tensorferry.server.remote.repository_mirror import RepositoryMirror
-from tensorferry.server.remote.stores import RemoteFile
 from tensorferry.server.remote.url import RemoteUrl, parse_repository
 
 URL = parse_repository("s3://bucket/models")
@@ -38,17 +38,16 @@ class Store:
             for name, body in self.files.items()
         }
 
-    def read(self, file: RemoteFile, offset: int) -> tuple[int, Iterator[bytes]]:
+    def read(self, file: RemoteFile, output: FileIO) -> None:
         if not self.reachable:
             raise UnreachableError(f"{file.url}: the host cannot be reached")
         name = file.url.path.removeprefix("models/")
         self.names.append(name)
-        return offset, iter([self.files[name][offset:]])
+        output.write(self.files[name])
 
 
 def mirrored(store: Store, cache: Path, *, allow_code: bool = False) -> Repository:
-    downloader = Downloader(pause=lambda seconds: None)
-    mirror = RepositoryMirror(URL, cache, lambda url: store, allow_code=allow_code, downloader=downloader)
+    mirror = RepositoryMirror(URL, cache, lambda url: store, allow_code=allow_code)
     repository = Repository([mirror])
     repository.refresh()
     return repository
@@ -130,14 +129,17 @@ def test_versions_and_models_come_and_go(store: Store, cache: Path) -> None:
 def test_a_host_that_is_gone_leaves_what_is_in_the_cache(
     store: Store, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mirrored(store, cache).versions("a")
+    running = mirrored(store, cache)
+    running.versions("a")
     store.reachable = False
-    repository = mirrored(store, cache)
+    running.refresh()
     assert "the copy in the cache is used, which may be outdated" in caplog.text
-    assert repository.names() == ["a", "b"]
-    assert repository.versions("a")[0].source.path.read_bytes() == b"second"
+    assert running.names() == ["a", "b"]
     with pytest.raises(UnreachableError):
-        repository.versions("b")
+        running.versions("b")
+    started = mirrored(store, cache)
+    assert started.names() == ["a"]
+    assert started.versions("a")[0].source.path.read_bytes() == b"second"
 
 
 def test_without_a_cache_a_host_that_is_gone_is_an_error(store: Store, cache: Path) -> None:

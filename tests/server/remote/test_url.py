@@ -147,7 +147,7 @@ def test_files_beside_a_model_have_its_host_and_their_own_pins() -> None:
         "u:p",
         (),
     )
-    assert (url.pin(), url.pin("m.onnx_data"), url.pin("other")) == (HASH, "cd" * 32, None)
+    assert (url.pin("m.onnx"), url.pin("m.onnx_data"), url.pin("other")) == (HASH, "cd" * 32, None)
     versioned = parse_file("s3://bucket/a/m.onnx?versionId=v7").beside("m.onnx_data")
     assert (versioned.path, versioned.version_id) == ("a/m.onnx_data", None)
     assert parse_url("s3://bucket/models").below("a/1/model.onnx").path == "models/a/1/model.onnx"

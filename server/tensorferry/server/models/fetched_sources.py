@@ -12,7 +12,7 @@ from tensorferry.server.onnx_graph import external_files
 from tensorferry.server.remote.cache import default_cache
 from tensorferry.server.remote.model_files import FetchedModel, ModelFiles
 from tensorferry.server.remote.repository_mirror import RepositoryMirror
-from tensorferry.server.remote.sources import stores
+from tensorferry.server.remote.stores import stores
 from tensorferry.server.remote.url import RemoteUrl, parse_file
 from tensorferry.serving import FunctionModel, OnnxModel
 

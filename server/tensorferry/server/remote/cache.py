@@ -2,12 +2,11 @@
 
     CACHE/KEY/lock                   held by the process that fetches
     CACHE/KEY/record.json            what was fetched, and how the host described it
-    CACHE/KEY/partial/NAME           parts of files, to be continued
+    CACHE/KEY/partial/...            the tree that is being made, which is renamed when it is complete
     CACHE/KEY/trees/DIGEST/...       complete files
     CACHE/KEY/trees/DIGEST.lock      held, shared, by every process that uses the tree
 
-A tree is made beside its place and then renamed, so it is complete if it exists. Two processes can use one cache. CACHE/KEY
-is private, and so is everything in it.
+Two processes can use one cache. CACHE/KEY is private.
 """
 
 from __future__ import annotations
@@ -17,30 +16,26 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 
-from tensorferry.server.private_files import make_private, make_private_folder, open_private
+from tensorferry.server.private_files import make_private_folder, open_private
+from tensorferry.server.remote.download import Fetch, RemoteFile
 from tensorferry.server.remote.failures import RemoteError
 from tensorferry.server.remote.url import RemoteUrl
 
 _log = logging.getLogger("tensorferry.server")
-
-# The name of a directory of an address.
-_KEY = re.compile(r".*-[0-9a-f]{24}")
 
 
 def default_cache() -> Path:
     """Return the directory of the cache if the operator names none: tensorferry/models in that of the user's caches."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     # The specification says that relative paths are to be ignored.
-    base = Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~")) / ".cache"
+    base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
     return base / "tensorferry" / "models"
 
 
@@ -61,18 +56,6 @@ class CachedTree:
     files: Mapping[str, CachedFile]
 
 
-@dataclass(slots=True)
-class Record:
-    """What is in the cache for an address. A model has one tree, a repository one for each part.
-
-    `listing` has the version and size of each file of a repository.
-    """
-
-    url: str
-    trees: dict[str, CachedTree] = field(default_factory=dict)
-    listing: dict[str, tuple[str | None, int | None]] = field(default_factory=dict)
-
-
 class Tree:
     """A directory of files that do not change. It stays at least as long as this object."""
 
@@ -83,137 +66,154 @@ class Tree:
         fcntl.flock(lock, fcntl.LOCK_SH)
 
 
+def _lock_of(tree: Path) -> Path:
+    return tree.with_name(f"{tree.name}.lock")
+
+
 class CacheEntry:
-    """The cache's directory of one address. Every method but `locked` needs the lock that `locked` holds."""
+    """The cache's directory of one address, for use within `locked`.
+
+    `trees` has what was fetched: one tree of a model, one for each part of a repository. Call `save` after changes.
+    """
 
     def __init__(self, cache: Path, url: RemoteUrl) -> None:
         self.url = url
         self.path = cache / url.key
-        self._trees = self.path / "trees"
-        self._partial = self.path / "partial"
+        self.trees: dict[str, CachedTree] = {}
+        self.partial = self.path / "partial"
+        self._folder = self.path / "trees"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock of this address, for which other processes wait. RemoteError if the cache cannot be written."""
         try:
-            for folder in (self._trees, self._partial):
-                make_private_folder(folder)
+            make_private_folder(self._folder)
             with open_private(self.path / "lock", "ab") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     _log.info("%s: another process is fetching it; waiting for that", self.url)
                     fcntl.flock(lock, fcntl.LOCK_EX)
-                self._make_private()
-                yield
+                # Its user may have left it open to others; a volume may change modes, or belong to another user.
+                with suppress(PermissionError):
+                    self.path.chmod(0o700)
+                self._load()
+                try:
+                    yield
+                finally:
+                    shutil.rmtree(self.partial, ignore_errors=True)
         except OSError as error:
             raise RemoteError(
                 f"{self.url}: the cache {self.path} cannot be used: {error.strerror or error}; name a directory that this "
                 "process may write by --model-cache"
             ) from None
 
-    def _make_private(self) -> None:
-        """Make what an earlier version has left private, and the cache itself if nothing else is in it."""
-        cache = self.path.parent
+    def _load(self) -> None:
+        path = self.path / "record.json"
         try:
-            make_private(self.path)
-            others_write = cache.stat().st_mode & 0o022
-            if not others_write and all(_KEY.fullmatch(entry.name) for entry in cache.iterdir()):
-                cache.chmod(0o700)
-        except PermissionError as error:
-            # It belongs to another user, or its file system has no modes.
-            _log.warning(
-                "%s: other users may read %s: its mode cannot be changed (%s)",
-                self.url,
-                error.filename,
-                error.strerror,
-            )
-
-    def record(self) -> Record:
-        """Return what was fetched; an empty record if nothing was, or the record is damaged."""
-        try:
-            read: dict[str, Any] = json.loads((self.path / "record.json").read_text())
-            trees = {
+            self.trees = {
                 part: CachedTree(
-                    tree["digest"],
-                    {name: CachedFile(**values) for name, values in tree["files"].items()},
+                    tree["digest"], {name: CachedFile(**file) for name, file in tree["files"].items()}
                 )
-                for part, tree in read["trees"].items()
+                for part, tree in json.loads(path.read_text())["trees"].items()
             }
-            listing = {name: (version, size) for name, (version, size) in read["listing"].items()}
         except FileNotFoundError:
-            return Record(str(self.url))
+            self.trees = {}
         except (ValueError, KeyError, TypeError, AttributeError):
-            _log.warning("%s: the record %s is damaged; fetching again", self.url, self.path / "record.json")
-            return Record(str(self.url))
-        return Record(str(self.url), trees, listing)
+            _log.warning("%s: the record %s is damaged; fetching again", self.url, path)
+            self.trees = {}
 
-    def write(self, record: Record) -> None:
-        """Replace the record."""
+    def save(self) -> None:
+        """Write the record, and remove the trees that it does not have and no process uses."""
+        trees = {part: asdict(tree) for part, tree in self.trees.items()}
         temporary = self.path / "record.json.new"
         with open_private(temporary, "w") as file:
-            json.dump(asdict(record), file, indent=1)
+            json.dump({"url": str(self.url), "trees": trees}, file, indent=1)
         temporary.replace(self.path / "record.json")
-
-    def partial(self, name: str, version: str | None) -> Path:
-        """Return where a version of a file is downloaded to. Parts of its other versions are removed."""
-        prefix = hashlib.sha256(name.encode()).hexdigest()[:16]
-        wanted = f"{prefix}-{hashlib.sha256(repr(version).encode()).hexdigest()[:16]}"
-        for other in self._partial.glob(f"{prefix}-*"):
-            if other.name != wanted:
-                other.unlink()
-        return self._partial / wanted
-
-    def tree(self, digest: str) -> Tree | None:
-        """Return a tree; None if it is not in the cache."""
-        path = self._trees / digest
-        return Tree(path) if path.is_dir() else None
-
-    def add_tree(self, files: Mapping[str, Path], digest: str) -> Tree:
-        """Move complete files into a tree, and return it."""
-        path = self._trees / digest
-        if path.is_dir():
-            for file in files.values():
-                file.unlink()
-        else:
-            made = self._trees / f"{digest}.new"
-            shutil.rmtree(made, ignore_errors=True)
-            make_private_folder(made)
-            for name, file in files.items():
-                target = made / name
-                make_private_folder(target.parent)
-                file.replace(target)
-            made.rename(path)
-        return Tree(path)
-
-    def remove(self, digest: str) -> None:
-        """Remove a tree whose files are damaged."""
-        shutil.rmtree(self._trees / digest, ignore_errors=True)
-
-    def remove_outdated(self, record: Record) -> None:
-        """Remove the trees that the record does not have and no process uses, this one included."""
-        wanted = {tree.digest for tree in record.trees.values()}
-        for path in self._trees.iterdir():
-            if path.is_dir() and path.name not in wanted and _is_unused(path):
+        wanted = {tree.digest for tree in self.trees.values()}
+        for path in list(self._folder.iterdir()):
+            if path.suffix == ".lock" or path.name in wanted:
+                continue
+            with suppress(BlockingIOError), open_private(_lock_of(path), "ab") as lock:
+                # No process can begin to use it, because the lock of the address is held.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
-                _lock_of(path).unlink(missing_ok=True)
+                _lock_of(path).unlink()
+
+    def place(self, tree: CachedTree) -> Path:
+        """Return where a tree is."""
+        return self._folder / tree.digest
+
+    def remove(self, part: str) -> None:
+        """Remove the tree of a part, whose files are damaged."""
+        shutil.rmtree(self.place(self.trees.pop(part)))
+
+    def tree(self, part: str) -> Tree:
+        """Return the tree of a part that the record has."""
+        return Tree(self.place(self.trees[part]))
 
 
-def digest_of(files: Mapping[str, str]) -> str:
-    """Return the name of a tree from the SHA-256 of each file."""
-    lines = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(files.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()[:32]
+class TreeBuilder:
+    """Makes the tree of one part of an entry's record. Call `add` for each file, then `finish`."""
+
+    def __init__(self, entry: CacheEntry, part: str, fetch: Fetch) -> None:
+        self._entry = entry
+        self._part = part
+        self._fetch = fetch
+        self._before = entry.trees.get(part, CachedTree("", {}))
+        self._files: dict[str, CachedFile] = {}
+        self._kept: dict[str, Path] = {}
+        shutil.rmtree(entry.partial, ignore_errors=True)
+
+    def add(self, name: str, file: RemoteFile, pin: str | None = None) -> Path:
+        """Download a file unless the last tree has this version. Return its path for now. RemoteError if it has not the hash `pin`."""
+        path, cached = self._entry.place(self._before) / name, self._before.files.get(name)
+        if (
+            cached is not None
+            and file.version == cached.version
+            and file.size in (None, cached.size)
+            and file.version
+            and path.exists()
+        ):
+            self._kept[name] = path
+        else:
+            path = self._entry.partial / name
+            digest = self._fetch.download(file, path)
+            cached = CachedFile(file.version, path.stat().st_size, digest)
+        if pin not in (None, cached.sha256):
+            raise RemoteError(
+                f"{file.url} has sha256={cached.sha256}, but sha256={pin} is pinned: it is refused and removed; use the file that "
+                "was meant, or pin the other hash if you trust it"
+            )
+        self._files[name] = cached
+        return path
+
+    def finish(self) -> None:
+        """Make the tree of the files, and write it into the record."""
+        lines = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(self._files.items()))
+        tree = CachedTree(hashlib.sha256(lines.encode()).hexdigest()[:32], self._files)
+        place = self._entry.place(tree)
+        if not place.is_dir():
+            make_private_folder(self._entry.partial)
+            for name, path in self._kept.items():
+                _link(path, self._entry.partial / name)
+            self._entry.partial.rename(place)
+        if tree != self._before:
+            self._entry.trees[self._part] = tree
+            self._entry.save()
 
 
-def _lock_of(tree: Path) -> Path:
-    return tree.with_name(f"{tree.name}.lock")
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name; copy it where the file system has no links."""
+    make_private_folder(target.parent)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
-def _is_unused(tree: Path) -> bool:
-    """Return whether no process uses a tree. None can begin to, because the lock of the address is held."""
-    with open_private(_lock_of(tree), "ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+def is_safe(name: str) -> bool:
+    """Return whether a relative path stays in its directory."""
+    parts = PurePosixPath(name).parts
+    unsafe = not parts or name.startswith("/") or ".." in parts
+    return not unsafe and not any(ord(character) < 32 or character == "\\" for character in name)

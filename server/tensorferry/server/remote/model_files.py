@@ -7,12 +7,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorferry.server.remote.cache import CacheEntry, Record, Tree
-from tensorferry.server.remote.download import Downloader, sha256_of
+from tensorferry.server.remote.cache import CacheEntry, Tree, TreeBuilder, is_safe
+from tensorferry.server.remote.download import Fetch, Limits, sha256_of
 from tensorferry.server.remote.failures import ChangedError, RemoteError, UnreachableError
-from tensorferry.server.remote.fetching import StoreOf, TreeBuilder, require_safe
-from tensorferry.server.remote.stores import RemoteFile, Store
-from tensorferry.server.remote.time_limits import TimedStore
+from tensorferry.server.remote.stores import StoreOf
 from tensorferry.server.remote.url import RemoteUrl
 
 _log = logging.getLogger("tensorferry.server")
@@ -41,12 +39,12 @@ class ModelFiles:
         cache: Path,
         store_of: StoreOf,
         companions: Callable[[Path], Collection[str]],
-        downloader: Downloader | None = None,
+        limits: Limits = Limits(),  # noqa: B008, because it is immutable
     ) -> None:
         self._cache = cache
         self._store_of = store_of
         self._companions = companions
-        self._downloader = downloader or Downloader()
+        self._limits = limits
 
     def fetch(self, url: RemoteUrl) -> FetchedModel:
         """Return a model from the cache, after it was fetched if it is not there or has changed. RemoteError.
@@ -56,93 +54,61 @@ class ModelFiles:
         """
         entry = CacheEntry(self._cache, url)
         with entry.locked():
-            record = entry.record()
-            cached = self._cached(entry, record)
-            if cached is not None and (url.immutable or url.pins):
+            cached = self._is_cached(entry)
+            before = entry.trees.get(_PART)
+            if not (cached and (url.immutable or url.pins)):
+                try:
+                    self._update(entry)
+                except UnreachableError as error:
+                    if not cached:
+                        raise
+                    _log.warning("%s; the copy in the cache is used, which may be outdated", error)
+            if cached and entry.trees[_PART] == before:
                 _log.info("%s: the copy in the cache is used", url)
-                return self._model(url, cached)
-            try:
-                tree = self._current(entry, record)
-            except UnreachableError as error:
-                if cached is None:
-                    raise
-                _log.warning("%s; the copy in the cache is used, which may be outdated", error)
-                return self._model(url, cached)
-            # This process would keep it.
-            del cached
-            entry.remove_outdated(record)
-            return self._model(url, tree)
+            tree = entry.tree(_PART)
+            return FetchedModel(tree.path / url.file_name, tree)
 
-    def _model(self, url: RemoteUrl, tree: Tree) -> FetchedModel:
-        return FetchedModel(tree.path / url.file_name, tree)
-
-    def _cached(self, entry: CacheEntry, record: Record) -> Tree | None:
-        """Return the tree in the cache, if it is complete and has the pinned hashes."""
-        known = record.trees.get(_PART)
-        tree = None if known is None else entry.tree(known.digest)
-        if known is None or tree is None:
-            return None
-        url = entry.url
+    def _is_cached(self, entry: CacheEntry) -> bool:
+        """Return whether the tree in the cache is complete and has the pinned hashes. A damaged one is forgotten."""
+        url, known = entry.url, entry.trees.get(_PART)
+        if known is None:
+            return False
         for name, file in known.files.items():
-            path, pin = tree.path / name, url.pin("" if name == url.file_name else name)
-            complete = path.is_file() and path.stat().st_size == file.size
-            if not complete or ((url.pins or url.immutable) and sha256_of(path) != file.sha256):
+            path = entry.place(known) / name
+            whole = path.is_file() and path.stat().st_size == file.size
+            if not whole or ((url.pins or url.immutable) and sha256_of(path) != file.sha256):
                 _log.warning("%s: %s in the cache is damaged; it is fetched again", url, path)
-                entry.remove(known.digest)
-                return None
-            if url.pins and file.sha256 != pin:
-                # Another hash was pinned when it was fetched, or none.
-                return None
-        return tree
+                entry.remove(_PART)
+                return False
+        # Another hash may have been pinned when it was fetched, or none.
+        return not url.pins or all(file.sha256 == url.pin(name) for name, file in known.files.items())
 
-    def _current(self, entry: CacheEntry, record: Record) -> Tree:
-        store = TimedStore(self._store_of(entry.url))
+    def _update(self, entry: CacheEntry) -> None:
+        """Make the tree of the model as its host has it now."""
+        fetch = Fetch(self._store_of(entry.url), self._limits)
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._described(store, entry, record)
+                return self._build(entry, fetch)
             except ChangedError as error:
                 _log.warning("%s; it is fetched again", error)
-        return self._described(store, entry, record)
+        return self._build(entry, fetch)
 
-    def _described(self, store: Store, entry: CacheEntry, record: Record) -> Tree:
-        """Return the tree of the model as its host has it now."""
+    def _build(self, entry: CacheEntry, fetch: Fetch) -> None:
         url = entry.url
-        builder = TreeBuilder(entry, record, _PART, store, self._downloader)
-        main = store.describe(url)
-        if (tree := self._unchanged(store, builder, main, record)) is not None:
-            return tree
-        path = builder.add(url.file_name, main, url.pin())
+        builder = TreeBuilder(entry, _PART, fetch)
+        main = fetch.describe(url)
+        path = builder.add(url.file_name, main, url.pin(url.file_name))
         names = sorted({*self._companions(path)} - {url.file_name})
-        require_safe(url, names)
         for name in names:
-            beside = store.describe(main.url.beside(name))
-            pin = url.pin(name)
-            file = builder.add(name, beside, pin)
-            if url.pins and pin is None:
-                digest = sha256_of(file)
-                file.unlink()
+            if not is_safe(name):
+                raise RemoteError(
+                    f"{url} names {name!r}, which is not below its directory; such a file is not fetched"
+                )
+        for name in names:
+            file = builder.add(name, fetch.describe(main.url.beside(name)), url.pin(name))
+            if url.pins and url.pin(name) is None:
                 raise RemoteError(
                     f"{url} is pinned by its hash, but its weights in {name} are not: they are refused and removed; add "
-                    f"&{name}={digest} if you trust them"
+                    f"&{name}={sha256_of(file)} if you trust them"
                 )
-        return builder.finish()
-
-    def _unchanged(self, store: Store, builder: TreeBuilder, main: RemoteFile, record: Record) -> Tree | None:
-        """Return the tree in the cache, if neither the model nor the files beside it have changed."""
-        url = main.url
-        known = record.trees.get(_PART)
-        first = None if known is None else known.files.get(url.file_name)
-        if known is None or first is None or main.version is None or first.version != main.version:
-            return None
-        beside = {name: store.describe(url.beside(name)) for name in known.files if name != url.file_name}
-        tree = builder.unchanged({url.file_name: main, **beside})
-        if tree is None or (
-            url.pins
-            and any(
-                file.sha256 != url.pin("" if name == url.file_name else name)
-                for name, file in known.files.items()
-            )
-        ):
-            return None
-        _log.info("%s has not changed; the copy in the cache is used", url)
-        return tree
+        builder.finish()

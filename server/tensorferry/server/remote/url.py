@@ -18,16 +18,12 @@ _FORMS = {
     "https": "https://HOST/model.onnx",
     "http": "http://HOST/model.onnx",
 }
-# Schemes whose hosts can list files, so that they can have repositories.
-LISTABLE = ("hf", "s3", "gs")
+# Their hosts cannot list files, so that they have no repositories.
 _WEB = ("http", "https")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 # Parameters that sign a URL of S3 or Google Cloud Storage, or limit its time: they say nothing about the file.
 _SIGNING = re.compile(r"(?i)(x-amz-|x-goog-)")
-# Version of an object in a versioned bucket.
-_VERSION = "versionId"
-_PIN = "sha256"
 _SUFFIXES = (".onnx", ".ort", ".json")
 
 
@@ -79,8 +75,7 @@ class RemoteUrl:
     @property
     def version_id(self) -> str | None:
         """The version of an object in a versioned bucket, if the address names one."""
-        name, _, value = self.query.partition("=")
-        return value if self.scheme == "s3" and name == _VERSION else None
+        return self.query.removeprefix("versionId=") if self.query and self.scheme == "s3" else None
 
     @property
     def immutable(self) -> bool:
@@ -95,21 +90,19 @@ class RemoteUrl:
         name = re.sub(r"[^A-Za-z0-9._-]", "_", PurePosixPath(self.location or self.container).name)[:60]
         return f"{name.lstrip('.')}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
 
-    def pin(self, beside: str = "") -> str | None:
-        """Return the hash that the file must have, or that of a file beside it; None if any is right."""
-        return dict(self.pins).get(beside)
+    def pin(self, name: str) -> str | None:
+        """Return the hash that a local file must have, this or one beside it; None if any is right."""
+        return dict(self.pins).get("" if name == self.file_name else name)
 
     def beside(self, name: str) -> RemoteUrl:
         """Return the address of a file beside this one; `name` is a relative path."""
-        folder = self.path.rpartition("/")[0]
-        path = quote(name) if self.scheme in _WEB else name
-        query = self.query if self.scheme in _WEB else ""
-        return replace(self, path=f"{folder}/{path}" if folder else path, query=query, pins=(), text="")
+        web = self.scheme in _WEB
+        path = self.path[: self.path.rfind("/") + 1] + (quote(name) if web else name)
+        return replace(self, path=path, query=self.query if web else "", pins=(), text="")
 
     def below(self, name: str) -> RemoteUrl:
         """Return the address of a file in this directory; `name` is a relative path."""
-        folder = self.path.rstrip("/")
-        return replace(self, path=f"{folder}/{name}" if folder else name, text="")
+        return replace(self, path=f"{self.path}/{name}".lstrip("/"), text="")
 
     def without_secrets(self, text: str) -> str:
         """Return a text of a library without what could be a secret: queries, credentials and values of this address."""
@@ -136,18 +129,18 @@ def parse_url(text: str) -> RemoteUrl:
         )
     revision = ""
     if scheme == "hf":
-        name, _, path = path.partition("/")
-        name, _, revision = name.partition("@")
-        authority = f"{authority}/{name}" if name else ""
-        revision = unquote(revision)
+        repo, _, path = path.partition("/")
+        repo, _, revision = repo.partition("@")
+        authority = f"{authority}/{repo}" if repo else ""
     if not authority or any(ord(character) <= 32 for character in authority + path + query):
         raise ConfigError(f"{shown} is not the address of a model; it must be {_FORMS[scheme]}")
-    if query and scheme not in _WEB and not (scheme == "s3" and query.startswith(f"{_VERSION}=")):
-        known = f"only ?{_VERSION}=" if scheme == "s3" else "nothing"
+    if query and scheme not in _WEB and not (scheme == "s3" and query.startswith("versionId=")):
+        known = "only ?versionId=" if scheme == "s3" else "nothing"
         raise ConfigError(
             f"{shown} has a query after '?'; {scheme}:// can have {known}, and names of files cannot have '?' or '#'"
         )
-    return RemoteUrl(scheme, authority, path, revision, query, credentials, _pins(fragment, shown), text)
+    pins = _pins(fragment, shown)
+    return RemoteUrl(scheme, authority, path, unquote(revision), query, credentials, pins, text)
 
 
 def _pins(fragment: str, shown: str) -> tuple[tuple[str, str], ...]:
@@ -156,12 +149,12 @@ def _pins(fragment: str, shown: str) -> tuple[tuple[str, str], ...]:
         name, _, value = part.partition("=")
         if not name or not _SHA256.fullmatch(value):
             raise ConfigError(
-                f"{shown} has {'#' + part!r}; it must be #{_PIN}= and 64 hexadecimal digits, and &FILE= and as many for each "
+                f"{shown} has {'#' + part!r}; it must be #sha256= and 64 hexadecimal digits, and &FILE= and as many for each "
                 "file beside the model"
             )
-        pins["" if name == _PIN else unquote(name)] = value.lower()
+        pins["" if name == "sha256" else unquote(name)] = value.lower()
     if pins and "" not in pins:
-        raise ConfigError(f"{shown} has hashes of files beside the model, but not its own; add #{_PIN}=")
+        raise ConfigError(f"{shown} has hashes of files beside the model, but not its own; add #sha256=")
     return tuple(pins.items())
 
 
@@ -180,7 +173,7 @@ def parse_file(text: str) -> RemoteUrl:
 def parse_repository(text: str) -> RemoteUrl:
     """Return the address of a model repository. ConfigError if it is malformed, or its host cannot list files."""
     url = parse_url(text)
-    if url.scheme not in LISTABLE:
+    if url.scheme in _WEB:
         raise ConfigError(
             f"{url} cannot be a model repository, because {url.scheme}:// cannot list files; it must be s3://BUCKET/PREFIX, "
             "gs://BUCKET/PREFIX or hf://ORG/REPO"

@@ -5,20 +5,33 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.remote.s3_server import S3Server, client_variables
 from support.remote.web_server import Request, Response, WebServer, web_server
 
-from tensorferry.server.remote import stores as stores_module
-from tensorferry.server.remote.failures import ChangedError, RemoteError, UnreachableError
-from tensorferry.server.remote.object_storage import ObjectStore, open_gcs, open_s3
-from tensorferry.server.remote.stores import RemoteFile
+from tensorferry.server.remote.download import Fetch, Limits, RemoteFile
+from tensorferry.server.remote.failures import RemoteError, UnreachableError
+from tensorferry.server.remote.model_files import ModelFiles
+from tensorferry.server.remote.stores import BucketStore, stores
 from tensorferry.server.remote.url import parse_file, parse_repository
 
 BODY = bytes(range(256)) * 10
+
+
+def fetched(cache: Path, address: str) -> bytes:
+    files = ModelFiles(cache, stores(allow_http=False), lambda path: ())
+    return files.fetch(parse_file(address)).path.read_bytes()
+
+
+def listed(address: str) -> Mapping[str, RemoteFile]:
+    url = parse_repository(address)
+    return Fetch(stores(allow_http=False)(url), Limits()).list(url)
 
 
 @pytest.fixture
@@ -31,92 +44,67 @@ def bucket(s3: S3Server, request: pytest.FixtureRequest) -> Iterator[tuple[str, 
     files.rm(name, recursive=True)
 
 
-def read(store: ObjectStore, file: RemoteFile, offset: int = 0) -> bytes:
-    start, chunks = store.read(file, offset)
-    assert start == offset
-    return b"".join(chunks)
-
-
-def test_an_object_is_described_and_read_in_parts(bucket: tuple[str, Any]) -> None:
+def test_an_object_is_fetched_again_when_it_has_changed(bucket: tuple[str, Any], cache: Path) -> None:
     name, files = bucket
-    files.pipe_file(f"{name}/a/m.onnx", BODY)
-    store = ObjectStore(open_s3, chunk_bytes=1000)
-    file = store.describe(parse_file(f"s3://{name}/a/m.onnx"))
-    assert file.size == len(BODY)
-    assert read(store, file) == BODY
-    assert read(store, file, 1234) == BODY[1234:]
-    files.pipe_file(f"{name}/a/m.onnx", BODY[::-1])
-    assert store.describe(file.url).version != file.version
-    with pytest.raises(ChangedError):
-        read(store, file)
+    # More than one request.
+    for body in (BODY * 4000, BODY[::-1]):
+        files.pipe_file(f"{name}/a/m.onnx", body)
+        assert fetched(cache, f"s3://{name}/a/m.onnx") == body
 
 
 def test_a_session_token_is_not_logged(
-    bucket: tuple[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bucket: tuple[str, Any], cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     name, files = bucket
     files.pipe_file(f"{name}/m.onnx", BODY)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "s3cr3t-session")
     caplog.set_level(logging.DEBUG)
-    store = ObjectStore(open_s3)
-    assert read(store, store.describe(parse_file(f"s3://{name}/m.onnx"))) == BODY
+    assert fetched(cache, f"s3://{name}/m.onnx") == BODY
     assert "s3cr3t-session" not in caplog.text
     assert "Signature=" not in caplog.text
 
 
-def test_a_version_of_an_object_can_be_named(bucket: tuple[str, Any]) -> None:
+def test_a_version_of_an_object_can_be_named(bucket: tuple[str, Any], cache: Path) -> None:
     name, files = bucket
     files.call_s3("put_bucket_versioning", Bucket=name, VersioningConfiguration={"Status": "Enabled"})
     old = files.call_s3("put_object", Bucket=name, Key="m.onnx", Body=b"old")["VersionId"]
     files.call_s3("put_object", Bucket=name, Key="m.onnx", Body=b"newer")
-    store = ObjectStore(open_s3)
-    assert read(store, store.describe(parse_file(f"s3://{name}/m.onnx"))) == b"newer"
-    assert read(store, store.describe(parse_file(f"s3://{name}/m.onnx?versionId={old}"))) == b"old"
+    assert fetched(cache, f"s3://{name}/m.onnx") == b"newer"
+    assert fetched(cache, f"s3://{name}/m.onnx?versionId={old}") == b"old"
 
 
-def test_missing_objects_and_buckets_are_told_apart(bucket: tuple[str, Any]) -> None:
+def test_missing_objects_and_buckets_are_told_apart(bucket: tuple[str, Any], cache: Path) -> None:
     name, files = bucket
     files.pipe_file(f"{name}/folder/m.onnx", BODY)
-    store = ObjectStore(open_s3)
     for address, said in [
         (f"s3://{name}/other.onnx", "there is no such file"),
         (f"s3://not-{name}/m.onnx", f"there is no bucket 'not-{name}'; check its name, region and endpoint"),
         (f"s3://{name}/folder", "is a prefix of objects, not an object"),
     ]:
         with pytest.raises(RemoteError, match=said):
-            store.describe(parse_file(address))
+            fetched(cache, address)
     with pytest.raises(RemoteError, match=rf"there is no bucket 'not-{name}'"):
-        store.list(parse_repository(f"s3://not-{name}/models"))
-    assert store.list(parse_repository(f"s3://{name}/nothing")) == {}
+        listed(f"s3://not-{name}/models")
+    assert listed(f"s3://{name}/nothing") == {}
 
 
 def test_a_list_has_all_objects_below_a_prefix_and_no_others(bucket: tuple[str, Any]) -> None:
     name, files = bucket
     for key in ("models/a/1/model.onnx", "models/a/config.pbtxt", "models2/b/1/model.onnx", "top"):
         files.pipe_file(f"{name}/{key}", key.encode())
-    store = ObjectStore(open_s3)
-    listed = store.list(parse_repository(f"s3://{name}/models"))
-    assert sorted(listed) == ["a/1/model.onnx", "a/config.pbtxt"]
-    file = listed["a/config.pbtxt"]
-    assert file == store.describe(file.url)
-    assert sorted(store.list(parse_repository(f"s3://{name}"))) == [
-        "models/a/1/model.onnx",
-        "models/a/config.pbtxt",
-        "models2/b/1/model.onnx",
-        "top",
-    ]
+    assert sorted(listed(f"s3://{name}/models")) == ["a/1/model.onnx", "a/config.pbtxt"]
+    assert len(listed(f"s3://{name}")) == 4
 
 
 def test_a_public_object_needs_no_credentials(
-    bucket: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+    bucket: tuple[str, Any], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, files = bucket
     files.pipe_file(f"{name}/m.onnx", BODY)
     files.call_s3("put_object_acl", Bucket=name, Key="m.onnx", ACL="public-read")
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(variable)
-    store = ObjectStore(open_s3)
-    assert read(store, store.describe(parse_file(f"s3://{name}/m.onnx"))) == BODY
+    assert fetched(cache, f"s3://{name}/m.onnx") == BODY
 
 
 @pytest.fixture
@@ -134,51 +122,39 @@ def denied(code: str, status: int = 403) -> Response:
 
 
 def test_denied_objects_are_described_without_the_key(
-    scripted: WebServer, monkeypatch: pytest.MonkeyPatch
+    scripted: WebServer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter22")
     scripted.respond = lambda request: denied("AccessDenied")
     with pytest.raises(RemoteError, match=r"s3://bucket/m.onnx: permission denied") as caught:
-        ObjectStore(open_s3).describe(parse_file("s3://bucket/m.onnx"))
+        fetched(cache, "s3://bucket/m.onnx")
     assert "set AWS_PROFILE, or AWS_ACCESS_KEY_ID" in str(caught.value)
     assert "hunter22" not in str(caught.value)
     scripted.respond = lambda request: denied("InvalidAccessKeyId")
     with pytest.raises(RemoteError, match=r"permission denied \(InvalidAccessKeyId\)"):
-        ObjectStore(open_s3).list(parse_repository("s3://bucket/models"))
+        listed("s3://bucket/models")
 
 
 def test_without_credentials_a_private_object_asks_for_them(
-    scripted: WebServer, monkeypatch: pytest.MonkeyPatch
+    scripted: WebServer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(variable, raising=False)
     scripted.respond = lambda request: denied("AccessDenied")
     with pytest.raises(RemoteError, match=r"no credentials were found; set AWS_PROFILE"):
-        ObjectStore(open_s3).describe(parse_file("s3://bucket/m.onnx"))
+        fetched(cache, "s3://bucket/m.onnx")
 
 
 def test_a_server_of_s3_that_is_gone_is_unreachable(
-    scripted: WebServer, monkeypatch: pytest.MonkeyPatch
+    scripted: WebServer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter22")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     scripted.close()
     with pytest.raises(UnreachableError, match=r"s3://bucket/m.onnx: the host cannot be reached"):
-        ObjectStore(open_s3).describe(parse_file("s3://bucket/m.onnx"))
-
-
-@pytest.mark.parametrize(("scheme", "opened", "extra"), [("s3", open_s3, "s3"), ("gs", open_gcs, "gcs")])
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
-    scheme: str, opened: Any, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(name: str) -> None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    monkeypatch.setattr(stores_module, "import_module", missing)
-    with pytest.raises(RemoteError, match=rf"pip install 'tensorferry\[{extra}\]'"):
-        ObjectStore(opened).describe(parse_file(f"{scheme}://bucket/m.onnx"))
+        fetched(cache, "s3://bucket/m.onnx")
 
 
 class FakeStorage:
@@ -233,20 +209,46 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStorage]:
         yield FakeStorage(server, {})
 
 
-def anonymous_gcs(url: Any, anonymous: bool) -> Any:
+def anonymous_gcs(*flags: object) -> Any:
     from gcsfs import core
 
     return core.GCSFileSystem(token="anon", use_listings_cache=False, skip_instance_cache=True)
 
 
-def test_objects_of_google_are_described_read_and_listed(gcs: FakeStorage) -> None:
+def test_objects_of_google_are_fetched_and_listed(gcs: FakeStorage, cache: Path) -> None:
     gcs.objects |= {"models/a/1/model.onnx": BODY, "models/a/config.pbtxt": b"name: 'a'", "top": b""}
-    store = ObjectStore(anonymous_gcs, chunk_bytes=1000)
-    file = store.describe(parse_file("gs://bucket/models/a/1/model.onnx"))
-    assert (file.version, file.size) == (f"tag{len(BODY)}", len(BODY))
-    assert read(store, file, 10) == BODY[10:]
-    listed = store.list(parse_repository("gs://bucket/models"))
-    assert sorted(listed) == ["a/1/model.onnx", "a/config.pbtxt"]
-    assert listed["a/1/model.onnx"] == file
+    store = BucketStore(anonymous_gcs)
+    files = ModelFiles(cache, lambda url: store, lambda path: ())
+    model = files.fetch(parse_file("gs://bucket/models/a/1/model.onnx")).path
+    assert model.read_bytes() == BODY
+    assert sorted(store.list(parse_repository("gs://bucket/models"))) == ["a/1/model.onnx", "a/config.pbtxt"]
     with pytest.raises(RemoteError, match=r"there is no such file"):
-        store.describe(parse_file("gs://bucket/none.onnx"))
+        files.fetch(parse_file("gs://bucket/none.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("address", "extra"), [("hf://org/repo/m.onnx", "hf"), ("s3://b/m.onnx", "s3"), ("gs://b/m.onnx", "gcs")]
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    address: str, extra: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("huggingface_hub", "s3fs", "gcsfs.core"):
+        # As an import finds it if it is not installed.
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        RemoteError, match=rf"is missing, which .* needs: pip install 'tensorferry\[{extra}\]'"
+    ):
+        fetched(cache, address)
+
+
+_PROGRAM = """
+import sys
+import tensorferry.server.app, tensorferry.server.cli.inspect, tensorferry.server.cli.serve, tensorferry.server.cli.show_config
+packages = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "huggingface_hub", "s3fs")
+sys.exit(", ".join(name for name in packages if name in sys.modules))
+"""
+
+
+def test_no_package_of_an_extra_is_imported_unless_it_is_used() -> None:
+    ended = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True)
+    assert ended.stderr.strip() == ""
