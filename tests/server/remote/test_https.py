@@ -8,16 +8,14 @@ import pytest
 from support.remote.raw_server import raw_server
 from support.remote.web_server import Response, WebServer
 
-from tensorferry.server.remote.download import Limits
+from tensorferry.server.remote.download import LIMITS, Limits
 from tensorferry.server.remote.failures import RemoteError, UnreachableError
 from tensorferry.server.remote.model_files import ModelFiles
 from tensorferry.server.remote.stores import stores
 from tensorferry.server.remote.url import parse_file
 
-LIMITS = Limits(window_seconds=0.05)
 
-
-def fetched(cache: Path, address: str, limits: Limits = Limits()) -> bytes:  # noqa: B008
+def fetched(cache: Path, address: str, limits: Limits = LIMITS) -> bytes:
     files = ModelFiles(cache, stores(allow_http=True), lambda path: (), limits)
     return files.fetch(parse_file(address)).path.read_bytes()
 

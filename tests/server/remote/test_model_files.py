@@ -17,7 +17,7 @@ from support.remote.web_server import Request, Response, WebServer
 
 from tensorferry.server.onnx_graph import external_files
 from tensorferry.server.remote.cache import default_cache
-from tensorferry.server.remote.download import Limits
+from tensorferry.server.remote.download import LIMITS, Limits
 from tensorferry.server.remote.failures import RemoteError, UnreachableError
 from tensorferry.server.remote.model_files import FetchedModel, ModelFiles
 from tensorferry.server.remote.stores import stores
@@ -28,7 +28,7 @@ def sha256(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def fetch(cache: Path, text: str, limits: Limits = Limits(), *, allow_http: bool = False) -> FetchedModel:  # noqa: B008
+def fetch(cache: Path, text: str, limits: Limits = LIMITS, *, allow_http: bool = False) -> FetchedModel:
     return ModelFiles(cache, stores(allow_http=allow_http), external_files, limits).fetch(parse_file(text))
 
 

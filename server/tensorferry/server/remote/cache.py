@@ -47,6 +47,10 @@ class CachedFile:
     size: int
     sha256: str
 
+    def is_of(self, file: RemoteFile) -> bool:
+        """Return whether the host has this version."""
+        return file.version is not None and file.version == self.version and file.size in (None, self.size)
+
 
 @dataclass(frozen=True, slots=True)
 class CachedTree:
@@ -94,7 +98,7 @@ class CacheEntry:
                 except BlockingIOError:
                     _log.info("%s: another process is fetching it; waiting for that", self.url)
                     fcntl.flock(lock, fcntl.LOCK_EX)
-                # Its user may have left it open to others; a volume may change modes, or belong to another user.
+                # A volume may open it to others. It may belong to another user.
                 with suppress(PermissionError):
                     self.path.chmod(0o700)
                 self._load()
@@ -109,18 +113,16 @@ class CacheEntry:
             ) from None
 
     def _load(self) -> None:
-        path = self.path / "record.json"
+        self.trees = {}
         try:
-            self.trees = {
-                part: CachedTree(
-                    tree["digest"], {name: CachedFile(**file) for name, file in tree["files"].items()}
-                )
-                for part, tree in json.loads(path.read_text())["trees"].items()
-            }
+            record = json.loads((self.path / "record.json").read_text())
+            for part, tree in record["trees"].items():
+                files = {name: CachedFile(**file) for name, file in tree["files"].items()}
+                self.trees[part] = CachedTree(tree["digest"], files)
         except FileNotFoundError:
-            self.trees = {}
+            pass
         except (ValueError, KeyError, TypeError, AttributeError):
-            _log.warning("%s: the record %s is damaged; fetching again", self.url, path)
+            _log.warning("%s: the record in %s is damaged; fetching again", self.url, self.path)
             self.trees = {}
 
     def save(self) -> None:
@@ -166,15 +168,12 @@ class TreeBuilder:
         shutil.rmtree(entry.partial, ignore_errors=True)
 
     def add(self, name: str, file: RemoteFile, pin: str | None = None) -> Path:
-        """Download a file unless the last tree has this version. Return its path for now. RemoteError if it has not the hash `pin`."""
+        """Obtain a file: from the last tree if it has this version. Return its path for now.
+
+        RemoteError if it does not have the hash `pin`.
+        """
         path, cached = self._entry.place(self._before) / name, self._before.files.get(name)
-        if (
-            cached is not None
-            and file.version == cached.version
-            and file.size in (None, cached.size)
-            and file.version
-            and path.exists()
-        ):
+        if cached is not None and cached.is_of(file) and path.exists():
             self._kept[name] = path
         else:
             path = self._entry.partial / name
@@ -193,6 +192,9 @@ class TreeBuilder:
         lines = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(self._files.items()))
         tree = CachedTree(hashlib.sha256(lines.encode()).hexdigest()[:32], self._files)
         place = self._entry.place(tree)
+        if tree.digest not in {known.digest for known in self._entry.trees.values()}:
+            # It is of a record that was lost, so nothing is known of its files.
+            shutil.rmtree(place, ignore_errors=True)
         if not place.is_dir():
             make_private_folder(self._entry.partial)
             for name, path in self._kept.items():

@@ -74,6 +74,9 @@ class Limits:
     spare_bytes: int = 256 << 20
 
 
+LIMITS = Limits()
+
+
 class Fetch:
     """Calls of a store for one model, or one version of a model. RemoteError if one fails or exceeds a limit."""
 

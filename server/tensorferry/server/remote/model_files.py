@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorferry.server.remote.cache import CacheEntry, Tree, TreeBuilder, is_safe
-from tensorferry.server.remote.download import Fetch, Limits, sha256_of
+from tensorferry.server.remote.download import LIMITS, Fetch, Limits, sha256_of
 from tensorferry.server.remote.failures import ChangedError, RemoteError, UnreachableError
 from tensorferry.server.remote.stores import StoreOf
 from tensorferry.server.remote.url import RemoteUrl
@@ -28,23 +28,17 @@ class FetchedModel:
     tree: Tree
 
 
+@dataclass(frozen=True, slots=True)
 class ModelFiles:
     """Fetches models into the directory `cache`. Processes and threads can share it.
 
     `store_of` returns the store of an address. `companions` returns the names of the files that an ONNX file refers to.
     """
 
-    def __init__(
-        self,
-        cache: Path,
-        store_of: StoreOf,
-        companions: Callable[[Path], Collection[str]],
-        limits: Limits = Limits(),  # noqa: B008, because it is immutable
-    ) -> None:
-        self._cache = cache
-        self._store_of = store_of
-        self._companions = companions
-        self._limits = limits
+    cache: Path
+    store_of: StoreOf
+    companions: Callable[[Path], Collection[str]]
+    limits: Limits = LIMITS
 
     def fetch(self, url: RemoteUrl) -> FetchedModel:
         """Return a model from the cache, after it was fetched if it is not there or has changed. RemoteError.
@@ -52,7 +46,7 @@ class ModelFiles:
         If the address names one version, or a hash is pinned, the host is not asked about a model in the cache, whose hash
         is checked. If the host cannot be reached, the last copy is used, and a warning logged.
         """
-        entry = CacheEntry(self._cache, url)
+        entry = CacheEntry(self.cache, url)
         with entry.locked():
             cached = self._is_cached(entry)
             before = entry.trees.get(_PART)
@@ -85,7 +79,7 @@ class ModelFiles:
 
     def _update(self, entry: CacheEntry) -> None:
         """Make the tree of the model as its host has it now."""
-        fetch = Fetch(self._store_of(entry.url), self._limits)
+        fetch = Fetch(self.store_of(entry.url), self.limits)
         for _ in range(_ATTEMPTS - 1):
             try:
                 return self._build(entry, fetch)
@@ -98,12 +92,11 @@ class ModelFiles:
         builder = TreeBuilder(entry, _PART, fetch)
         main = fetch.describe(url)
         path = builder.add(url.file_name, main, url.pin(url.file_name))
-        names = sorted({*self._companions(path)} - {url.file_name})
-        for name in names:
-            if not is_safe(name):
-                raise RemoteError(
-                    f"{url} names {name!r}, which is not below its directory; such a file is not fetched"
-                )
+        names = sorted({*self.companions(path)} - {url.file_name})
+        if unsafe := [name for name in names if not is_safe(name)]:
+            raise RemoteError(
+                f"{url} names {unsafe[0]!r}, which is not below its directory; such a file is not fetched"
+            )
         for name in names:
             file = builder.add(name, fetch.describe(main.url.beside(name)), url.pin(name))
             if url.pins and url.pin(name) is None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tensorferry.server.remote.cache import CacheEntry, Tree, TreeBuilder, is_safe
-from tensorferry.server.remote.download import Fetch, Limits, RemoteFile
+from tensorferry.server.remote.download import LIMITS, Fetch, Limits, RemoteFile
 from tensorferry.server.remote.failures import ChangedError, RemoteError, UnreachableError
 from tensorferry.server.remote.stores import MOST_FILES, StoreOf
 from tensorferry.server.remote.url import RemoteUrl
@@ -38,7 +38,7 @@ class RepositoryMirror:
         store_of: StoreOf,
         *,
         allow_code: bool,
-        limits: Limits = Limits(),  # noqa: B008, because it is immutable
+        limits: Limits = LIMITS,
     ) -> None:
         self.url = url
         self.allow_code = allow_code
