@@ -103,6 +103,14 @@ def test_a_file_that_changes_during_each_download_is_given_up(web: WebServer, ca
     assert len(web.requests) == 6
 
 
+def test_a_broken_download_begins_again_at_the_next_start(web: WebServer, cache: Path) -> None:
+    web.files["/m.onnx"] = b"content"
+    web.cut_after = [3]
+    with pytest.raises(UnreachableError, match=r"is truncated: 3 bytes arrived, it has 7; try again"):
+        fetched(cache, f"{web.url}/m.onnx")
+    assert fetched(cache, f"{web.url}/m.onnx") == b"content"
+
+
 def test_a_length_that_no_file_has_is_no_length(plain_web: WebServer, cache: Path) -> None:
     length = {"Content-Range": f"bytes 0-0/{'9' * 5000}"}
     plain_web.respond = lambda request: Response(b"a", status=206, headers=length)

@@ -138,9 +138,9 @@ class Fetch:
             except BaseException as error:
                 future.set_exception(failure_of(url, error))
 
-        new_thread("download", run, ThreadKind.EXPENDABLE).start()
         limits, first = self._limits, self._arrived
         window, before = time.monotonic(), first
+        new_thread("download", run, ThreadKind.EXPENDABLE).start()
         try:
             while not wait([future], min(_PROGRESS_SECONDS, limits.window_seconds)).done:
                 now, arrived = time.monotonic(), self._arrived - before

@@ -23,8 +23,6 @@ MOST_FILES = 100_000
 _LOGGERS = "aiobotocore aiohttp botocore fsspec gcsfs google httpcore httpcore2 httpx httpx2 huggingface_hub s3fs urllib3"
 # Size of each request: large, because a request takes tens of milliseconds, but not so large that it takes minutes.
 _CHUNK_BYTES = 8 << 20
-# Of S3's client, in seconds and attempts.
-_S3_CLIENT = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
 
 
 class HubStore:
@@ -118,13 +116,12 @@ class BucketStore:
     def list(self, url: RemoteUrl) -> Mapping[str, RemoteFile]:
         """Return all objects below a prefix. An object whose name ends in a slash stands for an empty directory."""
         root = f"{_path(url)}/"
-        found: Mapping[str, Any] = self._call(url, methodcaller("find", _path(url), detail=True))
-        names = {path: path.removeprefix(root).lstrip("/") for path in found if path.startswith(root)}
-        listed = {name: _described(url.below(name), found[path]) for path, name in names.items() if name}
-        if not listed:
+        found = self._call(url, methodcaller("find", _path(url), detail=True))
+        if not found:
             # An empty list does not show whether the bucket exists.
             self._call(url, methodcaller("ls", url.container, detail=False))
-        return listed
+        names = {path: path.removeprefix(root).lstrip("/") for path in found if path.startswith(root)}
+        return {name: _described(url.below(name), found[path]) for path, name in names.items() if name}
 
     def _call(self, url: RemoteUrl, operation: Callable[[Any], Any]) -> Any:
         """Return the result of an operation. A public bucket needs no credentials."""
@@ -160,22 +157,19 @@ class BucketStore:
         return self._filesystems[flags]
 
 
+# Without caches, which would hide changes.
+_UNCACHED = {"use_listings_cache": False, "skip_instance_cache": True}
+
+
 def _open_s3(url: RemoteUrl, anonymous: bool, versioned: bool) -> Any:
-    # Without caches, which would hide changes.
-    return _package("s3fs", "s3", url).S3FileSystem(
-        anon=anonymous,
-        version_aware=versioned,
-        config_kwargs=dict(_S3_CLIENT),
-        use_listings_cache=False,
-        skip_instance_cache=True,
-    )
+    client = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
+    made = _package("s3fs", "s3", url).S3FileSystem
+    return made(anon=anonymous, version_aware=versioned, config_kwargs=client, **_UNCACHED)
 
 
 def _open_gcs(url: RemoteUrl, anonymous: bool, versioned: bool) -> Any:
     # Not that of gcsfs itself, which asks by gRPC what kind of bucket it is, also where only HTTP is answered.
-    return _package("gcsfs.core", "gcs", url).GCSFileSystem(
-        use_listings_cache=False, skip_instance_cache=True
-    )
+    return _package("gcsfs.core", "gcs", url).GCSFileSystem(**_UNCACHED)
 
 
 def _path(url: RemoteUrl) -> str:
