@@ -142,7 +142,7 @@ class Fetch:
         window, before = time.monotonic(), first
         new_thread("download", run, ThreadKind.EXPENDABLE).start()
         try:
-            while not wait([future], min(_PROGRESS_SECONDS, limits.window_seconds)).done:
+            while True:
                 now, arrived = time.monotonic(), self._arrived - before
                 if now > self._end:
                     raise UnreachableError(
@@ -156,11 +156,11 @@ class Fetch:
                             f"{size_text(limits.window_bytes)}, in that time: {_ADVICE}"
                         )
                     window, before = now, self._arrived
+                if wait([future], min(_PROGRESS_SECONDS, limits.window_seconds)).done:
+                    return future.result()
                 if file is not None and file.size:
                     done = self._arrived - first
-                    share = 100 * done / file.size
-                    _log.info("%s: %s downloaded (%.0f %%)", url, size_text(done), share)
-            return future.result()
+                    _log.info("%s: %s downloaded (%.0f %%)", url, size_text(done), 100 * done / file.size)
         finally:
             self._given_up = not future.done()
 
