@@ -86,10 +86,10 @@ def test_the_body_of_a_redirect_is_not_read(plain_web: WebServer, cache: Path) -
         raw_server(
             b"HTTP/1.1 302 Found\r\nContent-Length: 1000000000000\r\n"
             b"Location: " + plain_web.url.encode() + b"/m.onnx\r\n\r\n"
-        ) as address,
+        ) as server,
         pytest.raises(RemoteError, match=r"there is no such file"),
     ):
-        fetched(cache, f"{address}/here.onnx")
+        fetched(cache, f"{server.url}/here.onnx")
 
 
 def test_a_file_that_changes_during_each_download_is_given_up(web: WebServer, cache: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from support.remote.raw_server import raw_server
 from support.remote.web_server import Response, WebServer
 
-from tensorferry.server.remote.download import Limits, RemoteFile
+from tensorferry.server.remote.download import Fetch, Limits, RemoteFile
 from tensorferry.server.remote.failures import RemoteError, UnreachableError
 from tensorferry.server.remote.model_files import ModelFiles
 from tensorferry.server.remote.stores import StoreOf, stores
@@ -102,19 +102,7 @@ def test_a_host_that_never_answers_is_given_up(web: WebServer, cache: Path, sile
         fetch(cache, stores(allow_http=False), Limits(window_seconds=0.05), f"{web.url}/m.onnx")
 
 
-def test_a_host_that_stops_within_a_file_is_given_up_with_what_arrived(cache: Path) -> None:
-    answer = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 1000000\r\n\r\nten bytes.'
-    limits = Limits(window_seconds=1.0)
-    with (
-        raw_server(answer) as address,
-        pytest.raises(
-            UnreachableError, match=r"the host sent 10 bytes in 1 s; .* and send 1\.0 MB, in that time"
-        ),
-    ):
-        fetch(cache, stores(allow_http=True), limits, f"{address}/m.onnx")
-
-
-def test_a_thread_that_was_given_up_writes_nothing_more(cache: Path, silence: threading.Event) -> None:
+def test_a_thread_that_was_given_up_writes_nothing_more(tmp_path: Path, silence: threading.Event) -> None:
     refused = threading.Event()
 
     def late(output: FileIO) -> None:
@@ -125,8 +113,9 @@ def test_a_thread_that_was_given_up_writes_nothing_more(cache: Path, silence: th
             refused.set()
             raise
 
-    with pytest.raises(UnreachableError):
-        fetch(cache, lambda url: Host(late), Limits(window_seconds=0.01))
+    host = Host(late)
+    with pytest.raises(UnreachableError, match=r"the host sent 0 bytes in 0\.01 s; .* and send 1\.0 MB"):
+        Fetch(host, Limits(window_seconds=0.01)).download(host.describe(parse_file(ADDRESS)), tmp_path / "m")
     silence.set()
     assert refused.wait(60)
 
@@ -137,18 +126,19 @@ def test_a_model_must_arrive_in_the_whole_time(cache: Path, silence: threading.E
         fetch(cache, lambda url: Host(lambda output: silence.wait()), limits)
 
 
-def test_progress_is_logged(cache: Path, silence: threading.Event, caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_is_logged_with_what_a_slow_host_has_sent(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
+    answer = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 20\r\n\r\nten bytes.'
+    with raw_server(answer) as server:
 
-    def in_halves(output: FileIO) -> None:
-        output.write(BODY[:500])
-        silence.wait()
-        output.write(BODY[500:])
+        def close_if_shown(record: logging.LogRecord) -> bool:
+            if record.getMessage() == f"{server.url}/m.onnx: 10 bytes downloaded (50 %)":
+                server.close()
+            return True
 
-    def seen(record: logging.LogRecord) -> bool:
-        if record.getMessage() == "https://host/m.onnx?...: 500 bytes downloaded (50 %)":
-            silence.set()
-        return True
-
-    caplog.handler.addFilter(seen)
-    assert fetch(cache, lambda url: Host(in_halves), Limits(window_seconds=0.05, window_bytes=0)).exists()
+        caplog.handler.addFilter(close_if_shown)
+        limits = Limits(window_seconds=0.05, window_bytes=0)
+        with pytest.raises(UnreachableError, match=r"is truncated: 10 bytes arrived, it has 20"):
+            fetch(cache, stores(allow_http=True), limits, f"{server.url}/m.onnx")

@@ -39,8 +39,8 @@ _CONNECTION = (
     "ClientPayloadError ConnectTimeoutError ReadTimeoutError EndpointConnectionError ResponseStreamingError "
     "ENETUNREACH EHOSTUNREACH ENETDOWN ETIMEDOUT"
 )
-# The first counts with a sign that the failure has: the name of a class (its library is imported only if it is used) or of an
-# errno, an HTTP status, or a code of S3.
+# The first entry that shares a sign with a failure describes it. A sign is the name of a class, because a library is imported
+# only if it is used; or the name of an errno, an HTTP status, or a code of S3.
 _KINDS: tuple[tuple[str, type[RemoteError], str], ...] = (
     ("ENOSPC EDQUOT", RemoteError, "it cannot be stored: {reason}; make room, or name another directory by --model-cache"),
     ("gaierror ClientConnectorDNSError", UnreachableError, "the name of the host cannot be resolved (DNS); check its spelling, and the network"),
@@ -71,7 +71,9 @@ def failure_of(url: RemoteUrl, error: BaseException) -> RemoteError:
         if isinstance(each, RemoteError):
             return each
     statuses = [status for each in chain if (status := _status(each))]
-    codes = {str(_answer(each).get("Error", {}).get("Code", "")) for each in chain} - {"", *statuses}
+    codes = {str(_answer(each).get("Error", {}).get("Code", "")) for each in chain} - {*statuses}
+    # Other text of a host is not for the log.
+    codes = {code for code in codes if code.isalnum()}
     signs = {kind.__name__ for each in chain for kind in type(each).__mro__} | codes | {*statuses}
     signs |= {errno.errorcode.get(each.errno or 0, "") for each in chain if isinstance(each, OSError)}
     kind, text = next(

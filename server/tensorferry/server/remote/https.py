@@ -43,7 +43,7 @@ class HttpsStore:
                 output.write(chunk)
 
     def list(self, url: RemoteUrl) -> Mapping[str, RemoteFile]:
-        """Refuse."""
+        """Raise RemoteError, because web servers have no lists of files."""
         raise RemoteError(f"{url}: web servers cannot list files")
 
 

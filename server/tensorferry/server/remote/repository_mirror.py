@@ -21,7 +21,7 @@ from tensorferry.server.scratch_directory import ScratchDirectory
 
 _log = logging.getLogger("tensorferry.server")
 
-# Of files that run in the server.
+# Suffixes of files that run in the server.
 _CODE_SUFFIXES = (".py", ".pyc", ".pyw", ".so", ".dll")
 
 

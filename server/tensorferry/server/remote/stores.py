@@ -19,7 +19,7 @@ from tensorferry.server.remote.url import RemoteUrl
 
 # Longest list of files of a repository.
 MOST_FILES = 100_000
-# Of the packages of the extras, and of those that they use.
+# Names of the loggers of the extras' packages, and of the packages that these use.
 _LOGGERS = "aiobotocore aiohttp botocore fsspec gcsfs google httpcore httpcore2 httpx httpx2 huggingface_hub s3fs urllib3"
 # Size of each request: large, because a request takes tens of milliseconds, but not so large that it takes minutes.
 _CHUNK_BYTES = 8 << 20
