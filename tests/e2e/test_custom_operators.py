@@ -16,6 +16,7 @@ import tritonclient.grpc as triton
 from e2e.fixtures import Serve
 from polling import PATIENCE, until
 from support.models import custom_operator, extensions
+from support.processes import observed
 from support.processes.server import ServerProcess, command, environment
 from tritonclient.utils import InferenceServerException
 
@@ -87,10 +88,7 @@ def _decoded_or_none(client: triton.InferenceServerClient) -> Any:
 
 def processes(server: ServerProcess) -> list[int]:
     """The ids of the processes that run models."""
-    found = [
-        pid for pid in server.processes() if b"server.processes" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    return found or [server.process.pid]
+    return observed.of_module(server.process.pid, "tensorferry.server.processes") or [server.process.pid]
 
 
 def answers(client: InferenceClient) -> Callable[[], bool]:

@@ -32,13 +32,13 @@ _GC_THRESHOLD = 50_000
 
 
 def run_child(module: str) -> NoReturn:
-    """Run the function `main` of a module as a child of the supervisor, with the arguments CONTROL_FD ARGUMENTS."""
+    """Run the function `main` of a module as a child of the supervisor, with the arguments DESCRIPTORS ARGUMENTS."""
     # Before grpc is imported.
     grpc_environment.prepare()
     malloc.reuse_large_buffers()
     main = imported("serve", module, "main")
     if main is not None:
-        main(int(sys.argv[1]), sys.argv[2:])
+        main(sys.argv[1:])
     sys.exit(1)
 
 

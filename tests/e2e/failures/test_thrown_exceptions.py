@@ -218,7 +218,9 @@ def test_each_thread_is_restarted_or_ends_its_process(
 
 def test_a_process_of_a_function_is_started_again(transport: str, folder: Path, app: Path) -> None:
     with _rig(folder, transport, app) as rig:
-        (process,) = observed.of_module(rig.server.process.pid, "tensorferry.server.worker_process")
+        (process,) = observed.of_module(
+            rig.server.process.pid, "tensorferry.server.processes.functions.in_child"
+        )
         rig.throw("MainThread", process)
         until(lambda: rig.raised("MainThread", process))
         rig.answers("plus_one")

@@ -16,7 +16,7 @@ from tensorferry.server.cli import one_process, reloading, serve
 from tensorferry.server.config.option import Option
 from tensorferry.server.config.server_config import GROUPS, OPTIONS, ServerConfig
 from tensorferry.server.processes import division
-from tensorferry.server.processes.settings import SupervisorSettings
+from tensorferry.server.processes.supervisor import SupervisorSettings
 from tensorferry.server.startup import describe_models
 
 

@@ -30,8 +30,7 @@ from tensorferry.server.inference.request_templates import Match
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.processes.running_page import Running, RunningPage, create_page, read_page
-from tensorferry.server.processes.suspects import Findings
-from tensorferry.server.processes.trial import Trial
+from tensorferry.server.processes.suspect_requests import Findings, TrialLock
 
 ANN, BOB = ClientIdentity("ann", ROLES), ClientIdentity("bob", ROLES)
 
@@ -59,7 +58,7 @@ class Process:
         self.now = 1000.0
         self.file = create_page()
         self.all_serve = True
-        self.trial = Trial(folder, lambda: self.all_serve)
+        self.trial = TrialLock(folder, lambda: self.all_serve)
         self.watch = Watch(RunningPage(os.dup(self.file)), self.trial, lambda: self.now)
         self.runner = ScriptedRunner(lambda inputs: {"y": inputs["x"]}, gated=True)
         self.batchers = []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from support.models import small
 
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.inspection.core_layouts import Layout
-from tensorferry.server.inspection.measuring import lengths_of, measure_file
+from tensorferry.server.inspection.measuring import Measurements, lengths_of, measure_file
 from tensorferry.server.inspection.measuring_child import MeasuredModel
 from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.runtime.fp16 import ModelFile
@@ -20,20 +23,51 @@ from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.signature import Signature, TensorSpec
 
+Send = Callable[[Mapping[str, Any]], None]
+Measure = Callable[[MeasuredModel, Send], None]
+
 
 def subject(path: Path, sizes: tuple[int, ...] = (1, 2, 4)) -> MeasuredModel:
     io_mapping = IoMapping(Session(path).signature)
     return MeasuredModel(ModelFile(path, path), "cpu", OrtOptions(), io_mapping, 4, sizes, 60.0)
 
 
-def dying(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """Run a shell program instead of the process that measures."""
-    run = subprocess.Popen
+def one_size(model: MeasuredModel, send: Send) -> None:
+    send({"loaded_bytes": 1, "memory": ""})
+    send({"rows": 1, "seconds": 0.5, "runs": 5, "memory_bytes": 7})
 
-    def start(_: Any, **options: Any) -> Any:
-        return run(["/bin/sh", "-c", f"cat >/dev/null; {program}"], **options)
 
-    monkeypatch.setattr("tensorferry.server.inspection.measuring.subprocess.Popen", start)
+def aborts(model: MeasuredModel, send: Send) -> None:
+    one_size(model, send)
+    os.abort()
+
+
+def exits(model: MeasuredModel, send: Send) -> None:
+    one_size(model, send)
+    os._exit(3)
+
+
+def hangs(model: MeasuredModel, send: Send) -> None:
+    one_size(model, send)
+    signal.pause()
+
+
+def dies(model: MeasuredModel, send: Send) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def measured_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Measure], Measurements]:
+    """Measures by one of the functions above."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*sys.path, str(Path(__file__).parents[2])]))
+    # A hang is noticed after a second.
+    given = replace(subject(small.twice(tmp_path / "m.onnx")), seconds=0.0)
+
+    def measured(function: Measure) -> Measurements:
+        monkeypatch.setattr("tensorferry.server.inspection.measuring.measure", function)
+        return measure_file(given)
+
+    return measured
 
 
 def test_each_size_is_measured(tmp_path: Path) -> None:
@@ -70,22 +104,25 @@ def test_a_batch_that_fails_ends_the_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("function", "said"),
     [
-        ("kill -ABRT $$", "the process that measures was ended by SIGABRT at a batch of 2 rows"),
-        ("kill -ALRM $$", "a batch of 2 rows did not end in time"),
-        ("exit 3", "the process that measures ended with code 3 at a batch of 2 rows"),
+        (aborts, "the process that measures ended at a batch of 2 rows: killed by SIGABRT"),
+        (hangs, "a batch of 2 rows did not end in time"),
+        (exits, "the process that measures ended at a batch of 2 rows: exit status 3"),
     ],
 )
 def test_what_was_measured_before_the_process_died_is_kept(
-    program: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured_by: Callable[[Measure], Measurements], function: Measure, said: str
 ) -> None:
-    given = subject(small.twice(tmp_path / "m.onnx"))
-    line = '{\\"rows\\": 1, \\"seconds\\": 0.5, \\"runs\\": 5, \\"memory_bytes\\": 7}'
-    dying(monkeypatch, f'ulimit -c 0; echo "{line}"; {program}')
-    measured = measure_file(given)
+    measured = measured_by(function)
     assert [(batch.rows, batch.memory_bytes) for batch in measured.batches] == [(1, 7)]
     assert measured.stopped == said
+
+
+def test_a_process_that_dies_at_once_says_nothing(measured_by: Callable[[Measure], Measurements]) -> None:
+    measured = measured_by(dies)
+    assert (measured.batches, measured.loaded_bytes, measured.memory) == ((), None, "")
+    assert measured.stopped.endswith("ended at a batch of 1 rows: killed by SIGKILL")
 
 
 def test_layouts_of_the_cores_are_measured_after_the_sizes(tmp_path: Path) -> None:

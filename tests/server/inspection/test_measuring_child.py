@@ -34,12 +34,10 @@ def sent(
     monkeypatch.setattr(ModelFile, "session", session)
     monkeypatch.setattr("tensorferry.server.monitoring.gpu_metrics.open_nvml", lambda: gpu)
     monkeypatch.setattr("tensorferry.server.runtime.devices.preload_libraries", lambda: None)
-    # The signal would end the tests.
-    monkeypatch.setattr("signal.alarm", lambda seconds: 0)
     io_mapping = IoMapping(Session(path).signature)
     model = MeasuredModel(ModelFile(path, path), device, OrtOptions(), io_mapping, 4, (1, 2), 60.0)
     messages: list[Mapping[str, Any]] = []
-    measuring_child._measure(model, messages.append)
+    measuring_child.measure(model, messages.append)
     assert devices == [device]
     return messages
 

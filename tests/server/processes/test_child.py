@@ -1,14 +1,14 @@
-"""One child process: its start, how it ended, and messages that it does not read at once."""
+"""One child process: its start, its messages, how it ended, and the result of a function that runs in one."""
 
 from __future__ import annotations
 
 import errno
 import os
-import select
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ import pytest
 from polling import PATIENCE
 from support.open_files import open_files
 
-from tensorferry.server.processes.child import Child, Ending
-from tensorferry.server.processes.control import Message
-from tensorferry.server.processes.restart_delay import RestartDelay
+from tensorferry.server.processes.child import Child, ExitStatus, RestartDelay, run_in_child
+from tensorferry.server.processes.messages import Message
 
 Launch = Callable[..., Child]
+Send = Callable[[Mapping[str, Any]], None]
+_TESTS = Path(__file__).parents[2]
 
 LARGE = {"x": "x" * 30_000}
 
@@ -28,7 +29,7 @@ LARGE = {"x": "x" * 30_000}
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
     """Starts children; the test fails if one leaves a descriptor."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*sys.path, str(Path(__file__).parents[2])]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*sys.path, str(_TESTS)]))
     before = open_files()
     children = []
 
@@ -46,32 +47,28 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
 
 
 def receive(child: Child) -> Message:
-    poll = select.poll()
-    poll.register(child.channel, select.POLLIN)
-    assert poll.poll(PATIENCE * 1e3)
-    message = child.receive()
+    message = child.next_message(PATIENCE)
     assert message is not None
     return message
 
 
 @pytest.mark.parametrize(
-    ("argv", "ending"),
+    ("argv", "status"),
     [
-        (("exit", "0"), Ending("exit status 0")),
-        (("exit", "3"), Ending("exit status 3")),
-        (("signal", "6"), Ending("killed by SIGABRT", 6)),
-        (("signal", "40"), Ending("killed by signal 40", 40)),
+        (("exit", "0"), ExitStatus("exit status 0")),
+        (("exit", "3"), ExitStatus("exit status 3")),
+        (("signal", "6"), ExitStatus("killed by SIGABRT", 6)),
+        (("signal", "40"), ExitStatus("killed by signal 40", 40)),
     ],
 )
-def test_how_it_ended(launch: Launch, argv: tuple[str, ...], ending: Ending) -> None:
+def test_how_it_ended(launch: Launch, argv: tuple[str, ...], status: ExitStatus) -> None:
     child = launch(*argv)
     assert child.wait(PATIENCE)
     # It has ended, but it is not reaped: its process id cannot belong to another process.
     child.kill()
     child.send("late", {})
-    assert not child.has_unsent
-    assert child.reap() == ending
-    assert ending.clean == (argv == ("exit", "0"))
+    assert child.reap() == status
+    assert status.clean == (argv == ("exit", "0"))
     child.kill()
     child.send("late", {})
 
@@ -103,30 +100,32 @@ def test_a_child_that_cannot_be_started(launch: Launch, monkeypatch: pytest.Monk
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
-def test_messages_wait_for_the_reader_and_only_the_latest_state(launch: Launch) -> None:
-    child = launch("read")
+def test_messages_wait_for_the_reader(launch: Launch) -> None:
+    child = launch("read", max_content=1 << 20)
     os.kill(child.pid, signal.SIGSTOP)
-    for number in range(30):
-        child.send("findings", {"number": number, **LARGE})
-        child.send("processes", {"number": number})
-        child.send("ping", {})
-    assert child.has_unsent
+    sent = [Message("findings", {"number": number}, bytes(1 << 20)) for number in range(4)]
+    for message in sent:
+        child.send(*message)
+    assert child.channel.unsent
+    with pytest.raises(TimeoutError):
+        child.next_message(0.0)
     os.kill(child.pid, signal.SIGCONT)
-    received: list[Message] = []
-    while Message("processes", {"number": 29}) not in received:
-        received.append(receive(child))
-        child.flush()
-    assert receive(child).kind == "ping"
-    numbers = [message.fields["number"] for message in received if message.kind == "findings"]
-    assert numbers == list(range(30))
-    # Those that were not sent at once are replaced.
-    assert len(received) < 80
-    assert not child.has_unsent
+    assert [receive(child) for _ in sent] == sent
+    assert not child.channel.unsent
+    assert child.end(PATIENCE) == ExitStatus("exit status 0")
+
+
+def test_another_file_ends_the_wait_for_a_message(launch: Launch) -> None:
+    child = launch("hang")
+    receive(child)
+    wake = os.eventfd(1)
+    assert child.next_message(PATIENCE, wake) is None
+    os.close(wake)
 
 
 @pytest.mark.parametrize(
     ("messages", "fields", "reason"),
-    [(400, LARGE, "257 messages wait for it"), (1, {"x": "x" * 100_000}, "findings has 100")],
+    [(600, LARGE, r"16\d{6} bytes wait for it"), (1, {"x": "x" * 100_000}, "a message has 100")],
 )
 def test_a_child_that_cannot_be_sent_messages_is_killed(
     launch: Launch, caplog: pytest.LogCaptureFixture, messages: int, fields: dict[str, str], reason: str
@@ -135,8 +134,52 @@ def test_a_child_that_cannot_be_sent_messages_is_killed(
     for _ in range(messages):
         child.send("findings", fields)
     assert child.wait(PATIENCE)
-    assert f"cannot be sent messages and is killed: {reason}" in caplog.text
-    assert not child.has_unsent
+    assert re.search(f"cannot be sent messages and is killed: {reason}", caplog.text)
+
+
+def act(what: str, send: Send) -> None:
+    print("this is discarded")
+    send({"began": what})
+    match what:
+        case "abort":
+            os.abort()
+        case "raise":
+            raise ValueError("wrong")
+        case "hang":
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            signal.pause()
+        case "signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+    send({"ended": what})
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "finished"),
+    [
+        ("return", ExitStatus("exit status 0"), True),
+        ("signal", ExitStatus("exit status 0"), True),
+        ("raise", ExitStatus("exit status 1"), False),
+        ("abort", ExitStatus("killed by SIGABRT", 6), False),
+    ],
+)
+def test_a_function_in_a_child_has_a_result_or_the_reason_of_its_death(
+    launch: Launch, capfd: pytest.CaptureFixture[str], what: str, status: ExitStatus, finished: bool
+) -> None:
+    outcome = run_in_child(act, what, PATIENCE, PATIENCE)
+    assert outcome.sent == [{"began": what}] + [{"ended": what}] * finished
+    assert (outcome.status, outcome.late) == (status, False)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_function_that_takes_too_long_is_killed(launch: Launch) -> None:
+    outcome = run_in_child(act, "hang", PATIENCE, 0.01)
+    assert (outcome.sent, outcome.late) == ([{"began": "hang"}], True)
+    assert outcome.status == ExitStatus("killed by SIGKILL", 9)
+
+
+def test_a_function_in_a_child_can_be_killed(launch: Launch) -> None:
+    outcome = run_in_child(act, "hang", PATIENCE, PATIENCE, Child.kill)
+    assert (outcome.sent, outcome.status.signal, outcome.late) == ([], signal.SIGKILL, False)
 
 
 def test_restart_delays() -> None:

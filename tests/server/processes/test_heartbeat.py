@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 from polling import PATIENCE, until
 
-from tensorferry.server.processes.heartbeat import Heartbeat
+from tensorferry.server.processes.server import Heartbeat
 
 
 def test_a_process_is_alive_while_its_server_answers(tmp_path: Path) -> None:

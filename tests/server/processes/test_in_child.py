@@ -1,10 +1,12 @@
-"""The child's side: its first message, callbacks, and what ends the process."""
+"""The child's side: callbacks for the parent's messages, and what ends the process."""
 
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,97 +14,80 @@ from polling import PATIENCE
 from support.open_files import open_files
 
 from tensorferry.server.processes import in_child
-from tensorferry.server.processes.control import ControlChannel, Message
-from tensorferry.server.processes.in_child import InChild
+from tensorferry.server.processes.in_child import Parent
+from tensorferry.server.processes.messages import Channel, Message
 
 
-class Parent:
-    """The supervisor's side, and whether the child has lost it."""
+class Rig:
+    """The parent's side, and whether the child has lost it."""
 
     def __init__(self) -> None:
-        self.channel, self.theirs = ControlChannel.pair()
+        ours, self.theirs = socket.socketpair()
+        self.channel = Channel(ours)
         self.lost = threading.Event()
-        self.children: list[InChild] = []
+        reading, self.writing = os.pipe()
+        self.parent = Parent(f"{self.theirs.detach()},{reading}")
+        os.close(reading)
 
-    def start(self, **fields: Any) -> InChild:
-        self.channel.send("start", fields)
-        return self.child()
-
-    def child(self) -> InChild:
-        self.children.append(InChild(self.theirs.detach(), self.lost.set))
-        return self.children[-1]
+    def obey(self, **callbacks: Callable[[dict[str, Any]], None]) -> None:
+        self.thread = self.parent.obey(callbacks, self.lost.set)
 
     def close(self) -> None:
         """Close both ends. A child's end is otherwise closed by the end of its process."""
         self.channel.close()
-        for child in self.children:
-            if child._thread.ident is not None:
-                child._thread.join(PATIENCE)
-            child._channel.close()
+        os.close(self.writing)
+        if hasattr(self, "thread"):
+            self.thread.join(PATIENCE)
+        self.parent.close()
 
 
 @pytest.fixture
-def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parent]:
-    monkeypatch.setattr(in_child, "_end_only_with_supervisor", lambda: None)
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(in_child, "_end_only_with_parent", lambda lifeline: None)
     before = open_files()
-    parent = Parent()
-    yield parent
-    parent.close()
+    rig = Rig()
+    yield rig
+    rig.close()
     assert not open_files() - before
 
 
-def test_the_first_message_is_kept_and_the_rest_calls_back(parent: Parent) -> None:
-    child = parent.start(index=1)
-    assert child.start == {"index": 1}
+def test_messages_are_received_and_then_call_back(rig: Rig) -> None:
+    rig.channel.send("start", {"index": 1})
+    rig.channel.send("processes", {"processes": [1]})
+    assert rig.parent.receive() == Message("start", {"index": 1})
     calls: list[Any] = []
     over = threading.Event()
-    child.on("processes", calls.append)
-    child.on("drain", lambda fields: over.set())
-    parent.channel.send("processes", {"processes": [1]})
-    child.run()
-    parent.channel.send("unknown", {})
-    parent.channel.send("processes", {"processes": []})
-    parent.channel.send("drain", {})
+    rig.obey(processes=calls.append, drain=lambda fields: over.set())
+    rig.channel.send("unknown", {})
+    rig.channel.send("processes", {"processes": []})
+    rig.channel.send("drain", {})
     assert over.wait(PATIENCE)
     assert calls == [{"processes": [1]}, {"processes": []}]
-    assert not parent.lost.is_set()
-    parent.channel.close()
-    assert parent.lost.wait(PATIENCE)
+    assert not rig.lost.is_set()
+    rig.channel.close()
+    assert rig.lost.wait(PATIENCE)
 
 
-def test_messages_to_the_supervisor(parent: Parent) -> None:
-    child = parent.start()
-    child.send("pong", number=1)
-    child.failed("no such model")
-    assert parent.channel.receive() == Message("pong", {"number": 1})
-    assert parent.channel.receive() == Message("failed", {"message": "no such model"})
-    parent.channel.close()
-    child.send("late")
+def test_messages_to_the_parent(rig: Rig) -> None:
+    rig.parent.send("pong", {"number": 1})
+    assert rig.channel.receive() == Message("pong", {"number": 1})
+    rig.channel.close()
+    rig.parent.send("late")
+    assert rig.parent.receive() is None
 
 
 @pytest.mark.parametrize(
-    ("packet", "text"),
+    ("head", "text"),
     [
-        (b"no JSON", "unusable (bug): a packet of 7 bytes is no JSON"),
+        (b"no JSON", "unusable (bug): the fields of a message, 7 bytes, are no JSON"),
         (b'{"kind": "wrong"}', "the control thread crashed (bug)"),
         (b'{"kind": "ping"}', "cannot be acted on: exiting at once: [Errno 2]"),
     ],
 )
 def test_a_bug_or_a_lack_of_files_ends_the_process(
-    parent: Parent, caplog: pytest.LogCaptureFixture, packet: bytes, text: str
+    rig: Rig, caplog: pytest.LogCaptureFixture, head: bytes, text: str
 ) -> None:
-    child = parent.start()
-    child.on("wrong", lambda fields: fields["missing"])
-    child.on("ping", lambda fields: os.remove("/missing"))
-    child.run()
-    parent.channel._socket.send(packet)
-    assert parent.lost.wait(PATIENCE)
+    rig.obey(wrong=lambda fields: fields["missing"], ping=lambda fields: os.remove("/missing"))
+    rig.channel._socket.send(struct.pack("<IQ", len(head), 0) + head)
+    assert rig.lost.wait(PATIENCE)
     assert text in caplog.text
-
-
-@pytest.mark.parametrize("first", [b'{"kind": "ping"}', b"", b"no JSON"])
-def test_a_first_message_that_is_no_start_ends_the_process(parent: Parent, first: bytes) -> None:
-    parent.channel._socket.send(first)
-    with pytest.raises(SystemExit):
-        parent.child()
-    assert parent.lost.is_set()

@@ -12,9 +12,9 @@ import pytest
 from tensorferry.batcher import DeadlineExceeded, InstanceFailed, OutOfMemory
 from tensorferry.server.errors import InvalidRequestError, LimitError, NotReadyError, StepFailedError
 from tensorferry.server.functions.failure import describe
+from tensorferry.server.processes.functions.errors import FunctionRaised
 from tensorferry.server.python_models import failures
 from tensorferry.server.status import mapped_status, status_of
-from tensorferry.server.worker_process.errors import FunctionRaised
 from tensorferry.serving import InvalidInput
 
 

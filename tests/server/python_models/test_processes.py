@@ -21,11 +21,11 @@ from tensorferry.server.errors import StartError
 from tensorferry.server.functions.app_file import import_app
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
+from tensorferry.server.processes.functions.errors import ProcessDied
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.python_models.instance import FunctionInstance
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
 from tensorferry.server.recovery.watchdog import RunLimits
-from tensorferry.server.worker_process.errors import ProcessDied
-from tensorferry.server.worker_process.worker_process import WorkerProcess
 
 # A test writes the files: a start that finds `hold` waits until it is gone, one that finds `ill` fails.
 _APP = """

@@ -1,4 +1,4 @@
-"""One of several server processes of `faulty`: `python -m support.processes.faulty_process CONTROL_FD ARGUMENTS`."""
+"""One of several server processes of `faulty`: `python -m support.processes.faulty_process DESCRIPTORS ARGUMENTS`."""
 
 from __future__ import annotations
 

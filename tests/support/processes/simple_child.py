@@ -1,25 +1,24 @@
-"""Child of the supervisor that does one thing: `exit STATUS`, `signal NUMBER`, `read` (until the end of file) or `hang`."""
+"""Child process that does one thing, such as `exit STATUS`, `signal NUMBER`, `read` (until the end of file) or `hang`."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 
-from tensorferry.server.processes.control import ControlChannel
+from tensorferry.server.processes.in_child import Parent
 
-channel = ControlChannel(socket.socket(fileno=int(sys.argv[1])))
+parent = Parent(sys.argv[1], 1 << 30)
 match sys.argv[2:]:
     case ["exit", status]:
         os._exit(int(status))
     case ["signal", number]:
         os.kill(os.getpid(), int(number))
     case ["read"]:
-        while (message := channel.receive()) is not None:
-            channel.send(message.kind, message.fields)
+        while (message := parent.receive()) is not None:
+            parent.send(*message)
     case ["inherit", fd, variable]:
-        channel.send("inherited", {"content": os.read(int(fd), 100).decode(), "value": os.environ[variable]})
+        parent.send("inherited", {"content": os.read(int(fd), 100).decode(), "value": os.environ[variable]})
     case ["hang"]:
-        channel.send("here", {})
+        parent.send("here")
         signal.pause()

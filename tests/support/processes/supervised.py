@@ -12,10 +12,10 @@ import sys
 from typing import Any
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.processes.child import Ending
+from tensorferry.server.processes.child import ExitStatus
 from tensorferry.server.processes.event_loop import run_supervisor
 from tensorferry.server.processes.log_output import configure
-from tensorferry.server.processes.settings import SupervisorSettings
+from tensorferry.server.processes.supervisor import SupervisorSettings
 
 # From <sys/prctl.h>.
 _PR_SET_CHILD_SUBREAPER = 36
@@ -40,8 +40,8 @@ def supervise(argv: list[str]) -> int:
         module="support.processes.supervised_server",
     )
     if "supervisor-crashes" in argv:
-        # A bug: the first end of a child has an ending that it cannot have.
-        Ending.of = staticmethod(lambda status: None)  # type: ignore[assignment,method-assign]
+        # A bug: the first end of a child has a status that it cannot have.
+        ExitStatus.of = staticmethod(lambda status: None)  # type: ignore[assignment,method-assign]
     heavy = [name for name in ("grpc", "google.protobuf", "numpy", "onnxruntime") if name in sys.modules]
     report("supervisor", modules=heavy)
     try:

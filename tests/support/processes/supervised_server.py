@@ -11,17 +11,21 @@ from typing import Any
 
 from support.processes.supervised import report
 
-from tensorferry.server.processes.in_child import InChild
+from tensorferry.server.processes.in_child import Parent
 from tensorferry.server.processes.running_page import Running, RunningPage
 
 
-def main(control_fd: int, argv: list[str]) -> None:
-    child = InChild(control_fd)
-    start = child.start
-    ignored = [n.name for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is signal.SIG_IGN]
-    report("server", start=start, argv=argv, ignored=ignored, gpus=os.environ["CUDA_VISIBLE_DEVICES"])
+def main(descriptors: str, argv: list[str]) -> None:
+    supervisor = Parent(descriptors)
+    message = supervisor.receive()
+    assert message is not None
+    start = message.fields
+    # The server would end with its default actions.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getpid(), number)
+    report("server", start=start, argv=argv, gpus=os.environ["CUDA_VISIBLE_DEVICES"])
     if "fails" in argv:
-        child.failed("no such model")
+        supervisor.send("failed", {"message": "no such model"})
         os._exit(1)
     if "leave-orphan" in argv:
         command = ["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"]
@@ -39,11 +43,14 @@ def main(control_fd: int, argv: list[str]) -> None:
         report("drain")
         os._exit(0)
 
-    child.on("drain", drain)
-    child.on("print_ready", lambda fields: print(start["address"], flush=True))
-    child.on("findings", lambda fields: report("findings", **fields))
-    child.run()
-    child.send("ready")
+    supervisor.obey(
+        {
+            "drain": drain,
+            "print_ready": lambda fields: print(start["address"], flush=True),
+            "findings": lambda fields: report("findings", **fields),
+        }
+    )
+    supervisor.send("ready")
     report("ready", index=start["index"])
     while True:
         connection, _ = listening.accept()
@@ -52,4 +59,4 @@ def main(control_fd: int, argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1], sys.argv[2:])

@@ -12,8 +12,8 @@ from support.server.rig import signature, spec
 from tensorferry.batcher import Batcher, Pipeline, Stage
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.models.registry import Model, ModelStep
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.steps.stage_function import StageFunction, StageStep, StepTimes
-from tensorferry.server.worker_process.worker_process import WorkerProcess
 
 Function = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 

@@ -7,18 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorferry.server.processes.child import Child, Ending
-from tensorferry.server.processes.control import Message
+from tensorferry.server.processes.child import Child, ExitStatus
+from tensorferry.server.processes.messages import Message
 from tensorferry.server.processes.running_page import Running, RunningPage
-from tensorferry.server.processes.settings import Environment, SupervisorSettings
 from tensorferry.server.processes.slot import ServerSlot
-from tensorferry.server.processes.supervisor import Supervisor
+from tensorferry.server.processes.supervisor import Supervisor, SupervisorSettings
 
 PORT = 8001
-KILLED = Ending("killed by SIGKILL", 9)
-CRASHED = Ending("killed by SIGSEGV", 11)
-EXITED = Ending("exit status 1")
-CLEAN = Ending("exit status 0")
+KILLED = ExitStatus("killed by SIGKILL", 9)
+CRASHED = ExitStatus("killed by SIGSEGV", 11)
+EXITED = ExitStatus("exit status 1")
+CLEAN = ExitStatus("exit status 0")
 
 
 class FakeChild(Child):
@@ -31,7 +30,7 @@ class FakeChild(Child):
         self.hangs = False
         self.pinged = False
 
-    def send(self, kind: str, fields: Mapping[str, Any]) -> None:
+    def send(self, kind: str, fields: Mapping[str, Any], content: bytes = b"") -> None:
         if kind == "ping":
             self.pinged = True
         else:
@@ -73,8 +72,8 @@ class Supervision:
             drain_seconds=drain_seconds,
             drain_delay=drain_delay,
         )
-        environment = Environment(clock=lambda: self.now, launch=self._launch, print_error=self.errors.append)
-        self.supervisor = Supervisor(settings, environment, f"127.0.0.1:{PORT}", PORT, folder)
+        where = {"address": f"127.0.0.1:{PORT}", "port": PORT, "folder": str(folder)}
+        self.supervisor = Supervisor(settings, where, self._launch, self.errors.append, lambda: self.now)
         self.supervisor.start()
 
     def _launch(self, slot: ServerSlot) -> FakeChild:
@@ -119,9 +118,9 @@ class Supervision:
         for index in self.alive():
             self.child(index).take()
 
-    def end(self, index: int, ending: Ending) -> None:
+    def end(self, index: int, status: ExitStatus) -> None:
         """Let a child end."""
-        self.supervisor.on_end(self.slots[index], ending)
+        self.supervisor.on_end(self.slots[index], status)
 
     def end_killed(self) -> None:
         """Let the killed children end."""

@@ -18,7 +18,7 @@ from tensorferry.server.names import printable_lines
 from tensorferry.server.processes import log_output
 from tensorferry.server.processes.division import Division, division_of
 from tensorferry.server.processes.event_loop import run_supervisor
-from tensorferry.server.processes.settings import SupervisorSettings
+from tensorferry.server.processes.supervisor import SupervisorSettings
 from tensorferry.server.startup import config_file, read_config
 
 _log = logging.getLogger("tensorferry.server")

@@ -18,8 +18,7 @@ from tensorferry.server.errors import LimitError, ModelFailedError, SuspectError
 from tensorferry.server.inference.request_templates import Match
 from tensorferry.server.inference.waiting_suspects import WaitingSuspects
 from tensorferry.server.processes.running_page import Running, RunningPage
-from tensorferry.server.processes.trial import Trial
-from tensorferry.server.refused_requests import REFUSED, RefusedRequests
+from tensorferry.server.processes.suspect_requests import REFUSED, RefusedRequests, TrialLock
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -130,7 +129,9 @@ class CrashWatch:
     A suspect that ran alone without harm is none any more. Those that cannot run yet are in `waiting`.
     """
 
-    def __init__(self, page: RunningPage, trial: Trial, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, page: RunningPage, trial: TrialLock, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.page = page
         self.waiting = WaitingSuspects(trial)
         self._trial = trial

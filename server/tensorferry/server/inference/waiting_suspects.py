@@ -10,7 +10,7 @@ from tensorferry.batcher import Cancelled
 from tensorferry.server.errors import NotReadyError
 from tensorferry.server.inference.interface import SHUTTING_DOWN
 from tensorferry.server.inference.reply import InferenceCall
-from tensorferry.server.processes.trial import Trial
+from tensorferry.server.processes.suspect_requests import TrialLock
 from tensorferry.server.threads import ThreadKind, new_thread
 
 # More are refused, and may be sent again.
@@ -71,7 +71,7 @@ class WaitingCall(InferenceCall):
 class WaitingSuspects:
     """Waiting suspects, each of which a thread runs once `trial` is free, in their order. Thread-safe."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: TrialLock) -> None:
         self._trial = trial
         # Guards the fields below. Nothing is called while it is held.
         self._lock = threading.Lock()

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,12 +9,11 @@ from typing import Any
 from tensorferry.server.errors import ModelFailedError, StepFailedError
 from tensorferry.server.inspection.batch_times import BatchTime, UnknownMemory, time_batches
 from tensorferry.server.inspection.core_layouts import LayoutTime, better_layout
-from tensorferry.server.inspection.measuring_child import LATE, LOAD_SECONDS, MeasuredModel
+from tensorferry.server.inspection.measuring_child import LATE, LOAD_SECONDS, MeasuredModel, measure
 from tensorferry.server.models.registry import Model
+from tensorferry.server.processes.child import Outcome, run_in_child
 from tensorferry.server.runtime.sampling import Array, random_inputs, working_size
 from tensorferry.server.signature import Signature
-
-_CHILD = "tensorferry.server.inspection.measuring_child"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,43 +54,28 @@ def lengths_of(signature: Signature, size: int, lengths: Mapping[str, int]) -> d
 
 def measure_file(model: MeasuredModel) -> Measurements:
     """Measure an ONNX model in a child process. Sizes that were measured before the process died are kept."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", _CHILD],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        # Ctrl-C at a terminal ends this process, which then kills the child.
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    with child:
-        try:
-            output, _ = child.communicate(pickle.dumps(model), LOAD_SECONDS + LATE * model.seconds + 60)
-        finally:
-            child.kill()
-    messages = [json.loads(line) for line in output.decode().splitlines()]
-    batches = tuple(BatchTime(**message) for message in messages if "rows" in message)
-    loaded: dict[str, Any] = next((message for message in messages if "loaded_bytes" in message), {})
-    stopped = next((message["stopped"] for message in messages if "stopped" in message), None)
+    outcome = run_in_child(measure, model, LOAD_SECONDS, LATE * model.seconds + 1)
+    batches = tuple(BatchTime(**message) for message in outcome.sent if "rows" in message)
+    loaded: dict[str, Any] = next((message for message in outcome.sent if "loaded_bytes" in message), {})
+    stopped = next((message["stopped"] for message in outcome.sent if "stopped" in message), None)
     return Measurements(
         (model.device,),
         batches,
         loaded.get("memory", ""),
         loaded.get("loaded_bytes"),
-        _death(child.returncode, len(batches), model) if stopped is None else stopped,
+        _death(outcome, len(batches), model) if stopped is None else stopped,
         lengths_of(model.io_mapping.signature, model.working_size, model.lengths),
-        tuple(LayoutTime(**message["layout"]) for message in messages if "layout" in message),
+        tuple(LayoutTime(**message["layout"]) for message in outcome.sent if "layout" in message),
     )
 
 
-def _death(code: int, measured: int, model: MeasuredModel) -> str:
+def _death(outcome: Outcome, measured: int, model: MeasuredModel) -> str:
     """Describe the end of a child that did not finish, but measured some sizes."""
     left = model.sizes[measured:]
     where = f"a batch of {left[0]} rows" if left else "the last batch"
-    if code == -signal.SIGALRM:
+    if outcome.late:
         return f"{where} did not end in time"
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    return f"the process that measures {how} at {where}"
+    return f"the process that measures ended at {where}: {outcome.status.description}"
 
 
 def measure_model(

@@ -1,16 +1,10 @@
-"""Child process that loads a model once and measures batches of it.
+"""Measuring of a model's batches, in a child process.
 
 In a process of its own the model has the memory to itself, and a crash of ONNX Runtime ends only this process.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import resource
-import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +23,7 @@ if TYPE_CHECKING:
 
 # Time limit for loading the model.
 LOAD_SECONDS = 300
-# The limit of all runs is this many times the time that they may take, because the last prediction may be wrong.
+# The limit of one run is this many times the time that all may take, because the last prediction may be wrong.
 LATE = 3
 
 
@@ -52,23 +46,8 @@ class MeasuredModel:
     layouts: tuple[Layout, ...] = ()
 
 
-def _main() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # The default action of the signal ends the process even while native code runs.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(LOAD_SECONDS)
-    # Libraries that print must not mix with the results.
-    results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    malloc.reuse_large_buffers()
-
-    def send(message: Mapping[str, Any]) -> None:
-        print(json.dumps(message), file=results, flush=True)
-
-    _measure(pickle.load(sys.stdin.buffer), send)
-
-
-def _measure(model: MeasuredModel, send: Callable[[Mapping[str, Any]], None]) -> None:
+def measure(model: MeasuredModel, send: Callable[[Mapping[str, Any]], None]) -> None:
+    """Measure the batches, and send what loading took, each size, why larger ones are missing, and each layout."""
     # Imported here, because the parent imports this module for its records.
     from tensorferry.server.inspection.batch_times import UnknownMemory, time_batches
     from tensorferry.server.inspection.memory_growth import GpuMemory, ResidentMemory
@@ -77,6 +56,7 @@ def _measure(model: MeasuredModel, send: Callable[[Mapping[str, Any]], None]) ->
     from tensorferry.server.runtime.host_memory import resident_bytes
     from tensorferry.server.runtime.sampling import random_inputs
 
+    malloc.reuse_large_buffers()
     gpu = None
     if model.device != "cpu":
         preload_libraries()
@@ -91,7 +71,6 @@ def _measure(model: MeasuredModel, send: Callable[[Mapping[str, Any]], None]) ->
         memory = UnknownMemory() if gpu is None else GpuMemory(gpu, model.device)
     what = "" if isinstance(memory, UnknownMemory) else memory.what
     send({"loaded_bytes": loaded, "memory": what})
-    signal.alarm(int(LATE * model.seconds) + 1)
     signature = model.io_mapping.signature
     began = time.monotonic()
     times: list[BatchTime] = []
@@ -145,7 +124,3 @@ def _measure_layouts(
     with suppress(ServerError, StartError):
         for layout in time_layouts(model.layouts, runs_of, best.rows, inputs_of, may_go_on):
             send({"layout": asdict(layout)})
-
-
-if __name__ == "__main__":
-    _main()

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,32 +18,37 @@ from typing import Any
 
 import numpy as np
 
-from tensorferry.server.model_checks.empty_axes_child import (
-    ANSWERED,
-    LOAD_SECONDS,
-    LOADED,
-    ProbeRun,
-    ProbeRuns,
-)
 from tensorferry.server.model_config.io_mapping import IoMapping
+from tensorferry.server.processes.child import Child, Outcome, run_in_child
 from tensorferry.server.runtime.check_cache import CheckCache
 from tensorferry.server.runtime.ort_options import OrtOptions
+from tensorferry.server.runtime.sampling import random_array
+from tensorferry.server.runtime.session import Session
 from tensorferry.server.shapes.empty_axes import AxisSet, EmptyAxes, axis_sets_to_test
 from tensorferry.server.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
 
-# Time limit of one run.
-_RUN_SECONDS = 20
+# Time limits of loading the model, and of one run.
+_LOAD_SECONDS, _RUN_SECONDS = 120, 20
 # Most child processes for one model. Axes that are left then are not known to be safe.
 _MOST_CHILDREN = 8
 # Signals that the model causes. Others, such as SIGKILL and SIGTERM, say nothing about the model.
-_CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGALRM)
+_CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 _CRASHED = "with it ONNX Runtime crashes"
 _HUNG = "with it the model does not end"
 _FAILED = "with it the model fails"
 _UNKNOWN = "this could not be tested"
+_NOT_TESTED = "model %s: axes of length zero could not be tested, so requests with them are refused: %s"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRun:
+    """A run with inputs of these shapes, with random values or with zeros."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    zeros: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,9 @@ class EmptyAxesProbe:
             axes = []
         self._runs = {each: _probe_runs(model, each) for each in axes}
         self.found = EmptyAxes(_decode(cache.get("empty-axes", self._conditions), axes) if axes else {})
-        # Guards _child and _closed, so that no child starts after `close`. No waiting while it is held.
+        # Guards _child and _closed, so that no child lives on after `close`. No waiting while it is held.
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -124,43 +126,36 @@ class EmptyAxesProbe:
                 kept = [[sorted(each), reason] for each, reason in verdicts.items()]
                 self._cache.put("empty-axes", self._conditions, kept)
         except Exception as error:
-            _log.warning(
-                "model %s: axes of length zero could not be tested, so requests with them are refused: %r",
-                self._model.name,
-                error,
-            )
+            _log.warning(_NOT_TESTED, self._model.name, repr(error))
         finally:
             self.found.verdicts = verdicts
             self._files.close()
         for axes, reason in verdicts.items():
             if reason in (_CRASHED, _HUNG):
-                _log.info(
-                    "model %s: requests with no element along %s are refused: %s",
-                    self._model.name,
-                    _describe(axes),
-                    reason,
-                )
+                text = "model %s: requests with no element along %s are refused: %s"
+                _log.info(text, self._model.name, _describe(axes), reason)
 
     def _verdicts(self, runs: Mapping[AxisSet, Sequence[ProbeRun]]) -> tuple[dict[AxisSet, str], bool]:
         """Return the verdicts, and whether another load would give the same."""
         verdicts = dict.fromkeys(runs, _UNKNOWN)
         left = [(axes, run) for axes, some in runs.items() for run in some]
         for _ in range(_MOST_CHILDREN):
-            done, died_by = self._run_child([run for _, run in left])
-            if done is None:
+            outcome = self._run_child([run for _, run in left])
+            if outcome is None:
                 return verdicts, False
-            for (axes, _), outcome in zip(left, done, strict=False):
-                if outcome == ANSWERED:
+            done = outcome.sent[1:]
+            for (axes, _), sent in zip(left, done, strict=False):
+                if sent["answered"]:
                     verdicts[axes] = ""
                 elif verdicts[axes]:
                     verdicts[axes] = _FAILED
             if len(done) == len(left):
                 return verdicts, True
             fatal = left[len(done)][0]
-            if died_by not in _CRASHES:
+            if not outcome.late and outcome.status.signal not in _CRASHES:
                 verdicts.update({axes: _UNKNOWN for axes, _ in left[len(done) :]})
                 return verdicts, False
-            reason = _HUNG if died_by == signal.SIGALRM else _CRASHED
+            reason = _HUNG if outcome.late else _CRASHED
             verdicts.update({axes: reason for axes in runs if fatal <= axes})
             left = [(axes, run) for axes, run in left[len(done) + 1 :] if not fatal <= axes]
             if not left:
@@ -168,42 +163,49 @@ class EmptyAxesProbe:
         verdicts.update({axes: _UNKNOWN for axes, _ in left})
         return verdicts, True
 
-    def _run_child(self, runs: Sequence[ProbeRun]) -> tuple[list[str] | None, int]:
-        """Return a child's outcome of each run until its end, and the signal that ended it (0: none).
-
-        The outcomes are None if the child could not load the model.
-        """
+    def _run_child(self, runs: Sequence[ProbeRun]) -> Outcome | None:
+        """Return what came of these runs until a child's end; None if it could not load the model, or after `close`."""
         model = self._model
-        stdin = pickle.dumps(ProbeRuns(model.path, model.ort_options, model.run_seconds, tuple(runs)))
-        with self._lock:
-            if self._closed:
-                return None, 0
-            child = self._child = subprocess.Popen(
-                [sys.executable, "-m", "tensorferry.server.model_checks.empty_axes_child"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                # Ctrl-C at a terminal must not reach the child.
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        with child:
-            try:
-                output, _ = child.communicate(stdin, LOAD_SECONDS + model.run_seconds * len(runs))
-            finally:
-                child.kill()
-        loaded, *outcomes = output.decode().split() or [""]
+        argument = model.path, model.ort_options, runs
+        outcome = run_in_child(_run_in_child, argument, _LOAD_SECONDS, model.run_seconds, self._keep)
         with self._lock:
             closed = self._closed
-        if loaded != LOADED and not closed:
-            _log.warning(
-                "model %s: axes of length zero could not be tested, because the model does not load on the CPU; requests "
-                "with them are refused",
-                model.name,
-            )
-        if loaded != LOADED:
-            return None, 0
-        return outcomes, max(0, -child.returncode)
+        if outcome.sent:
+            return outcome
+        if not closed:
+            _log.warning(_NOT_TESTED, model.name, "the model does not load on the CPU")
+        return None
+
+    def _keep(self, child: Child) -> None:
+        """Let `close` kill the child."""
+        with self._lock:
+            self._child = child
+            closed = self._closed
+        if closed:
+            child.kill()
+
+
+def _run_in_child(
+    argument: tuple[Path, OrtOptions, Sequence[ProbeRun]], send: Callable[[Mapping[str, Any]], None]
+) -> None:
+    """Load the model, send that, and send of each run whether it answered."""
+    path, ort_options, runs = argument
+    # Requests to models that serve come first.
+    os.nice(19)
+    session = Session(path, "cpu", ort_options)
+    send({"loaded": True})
+    for run in runs:
+        generator = np.random.default_rng(0)
+        inputs = {}
+        for spec in session.signature.inputs:
+            array = random_array(spec, run.shapes[spec.name], generator)
+            inputs[spec.name] = np.zeros_like(array) if run.zeros and spec.datatype.size else array
+        try:
+            session.run(inputs)
+        except Exception:
+            send({"answered": False})
+        else:
+            send({"answered": True})
 
 
 def _probe_runs(model: ProbedModel, axes: AxisSet) -> list[ProbeRun]:

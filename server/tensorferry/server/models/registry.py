@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from tensorferry.batcher import Batcher, Padding, Pipeline, StageModel
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
 from tensorferry.server.steps.named_model import ModelReference, stage_model
 from tensorferry.server.steps.stage_function import StepTimes
 from tensorferry.server.telemetry.exemplars import Exemplars
-from tensorferry.server.worker_process.worker_process import WorkerProcess
 
 _UNLOADED = "unloaded"
 

@@ -11,7 +11,7 @@ from tensorferry.server.monitoring.metric_families import empty_families, row_bu
 from tensorferry.server.monitoring.metric_names import MODEL_LABELS, StepMetric
 from tensorferry.server.monitoring.processes import resident_bytes
 from tensorferry.server.monitoring.step_statistics import ModelCounts
-from tensorferry.server.worker_process.worker_process import WorkerProcess
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
 
 _OUTCOMES = ("answered", "failed", "cancelled", "expired", "shed", "abandoned", "refused")
 

@@ -1,4 +1,4 @@
-"""A server process: `python -m tensorferry.server.processes CONTROL_FD ARGUMENTS`. The supervisor starts it."""
+"""A server process: `python -m tensorferry.server.processes DESCRIPTORS ARGUMENTS`. The supervisor starts it."""
 
 from __future__ import annotations
 

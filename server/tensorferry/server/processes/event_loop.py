@@ -8,16 +8,14 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from types import TracebackType
+from contextlib import ExitStack, closing, suppress
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.processes.child import Child, Ending
-from tensorferry.server.processes.control import ControlError
+from tensorferry.server.processes.child import Child, ExitStatus
+from tensorferry.server.processes.messages import MessageError
 from tensorferry.server.processes.port import PortReservation
-from tensorferry.server.processes.settings import Environment, SupervisorSettings
 from tensorferry.server.processes.slot import ServerSlot
-from tensorferry.server.processes.supervisor import Supervisor
+from tensorferry.server.processes.supervisor import Supervisor, SupervisorSettings
 from tensorferry.server.scratch_directory import ScratchDirectory, remove_abandoned
 
 _log = logging.getLogger("tensorferry.server")
@@ -39,52 +37,50 @@ def run_supervisor(
     Call it on the main thread; SIGTERM, SIGINT and SIGHUP are ignored afterwards.
     """
     remove_abandoned()
-    port = PortReservation(settings.host, settings.port)
-    folder: ScratchDirectory | None = None
-    supervisor: Supervisor | None = None
-    try:
+    with ExitStack() as stack:
+        port = stack.enter_context(closing(PortReservation(settings.host, settings.port)))
         folder = _folder_of_sockets()
-        with EventLoop(argv, settings) as loop:
-            environment = Environment(clock=time.monotonic, launch=loop.launch, print_error=print_error)
-            supervisor = Supervisor(settings, environment, port.address, port.port, folder.path)
+        stack.callback(folder.remove)
+        where = {"address": port.address, "port": port.port, "folder": str(folder.path)}
+        loop = stack.enter_context(closing(EventLoop(argv, settings)))
+        with closing(Supervisor(settings, where, loop.launch, print_error)) as supervisor:
             return loop.run(supervisor)
-    finally:
-        if supervisor is not None:
-            supervisor.close()
-        if folder is not None:
-            folder.remove()
-        port.close()
 
 
 class EventLoop:
-    """Passes what children and operators do to the supervisor, one event after the other.
-
-    At the end of the context, children that are left are killed, and the signals are ignored, so that a late one cannot turn
-    a clean exit into a death by signal.
-    """
+    """Passes what children and operators do to the supervisor, one event after the other. Only for the main thread."""
 
     def __init__(self, argv: Sequence[str], settings: SupervisorSettings) -> None:
         self._argv = argv
         self._settings = settings
         self._selector = selectors.DefaultSelector()
         self._children: dict[Child, ServerSlot] = {}
-        self._signals = _SignalPipe()
+        # A pipe with the numbers of received signals, of operators and of processes that end.
+        self._signals, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        # Not SIG_IGN for SIGCHLD: the kernel would discard how children end.
+        for number in (*_SIGNALS, signal.SIGCHLD):
+            signal.signal(number, lambda received, frame: None)
         self._selector.register(self._signals, selectors.EVENT_READ)
 
-    def __enter__(self) -> EventLoop:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Kill the children that are left, and ignore the signals, so that none turns a clean exit into a death by one."""
         deadline = time.monotonic() + _KILLED_SECONDS
         for child in self._children:
             child.kill()
         for child in list(self._children):
             if child.wait(max(0.0, deadline - time.monotonic())):
                 self._reap(child)
+            else:
+                child.abandon()
         self._selector.close()
-        self._signals.close()
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        os.close(self._signals)
+        os.close(self._writing)
 
     def launch(self, slot: ServerSlot) -> Child:
         """Start the process of a slot, and watch it. OSError if it cannot be started."""
@@ -113,7 +109,7 @@ class EventLoop:
             for key, events in self._selector.select(timeout):
                 child = key.data
                 if child is None:
-                    for number in self._signals.read():
+                    for number in os.read(self._signals, 64):
                         if number == signal.SIGCHLD:
                             self._reap_orphans()
                         else:
@@ -125,7 +121,7 @@ class EventLoop:
                     self._end(supervisor, child)
                 else:
                     if events & selectors.EVENT_WRITE:
-                        child.flush()
+                        child.channel.flush()
                     if events & selectors.EVENT_READ:
                         self._receive(supervisor, child)
             if time.monotonic() >= supervisor.next_time():
@@ -133,22 +129,23 @@ class EventLoop:
         return supervisor.exit_status
 
     def _receive(self, supervisor: Supervisor, child: Child) -> bool:
-        """Pass the next message on. Return whether there was one."""
+        """Pass on what the child has sent. Return whether there may be more."""
         slot = self._children[child]
         try:
-            message = child.receive()
+            is_open = child.channel.fill()
+            messages = list(iter(child.channel.take, None))
         except BlockingIOError:
             return False
-        except (OSError, ControlError) as error:
+        except (OSError, MessageError) as error:
+            self._selector.unregister(child.channel)
             supervisor.on_malformed(slot, str(error))
-            self._unregister_channel(child)
             return False
-        if message is None:
-            self._unregister_channel(child)
+        for message in messages:
+            supervisor.on_message(slot, message)
+        if not is_open:
+            self._selector.unregister(child.channel)
             supervisor.on_channel_closed(slot)
-            return False
-        supervisor.on_message(slot, message)
-        return True
+        return is_open
 
     def _end(self, supervisor: Supervisor, child: Child) -> None:
         slot = self._children[child]
@@ -169,54 +166,20 @@ class EventLoop:
             while (ended := os.waitid(os.P_ALL, 0, options)) is not None and ended.si_pid not in children:
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
-    def _reap(self, child: Child) -> Ending:
+    def _reap(self, child: Child) -> ExitStatus:
         del self._children[child]
         self._selector.unregister(child.pidfd)
-        self._unregister_channel(child)
-        return child.reap()
-
-    def _unregister_channel(self, child: Child) -> None:
         if child.channel in self._selector.get_map():
             self._selector.unregister(child.channel)
+        return child.reap()
 
     def _watch_unsent(self) -> None:
         """Wait for a channel to be writable if messages wait for that."""
         for child in self._children:
             key = self._selector.get_map().get(child.channel)
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.has_unsent else 0)
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.channel.unsent else 0)
             if key is not None and key.events != events:
                 self._selector.modify(child.channel, events, child)
-
-
-class _SignalPipe:
-    """Pipe with the numbers of received signals, of operators and of processes that end. Only for the main thread."""
-
-    def __init__(self) -> None:
-        self._reading, self._writing = os.pipe()
-        os.set_blocking(self._reading, False)
-        os.set_blocking(self._writing, False)
-        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        # Not SIG_IGN for SIGCHLD: the kernel would discard how children end.
-        for number in (*_SIGNALS, signal.SIGCHLD):
-            signal.signal(number, lambda received, frame: None)
-
-    def fileno(self) -> int:
-        return self._reading
-
-    def read(self) -> Sequence[int]:
-        try:
-            received = os.read(self._reading, 64)
-        except BlockingIOError:
-            return []
-        return [number for number in received if number in (*_SIGNALS, signal.SIGCHLD)]
-
-    def close(self) -> None:
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.set_wakeup_fd(-1)
-        os.close(self._reading)
-        os.close(self._writing)
 
 
 def _folder_of_sockets() -> ScratchDirectory:
@@ -224,12 +187,10 @@ def _folder_of_sockets() -> ScratchDirectory:
     try:
         folder = ScratchDirectory()
     except OSError as error:
-        raise StartError(
-            f"cannot create a folder for the sockets of the processes: {error}; choose another by TMPDIR"
-        ) from None
-    if len(os.fsencode(folder.path)) > _MAX_FOLDER_BYTES:
+        reason = f"cannot create a folder for the sockets of the processes: {error}"
+    else:
+        if len(os.fsencode(folder.path)) <= _MAX_FOLDER_BYTES:
+            return folder
         folder.remove()
-        raise StartError(
-            f"the folder {folder.path.parent} has too long a path for a Unix socket; choose another by TMPDIR"
-        )
-    return folder
+        reason = f"the folder {folder.path.parent} has too long a path for a Unix socket"
+    raise StartError(f"{reason}; choose another by TMPDIR")

@@ -1,109 +1,130 @@
-"""A server process's side of the control channel."""
+"""A child's side: its channel to the parent, with which it ends, and the child of `run_in_child`."""
 
 from __future__ import annotations
 
-import ctypes
+import fcntl
 import logging
 import os
+import pickle
+import resource
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import FrameType
+from typing import Any, NoReturn
 
-from tensorferry.server.processes.control import ControlChannel, ControlError, Message
+from tensorferry.server.processes.child import MAX_ARGUMENT_BYTES
+from tensorferry.server.processes.messages import Channel, Message, MessageError
 
 _log = logging.getLogger("tensorferry.server")
 
-# From <sys/prctl.h>.
-_PR_SET_PDEATHSIG = 1
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+Callbacks = Mapping[str, Callable[[dict[str, Any]], None]]
 
-def exit_at_once() -> None:
+
+def exit_at_once() -> NoReturn:
     """End the process without waiting for anything. Status 1."""
     os._exit(1)
 
 
-def _end_only_with_supervisor() -> None:
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    # The supervisor has blocked them, so that none could end the process before this moment.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    # Also ends a process that hangs in native code. The end of the control channel covers a supervisor that ended before.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+class Parent:
+    """The process that started this one, as a `Child` with this first argument. `send` is thread-safe.
 
-
-class InChild:
-    """The process as a child of the supervisor: its first message, and a thread that calls back for the others.
-
-    Create it first of all, on the main thread. From then on SIGTERM and SIGINT are ignored, because the supervisor decides
-    when a child ends, and the kernel kills the process when the supervisor ends. `on_supervisor_lost` is
-    called on the thread if the control channel is closed or unusable, or a callback raises.
+    Create it on the main thread. From then on SIGTERM and SIGINT do nothing, because the parent decides when a child ends,
+    and the kernel kills this process when the parent ends.
     """
 
-    def __init__(self, control_fd: int, on_supervisor_lost: Callable[[], None] = exit_at_once) -> None:
-        _end_only_with_supervisor()
-        os.set_inheritable(control_fd, False)
-        self._channel = ControlChannel(socket.socket(fileno=control_fd))
-        self._exit = on_supervisor_lost
-        self._callbacks: dict[str, Callable[[dict[str, Any]], None]] = {}
-        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
-        # Held while a message is sent, so that each is sent by one thread at a time. Waits only while the supervisor is stopped.
+    def __init__(self, descriptors: str, max_content: int = 0) -> None:
+        channel, lifeline = map(int, descriptors.split(","))
+        _end_only_with_parent(lifeline)
+        for file in (channel, lifeline):
+            os.set_inheritable(file, False)
+        self._channel = Channel(socket.socket(fileno=channel), max_content)
+        # Held while a message is sent, so that each is sent by one thread at a time. Waits only while the parent is stopped.
         self._send_lock = threading.Lock()
-        self.start = self._receive_start()
 
-    def _receive_start(self) -> dict[str, Any]:
-        message = self._receive()
-        if message is None or message.kind != "start":
-            self._channel.close()
-            self._exit()
-            raise SystemExit(1)
-        return message.fields
-
-    def on(self, kind: str, callback: Callable[[dict[str, Any]], None]) -> None:
-        """Call `callback` with the fields of messages of a kind, on the thread. Call this before `run`.
-
-        A callback must not wait for anything.
-        """
-        self._callbacks[kind] = callback
-
-    def run(self) -> None:
-        """Start the thread. Messages that came earlier are not lost. Those without a callback are dropped."""
-        self._thread.start()
-
-    def send(self, kind: str, /, **fields: Any) -> None:
-        """Send a message to the supervisor. Thread-safe. Nothing is sent once the supervisor has ended."""
+    def send(self, kind: str, fields: Mapping[str, Any] | None = None, content: bytes = b"") -> None:
+        """Send a message. Nothing is sent once the parent has ended."""
         with self._send_lock:
-            try:
-                self._channel.send(kind, fields)
-            except (BrokenPipeError, ConnectionResetError):
-                pass
+            self._channel.send(kind, fields or {}, content)
 
-    def failed(self, reason: str) -> None:
-        """Report that the process cannot start, for the operator. Exit with status 1 after it."""
-        self.send("failed", message=reason)
-
-    def _receive(self) -> Message | None:
+    def receive(self) -> Message | None:
+        """Wait for the next message; None if the channel is closed or unusable. One thread at a time may call this."""
         try:
             return self._channel.receive()
-        except (OSError, ControlError) as error:
-            _log.critical("the supervisor's control channel is unusable (bug): %s", error)
+        except (OSError, MessageError) as error:
+            _log.critical("the channel to the parent process is unusable (bug): %s", error)
             return None
 
-    def _run(self) -> None:
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def obey(self, callbacks: Callbacks, at_end: Callable[[], None] = exit_at_once) -> threading.Thread:
+        """Call back for each kind of message, on a thread, which is returned; call `at_end` if the parent is lost.
+
+        Messages without a callback are dropped. A callback must not wait for anything; if it raises, the parent is lost.
+        """
+        thread = threading.Thread(target=self._obey, args=(callbacks, at_end), name="control", daemon=True)
+        thread.start()
+        return thread
+
+    def _obey(self, callbacks: Callbacks, at_end: Callable[[], None]) -> None:
         try:
-            while (message := self._receive()) is not None:
-                self._handle(message)
+            while (message := self.receive()) is not None:
+                callback = callbacks.get(message.kind)
+                if callback is not None:
+                    callback(message.fields)
         except OSError as error:
             # Clients may have taken every file that the process may open. The next process has them free.
             _log.critical("a message of the supervisor cannot be acted on: exiting at once: %s", error)
         except BaseException as error:
             _log.critical("the control thread crashed (bug): exiting at once", exc_info=error)
-        self._exit()
+        at_end()
 
-    def _handle(self, message: Message) -> None:
-        callback = self._callbacks.get(message.kind)
-        if callback is not None:
-            callback(message.fields)
+
+def _end_only_with_parent(lifeline: int) -> None:
+    """Let the kernel kill this process when the parent closes the other end of a pipe, as it does at the parent's end.
+
+    Also while native code holds the interpreter. The parent-death signal of Linux would be sent at the end of the thread
+    that started this process.
+    """
+    for number in _SIGNALS:
+        # A function that does nothing: programs that a user's code starts would inherit SIG_IGN.
+        signal.signal(number, _ignore)
+        signal.siginterrupt(number, False)
+    # The parent has blocked them, so that none could end the process before this moment.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    try:
+        os.read(lifeline, 1)
+    except BlockingIOError:
+        return
+    # The parent had ended before.
+    os._exit(1)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+def _run_function() -> None:
+    """Run the function of `run_in_child`. It may crash, so it leaves no core file."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    parent = Parent(sys.argv[1], MAX_ARGUMENT_BYTES)
+    message = parent.receive()
+    if message is not None:
+        function, argument = pickle.loads(message.content)
+        function(argument, partial(parent.send, "sent"))
+    # Native threads of what it has run could abort the process while the interpreter shuts down.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _run_function()

@@ -11,8 +11,7 @@ from tensorferry.server.telemetry.log_format import JsonFormatter, text_formatte
 _log = logging.getLogger("tensorferry.server")
 
 _STDERR = 2
-# A pipe that is writable accepts this many bytes without waiting.
-_PIECE_BYTES = select.PIPE_BUF
+_LOST = "%d log lines are lost: stderr was not read fast enough"
 
 
 class SupervisorLog(logging.Handler):
@@ -29,32 +28,20 @@ class SupervisorLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
-        if self._lost and self._write(self.format(_lost_lines(self._lost))):
-            self._lost = 0
-        if not self._write(self.format(record)):
+        if self._lost:
+            lost = _log.makeRecord(_log.name, logging.WARNING, "", 0, _LOST, (self._lost,), None)
+            if _write(self.format(lost)):
+                self._lost = 0
+        if not _write(self.format(record)):
             self._lost += 1
 
     def put(self, line: str) -> None:
         """Write a line without adding a time or a level. It is lost if stderr has no room for it."""
         self.acquire()
         try:
-            self._write(line)
+            _write(line)
         finally:
             self.release()
-
-    def _write(self, line: str) -> bool:
-        data = (line + "\n").encode(errors="backslashreplace")
-        poll = select.poll()
-        poll.register(_STDERR, select.POLLOUT)
-        try:
-            while data:
-                if not poll.poll(0):
-                    return False
-                data = data[os.write(_STDERR, data[:_PIECE_BYTES]) :]
-        except OSError:
-            # Stderr is closed.
-            return False
-        return True
 
 
 def configure(log_format: str, level: str) -> SupervisorLog:
@@ -64,6 +51,15 @@ def configure(log_format: str, level: str) -> SupervisorLog:
     return handler
 
 
-def _lost_lines(count: int) -> logging.LogRecord:
-    text = "%d log lines are lost: stderr was not read fast enough"
-    return _log.makeRecord(_log.name, logging.WARNING, "", 0, text, (count,), None)
+def _write(line: str) -> bool:
+    data = (line + "\n").encode(errors="backslashreplace")
+    poll = select.poll()
+    poll.register(_STDERR, select.POLLOUT)
+    try:
+        while data and poll.poll(0):
+            # A pipe that is writable accepts this many bytes without waiting.
+            data = data[os.write(_STDERR, data[: select.PIPE_BUF]) :]
+    except OSError:
+        # Stderr is closed.
+        return False
+    return not data

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable
-from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
+from tensorferry.server.processes.messages import Channel, MessageError
 from tensorferry.server.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
 
-# How long a process waits for an answer of another, which may be ending or busy.
+# How long a process waits for another, which may be ending or busy.
 _ANSWER_SECONDS = 5.0
 _MOST_BYTES = 256 << 20
 _MOST_WAITING = 1024
@@ -20,7 +21,7 @@ _MOST_WAITING = 1024
 class Peers:
     """The processes of a server, as one of them sees them. Call `on` for each kind of question, then `start`.
 
-    `ask` is thread-safe. Messages are bytes with their length. `index` is the number of this process.
+    `ask` is thread-safe. Questions and answers are bytes. `index` is the number of this process.
     """
 
     def __init__(self, folder: Path, index: int, count: int) -> None:
@@ -37,35 +38,41 @@ class Peers:
         """Answer the others from now on, on a thread."""
         # That of the process before, which was killed.
         self._own.unlink(missing_ok=True)
-        # Room for the questions of others while this process is busy: connecting to a full backlog waits without a limit.
-        listener = Listener(str(self._own), "AF_UNIX", backlog=_MOST_WAITING)
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(self._own))
+        # Room for the questions of others while this process is busy.
+        listening.listen(_MOST_WAITING)
 
         def run() -> None:
             while True:
                 try:
-                    with listener.accept() as connection:
-                        self._serve(connection)
+                    self._serve(listening.accept()[0])
                 except Exception as error:
                     # The other process has ended, or asks for a model that this one does not have.
                     _log.debug("a question of another server process is not answered: %r", error)
 
         new_thread("peers", run, ThreadKind.RESTARTED).start()
 
-    def _serve(self, connection: Connection) -> None:
-        if connection.poll(_ANSWER_SECONDS):
-            kind, _, content = connection.recv_bytes(_MOST_BYTES).partition(b"\n")
-            connection.send_bytes(self._answers[kind.decode()](content))
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            connection.settimeout(_ANSWER_SECONDS)
+            channel = Channel(connection, _MOST_BYTES)
+            if (question := channel.receive()) is not None:
+                channel.send("answer", {}, self._answers[question.kind](question.content))
 
     def ask(self, kind: str, content: bytes = b"") -> list[bytes]:
         """Return the answers of all processes, this one's first. A process that does not answer is left out."""
         answers = [self._answers[kind](content)]
         for other in self._others:
             try:
-                with Client(str(other), "AF_UNIX") as connection:
-                    connection.send_bytes(kind.encode() + b"\n" + content)
-                    if connection.poll(_ANSWER_SECONDS):
-                        answers.append(connection.recv_bytes(_MOST_BYTES))
-            except (OSError, EOFError) as error:
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.settimeout(_ANSWER_SECONDS)
+                    connection.connect(str(other))
+                    channel = Channel(connection, _MOST_BYTES)
+                    channel.send(kind, {}, content)
+                    if (answer := channel.receive()) is not None:
+                        answers.append(answer.content)
+            except (OSError, MessageError) as error:
                 # It is being started, or has ended.
                 _log.debug("a server process did not answer about %s: %r", kind, error)
         return answers

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import grpc
+
 from tensorferry.server.app import App, OneOfSeveral
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
@@ -18,11 +20,10 @@ from tensorferry.server.grpc_server import Listener
 from tensorferry.server.inference.crash_watch import CrashWatch
 from tensorferry.server.monitoring.processes import process_statuses
 from tensorferry.server.processes.division import share_of
-from tensorferry.server.processes.heartbeat import Heartbeat
-from tensorferry.server.processes.in_child import InChild
+from tensorferry.server.processes.in_child import Parent, exit_at_once
 from tensorferry.server.processes.peers import Peers
 from tensorferry.server.processes.running_page import RunningPage
-from tensorferry.server.processes.trial import Trial
+from tensorferry.server.processes.suspect_requests import TrialLock
 from tensorferry.server.startup import prepare_collector, print_ready_line, read_config, ready_fields
 from tensorferry.server.telemetry import logs
 from tensorferry.server.threads import ThreadKind, new_thread, watch_threads
@@ -30,13 +31,22 @@ from tensorferry.server.threads import ThreadKind, new_thread, watch_threads
 _log = logging.getLogger("tensorferry.server")
 
 
-def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
+# No method that exists, so that it needs no authorization, and no line of a log tells of it.
+_HEARTBEAT = "/tensorferry.Heartbeat/Ask"
+# Less than the time between two pings.
+_HEARTBEAT_SECONDS = 8.0
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
     """Serve until the supervisor says to drain, or is gone."""
-    config = read_config(arguments)
+    config = read_config(arguments[1:])
     output = logs.configure(config.log_format, config.log_level)
-    control = InChild(control_fd)
+    supervisor = Parent(arguments[0])
     watch_threads(output.flush)
-    process = ServerProcess(config, control, output)
+    message = supervisor.receive()
+    if message is None:
+        exit_at_once()
+    process = ServerProcess(config, supervisor, message.fields, output)
     process.start()
     status = process.endings.get()
     output.flush()
@@ -45,20 +55,51 @@ def main(control_fd: int, arguments: Sequence[str]) -> NoReturn:
     os._exit(status)
 
 
-class ServerProcess:
-    """One of several server processes. `endings` gets the status to exit with."""
+class Heartbeat:
+    """Calls its own process by a private socket, so that the thread which serves all calls must work for an answer.
 
-    def __init__(self, config: ServerConfig, control: InChild, output: logs.LogOutput) -> None:
-        start = control.start
+    `alive` is called for each call that gets an answer, which is UNIMPLEMENTED. Not thread-safe.
+    """
+
+    def __init__(self, path: Path, alive: Callable[[], None]) -> None:
+        # That of the process before, which was killed.
+        path.unlink(missing_ok=True)
+        self.socket = str(path)
+        self._alive = alive
+        self._call: Any = None
+
+    def ask(self) -> Any:
+        """Make a call, and return it without waiting for its answer."""
+        if self._call is None:
+            self._call = grpc.insecure_channel(f"unix:{self.socket}").unary_unary(_HEARTBEAT)
+        call = self._call.future(b"", timeout=_HEARTBEAT_SECONDS)
+        call.add_done_callback(self._answered)
+        return call
+
+    def _answered(self, call: Any) -> None:
+        silent = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+        if call.code() not in silent:
+            self._alive()
+
+
+class ServerProcess:
+    """One of several server processes. `start` has the fields of the supervisor's first message.
+
+    `endings` gets the status to exit with.
+    """
+
+    def __init__(
+        self, config: ServerConfig, supervisor: Parent, start: Mapping[str, Any], output: logs.LogOutput
+    ) -> None:
         count, folder = start["processes"], Path(start["folder"])
         self.endings: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._control = control
+        self._supervisor = supervisor
         # The supervisor has decided what `--processes auto` means.
         self._config = share_of(replace(config, processes=count), count)
         self._listens_first: bool = start["listens_first"]
-        self._trial = Trial(folder, self._all_serve)
+        self._trial = TrialLock(folder, self._all_serve)
         self._watch = CrashWatch(RunningPage(start["page"]), self._trial)
-        self._heartbeat = Heartbeat(folder / f"self-{start['index']}", lambda: control.send("pong"))
+        self._heartbeat = Heartbeat(folder / f"self-{start['index']}", lambda: supervisor.send("pong"))
         # Changed by the control thread only.
         self._draining = False
         # The processes of the supervisor's last message. Replaced as a whole, so that any thread can read it.
@@ -78,12 +119,6 @@ class ServerProcess:
 
     def start(self) -> None:
         """Load the models and serve, on a thread."""
-        control = self._control
-        control.on("processes", self._on_processes)
-        control.on("findings", self._watch.on_findings)
-        control.on("ping", lambda fields: self._heartbeat.ask())
-        control.on("print_ready", lambda fields: self._print_ready())
-        control.on("drain", lambda fields: self._begin_drain())
         self._in_thread("start", self._start)
 
     def _start(self) -> None:
@@ -91,13 +126,21 @@ class ServerProcess:
         self._watch.page.set_loading(True)
         if self._listens_first:
             self._app.start()
-        self._control.run()
+        self._supervisor.obey(
+            {
+                "processes": self._on_processes,
+                "findings": self._watch.on_findings,
+                "ping": lambda fields: self._heartbeat.ask(),
+                "print_ready": lambda fields: self._print_ready(),
+                "drain": lambda fields: self._begin_drain(),
+            }
+        )
         self._app.load()
         if not self._listens_first:
             self._app.start()
         prepare_collector()
         self._watch.page.set_loading(False)
-        self._control.send("ready")
+        self._supervisor.send("ready")
 
     def _print_ready(self) -> None:
         config, app = self._config, self._app
@@ -137,7 +180,7 @@ class ServerProcess:
             try:
                 work()
             except StartError as error:
-                self._control.failed(str(error))
+                self._supervisor.send("failed", {"message": str(error)})
                 self.endings.put(1)
 
         new_thread(name, run, ThreadKind.ESSENTIAL).start()

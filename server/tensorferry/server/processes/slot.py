@@ -1,11 +1,22 @@
-"""One of the server processes: which child is it now, and when is the next one started."""
+"""One of the server processes: which child it is, whether that works, and when the next one is started."""
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
+from typing import Any
 
-from tensorferry.server.processes.child import Child
-from tensorferry.server.processes.restart_delay import RestartDelay
+from tensorferry.server.processes.child import Child, RestartDelay
+from tensorferry.server.processes.running_page import create_page, read_page
+
+_log = logging.getLogger("tensorferry.server")
+
+PING_SECONDS = 10.0
+# A process that answers none of this many pings is killed. Pings are counted, not seconds, because the whole machine may
+# stand still. While models load or run, native code may let no other thread run.
+_IDLE_PINGS = 3
+_BUSY_PINGS = 30
 
 
 class ServerSlot:
@@ -14,9 +25,9 @@ class ServerSlot:
     It has the file of the page in which its child notes the requests that run.
     """
 
-    def __init__(self, index: int, page: int) -> None:
+    def __init__(self, index: int) -> None:
         self.index = index
-        self.page = page
+        self.page = create_page()
         self.generation = 0
         self.child: Child | None = None
         # Whether the child has reported that it is ready.
@@ -46,6 +57,21 @@ class ServerSlot:
         self._ended_at = now
         return delay
 
+    def ping(self) -> None:
+        """Ask the child for a sign if it serves, and kill it if it has given none for too long.
+
+        It answers through its working thread, which serves all calls.
+        """
+        if self.child is None or not self.serving:
+            return
+        loads, running = read_page(self.page)
+        if self.unanswered_pings >= (_BUSY_PINGS if loads or running else _IDLE_PINGS):
+            seconds = self.unanswered_pings * PING_SECONDS
+            _log.error("%s is killed, because it has not answered for %g s", self, seconds)
+            self.child.kill()
+        self.unanswered_pings += 1
+        self.child.send("ping", {})
+
     def down_seconds(self, now: float) -> float:
         """Return the time since the last child ended; infinite if none has."""
         return now - self._ended_at
@@ -60,16 +86,23 @@ class ServerSlot:
         return max(0, self.generation - 1)
 
     @property
-    def state(self) -> str:
-        """State for operators: serving, starting, waiting (for its next start) or ended."""
-        if self.child is not None:
-            return "serving" if self.serving else "starting"
-        return "ended" if math.isinf(self.start_at) else "waiting"
+    def name(self) -> str:
+        """The name for operators."""
+        return f"server {self.index}"
 
     def __str__(self) -> str:
         return self.name if self.child is None else f"{self.name} (process {self.child.pid})"
 
-    @property
-    def name(self) -> str:
-        """The name for operators."""
-        return f"server {self.index}"
+    def described(self) -> Mapping[str, Any]:
+        """Return what all processes are told of it. A child that is `waiting` has not been started yet."""
+        if self.child is not None:
+            state = "serving" if self.serving else "starting"
+        else:
+            state = "ended" if math.isinf(self.start_at) else "waiting"
+        return {
+            "name": self.name,
+            "pid": None if self.child is None else self.child.pid,
+            "generation": self.generation,
+            "restarts": self.restarts,
+            "state": state,
+        }

@@ -6,22 +6,20 @@ import logging
 import math
 import os
 import signal
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from tensorferry.server.names import printable_lines
-from tensorferry.server.processes.child import Child, Ending
-from tensorferry.server.processes.control import Message
-from tensorferry.server.processes.heartbeats import Heartbeats
-from tensorferry.server.processes.running_page import clear_page, create_page, read_page
-from tensorferry.server.processes.settings import Environment, SupervisorSettings
-from tensorferry.server.processes.slot import ServerSlot
-from tensorferry.server.processes.suspects import Findings, Suspects
-from tensorferry.server.processes.trial import remove_ended
+from tensorferry.server.processes.child import Child, ExitStatus
+from tensorferry.server.processes.messages import Message
+from tensorferry.server.processes.running_page import clear_page, read_page
+from tensorferry.server.processes.slot import PING_SECONDS, ServerSlot
+from tensorferry.server.processes.suspect_requests import CauseFinder, Findings, end_abandoned_trial
 from tensorferry.server.stop_signals import StopSignals
 
 _log = logging.getLogger("tensorferry.server")
@@ -34,6 +32,24 @@ _KILLED_SECONDS = 2.0
 _MOST_FINDINGS = 64
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SupervisorSettings:
+    """The address, the number of server processes, the times of a drain, and the module of a process.
+
+    `metrics_fd` is the listening socket of the metrics, which every process inherits; None without metrics. `gpus` has the
+    visible GPUs of each process, by their numbers; empty if all see the same.
+    """
+
+    host: str
+    port: int
+    processes: int
+    drain_seconds: float
+    drain_delay: float = 0.0
+    metrics_fd: int | None = None
+    gpus: tuple[str, ...] = ()
+    module: str = "tensorferry.server.processes"
+
+
 class _Phase(Enum):
     STARTING = "the server was never ready"
     RUNNING = "the server was ready"
@@ -44,31 +60,36 @@ class _Phase(Enum):
 class Supervisor:
     """N server processes on one port. Not thread-safe: the event loop calls it on one thread.
 
-    After each call, `exit_status` is set if the server has ended. `on_time` must be called at `next_time`. `folder` is
-    private; the processes have sockets in it.
+    After each call, `exit_status` is set if the server has ended. `on_time` must be called at `next_time`. `launch` starts
+    the child of a slot (OSError if it cannot), `print_error` prints a line on stderr. `where` has the fields `address`,
+    `port` and `folder` of each child's first message; the folder is private, and the processes have sockets in it.
     """
 
     def __init__(
-        self, settings: SupervisorSettings, environment: Environment, address: str, port: int, folder: Path
+        self,
+        settings: SupervisorSettings,
+        where: Mapping[str, Any],
+        launch: Callable[[ServerSlot], Child],
+        print_error: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.exit_status: int | None = None
         self._settings = settings
-        self._environment = environment
-        self._now = environment.clock
-        self._signals = StopSignals(environment.clock)
-        self._address = address
-        self._port = port
-        self._folder = folder
+        self._where = where
+        self._launch = launch
+        self._print_error = print_error
+        self._now = clock
+        self._signals = StopSignals(clock)
         self._phase = _Phase.STARTING
-        self._slots = [ServerSlot(index, create_page()) for index in range(settings.processes)]
-        self._suspects = Suspects()
+        self._slots = [ServerSlot(index) for index in range(settings.processes)]
+        self._causes = CauseFinder()
         # Those of the last ten minutes, for processes that are started.
         self._findings: deque[Findings] = deque(maxlen=_MOST_FINDINGS)
         # Processes that are to be replaced one by one. The first is being replaced.
         self._to_replace: deque[ServerSlot] = deque()
         # What the processes were last told of each other.
-        self._published: list[dict[str, Any]] = []
-        self._heartbeats = Heartbeats(environment.clock())
+        self._published: list[Mapping[str, Any]] = []
+        self._ping_at = clock() + PING_SECONDS
         # In the last phase: when to exit although a killed process has not ended, and the status.
         self._exit_at = math.inf
         self._final_status = 0
@@ -88,13 +109,13 @@ class Supervisor:
     def next_time(self) -> float:
         """Return when `on_time` has something to do."""
         of_slots = (min(slot.start_at, slot.kill_at) for slot in self._slots)
-        return min(self._exit_at, self._heartbeats.at, *of_slots)
+        return min(self._exit_at, self._ping_at, *of_slots)
 
     def on_time(self) -> None:
         """Do what is due by now."""
         now = self._now()
         if now >= self._exit_at:
-            self._exit(self._final_status)
+            self.exit_status = self._final_status
             return
         for slot in self._slots:
             if slot.child is not None and now >= slot.kill_at:
@@ -103,8 +124,10 @@ class Supervisor:
                 slot.child.kill()
             if now >= slot.start_at:
                 self._start(slot)
-        if now >= self._heartbeats.at:
-            self._heartbeats.ask(self._slots, now)
+        if now >= self._ping_at:
+            self._ping_at = now + PING_SECONDS
+            for slot in self._slots:
+                slot.ping()
         self._publish()
 
     def on_message(self, slot: ServerSlot, message: Message) -> None:
@@ -130,30 +153,25 @@ class Supervisor:
         """Give a child that has closed its control channel some time to end."""
         slot.kill_after(EXIT_SECONDS, self._now())
 
-    def on_end(self, slot: ServerSlot, ending: Ending) -> None:
+    def on_end(self, slot: ServerSlot, status: ExitStatus) -> None:
         """Replace a child that has ended, or go on with the end of the server."""
         name, served, now = str(slot), slot.serving, self._now()
         delay = slot.end(now)
-        if not ending.clean and self._phase is not _Phase.STOPPING:
-            self._find_cause(slot, ending.signal)
+        if not status.clean and self._phase is not _Phase.STOPPING:
+            self._find_cause(slot, status.signal)
         clear_page(slot.page)
-        if self._phase is _Phase.STARTING and not served and not ending.signal:
-            _log.error("%s ended during the start: %s", name, ending.description)
+        if self._phase is _Phase.STARTING and not served and not status.signal:
+            _log.error("%s ended during the start: %s", name, status.description)
             self._stop(1)
         elif self._phase is _Phase.DRAINING:
-            level = logging.INFO if ending.clean else logging.WARNING
-            _log.log(level, "%s ended: %s", name, ending.description)
+            level = logging.INFO if status.clean else logging.WARNING
+            _log.log(level, "%s ended: %s", name, status.description)
         elif self._is_being_replaced(slot) and served:
-            _log.info("%s ended: %s", name, ending.description)
+            _log.info("%s ended: %s", name, status.description)
             self._start(slot)
         elif self._phase is not _Phase.STOPPING:
-            self._replace(slot, name, ending, delay)
-        if not any(self._children()):
-            if self._phase is _Phase.STOPPING:
-                self._exit(self._final_status)
-            elif self._phase is _Phase.DRAINING:
-                _log.info("stopped")
-                self._exit(0)
+            self._replace(slot, name, status, delay)
+        self._exit_if_all_ended()
         self._publish()
 
     def on_signal(self, number: int) -> None:
@@ -177,29 +195,22 @@ class Supervisor:
         for slot in self._slots:
             slot.start_at = math.inf
             self._drain(slot)
-        if not any(self._children()):
-            _log.info("stopped")
-            self._exit(0)
+        self._exit_if_all_ended()
         self._publish()
-
-    def _children(self) -> Iterator[Child]:
-        return (slot.child for slot in self._slots if slot.child is not None)
 
     def _start(self, slot: ServerSlot) -> None:
         slot.begin(self._now())
         try:
-            child = slot.child = self._environment.launch(slot)
+            child = slot.child = self._launch(slot)
         except OSError as error:
-            self.on_end(slot, Ending(f"it cannot be started: {error}"))
+            self.on_end(slot, ExitStatus(f"it cannot be started: {error}"))
             return
         if slot.restarts:
             _log.info("%s is started", slot)
         start = {
             "index": slot.index,
             "processes": len(self._slots),
-            "address": self._address,
-            "port": self._port,
-            "folder": str(self._folder),
+            **self._where,
             "page": slot.page,
             "metrics_fd": self._settings.metrics_fd,
             # A process that replaces another takes connections only when its models are loaded.
@@ -222,7 +233,7 @@ class Supervisor:
                 slot.child.send("print_ready", {})
         elif slot.restarts:
             seconds = slot.down_seconds(self._now())
-            remove_ended(self._folder)
+            end_abandoned_trial(Path(self._where["folder"]))
             _log.info("%s serves again, %.1f s after the last one ended", slot, seconds)
         if self._is_being_replaced(slot):
             self._to_replace.popleft()
@@ -230,7 +241,7 @@ class Supervisor:
 
     def _on_failed(self, slot: ServerSlot, reason: str) -> None:
         if self._phase is _Phase.STARTING and not slot.serving:
-            self._environment.print_error(f"tensorferry serve: {reason}")
+            self._print_error(f"tensorferry serve: {reason}")
             self._stop(1)
         elif self._phase is not _Phase.STOPPING:
             _log.error("%s cannot serve: %s", slot, reason)
@@ -241,36 +252,25 @@ class Supervisor:
         _, running = read_page(slot.page)
         if not running:
             return
-        findings = self._suspects.after(running, number, self._now())
+        findings = self._causes.after(running, number, self._now())
         self._findings.append(findings)
         if findings.refused:
-            _log.error(
-                "%s ended while it tried one request alone (hash %s): the same inputs are refused for ten minutes",
-                slot.name,
-                findings.refused,
-            )
+            text = "%s ended while it tried one request alone (hash %s): the same inputs are refused for ten minutes"
+            _log.error(text, slot.name, findings.refused)
         else:
-            _log.warning(
-                "%s ended while %d requests ran: equal ones run alone for ten minutes",
-                slot.name,
-                len(running),
-            )
-        for child in self._children():
-            child.send("findings", asdict(findings))
+            text = "%s ended while %d requests ran: equal ones run alone for ten minutes"
+            _log.warning(text, slot.name, len(running))
+        self._send_all("findings", asdict(findings))
 
-    def _replace(self, slot: ServerSlot, name: str, ending: Ending, delay: float) -> None:
+    def _replace(self, slot: ServerSlot, name: str, status: ExitStatus, delay: float) -> None:
         """Decide and log what follows the unexpected end of a child."""
         if self._is_being_replaced(slot):
             _log.error("%s did not start, so the others are not replaced", slot.name)
             self._to_replace.clear()
         slot.start_at = self._now() + delay
         when = f"in {delay:g} s" if delay else "at once"
-        _log.error(
-            "%s ended: %s; its calls fail with UNAVAILABLE; another is started %s",
-            name,
-            ending.description,
-            when,
-        )
+        text = "%s ended: %s; its calls fail with UNAVAILABLE; another is started %s"
+        _log.error(text, name, status.description, when)
 
     def _begin_to_replace(self) -> None:
         if self._phase is not _Phase.RUNNING:
@@ -312,28 +312,27 @@ class Supervisor:
             slot.start_at = slot.kill_at = math.inf
             if slot.child is not None:
                 slot.child.kill()
-        if not any(self._children()):
-            self._exit(status)
+        self._exit_if_all_ended()
 
-    def _exit(self, status: int) -> None:
-        if self.exit_status is None:
-            self.exit_status = status
+    def _exit_if_all_ended(self) -> None:
+        if self.exit_status is not None or any(slot.child is not None for slot in self._slots):
+            return
+        if self._phase is _Phase.STOPPING:
+            self.exit_status = self._final_status
+        elif self._phase is _Phase.DRAINING:
+            _log.info("stopped")
+            self.exit_status = 0
 
     def _publish(self) -> None:
         """Tell the processes of each other, if anything has changed. Status page and metrics show them."""
         if self._phase is _Phase.STOPPING:
             return
-        processes: list[dict[str, Any]] = [dict(self._described(slot)) for slot in self._slots]
+        processes = [slot.described() for slot in self._slots]
         if processes != self._published:
             self._published = processes
-            for child in self._children():
-                child.send("processes", {"processes": processes})
+            self._send_all("processes", {"processes": processes})
 
-    def _described(self, slot: ServerSlot) -> Mapping[str, Any]:
-        return {
-            "name": slot.name,
-            "pid": None if slot.child is None else slot.child.pid,
-            "generation": slot.generation,
-            "restarts": slot.restarts,
-            "state": slot.state,
-        }
+    def _send_all(self, kind: str, fields: Mapping[str, Any]) -> None:
+        for slot in self._slots:
+            if slot.child is not None:
+                slot.child.send(kind, fields)

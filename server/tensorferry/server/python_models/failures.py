@@ -8,7 +8,7 @@ from __future__ import annotations
 from tensorferry.batcher import BatcherError, InstanceFailed
 from tensorferry.server.errors import InvalidRequestError, NotReadyError, ServerError, StepFailedError
 from tensorferry.server.functions.failure import Failure, describe
-from tensorferry.server.worker_process.errors import FunctionRaised
+from tensorferry.server.processes.functions.errors import FunctionRaised
 
 
 def error_of(failure: Failure, model: str, step: str) -> ServerError:

@@ -19,14 +19,14 @@ from tensorferry.batcher import (
     Shed,
 )
 from tensorferry.server.errors import NotFoundError, NotReadyError
+from tensorferry.server.processes.functions.errors import ProcessDied, ProcessNotStarted
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.python_models.failures import request_error, wrong_return
 from tensorferry.server.python_models.outputs import DeclaredOutputs, WrongOutputs, stack_rows
 from tensorferry.server.recovery.instance_health import InstanceEvent, InstanceHealth
 from tensorferry.server.recovery.watchdog import Overdue, RunLimits, WatchedRun
 from tensorferry.server.runtime.sampling import Array
 from tensorferry.server.signature import Signature
-from tensorferry.server.worker_process.errors import ProcessDied, ProcessNotStarted
-from tensorferry.server.worker_process.worker_process import WorkerProcess
 from tensorferry.serving import FunctionModel
 
 _log = logging.getLogger("tensorferry.server")

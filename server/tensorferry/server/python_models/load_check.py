@@ -19,6 +19,7 @@ from tensorferry.server.batching_check.random_rows import distinct_rows, rows_of
 from tensorferry.server.batching_check.row_kinds import Row, batch_of_rows
 from tensorferry.server.errors import NotReadyError, StartError, truncate
 from tensorferry.server.functions.failure import Failure, describe
+from tensorferry.server.processes.functions.errors import FunctionRaised
 from tensorferry.server.python_models.instance import BatchCall
 from tensorferry.server.python_models.outputs import WrongOutputs
 from tensorferry.server.runtime.host_memory import check_fits
@@ -30,7 +31,6 @@ from tensorferry.server.runtime.sampling import (
     varies,
 )
 from tensorferry.server.signature import Signature, TensorSpec
-from tensorferry.server.worker_process.errors import FunctionRaised
 from tensorferry.serving import FunctionModel, calls_through
 
 _log = logging.getLogger("tensorferry.server")

@@ -16,6 +16,9 @@ from tensorferry.server.functions.failure import traceback_text
 from tensorferry.server.model_config.instance_groups import InstanceGroup
 from tensorferry.server.model_config.pbtxt import PYTHON, BatchingDecision, complete_config
 from tensorferry.server.model_config.settings import settings_of
+from tensorferry.server.processes.functions.errors import ProcessNotStarted
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
+from tensorferry.server.processes.suspect_requests import RefusedRequests
 from tensorferry.server.python_models.configured import check_tensors, configured, configured_decision
 from tensorferry.server.python_models.instance import (
     BatchCall,
@@ -26,15 +29,12 @@ from tensorferry.server.python_models.load_check import LoadCheck, check_at_load
 from tensorferry.server.python_models.signature import signature_of_function
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.recovery.watchdog import RunLimits, Watchdog
-from tensorferry.server.refused_requests import RefusedRequests
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.sampling import varies
 from tensorferry.server.runtime.trial_runs import trial_run
 from tensorferry.server.shapes.empty_axes import EmptyAxes, axis_sets_to_test
 from tensorferry.server.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
 from tensorferry.server.telemetry.load_progress import set_load_stage
-from tensorferry.server.worker_process.errors import ProcessNotStarted
-from tensorferry.server.worker_process.worker_process import WorkerProcess
 from tensorferry.serving import DeclarationError, FunctionModel
 
 _log = logging.getLogger("tensorferry.server")

@@ -10,10 +10,10 @@ from tensorferry.batcher import Padding, RunTimedOut, StagedModel
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.model_config.pbtxt import BatchingDecision
 from tensorferry.server.model_config.settings import ModelSettings
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.recovery.instance_health import InstanceHealth
 from tensorferry.server.shapes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
-from tensorferry.server.worker_process.worker_process import WorkerProcess
 
 
 class WarmupTime(NamedTuple):

@@ -9,7 +9,7 @@ from support.child_processes import child_processes
 from support.open_files import open_files
 from support.server import worker_app
 
-from tensorferry.server.worker_process.worker_process import WorkerProcess
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
 
 Start = Callable[..., WorkerProcess]
 APP = Path(worker_app.__file__)

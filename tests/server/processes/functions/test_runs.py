@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server.worker_process.conftest import APP, Start
+from server.processes.functions.conftest import APP, Start
 
 from tensorferry.protos.tensors import DATATYPES
-from tensorferry.server.worker_process.errors import FunctionRaised, ProcessNotStarted
+from tensorferry.server.processes.functions.errors import FunctionRaised, ProcessNotStarted
 
 
 def command(*text: str) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def test_a_start_that_fails_says_why(started: Start, model: str, message: str) -
 def test_a_process_needs_neither_grpc_nor_an_engine() -> None:
     code = (
         "import sys\n"
-        "import tensorferry.server.worker_process.function_process\n"
+        "import tensorferry.server.processes.functions.in_child\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('grpc', 'google', 'onnxruntime')])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"

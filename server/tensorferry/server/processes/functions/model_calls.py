@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -15,26 +14,24 @@ from typing import Any
 
 import numpy.typing as npt
 
+from tensorferry.server.processes.functions.errors import SentError
+from tensorferry.server.processes.functions.values import dumps, encode, loads
+from tensorferry.server.processes.in_child import Parent
 from tensorferry.server.threads import ThreadKind, new_thread
-from tensorferry.server.worker_process.channel import Unpacker, packed
-from tensorferry.server.worker_process.sent_error import SentError
-from tensorferry.server.worker_process.values import decode, encode
 from tensorferry.serving import InvalidInput, submit
 
-# Messages. The child sends CALL, with a number. The server sends ANSWER or FAILED for it, and after the run OVER.
+# Kinds of messages. The child sends CALL, with a number. The server sends ANSWER or FAILED for it, and after the run OVER.
 CALL, ANSWER, FAILED, OVER = "call", "answer", "failed", "over"
 
 
 class CallsToServer:
     """`ModelCaller` of one run in the child. Thread-safe.
 
-    The first call starts a thread that receives the answers until the run is over. Only that thread reads the socket
-    meanwhile.
+    The first call starts a thread that receives the answers until the run is over. Only that thread receives meanwhile.
     """
 
-    def __init__(self, connection: socket.socket, unpacker: Unpacker) -> None:
-        self._socket = connection
-        self._unpacker = unpacker
+    def __init__(self, server: Parent) -> None:
+        self._server = server
         # Guards _over and _reader, and is held while a message is sent. The server always reads.
         self._lock = threading.Lock()
         self._over = False
@@ -51,8 +48,7 @@ class CallsToServer:
         number = next(self._numbers)
         try:
             sent = {name: encode(value, None, f"input {name!r}") for name, value in inputs.items()}
-            # Before anything is registered: a call that is not sent would never be answered.
-            message = packed(CALL, number, model, version, sent, timeout)
+            content = dumps((model, version, sent, timeout))
         except MemoryError:
             raise
         except Exception as error:
@@ -69,38 +65,28 @@ class CallsToServer:
                 reader.start()
                 self._reader = reader
             self._open[number] = future
-            self._socket.sendall(message)
+            self._server.send(CALL, {"number": number}, content)
         return future
 
-    def end(self, message: bytes) -> None:
+    def end(self, kind: str, content: bytes) -> None:
         """Send the last message of the run, and end the thread. Calls without an answer fail."""
         with self._lock:
             self._over = True
-            self._socket.sendall(message)
+            self._server.send(kind, content=content)
         if self._reader is not None:
             self._reader.join()
 
     def _read(self) -> None:
-        # An error of the socket is the end of the server.
-        with suppress(OSError):
-            self._complete_until_over()
+        while (message := self._server.receive()) is not None and message.kind != OVER:
+            future = self._open.pop(message.fields["number"])
+            content = loads(message.content, None)
+            if message.kind == FAILED:
+                _fail(future, content.exception())
+            elif future.set_running_or_notify_cancel():
+                future.set_result(content)
         while self._open:
             _, future = self._open.popitem()
             _fail(future, RuntimeError("the function returned before the call was answered"))
-
-    def _complete_until_over(self) -> None:
-        while True:
-            while (message := self._unpacker.take()) is None:
-                if not self._unpacker.receive(self._socket):
-                    return
-            if message[0] == OVER:
-                return
-            kind, number, content = message
-            future = self._open.pop(number)
-            if kind == FAILED:
-                _fail(future, content.exception())
-            elif future.set_running_or_notify_cancel():
-                future.set_result(decode(content, None))
 
 
 class ServedCalls:
@@ -117,25 +103,25 @@ class ServedCalls:
         self._done: deque[int] = deque()
         self._open: dict[int, Future[dict[str, Any]]] = {}
 
-    def begin(
-        self, number: int, model: str, version: str, inputs: Mapping[str, Any], timeout: float | None
-    ) -> None:
+    def begin(self, number: int, content: bytes) -> None:
         """Begin a call through the `ModelCaller` of this thread's context."""
         try:
-            future = submit(model, decode(inputs, None), version=version, timeout=timeout)
+            model, version, inputs, timeout = loads(content, None)
+            future = submit(model, inputs, version=version, timeout=timeout)
         except Exception as error:
             future = Future()
             future.set_exception(error)
         self._open[number] = future
         future.add_done_callback(partial(self._completed, number))
 
-    def answers(self) -> Iterator[bytes]:
-        """Yield the message of each call that is done."""
+    def answers(self) -> Iterator[tuple[str, dict[str, int], bytes]]:
+        """Yield the kind, fields and content of the answer to each call that is done."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.wake_fd)
         while self._done:
             number = self._done.popleft()
-            yield _answer(number, self._open.pop(number))
+            kind, content = _answer(self._open.pop(number))
+            yield kind, {"number": number}, content
 
     def end(self) -> None:
         """Cancel what is not done. Its answers are not sent."""
@@ -152,11 +138,11 @@ class ServedCalls:
                 os.eventfd_write(self.wake_fd, 1)
 
 
-def _answer(number: int, future: Future[dict[str, Any]]) -> bytes:
+def _answer(future: Future[dict[str, Any]]) -> tuple[str, bytes]:
     try:
-        return packed(ANSWER, number, encode(future.result(), None, "the answer"))
+        return ANSWER, dumps(encode(future.result(), None, "the answer"))
     except BaseException as error:
-        return packed(FAILED, number, SentError.of(error))
+        return FAILED, dumps(SentError.of(error))
 
 
 def _fail(future: Future[Any], error: BaseException) -> None:

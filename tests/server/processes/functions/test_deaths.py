@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 import pytest
 from polling import PATIENCE, until
-from server.worker_process.conftest import APP, Start
-from server.worker_process.test_runs import command
+from server.processes.functions.conftest import APP, Start
+from server.processes.functions.test_runs import command
 from support.child_processes import child_processes
 from support.open_files import open_files
 
 from tensorferry.batcher import Batcher
-from tensorferry.server.recovery.watchdog import Overdue, WatchedRun
-from tensorferry.server.refused_requests import REFUSED, RefusedRequests
-from tensorferry.server.worker_process import child, worker_process
-from tensorferry.server.worker_process.errors import (
+from tensorferry.server.processes import child
+from tensorferry.server.processes.functions import function_child, worker_process
+from tensorferry.server.processes.functions.errors import (
     FunctionRaised,
     ProcessDied,
     ProcessNotStarted,
     RequestRefused,
 )
-from tensorferry.server.worker_process.worker_process import WorkerProcess
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
+from tensorferry.server.processes.suspect_requests import REFUSED, RefusedRequests
 
 DEATHS = [
     ("os._exit 3", "exit status 3"),
@@ -196,38 +196,6 @@ def test_a_run_that_hangs_is_ended(started: Start, tmp_path: Path, hang: str) ->
     assert process.restarts == 1
 
 
-class EndedRun(WatchedRun):
-    def _give_up_run(self) -> None:
-        raise AssertionError("the run ended when it was asked to")
-
-
-def test_the_watchdog_ends_a_run(started: Start, tmp_path: Path) -> None:
-    process, began = started(), tmp_path / "began"
-    watched = EndedRun()
-    watched._running = process
-    watched._due = 1.0
-    thread = Thread(lambda: process.run(command(f"hang {began}")))
-    until(began.exists)
-    assert watched.check(2.0) is not None
-    assert isinstance(thread.join(), ProcessDied)
-    assert watched.finish() is Overdue.ENDED
-    assert process.run(command("a")).tolist() == [process.pid]
-
-
-def test_a_start_that_hangs_is_ended(started: Start, tmp_path: Path) -> None:
-    app, began = tmp_path / "app.py", tmp_path / "began"
-    app.write_text(
-        f"import pathlib, threading\npathlib.Path({str(began)!r}).touch()\nthreading.Event().wait()\n"
-    )
-    process = started("x", app)
-    thread = Thread(process.start)
-    until(began.exists)
-    process.end_runs()
-    error = thread.join()
-    assert isinstance(error, ProcessDied)
-    assert error.ended
-
-
 def test_close_ends_a_run_that_hangs(started: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "_CLOSE_SECONDS", 0.01)
     process, began = started(), tmp_path / "began"
@@ -250,11 +218,11 @@ def test_a_failure_of_the_server_during_a_run_does_not_mix_up_answers(
 ) -> None:
     process = started("echo")
     x = {"x": np.zeros(1)}
-    for broken, restarts in (("encode", 0), ("select", 1)):
+    for module, broken, restarts in ((function_child, "encode", 0), (child, "select", 1)):
         process.start()
         with monkeypatch.context() as patch:
             # Neither can be used then.
-            patch.setattr(child, broken, None)
+            patch.setattr(module, broken, None)
             with pytest.raises((TypeError, AttributeError)):
                 process.run({"x": np.ones(1)})
         assert process.run(x)["x"].tolist() == [0]
@@ -297,26 +265,23 @@ PARENT = """
 import sys, threading
 from pathlib import Path
 import numpy as np
-from tensorferry.server.worker_process.worker_process import WorkerProcess
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
 process = WorkerProcess(Path(sys.argv[1]), "act", name="m")
 process.start()
-if sys.argv[2]:
-    threading.Thread(target=process.run, args=({"command": np.array([sys.argv[2]], object)},), daemon=True).start()
+threading.Thread(target=process.run, args=({"command": np.array([sys.argv[2]], object)},), daemon=True).start()
 print(process.pid, flush=True)
 threading.Event().wait()
 """
 
 
-@pytest.mark.parametrize("act", ["", "hang", "hang_in_native_code"])
-def test_a_process_ends_with_the_server(act: str, tmp_path: Path) -> None:
+def test_a_process_that_hangs_in_native_code_ends_with_the_server(tmp_path: Path) -> None:
     began = tmp_path / "began"
-    arguments = [sys.executable, "-c", PARENT, str(APP), f"{act} {began}" if act else ""]
+    arguments = [sys.executable, "-c", PARENT, str(APP), f"hang_in_native_code {began}"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout is not None
             pidfd = os.pidfd_open(int(parent.stdout.readline()))
-            if act:
-                until(began.exists)
+            until(began.exists)
         finally:
             parent.kill()
     try:

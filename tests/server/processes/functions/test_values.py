@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tensorferry.server.worker_process.array_memory import ArrayMemory, create_memory
-from tensorferry.server.worker_process.input_digest import digest_of_inputs
-from tensorferry.server.worker_process.values import decode, encode
+from tensorferry.server.processes.functions.arrays import ArrayMemory, create_memory
+from tensorferry.server.processes.functions.values import digest_of_inputs, dumps, encode, loads
 
 
-def pickled(value: Any) -> Any:
-    return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+def sent(value: Any, writer: ArrayMemory | None, reader: ArrayMemory | None) -> Any:
+    return loads(dumps(encode(value, writer, "the value")), reader)
 
 
 class Pair:
@@ -34,7 +33,7 @@ class Pair:
         self.reader.close()
 
     def sent(self, value: Any) -> Any:
-        return decode(pickled(encode(value, self.writer)), self.reader)
+        return sent(value, self.writer, self.reader)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def assert_same(got: Any, expected: Any) -> None:
 def test_any_value_arrives_unchanged(pair: Pair, value: Any) -> None:
     pair.writer.begin(1)
     assert_same(pair.sent(value), value)
-    assert_same(decode(pickled(encode(value, None)), None), value)
+    assert_same(sent(value, None, None), value)
 
 
 def test_arrays_of_a_run_stay_while_the_memory_grows(pair: Pair) -> None:
@@ -107,7 +106,7 @@ def test_arrays_of_a_run_stay_while_the_memory_grows(pair: Pair) -> None:
 
 @given(STRINGS)
 def test_equal_inputs_have_equal_hashes(strings: Any) -> None:
-    copied = pickled(strings)
+    copied = pickle.loads(pickle.dumps(strings))
     assert digest_of_inputs("m", {"x": strings, "y": np.arange(2)}) == digest_of_inputs(
         "m", {"y": np.arange(4)[:2], "x": copied}
     )

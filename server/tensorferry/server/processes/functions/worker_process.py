@@ -12,23 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.processes.child import Ending
-from tensorferry.server.processes.restart_delay import RestartDelay
-from tensorferry.server.refused_requests import REFUSED, REFUSED_SECONDS, RefusedRequests
-from tensorferry.server.worker_process.array_memory import Array
-from tensorferry.server.worker_process.child import Child, ChildEnded
-from tensorferry.server.worker_process.errors import (
-    ProcessDied,
-    ProcessNotStarted,
-    RequestRefused,
-)
-from tensorferry.server.worker_process.input_digest import digest_of_inputs
+from tensorferry.server.processes.child import ChildEnded, ExitStatus, RestartDelay
+from tensorferry.server.processes.functions.arrays import Array
+from tensorferry.server.processes.functions.errors import ProcessDied, ProcessNotStarted, RequestRefused
+from tensorferry.server.processes.functions.function_child import FunctionChild
+from tensorferry.server.processes.functions.values import digest_of_inputs
+from tensorferry.server.processes.suspect_requests import REFUSED, REFUSED_SECONDS, RefusedRequests
 
 _log = logging.getLogger("tensorferry.server")
 
 # How long `close` waits for a run, and then for the process.
 _CLOSE_SECONDS = 1.0
-_KILLED = Ending.of(-signal.SIGKILL)
+_KILLED = ExitStatus.of(-signal.SIGKILL)
 
 
 class WorkerProcess:
@@ -53,7 +48,7 @@ class WorkerProcess:
         self._failure = ""
         # Guards writes of _child, _ending and _closed. Nothing is waited for while it is held.
         self._lock = threading.Lock()
-        self._child: Child | None = None
+        self._child: FunctionChild | None = None
         self._ending = False
         self._closed = False
 
@@ -79,10 +74,9 @@ class WorkerProcess:
         """
         with self._busy:
             child = self._child
-            if child is not None and not child.alive:
-                _log.warning(
-                    "%s: it ended between two batches (%s)", self._name, self._reap(child).description
-                )
+            if child is not None and child.wait(0):
+                how = self._reap(child).description
+                _log.warning("%s: it ended between two batches (%s)", self._name, how)
             self._running_child()
 
     def run(self, inputs: Mapping[str, Array], rows: Sequence[int] = ()) -> Any:
@@ -106,27 +100,24 @@ class WorkerProcess:
                     return child.run(inputs)
                 except ChildEnded as ended:
                     begun = child.began_run
-                    reason, ending = str(ended), self._reap(child)
+                    reason, status = str(ended), self._reap(child)
                 except BaseException:
                     if child.running:
                         # It would answer this batch when it is sent the next one.
                         self._reap(child)
                     raise
-                how = f"{reason}, and was killed" if reason else ending.description
+                how = f"{reason}, and was killed" if reason else status.description
                 if self._ending or self._closed:
                     raise self._ended()
                 self._on_death()
-                if begun and (again or len(rows) > 1 or ending != _KILLED):
+                if begun and (again or len(rows) > 1 or status != _KILLED):
                     raise self._died(how, inputs, rows)
                 if again:
                     raise ProcessDied("the process ended before it ran the batch", how)
                 again = True
-                _log.warning(
-                    "%s: it ended (%s) %s; the batch runs again in another process",
-                    self._name,
-                    how,
-                    "while it ran one request" if begun else "between two batches",
-                )
+                when = "while it ran one request" if begun else "between two batches"
+                text = "%s: it ended (%s) %s; the batch runs again in another process"
+                _log.warning(text, self._name, how, when)
 
     def end_runs(self) -> None:
         """Kill the process. The current run or start raises ProcessDied, and so do others before `allow_runs`."""
@@ -156,7 +147,7 @@ class WorkerProcess:
         finally:
             self._busy.release()
 
-    def _running_child(self) -> Child:
+    def _running_child(self) -> FunctionChild:
         if self._ending or self._closed:
             raise self._ended()
         if self._child is not None:
@@ -164,50 +155,45 @@ class WorkerProcess:
         began = time.monotonic()
         if began < self._start_at:
             raise ProcessNotStarted(self._failure, self._start_at - began)
-        failed = self._start()
-        if failed:
+        try:
+            child = self._start()
+        except StartError as error:
             now = time.monotonic()
             delay = self._delay.after(now - began, served=False)
             self._start_at = now + delay
-            self._failure = f"{self._name} cannot be started: {failed}"
+            self._failure = f"{self._name} cannot be started: {error}"
             if self._starts:
                 _log.error("%s; the next try is in %g s", self._failure, delay)
-            raise ProcessNotStarted(self._failure, delay)
-        assert self._child is not None
+            raise ProcessNotStarted(self._failure, delay) from None
         self._delay = RestartDelay()
         self._starts += 1
-        _log.info(
-            "%s: %s as process %d in %.2f s",
-            self._name,
-            "started" if self._starts == 1 else "started again",
-            self._child.pid,
-            time.monotonic() - began,
-        )
-        return self._child
+        again = " again" if self.restarts else ""
+        seconds = time.monotonic() - began
+        _log.info("%s: started%s as process %d in %.2f s", self._name, again, child.pid, seconds)
+        return child
 
-    def _start(self) -> str:
-        """Start the process. Return why it cannot be started; "" if it can."""
+    def _start(self) -> FunctionChild:
         try:
-            child = Child(self._app, self._model)
+            child = FunctionChild(self._app, self._model)
         except OSError as error:
-            return str(error)
+            raise StartError(str(error)) from None
         with self._lock:
             self._child = child
             if self._ending or self._closed:
                 child.kill()
         try:
             child.await_ready()
-        except StartError as error:
+        except StartError:
             self._reap(child)
-            return str(error)
+            raise
         except ChildEnded:
-            ending = self._reap(child)
+            how = self._reap(child).description
             if self._ending or self._closed:
                 raise self._ended() from None
-            return f"its process ended before the function was loaded ({ending.description})"
-        return ""
+            raise StartError(f"its process ended before the function was loaded ({how})") from None
+        return child
 
-    def _reap(self, child: Child) -> Ending:
+    def _reap(self, child: FunctionChild) -> ExitStatus:
         with self._lock:
             self._child = None
         return child.reap()
@@ -217,20 +203,13 @@ class WorkerProcess:
 
     def _died(self, how: str, inputs: Mapping[str, Array], rows: Sequence[int]) -> ProcessDied:
         if len(rows) > 1:
-            _log.error(
-                "%s: it ended (%s) while it ran a batch of %d requests; they run again in parts",
-                self._name,
-                how,
-                len(rows),
-            )
+            text = "%s: it ended (%s) while it ran a batch of %d requests; they run again in parts"
+            _log.error(text, self._name, how, len(rows))
             return ProcessDied("the process that ran the batch ended", how)
         digest = digest_of_inputs(self._model, inputs)
         _log.error(
             "%s: it ended (%s) while it ran one request (hash %s), which gets INTERNAL; equal inputs are refused for %g s",
-            self._name,
-            how,
-            digest,
-            REFUSED_SECONDS,
+            *(self._name, how, digest, REFUSED_SECONDS),
         )
         self._refused.add(digest, time.monotonic() + REFUSED_SECONDS)
         return ProcessDied(REFUSED, how)

@@ -1,18 +1,20 @@
 """Inputs and results of a function in the form that is sent: arrays of numbers are placed in shared memory.
 
 What is sent contains only numbers, text, bytes, None and containers of them. So the server never needs the user's classes
-to read it, and never runs their code.
+to read it, and never runs their code. Inputs are known again by their hash.
 """
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tensorferry.server.worker_process.array_memory import ArrayMemory, ArrayRef
+from tensorferry.server.processes.functions.arrays import Array, ArrayMemory, ArrayRef
 
 # Sent as they are.
 _PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None)})
@@ -31,7 +33,7 @@ class _Scalar(NamedTuple):
     array: Any
 
 
-def encode(value: Any, memory: ArrayMemory | None, what: str = "the result") -> Any:
+def encode(value: Any, memory: ArrayMemory | None, what: str) -> Any:
     """Return the form of a value that can be sent. TypeError, which names the part of the value, if there is none.
 
     Without memory, arrays are sent with the message.
@@ -67,19 +69,28 @@ def encode(value: Any, memory: ArrayMemory | None, what: str = "the result") -> 
     )
 
 
-def decode(sent: Any, memory: ArrayMemory | None) -> Any:
+def dumps(sent: Any) -> bytes:
+    """Return the content of a message with what `encode` has returned, or with a record of an error."""
+    return pickle.dumps(sent, pickle.HIGHEST_PROTOCOL)
+
+
+def loads(content: bytes, memory: ArrayMemory | None) -> Any:
     """Return the value that `encode` was given. Nothing of it is a view of the memory."""
+    return _decode(pickle.loads(content), memory)
+
+
+def _decode(sent: Any, memory: ArrayMemory | None) -> Any:
     kind = type(sent)
     if kind is ArrayRef and memory is not None:
         return memory.get(sent)
     if kind is dict:
-        return {key: decode(each, memory) for key, each in sent.items()}
+        return {key: _decode(each, memory) for key, each in sent.items()}
     if kind is _Objects:
         elements = _decode_list(sent.elements, memory)
         array: npt.NDArray[Any] = np.fromiter(elements, object, len(elements))
         return array.reshape(sent.shape)
     if kind is _Scalar:
-        return decode(sent.array, memory)[()]
+        return _decode(sent.array, memory)[()]
     if kind is list:
         return _decode_list(sent, memory)
     if kind is tuple:
@@ -110,4 +121,25 @@ def _encode_list(elements: Any, memory: ArrayMemory | None, what: str) -> list[A
 def _decode_list(elements: Any, memory: ArrayMemory | None) -> list[Any]:
     if _PLAIN.issuperset(map(type, elements)):
         return list(elements)
-    return [decode(each, memory) for each in elements]
+    return [_decode(each, memory) for each in elements]
+
+
+def digest_of_inputs(model: str, inputs: Mapping[str, Array]) -> str:
+    """Return a hash of the model's name and of the names, datatypes, shapes and values of its inputs."""
+    digest = hashlib.blake2b(digest_size=16)
+
+    def add(part: bytes) -> None:
+        # With the length, so that parts cannot be divided in another way.
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+
+    add(model.encode())
+    for name, array in sorted(inputs.items()):
+        add(f"{name} {array.dtype.str} {array.shape}".encode())
+        if array.dtype.hasobject:
+            for element in array.ravel().tolist():
+                add(type(element).__name__.encode())
+                add(element if isinstance(element, bytes) else repr(element).encode())
+        else:
+            add(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

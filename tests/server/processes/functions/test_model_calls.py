@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from polling import PATIENCE
-from server.worker_process.conftest import Start
+from server.processes.functions.conftest import Start
 
 from tensorferry.batcher import DeadlineExceeded, QueueFull
 from tensorferry.server.errors import StepFailedError
-from tensorferry.server.worker_process.errors import FunctionRaised, ProcessDied
-from tensorferry.server.worker_process.worker_process import WorkerProcess
+from tensorferry.server.processes.functions.errors import FunctionRaised, ProcessDied
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.serving import InvalidInput, calls_through
 
 Answer = Callable[[Mapping[str, Any]], dict[str, Any]]

@@ -1,1 +1,0 @@
-"""Child processes that run a Python function of an app file, for functions that hold the interpreter's lock."""
