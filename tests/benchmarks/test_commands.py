@@ -1,0 +1,113 @@
+"""Smoke test of each benchmark, through its command line, with the smallest load that it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from support.models import small
+
+from serving.reporting.report import generated
+
+_BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+_TINY_MODEL = ("--layers=2", "--width=64", "--positions=1")
+
+
+def run(folder: Path, *words: object) -> str:
+    """Return the output of a script, or of a module if its name has no suffix."""
+    script, *rest = map(str, words)
+    program = [str(_BENCHMARKS / script)] if script.endswith(".py") else ["-m", script]
+    paths = os.pathsep.join([str(_BENCHMARKS), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, *program, *rest],
+        env={**os.environ, "PYTHONPATH": paths, "TENSORFERRY_BENCH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the load generator in C."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    header = b"#include <nghttp2/nghttp2.h>"
+    if subprocess.run([compiler, "-E", "-x", "c", "-"], input=header, capture_output=True).returncode:
+        pytest.skip("needs the headers of nghttp2")
+    program = tmp_path_factory.mktemp("generator") / "load"
+    sources = map(str, sorted((_BENCHMARKS / "serving" / "generator").glob("*.c")))
+    subprocess.run([compiler, "-std=gnu11", "-o", program, *sources, "-lnghttp2", "-lm"], check=True)
+    return program
+
+
+# The arguments of a command, and a part of what it prints.
+_COMMANDS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "bench-overhead": (("overhead.py", "--requests=400", "--rounds=1", "--batches=60"), "us a request"),
+    "simulate, closed loops": (("closed_loop.py", "--seconds=1"), "of best count"),
+    "simulate, pipelines of closed loops": (("closed_pipeline.py", "--seconds=0.2"), "one batch/s"),
+    "bench-closed": (
+        ("closed_server.py", "--rounds=1", "--seconds=0.3", "--lead-in=0.1", *_TINY_MODEL),
+        "returners / greedy",
+    ),
+    "bench-overload": (
+        ("overload.py", "--rounds=1", "--seconds=0.4", *_TINY_MODEL, "--loads", "0.5", "3"),
+        "every answer was right",
+    ),
+    "bench-overload APART=": (
+        ("overload.py", "--rounds=1", "--seconds=0.4", "--apart=2,0.1", "--loads", "0.5"),
+        "every answer was right",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_a_benchmark_without_the_load_generator(name: str, tmp_path: Path) -> None:
+    words, said = _COMMANDS[name]
+    assert said in run(tmp_path, *words)
+
+
+# With the load generator.
+_LOADED: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "bench-observability": (("serving.observability", "--quick", "--only=metrics and"), "us CPU a call"),
+    "bench-agreement": (("load_test_agreement.py", "--quick"), "| tiny | 32 | requests/s |"),
+    "bench-processes": (("processes.py", "--quick"), "| mlp, 32 in flight | 1 |"),
+    "bench-python": (("python_models.run", "--quick", "--only=steps"), "an empty step"),
+}
+
+
+@pytest.mark.parametrize("name", _LOADED)
+def test_a_benchmark_with_the_load_generator(name: str, load: Path, tmp_path: Path) -> None:
+    (script, *words), said = _LOADED[name]
+    assert said in run(tmp_path, script, "--load", load, *words)
+
+
+def test_bench_and_its_page(load: Path, tmp_path: Path) -> None:
+    words = ("--quick", "--only=tensorferry lane", "--models=tiny")
+    assert "unary       32 in flight" in run(tmp_path, "serving.run", "--load", load, *words)
+    results = tmp_path / "results" / "quick.json"
+    page = generated(json.loads(results.read_text()))
+    assert "| tensorferry lane |" in page
+    if find_spec("matplotlib"):
+        run(tmp_path, "serving.reporting.report", "--results", results, "--docs", tmp_path)
+        assert page in (tmp_path / "performance.md").read_text()
+
+
+def test_gpu_bench_on_the_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("mlperf_loadgen", reason="`make gpu-bench` installs it")
+    assert "not measured on a GPU" in run(tmp_path, "gpu/run.py", "--quick", "--only=resnet", "--seconds=5")
+
+
+def test_the_steps_to_a_device_on_the_cpu(tmp_path: Path) -> None:
+    model = small.mlp(tmp_path / "m.onnx")
+    words = ("--device=cpu", "--rows=1,3", "--runs=2", "--rounds=2")
+    assert "staged" in run(tmp_path, "gpu/steps.py", model, *words)
