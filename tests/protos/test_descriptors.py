@@ -74,42 +74,16 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("file", PAIRS)
-def test_we_have_all_that_the_protocol_has_and_nothing_else(file: str) -> None:
+def test_every_declaration_is_the_protocols(file: str) -> None:
     ours, theirs = map(described, PAIRS[file])
-    assert ours.keys() - theirs.keys() == (ONLY_OURS if file == "service" else set())
-    assert theirs.keys() - ours.keys() == set()
-
-
-@pytest.mark.parametrize("file", PAIRS)
-def test_common_declarations_are_equal(file: str) -> None:
-    ours, theirs = map(described, PAIRS[file])
-    different = {
-        key: (ours[key], theirs[key]) for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]
-    }
-    assert different == {}
+    assert {key: fact for key, fact in ours.items() if key not in ONLY_OURS} == theirs
+    assert (file == "service") == (ours.keys() >= ONLY_OURS)
 
 
 def test_the_comparison_is_of_something() -> None:
     facts = described(inference_pb2.DESCRIPTOR)
     assert facts["field", "ModelInferRequest", "raw_input_contents"]["number"] == 7
-    assert facts["field", "InferParameter", "uint64_param"]["oneof"] == "parameter_choice"
-    assert facts["message", "ModelInferRequest.ParametersEntry"][1] is True
-    assert facts["field", "ModelInferRequest.InferInputTensor", "shape"]["repeated"]
+    assert facts["field", "ModelMetadataResponse", "properties"]["number"] == 6
     assert facts["method", "inference.GRPCInferenceService", "ModelStreamInfer"][2:] == (True, True)
-    assert facts["method", "inference.GRPCInferenceService", "ModelInfer"][2:] == (False, False)
     assert sum(key[0] == "method" for key in facts) == 20
     assert any(key[0] == "enum" for key in described(model_config_pb2.DESCRIPTOR))
-
-
-def test_the_one_field_that_only_we_have() -> None:
-    (field,) = [
-        field
-        for field in inference_pb2.ModelMetadataResponse.DESCRIPTOR.fields
-        if ("field", "ModelMetadataResponse", field.name) in ONLY_OURS
-    ]
-    assert (field.name, field.number) == ("properties", 6)
-    entry_type = field.message_type
-    assert entry_type is not None
-    assert entry_type.GetOptions().map_entry
-    entry = {part.name: (part.number, part.type == part.TYPE_STRING) for part in entry_type.fields}
-    assert entry == {"key": (1, True), "value": (2, True)}

@@ -19,14 +19,10 @@ from tensorferry.protos.tensors import (
     ("raw", "shape", "message"),
     [
         (b"\0\0\0", (1,), r"at least 4 bytes of length prefixes, got 3"),
-        (b"", (1,), r"at least 4 bytes of length prefixes, got 0"),
-        (b"\1\0\0\0", (1,), r"BYTES element 0 should have 1 bytes, only 0 are left"),
         (b"\xff\xff\xff\xffabc", (1,), r"element 0 should have 4294967295 bytes, only 3 are left"),
-        (b"\1\0\0\0a\2\0\0\0b", (2,), r"element 1 should have 2 bytes, only 1 are left"),
         (b"\5\0\0\0abcde", (2,), r"expected 2, got 1"),
         (b"\1\0\0\0a\1\0\0", (1,), r"expected 1, 3 bytes are left over"),
         (b"\2\0\0\0ab\1\0\0", (2,), r"incomplete length prefix of BYTES element 1: 3 of 4 bytes"),
-        (b"\0\0\0\0\0\0\0\0", (1,), r"expected 1, 4 bytes are left over"),
         (b"\0\0\0\0", (0,), r"expected 0, 4 bytes are left over"),
     ],
 )
@@ -56,7 +52,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("case", SHAPES)
-@pytest.mark.parametrize("name", ["FP32", "UINT8", "BYTES"])
+@pytest.mark.parametrize("name", ["FP32", "BYTES"])
 def test_shapes_that_no_array_has(name: str, case: str) -> None:
     shape, message = SHAPES[case]
     kind = datatype(name)

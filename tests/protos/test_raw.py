@@ -22,14 +22,24 @@ from tensorferry.protos.tensors import (
     values,
 )
 
-SHAPES: list[tuple[int, ...]] = [(6,), (2, 3), (3, 2, 1), (1, 6, 1)]
+NUMERIC = [name for name, kind in DATATYPES.items() if kind.size]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", DATATYPES)
-def test_round_trip(name: str, shape: tuple[int, ...]) -> None:
-    array = sample(name).reshape(shape)
-    assert same(decode_raw(encode_raw(array), datatype(name), shape), array)
+def test_round_trip_with_the_bytes_of_tritonclient(name: str) -> None:
+    kind, array = datatype(name), sample(name)
+    given = triton.InferInput("x", [2, 3], name)
+    given.set_data_from_numpy(values(array, name))
+    raw = encode_raw(values(array, name))
+    assert raw == given._get_content()
+    for shape in ((2, 3), (6,), (3, 2, 1)):
+        assert same(decode_raw(raw, kind, shape), array.reshape(shape))
+    scalar = array[:1, 1].reshape(())
+    assert same(decode_raw(encode_raw(scalar), kind, ()), scalar)
+    for shape in ((0,), (3, 0), (1 << 40, 0)):
+        empty: npt.NDArray[Any] = np.empty(shape, kind.storage)
+        assert encode_raw(empty) == b""
+        assert same(decode_raw(b"", kind, shape), empty)
 
 
 @pytest.mark.parametrize("dtype", ["O", "U", "S"])
@@ -48,64 +58,26 @@ def test_text_is_encoded_as_utf8_and_bytes_as_they_are() -> None:
     assert encode_raw(given[:1].astype("U")) == b"\2\0\0\0\xc3\xa9"
 
 
-@pytest.mark.parametrize("name", DATATYPES)
-def test_scalars(name: str) -> None:
-    array = sample(name)[1, 1].reshape(()) if name != "BYTES" else np.array(b"one", dtype=object)
-    got = decode_raw(encode_raw(array), datatype(name), ())
-    assert got.shape == ()
-    assert same(got, array)
-
-
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 2, 5), (1 << 40, 0)], ids=str)
-@pytest.mark.parametrize("name", DATATYPES)
-def test_no_elements(name: str, shape: tuple[int, ...]) -> None:
-    array: npt.NDArray[Any] = np.empty(shape, DATATYPES[name].storage)
-    assert encode_raw(array) == b""
-    assert same(decode_raw(b"", datatype(name), shape), array)
-
-
-@pytest.mark.parametrize("name", DATATYPES)
-def test_the_bytes_are_those_of_tritonclient(name: str) -> None:
-    array = sample(name)
-    given = triton.InferInput("x", [2, 3], name)
-    given.set_data_from_numpy(values(array, name))
-    assert encode_raw(values(array, name)) == given._get_content()
-
-
 def test_bytes_tensors_are_read_by_tritonclient_and_the_other_way_round() -> None:
     array = sample("BYTES")
     assert deserialize_bytes_tensor(encode_raw(array)).tolist() == array.reshape(-1).tolist()
     assert same(decode_raw(serialize_byte_tensor(array).item(), datatype("BYTES"), array.shape), array)
 
 
-@pytest.mark.parametrize("order", ["C", "F", "reversed", "strided", "broadcast"])
-@pytest.mark.parametrize("name", ["INT16", "FP64", "BYTES", "BOOL"])
-def test_any_memory_layout_is_written_in_row_major_order(name: str, order: str) -> None:
+@pytest.mark.parametrize("name", ["INT16", "BYTES"])
+def test_any_memory_layout_is_written_in_row_major_order(name: str) -> None:
     array = sample(name)
-    laid_out = {
-        "C": array,
-        "F": np.asfortranarray(array),
-        "reversed": array[::-1, ::-1],
-        "strided": np.repeat(array, 2, axis=1)[:, ::2],
-        "broadcast": np.broadcast_to(array[0], (4, 3)),
-    }[order]
-    got = decode_raw(encode_raw(laid_out), datatype(name), laid_out.shape)
-    assert same(got, laid_out.copy(order="C"))
+    strided = np.repeat(array, 2, axis=1)[:, ::2]
+    for laid_out in (np.asfortranarray(array), array[::-1, ::-1], strided, np.broadcast_to(array[0], (4, 3))):
+        got = decode_raw(encode_raw(laid_out), datatype(name), laid_out.shape)
+        assert same(got, laid_out.copy(order="C"))
 
 
-@pytest.mark.parametrize("name", [n for n, d in DATATYPES.items() if d.storage.kind in "iuf" and n != "BF16"])
-def test_big_endian_arrays_travel_little_endian(name: str) -> None:
-    array = sample(name)
+def test_big_endian_arrays_are_sent_little_endian() -> None:
+    array = sample("INT16")
     big = array.astype(array.dtype.newbyteorder(">"))
-    assert datatype_of(big) == name
+    assert datatype_of(big) == "INT16"
     assert encode_raw(big) == array.tobytes()
-
-
-def test_numpy_strings_travel_as_bytes() -> None:
-    expected = encode_raw(np.array([b"a", "é".encode()], dtype=object))
-    assert encode_raw(np.array(["a", "é"])) == expected
-    assert encode_raw(np.array([b"a", "é".encode()])) == expected
-    assert encode_raw(np.array(["a", "é"], dtype=object)) == expected
 
 
 def test_bf16_values_are_ml_dtypes() -> None:
@@ -117,31 +89,21 @@ def test_bf16_values_are_ml_dtypes() -> None:
     assert encode_raw(array) == bits.tobytes()
 
 
-@pytest.mark.parametrize("name", [n for n, d in DATATYPES.items() if d.size])
-def test_numeric_arrays_are_views_of_the_bytes(name: str) -> None:
-    raw = encode_raw(sample(name))
-    array = decode_raw(raw, datatype(name), (2, 3))
-    assert not array.flags.writeable
-    assert not array.flags.owndata
+def test_numeric_arrays_are_views_of_the_bytes() -> None:
+    for name in NUMERIC:
+        array = decode_raw(encode_raw(sample(name)), datatype(name), (2, 3))
+        assert not array.flags.writeable
+        assert not array.flags.owndata
 
 
 @pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros(1, np.complex64),
-        np.zeros(1, "M8[s]"),
-        np.zeros(1, "m8[s]"),
-        np.zeros(1, [("a", "i4")]),
-        np.zeros(1, np.longdouble),
-        np.zeros(1, ml_dtypes.float8_e4m3fn),
-    ],
-    ids=lambda array: str(array.dtype),
+    "dtype", [np.complex64, "M8[s]", [("a", "i4")], np.longdouble, ml_dtypes.float8_e4m3fn]
 )
-def test_arrays_without_a_datatype(array: npt.NDArray[Any]) -> None:
+def test_arrays_without_a_datatype(dtype: Any) -> None:
     with pytest.raises(
         TensorError, match="has no datatype in the protocol; convert the array to one of bool"
     ):
-        encode_raw(array)
+        encode_raw(np.zeros(1, dtype))
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,12 @@ def typed(name: str, array: npt.NDArray[Any]) -> pb.InferTensorContents:
 
 @pytest.mark.parametrize("name", TYPED)
 def test_round_trip(name: str) -> None:
-    array = sample(name)
-    assert same(decode_contents(typed(name, array), datatype(name), (2, 3)), array)
+    kind, array = datatype(name), sample(name)
+    assert same(decode_contents(typed(name, array), kind, (2, 3)), array)
+    scalar = array[0, 1:2].reshape(())
+    assert same(decode_contents(typed(name, scalar), kind, ()), scalar)
+    empty: npt.NDArray[Any] = np.empty((2, 0), kind.storage)
+    assert same(decode_contents(typed(name, empty), kind, (2, 0)), empty)
 
 
 @pytest.mark.parametrize("dtype", ["O", "U", "S"])
@@ -52,14 +56,6 @@ def test_text_is_encoded_as_utf8_and_bytes_as_they_are() -> None:
     assert typed("BYTES", given).bytes_contents == [b"\xc3\xa9\0", b"\xff\0"]
 
 
-@pytest.mark.parametrize("name", TYPED)
-def test_scalars_and_no_elements(name: str) -> None:
-    scalar = sample(name)[0, 1:2].reshape(())
-    assert same(decode_contents(typed(name, scalar), datatype(name), ()), scalar)
-    empty: npt.NDArray[Any] = np.empty((2, 0), DATATYPES[name].storage)
-    assert same(decode_contents(typed(name, empty), datatype(name), (2, 0)), empty)
-
-
 @pytest.mark.parametrize("name", ["FP16", "BF16"])
 def test_half_floats_have_no_typed_contents(name: str) -> None:
     with pytest.raises(TensorError, match=f"{name} has no typed contents; send it in raw_input_contents"):
@@ -68,16 +64,13 @@ def test_half_floats_have_no_typed_contents(name: str) -> None:
         encode_contents(sample(name), datatype(name), pb.InferTensorContents())
 
 
-@pytest.mark.parametrize("field", FILL)
 @pytest.mark.parametrize("name", TYPED)
-def test_another_field_than_the_datatypes(name: str, field: str) -> None:
+def test_another_field_than_the_datatypes(name: str) -> None:
     own = DATATYPES[name].contents
-    contents = pb.InferTensorContents(**{field: FILL[field]})
-    if field == own:
-        assert decode_contents(contents, datatype(name), (1,)).shape == (1,)
-        return
-    with pytest.raises(TensorError, match=f"{name} travels in {own}, got {field}"):
-        decode_contents(contents, datatype(name), (1,))
+    for field in FILL.keys() - {own}:
+        contents = pb.InferTensorContents(**{field: FILL[field]})
+        with pytest.raises(TensorError, match=f"{name} travels in {own}, got {field}"):
+            decode_contents(contents, datatype(name), (1,))
 
 
 def test_two_fields_filled() -> None:
@@ -86,7 +79,7 @@ def test_two_fields_filled() -> None:
         decode_contents(contents, datatype("INT32"), (1,))
 
 
-@pytest.mark.parametrize("count", [0, 5, 7])
+@pytest.mark.parametrize("count", [0, 7])
 def test_another_number_of_elements(count: int) -> None:
     contents = pb.InferTensorContents(fp32_contents=[0.0] * count)
     with pytest.raises(TensorError, match=rf"shape \[2, 3\] takes 6 elements in fp32_contents, got {count}"):
@@ -98,9 +91,6 @@ def test_another_number_of_elements(count: int) -> None:
     [
         ("INT8", "int_contents", 128, "INT8 holds -128 to 127, got 128"),
         ("INT8", "int_contents", -129, "INT8 holds -128 to 127, got -129"),
-        ("INT16", "int_contents", 32768, "INT16 holds -32768 to 32767, got 32768"),
-        ("INT16", "int_contents", -32769, "got -32769"),
-        ("UINT8", "uint_contents", 256, "UINT8 holds 0 to 255, got 256"),
         ("UINT16", "uint_contents", 65536, "UINT16 holds 0 to 65535, got 65536"),
     ],
 )
@@ -110,14 +100,14 @@ def test_values_out_of_the_datatypes_range(name: str, field: str, value: int, me
         decode_contents(contents, datatype(name), (3,))
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_small_and_great_uint64_lose_nothing(order: int) -> None:
-    given = [1, (1 << 64) - 1, (1 << 63) + 1, (1 << 53) + 1][::order]
-    contents = pb.InferTensorContents(uint64_contents=given)
-    assert decode_contents(contents, datatype("UINT64"), (4,)).tolist() == given
+def test_small_and_great_uint64_lose_nothing() -> None:
+    given = [1, (1 << 64) - 1, (1 << 63) + 1, (1 << 53) + 1]
+    for order in (given, given[::-1]):
+        contents = pb.InferTensorContents(uint64_contents=order)
+        assert decode_contents(contents, datatype("UINT64"), (4,)).tolist() == order
 
 
-@pytest.mark.parametrize("count", [1, 31, 32, 127, 128, 4096, 20_000])
+@pytest.mark.parametrize("count", [1, 32, 4096, 20_000])
 def test_floats_of_any_length_with_unknown_fields_behind(count: int) -> None:
     """Floats are read from the serialised field, whose length prefix takes one to three bytes."""
     for name in ("FP32", "FP64", "BOOL"):
