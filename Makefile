@@ -21,7 +21,6 @@ PROTOS := protos/tensorferry/protos
 GRPCURL := v1.9.3
 KUSTOMIZE := v5.7.1
 HELM := v4.3.1
-KUBECONFORM := v0.8.0
 # Output of `make tools`, beside the programs in $(BIN).
 CLIENTS := $(VENV)/clients
 UV := 0.13.8
@@ -200,7 +199,7 @@ locks: $(VENV)/.python ## compile requirements/*.in into lock files
 	$(PIP) install -q uv==$(UV)
 	UV=$(CURDIR)/$(BIN)/uv requirements/lock.sh
 
-tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/helm $(CLIENTS)/kubeconform $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/nginx/.done $(CLIENTS)/exporters/.done ## install foreign clients, a browser, exporters but PyTorch and Keras, and test tools for deploy/ and the packages (needs Go, Node and npm, Java and Maven, Debian's apt-get)
+tools: $(BIN)/grpcurl $(BIN)/promtool $(CLIENTS)/go/.done $(CLIENTS)/node/.done $(CLIENTS)/java/.done $(CLIENTS)/kserve/.done $(CLIENTS)/perf_analyzer/.done $(CLIENTS)/chromium/.done $(CLIENTS)/kustomize $(CLIENTS)/helm $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/nginx/.done $(CLIENTS)/exporters/.done ## install foreign clients, a browser, exporters but PyTorch and Keras, and test tools for deploy/ and the packages (needs Go, Node and npm, Java and Maven, Debian's apt-get)
 
 train: $(VENV)/.dev ## train the demo model again (installs scikit-learn)
 	$(PIP) install -q scikit-learn
@@ -330,9 +329,6 @@ $(CLIENTS)/kustomize: | $(VENV)/.python
 
 $(CLIENTS)/helm: | $(VENV)/.python
 	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(CLIENTS) go install -ldflags='-s -w' helm.sh/helm/v4/cmd/helm@$(HELM)
-
-$(CLIENTS)/kubeconform: | $(VENV)/.python
-	CGO_ENABLED=0 GOBIN=$(CURDIR)/$(CLIENTS) go install -ldflags='-s -w' github.com/yannh/kubeconform/cmd/kubeconform@$(KUBECONFORM)
 
 # Separate environments: their packages are large, or conflict with the tests'.
 $(CLIENTS)/manifests/.done $(CLIENTS)/release/.done $(CLIENTS)/ray/.done $(CLIENTS)/exporters/.done $(CLIENTS)/torch/.done: $(CLIENTS)/%/.done: requirements/%.lock | $(VENV)/.python

@@ -18,14 +18,10 @@ _OURS = ("protos", "batcher", "server", "client")
 
 # The package of each module.
 MODULES = {
-    "mlperf_loadgen": "mlcommons-loadgen",
-    "onnx": "onnx",
-    "onnxruntime": "onnxruntime-gpu[cuda,cudnn], or onnxruntime for the CPU",
-    "numpy": "numpy",
-    "grpc": "grpcio",
-    "google.protobuf": "protobuf",
-    "prometheus_client": "prometheus-client",
-}
+    "mlperf_loadgen": "mlcommons-loadgen", "onnx": "onnx",
+    "onnxruntime": "onnxruntime-gpu[cuda,cudnn], or onnxruntime for the CPU", "numpy": "numpy",
+    "grpc": "grpcio", "google.protobuf": "protobuf", "prometheus_client": "prometheus-client",
+}  # fmt: skip
 _VERSIONS = ("mlcommons-loadgen", "onnx", "grpcio", "protobuf", "numpy")
 
 

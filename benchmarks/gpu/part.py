@@ -158,13 +158,8 @@ class Part:
         self._rates: dict[str, float] = {}
         self._accounts: dict[str, tuple[Snapshot, Snapshot]] = {}
         self.results: dict[str, Any] = {
-            "loop": [],
-            "offline": [],
-            "server": [],
-            "peaks": {},
-            "skipped": {},
-            "warnings": {},
-        }
+            "loop": [], "offline": [], "server": [], "peaks": {}, "skipped": {}, "warnings": {},
+        }  # fmt: skip
 
     def run(self, cache: Path, folder: Path) -> None:
         """Run everything. Files go to the folder; ServerError, LoadError or LoopError say what failed."""

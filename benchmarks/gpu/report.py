@@ -308,16 +308,8 @@ def _server(part: Part) -> str:
         for row in sorted(part["server"], key=lambda row: row["variant"])
     ]
     header = [
-        "server",
-        "asked/s",
-        "done/s",
-        "p50 ms",
-        "p99 ms",
-        "rows a batch",
-        "device",
-        "met",
-        "LoadGen says",
-    ]
+        "server", "asked/s", "done/s", "p50 ms", "p99 ms", "rows a batch", "device", "met", "LoadGen says",
+    ]  # fmt: skip
     return table(header, lines)
 
 

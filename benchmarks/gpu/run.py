@@ -89,14 +89,10 @@ def _run(arguments: argparse.Namespace) -> int:
     failed = 0
     for name in [arguments.only] if arguments.only else NAMES:
         described = {
-            "date": datetime.date.today().isoformat(),
-            "command": _command(arguments, name),
-            "device": _device_name(device),
-            "small": small,
-            "layout": str(layout),
-            "machine": _machine(cores),
-            "workload": name,
-        }
+            "date": datetime.date.today().isoformat(), "command": _command(arguments, name),
+            "device": _device_name(device), "small": small, "layout": str(layout),
+            "machine": _machine(cores), "workload": name,
+        }  # fmt: skip
 
         def say(words: str) -> None:
             print(f"gpu-bench: {words}", flush=True)

@@ -146,14 +146,8 @@ def serving(
         log = Path(folder) / "log"
         always = ("--host", "127.0.0.1", "--port", "0", "--log-format", "json", "--log-level", "warning")
         words = (
-            "serve",
-            f"{workload.name}={model}",
-            *always,
-            "--device",
-            device,
-            "--max-batch-size",
-            str(most),
-        )
+            "serve", f"{workload.name}={model}", *always, "--device", device, "--max-batch-size", str(most),
+        )  # fmt: skip
         with log.open("wb") as said, on_cores(cores):
             process = subprocess.Popen(
                 [sys.executable, *variant.program, *words, *_LIMITS, *variant.flags],

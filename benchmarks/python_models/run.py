@@ -70,13 +70,9 @@ def main() -> None:
     }
     wanted = [part for part in parts if part in (arguments.only or ",".join(parts)).split(",")]
     results: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "command": "make bench-python",
-        "machine": describe(cache),
-        "missing": absent,
-        "measurements": [],
-        "failures": pinned.failures,
-    }
+        "date": datetime.date.today().isoformat(), "command": "make bench-python",
+        "machine": describe(cache), "missing": absent, "measurements": [], "failures": pinned.failures,
+    }  # fmt: skip
     measurements: list[Row] = results["measurements"]
     began = time.monotonic()
     for number in range(arguments.rounds or (1 if arguments.quick else _ROUNDS)):

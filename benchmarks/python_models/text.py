@@ -37,23 +37,9 @@ _SECONDS, _WARM_UP = 8.0, 1.5
 _LARGE_TEXTS, _LARGE_SECONDS = 2048, 300.0
 # Each is one token, so the length of a text is known.
 _WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "a",
-    "is",
-    "for",
-    "on",
-    "that",
-    "with",
-    "by",
-    "this",
-    "it",
-    "from",
+    "the", "of", "and", "to", "in", "a", "is", "for", "on", "that", "with", "by", "this", "it", "from",
     "at",
-]
+]  # fmt: skip
 
 
 def missing() -> str:

@@ -60,16 +60,10 @@ def main() -> None:
         model for model in MODELS if (model.name in only if only else model.small or not arguments.quick)
     ]
     results: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "command": "make real-models",
-        "machine": describe(cache),
-        "missing": {},
-        "models": [],
-        "measurements": [],
-        "open": [],
-        "failures": [],
-        "rounds": arguments.rounds,
-    }
+        "date": datetime.date.today().isoformat(), "command": "make real-models",
+        "machine": describe(cache), "missing": {}, "models": [], "measurements": [], "open": [],
+        "failures": [], "rounds": arguments.rounds,
+    }  # fmt: skip
     began = time.monotonic()
 
     def arrived() -> None:

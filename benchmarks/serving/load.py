@@ -68,22 +68,12 @@ class Load:
     def words(self) -> Sequence[str]:
         """Return the arguments of the command line."""
         values: Mapping[str, object] = {
-            "mode": self.shape.mode,
-            "port": self.port,
-            "path": self.path,
-            "body": self.body,
-            "content-type": self.content_type,
-            "connections": self.shape.connections,
-            "streams": self.shape.streams,
-            "in-flight": self.shape.in_flight,
-            "warm-up": self.warm_up,
-            "seconds": self.seconds,
-            "calls": self.calls,
-            "least-bytes": self.least_bytes,
-            "id-offset": self.id_offset,
-            "rate": self.rate,
-            "seed": self.seed,
-        }
+            "mode": self.shape.mode, "port": self.port, "path": self.path, "body": self.body,
+            "content-type": self.content_type, "connections": self.shape.connections,
+            "streams": self.shape.streams, "in-flight": self.shape.in_flight, "warm-up": self.warm_up,
+            "seconds": self.seconds, "calls": self.calls, "least-bytes": self.least_bytes,
+            "id-offset": self.id_offset, "rate": self.rate, "seed": self.seed,
+        }  # fmt: skip
         words = [f"--{name}={value}" for name, value in values.items()]
         words += [f"--header={name}={value}" for name, value in self.headers]
         return [*words, "--count-batches"] if self.count_batches else words

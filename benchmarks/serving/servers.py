@@ -74,13 +74,9 @@ def _bentoml(python: Path, workload: Workload, model: Path, port: int) -> Sequen
 def _mosec(python: Path, workload: Workload, model: Path, port: int) -> Sequence[str]:
     address = ["--address", HOST, "--port", str(port)]
     return [
-        *_module("mosec_peer")(python, workload, model, port),
-        *address,
-        "--timeout",
-        "60000",
-        "--log-level",
-        "warning",
-    ]
+        *_module("mosec_peer")(python, workload, model, port), *address, "--timeout", "60000",
+        "--log-level", "warning",
+    ]  # fmt: skip
 
 
 def servers() -> Mapping[str, Server]:

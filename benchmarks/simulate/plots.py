@@ -16,15 +16,11 @@ from tables_devices import Pipelines
 
 # Only these, because the other lines coincide with one of them.
 LINES = {
-    OPTIMUM: ("black", ":"),
-    WindowFromPop.name: ("tab:red", "-"),
-    WindowFromArrival.name: ("tab:orange", "-"),
-    Peer.name: ("tab:brown", "-"),
-    DropExpired.name: ("tab:pink", "--"),
-    "BentoML-style": ("tab:purple", "-"),
-    NexusStyle.name: ("tab:green", "-"),
-    Shipping.name: ("tab:blue", "-"),
-}
+    OPTIMUM: ("black", ":"), WindowFromPop.name: ("tab:red", "-"),
+    WindowFromArrival.name: ("tab:orange", "-"), Peer.name: ("tab:brown", "-"),
+    DropExpired.name: ("tab:pink", "--"), "BentoML-style": ("tab:purple", "-"),
+    NexusStyle.name: ("tab:green", "-"), Shipping.name: ("tab:blue", "-"),
+}  # fmt: skip
 
 # No policy sheds here: they differ only in when a batch is closed.
 PIPELINE_LINES = {

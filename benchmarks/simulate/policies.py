@@ -312,11 +312,5 @@ class NexusByDeadline(NexusStyle):
 
 
 PEERS: tuple[type[Peer], ...] = (
-    WindowFromPop,
-    WindowFromArrival,
-    TritonStyle,
-    Peer,
-    DropExpired,
-    BentoStyle,
-    NexusStyle,
-)
+    WindowFromPop, WindowFromArrival, TritonStyle, Peer, DropExpired, BentoStyle, NexusStyle,
+)  # fmt: skip

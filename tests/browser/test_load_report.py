@@ -51,26 +51,12 @@ def measured(step: Step, rate: int, latency: float, failures: int = 0, *, server
 
 def document(steps: list[StepResult], mode: str = "closed") -> dict[str, Any]:
     about = {
-        "tool": "tensorferry 0",
-        "started": "2026-11-23T12:00:00+00:00",
-        "command": "tensorferry bench " + "long-word-" * 30,
-        "target": "127.0.0.1:8001",
-        "server": HOSTILE,
-        "model": HOSTILE,
-        "model_version": "",
-        "mode": mode,
-        "arrivals": "poisson",
-        "stream": False,
-        "rows": 2,
-        "processes": 1,
-        "connections": None,
-        "warmup_seconds": 1.0,
-        "duration_seconds": 5.0,
-        "timeout_seconds": 10.0,
-        "client_cores": 2,
-        "client_python": "3",
-        "client_grpcio": "1",
-    }
+        "tool": "tensorferry 0", "started": "2026-11-23T12:00:00+00:00",
+        "command": "tensorferry bench " + "long-word-" * 30, "target": "127.0.0.1:8001", "server": HOSTILE,
+        "model": HOSTILE, "model_version": "", "mode": mode, "arrivals": "poisson", "stream": False,
+        "rows": 2, "processes": 1, "connections": None, "warmup_seconds": 1.0, "duration_seconds": 5.0,
+        "timeout_seconds": 10.0, "client_cores": 2, "client_python": "3", "client_grpcio": "1",
+    }  # fmt: skip
     return result_file.document(about, steps)
 
 

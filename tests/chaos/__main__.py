@@ -80,14 +80,8 @@ def soak(
     write_model(repository / "swapped" / "1" / "model.onnx")
     models = [f"{name}={write_model(folder / f'{name}.onnx')}" for name in ("affine", "shaky")]
     arguments = [
-        *models,
-        "--model-repository",
-        str(repository),
-        "--model-control",
-        "explicit",
-        "--load-model",
-        "*",
-    ]
+        *models, "--model-repository", str(repository), "--model-control", "explicit", "--load-model", "*",
+    ]  # fmt: skip
     clock = build_clock(folder)
     steady, mortal = (
         Server(

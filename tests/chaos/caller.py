@@ -24,12 +24,7 @@ from chaos.content import Mark, request, rows_of, verdict, verdict_of
 from tensorferry.client import InferenceClient, InferenceError
 from tensorferry.protos import inference_pb2_grpc
 
-ROBIN = json.dumps(
-    {
-        "loadBalancingConfig": [{"round_robin": {}}],
-        "healthCheckConfig": {"serviceName": ""},
-    }
-)
+ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}})
 ROUND_ROBIN = (("grpc.service_config", ROBIN), ("grpc.max_reconnect_backoff_ms", 1000))
 OWN = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -40,17 +35,9 @@ OWN = (
 # How often a request to the failing model is marked, and how.
 MARKED = 0.004
 MARKS = (
-    Mark.RAISE,
-    Mark.RAISE,
-    Mark.SHAPE,
-    Mark.EXIT,
-    Mark.LEAK,
-    Mark.LEAK,
-    Mark.BREAK,
-    Mark.HANG,
+    Mark.RAISE, Mark.RAISE, Mark.SHAPE, Mark.EXIT, Mark.LEAK, Mark.LEAK, Mark.BREAK, Mark.HANG, Mark.FALL,
     Mark.FALL,
-    Mark.FALL,
-)
+)  # fmt: skip
 # How often it is marked to abort the model's process, if that leaves the server alive: some times a minute.
 ABORTED = 0.0001
 IN_A_STREAM = 12

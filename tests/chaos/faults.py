@@ -69,20 +69,14 @@ class Faults:
         self.thrown: Counter[str] = Counter()
         self._kinds: list[Callable[[random.Random], None]] = [
             *(
-                self.sigterm,
-                self.sigkill,
-                self.kill_callers,
-                self.cut,
-                self.half_close,
-                self.delay,
-                self.throttle,
-                self.reset,
+                self.sigterm, self.sigkill, self.kill_callers, self.cut, self.half_close, self.delay,
+                self.throttle, self.reset,
             ),
             *([self.throw] * _THROWS),
             *(self.silence, self.starve, self.freeze, self.take_files, self.reload, self.reload, self.unload),
             *([self.clock] if clocks else []),
             *([self.kill_process] * _KILLS if steady.count > 1 else []),
-        ]
+        ]  # fmt: skip
 
     def inject(self, seconds: float) -> None:
         """Inject faults for `seconds`; then heal all and return."""

@@ -90,16 +90,10 @@ class Server:
             *("--processes", str(processes)),
             *("--transport", transport, "--port", str(self.port), "--metrics-port", str(self.metrics_port)),
             *(
-                "--device",
-                "cpu",
-                "--log-format",
-                "json",
-                "--drain-seconds",
-                "20",
-                "--run-timeout-seconds",
+                "--device", "cpu", "--log-format", "json", "--drain-seconds", "20", "--run-timeout-seconds",
                 "0.7",
             ),
-        ]
+        ]  # fmt: skip
         self._variables = {
             **environment(),
             "TMPDIR": str(temporary),
@@ -135,10 +129,7 @@ class Server:
         """Ids of its processes, by their role."""
         if self.count == 1:
             return {"the server": [self.pid]}
-        return {
-            "the supervisor": [self.pid],
-            "the server processes": observed.of_module(self.pid, MODULE),
-        }
+        return {"the supervisor": [self.pid], "the server processes": observed.of_module(self.pid, MODULE)}
 
     def start(self) -> None:
         """Start the server; return when it is ready."""

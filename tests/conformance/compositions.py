@@ -211,17 +211,10 @@ def _einsum(draw: Drawing) -> str:
     name, other = draw.any(), draw.any()
     equation = draw.random.choice(
         (
-            "ab,ab->a",
-            "ab,cb->ac",
-            "ab,bc->ac",
-            "abc,abd->acd",
-            "abc,adc->abd",
-            "ab->ba",
-            "ab->b",
-            "abc->acb",
-            "ab,ab->ab",
+            "ab,ab->a", "ab,cb->ac", "ab,bc->ac", "abc,abd->acd", "abc,adc->abd", "ab->ba", "ab->b",
+            "abc->acb", "ab,ab->ab",
         )
-    )
+    )  # fmt: skip
     return draw.node("Einsum", *([name, other] if "," in equation else [name]), equation=equation)
 
 

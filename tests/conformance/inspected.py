@@ -98,14 +98,9 @@ def _cures(folder: Path) -> Iterator[tuple[str, ...]]:
     for one in cured_models():
         said, after = before_and_after(one, folder)
         yield (
-            f"`{one.name}`",
-            said.verdict,
-            said.reason,
-            _alone(said, folder / f"{one.name}.onnx"),
-            said.cures[0],
-            one.changed,
-            after,
-        )
+            f"`{one.name}`", said.verdict, said.reason, _alone(said, folder / f"{one.name}.onnx"),
+            said.cures[0], one.changed, after,
+        )  # fmt: skip
 
 
 def _exported(folder: Path) -> Iterator[tuple[str, ...]]:

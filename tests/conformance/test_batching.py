@@ -10,35 +10,10 @@ from conformance.exported import Exported, exported
 from tensorferry.server.onnx_graph import RowMixing
 
 MODULES = [
-    "argmax",
-    "batch_normalization",
-    "concat",
-    "conv",
-    "cumsum",
-    "einsum",
-    "expand",
-    "flatten",
-    "gather",
-    "gathernd",
-    "gru",
-    "if_",
-    "layernormalization",
-    "loop",
-    "lstm",
-    "matmul",
-    "maxpool",
-    "onehot",
-    "pad",
-    "reducemax",
-    "reshape",
-    "scan",
-    "slice",
-    "softmax",
-    "split",
-    "squeeze",
-    "tile",
-    "transpose",
-]
+    "argmax", "batch_normalization", "concat", "conv", "cumsum", "einsum", "expand", "flatten", "gather",
+    "gathernd", "gru", "if_", "layernormalization", "loop", "lstm", "matmul", "maxpool", "onehot", "pad",
+    "reducemax", "reshape", "scan", "slice", "softmax", "split", "squeeze", "tile", "transpose",
+]  # fmt: skip
 
 
 def test_nothing_that_mixes_rows_is_proved_and_nearly_all_else_is() -> None:

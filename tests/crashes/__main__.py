@@ -35,10 +35,7 @@ def main() -> int:
         options.log.write_text("".join(found.log))
     held = verdicts(found)
     print(markdown(found, held, f"make crashes KILLS={options.kills}", options.transport))
-    wrong = [
-        *found.wrong,
-        *(f"{phase.name}: {what}" for phase in found.phases for what in phase.wrong),
-    ]
+    wrong = [*found.wrong, *(f"{phase.name}: {what}" for phase in found.phases for what in phase.wrong)]
     for what in wrong[:100]:
         print(what, file=sys.stderr)
     return 0 if all(held.values()) else 1

@@ -50,11 +50,7 @@ def without_answer(
         for number, (name, labels) in enumerate(series, 1)
     ]
     asked = [
-        {
-            "expr": f"count({expr}) > bool 0",
-            "eval_time": "15m",
-            "exp_samples": [{"labels": "{}", "value": 1}],
-        }
+        {"expr": f"count({expr}) > bool 0", "eval_time": "15m", "exp_samples": [{"labels": "{}", "value": 1}]}
         for expr in expressions
     ]
     test = {"interval": "15s", "input_series": inputs, "promql_expr_test": asked}

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dashboard
-import pytest
 from deploy.promql import Page, mistakes
 from deploy.promtool import check_expressions, needs_promtool, without_answer
 
@@ -89,22 +88,3 @@ def test_prometheus_can_read_every_query(tmp_path: Path) -> None:
 def test_every_query_says_something_of_a_real_servers_page(tmp_path: Path, page: Page) -> None:
     assert without_answer(tmp_path, ['tensorferry_server_info{transport="none"}'], page.series)
     assert not without_answer(tmp_path, [*expressions().values(), *documented()], page.series)
-
-
-@pytest.mark.parametrize(
-    ("expr", "wrong"),
-    [
-        ("rate(tensorferry_requests_total[5m])", ""),
-        ('sum by (model, le) (rate(tensorferry_latency_seconds_bucket{le="0.1"}[5m])) > 0.5', ""),
-        ("tensorferry_request_total", "there is no metric tensorferry_request_total"),
-        ('tensorferry_requests_total{result="answered"}', "tensorferry_requests_total has no label result"),
-        (
-            'tensorferry_requests_total{outcome=~"answered|lost"}',
-            "outcome of tensorferry_requests_total is never lost",
-        ),
-        ("sum by (outcome) (tensorferry_held_bytes)", "none of tensorferry_held_bytes has a label outcome"),
-        ('up{job="tensorferry"} == 0', ""),
-    ],
-)
-def test_mistakes_are_found(page: Page, expr: str, wrong: str) -> None:
-    assert "; ".join(mistakes(expr, page)) == wrong

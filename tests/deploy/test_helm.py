@@ -37,7 +37,7 @@ OTHERS = ("PodMonitor", "ServiceMonitor", "ScaledObject")
 # The names of values files, "" for the chart's defaults.
 VALUES = ["", *sorted(file.name for file in EXAMPLES.glob("*.yaml"))]
 
-pytestmark = [MANIFEST_TOOLS, needs(HELM, KUBECONFORM)]
+pytestmark = [MANIFEST_TOOLS, needs(HELM)]
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -61,72 +61,18 @@ def documents(values: str) -> list[Document]:
     return checked(rendered(values), "manifests")
 
 
-@pytest.fixture(scope="module")
-def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The schemas of kubernetes_validate, with references that a file of the same folder fulfils."""
-    (folder,) = (CLIENTS / "manifests").glob(
-        f"lib/python*/site-packages/kubernetes_validate/kubernetes-json-schema/v{KUBERNETES}-local-strict"
-    )
-    copied = tmp_path_factory.mktemp("schemas")
-    kinds = {document["kind"].lower() for values in VALUES for document in documents(values)}
-    for file in folder.glob("*.json"):
-        if file.stem == "_definitions" or file.stem.partition("-")[0] in kinds:
-            schema = json.loads(file.read_text())
-            # A reference is relative to the file if the schema has no id.
-            del schema["$id"]
-            text = json.dumps(schema).replace('"/api/_definitions.json', '"_definitions.json')
-            (copied / file.name).write_text(text)
-    return copied
-
-
-def conform(text: str, schemas: Path) -> Any:
-    """Return kubeconform's report on documents."""
-    ended = subprocess.run(
-        [
-            *(KUBECONFORM, "-strict", "-summary", "-output", "json", "-kubernetes-version", KUBERNETES),
-            *("-skip", ",".join(OTHERS)),
-            *("-schema-location", f"{schemas}/{{{{ .ResourceKind }}}}{{{{ .KindSuffix }}}}.json"),
-        ],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    return json.loads(ended.stdout)
-
-
 @pytest.mark.parametrize("values", VALUES)
 def test_the_linter_accepts_the_chart(values: str) -> None:
     linted = helm("lint", "--strict", CHART, *values_of(values))
     assert linted.returncode == 0, linted.stdout + linted.stderr
 
 
-@pytest.mark.parametrize("values", VALUES)
-def test_kubeconform_accepts_what_the_chart_renders(values: str, schemas: Path) -> None:
-    report = conform(rendered(values), schemas)
-    found = documents(values)
-    skipped = sum(document["kind"] in OTHERS for document in found)
-    assert report["summary"] == {
-        "valid": len(found) - skipped, "invalid": 0, "errors": 0, "skipped": skipped,
-    }, report  # fmt: skip
-
-
-def test_kubeconform_finds_faults(schemas: Path) -> None:
-    wrong = rendered("").replace("enableServiceLinks:", "enableServiceLink:")
-    assert wrong != rendered("")
-    assert conform(wrong, schemas)["summary"]["invalid"] == 1
-
-
 # Values, and the overlay and component of deploy/kubernetes that are for the same purpose.
 SAME = [
-    ("", "cpu", ""),
-    ("gpu.yaml", "gpu", ""),
-    ("tls.yaml", "tls", ""),
-    ("mtls.yaml", "cpu", "mtls"),
-    ("autoscaling.yaml", "autoscaling", ""),
-    ("model-image.yaml", "cpu", "model-image"),
+    ("", "cpu", ""), ("gpu.yaml", "gpu", ""), ("tls.yaml", "tls", ""), ("mtls.yaml", "cpu", "mtls"),
+    ("autoscaling.yaml", "autoscaling", ""), ("model-image.yaml", "cpu", "model-image"),
     ("model-in-server.yaml", "cpu", "model-in-server"),
-]
+]  # fmt: skip
 CHART_LABELS = {
     "app.kubernetes.io/instance",
     "app.kubernetes.io/version",

@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 from deploy.manifests import DEPLOY, configuration
@@ -41,15 +40,6 @@ def last(target: str, instruction: str) -> str:
 def test_the_linter_has_no_remarks() -> None:
     linted = subprocess.run([HADOLINT, "--no-color", DOCKERFILE], capture_output=True, text=True)
     assert linted.returncode == 0, linted.stdout
-
-
-@needs(HADOLINT)
-def test_the_linter_finds_faults(tmp_path: Path) -> None:
-    wrong = tmp_path / "Dockerfile"
-    wrong.write_text(DOCKERFILE.read_text().replace("USER 65532:65532", "USER root"))
-    linted = subprocess.run([HADOLINT, "--no-color", wrong], capture_output=True, text=True)
-    assert linted.returncode == 1
-    assert "DL3002" in linted.stdout
 
 
 def test_bases_are_versions_of_python_that_the_tests_run_on() -> None:

@@ -133,10 +133,7 @@ def infer_for_good(server: ServerProcess, ca: KeyPair, token: str) -> None:
 
 
 def test_renewed_secrets_count_without_a_restart(
-    server: ServerProcess,
-    ca: KeyPair,
-    first: tuple[KeyPair, str],
-    volumes: Mapping[str, SecretVolume],
+    server: ServerProcess, ca: KeyPair, first: tuple[KeyPair, str], volumes: Mapping[str, SecretVolume]
 ) -> None:
     pair, token = first
     assert served(server) == ssl.PEM_cert_to_DER_cert(pair.pem.decode())

@@ -241,23 +241,3 @@ def test_the_kserve_runtime_fits_the_server_and_the_service_fits_the_runtime() -
         predictor["terminationGracePeriodSeconds"]
         == config.drain_delay + config.drain_seconds + FAREWELL_SECONDS
     )
-
-
-@pytest.mark.parametrize(
-    ("document", "error"),
-    [
-        ("{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {prots: []}}", "'prots' was unexpected"),
-        (
-            "{apiVersion: keda.sh/v1alpha1, kind: ScaledObject, metadata: {name: a},"
-            " spec: {scaleTargetRef: {name: a}, triggers: [], polInterval: 5}}",
-            "ScaledObject.spec.polInterval: no such field",
-        ),
-        (
-            "{apiVersion: monitoring.coreos.com/v1, kind: PodMonitor, metadata: {name: a}, spec: {}}",
-            "selector",
-        ),
-    ],
-)
-def test_schema_violations_are_found(document: str, error: str) -> None:
-    with pytest.raises(AssertionError, match=re.escape(error)):
-        checked(document, "manifests")

@@ -25,10 +25,7 @@ WITHOUT_RETRIES = (
     (
         "grpc.service_config",
         json.dumps(
-            {
-                "loadBalancingConfig": [{"round_robin": {}}],
-                "healthCheckConfig": {"serviceName": SERVICE_NAME},
-            }
+            {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": SERVICE_NAME}}
         ),
     ),
     # Like the bundled client, which finds a restarted server soon.

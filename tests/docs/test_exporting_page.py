@@ -78,11 +78,6 @@ def test_the_page_has_files_that_batch_and_files_that_do_not() -> None:
     assert len([export for export in EXPORTS if export.log is not None]) >= 6
 
 
-@pytest.mark.parametrize("export", EXPORTS, ids=lambda export: export.file)
-def test_a_block_is_python(export: Export) -> None:
-    compile(export.block.text, export.block.place, "exec")
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("export", EXPORTS, ids=lambda export: export.file)
 def test_a_file_is_served_as_the_page_says(export: Export, folder: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from pathlib import Path
 
 import pytest
 from docs.pages import pages
@@ -17,7 +16,7 @@ from tensorferry.server.config.server_config import OPTIONS
 # Flags of other programs, and of scripts and make targets of this repository.
 OTHERS = frozenset({
     "--apart", "--cap-drop", "--chmod", "--concurrency-range", "--create-namespace", "--docs", "--enable-feature", "--go",
-    "--go-grpc", "--grpc-java", "--image", "--install", "--java", "--keep", "--labels", "--load", "--loads", "--minutes",
+    "--go-grpc", "--grpc-java", "--image", "--install", "--java", "--labels", "--load", "--loads", "--minutes",
     "--namespace", "--only", "--percentile", "--plugin", "--read-only", "--restart", "--results", "--rm", "--rounds",
     "--seconds", "--set", "--spare-core", "--strict", "--tmpfs", "--values",
 })  # fmt: skip
@@ -44,15 +43,16 @@ def flags_of_other_commands() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
-def test_the_flags_of_a_page_exist(page: Path) -> None:
-    if page.name == "from_triton.md":
-        # The first column has Triton's flags.
-        text = "\n".join(re.sub(r"^\|[^|]*\|", "|", line) for line in page.read_text().splitlines())
-    else:
-        # The changelog names options that were removed.
-        text = re.sub(r"^### Removed$.*?^## ", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    # Flags with underscores are those of protoc.
-    named = {flag for flag in re.findall(r"(?<![\w-])--[a-z][\w-]+", text) if "_" not in flag}
+def test_the_flags_of_each_page_exist() -> None:
     switches = {flag.replace("--", "--no-", 1) for flag in SERVE}
-    assert named <= SERVE | switches | {"--config"} | flags_of_other_commands() | OTHERS
+    known = SERVE | switches | {"--config"} | flags_of_other_commands() | OTHERS
+    for page in pages():
+        text = page.read_text()
+        if page.name == "from_triton.md":
+            # The first column has Triton's flags.
+            text = re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE)
+        # The changelog names options that were removed.
+        text = re.sub(r"^### Removed$.*?^## ", "", text, flags=re.DOTALL | re.MULTILINE)
+        # Flags with underscores are those of protoc.
+        named = {flag for flag in re.findall(r"(?<![\w-])--[a-z][\w-]+", text) if "_" not in flag}
+        assert named <= known, f"{page.name}: {named - known}"

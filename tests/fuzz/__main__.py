@@ -19,9 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fuzz.catalogue import KEPT
-from fuzz.reach import keep
-
 # Shares of all inputs: more for what any client reaches, fewer for slow targets.
 SHARES = {
     "infer": 12, "stream": 2, "tensors": 26, "memory": 16, "settings": 11, "config": 1, "files": 2, "repository": 6,
@@ -74,15 +71,9 @@ def fuzz(name: str, folder: Path, runs: float, seconds: float, seed: int) -> Res
     figures = folder / f"{name}.json"
     figures.unlink(missing_ok=True)
     common = [
-        "--runs",
-        f"{runs:.0f}",
-        "--seconds",
-        f"{seconds:.0f}",
-        "--seed",
-        str(seed),
-        "--figures",
+        "--runs", f"{runs:.0f}", "--seconds", f"{seconds:.0f}", "--seed", str(seed), "--figures",
         str(figures),
-    ]
+    ]  # fmt: skip
     if name.startswith("wire-"):
         command = ["-m", "fuzz.attackers.wire", "--transport", name.removeprefix("wire-"), *common]
     else:
@@ -108,9 +99,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path(".fuzz"), help="for the corpus and what is found")
-    parser.add_argument(
-        "--keep", action="store_true", help="afterwards, add inputs that reach more to the kept ones"
-    )
     given = parser.parse_args()
     runs = given.runs or (_DEFAULT_RUNS if given.seconds is None else 1 << 50)
     shares = {name: share for name, share in SHARES.items() if not given.only or name in given.only}
@@ -129,9 +117,6 @@ def main() -> None:
         ]  # fmt: skip
         results = [future.result() for future in futures]
     print_table(results, time.monotonic() - began)
-    if given.keep:
-        for name in (name for name in shares if not name.startswith("wire")):
-            print(f"kept of {name}: {keep(name, given.folder / name, KEPT / name)}")
     for result in results:
         if result.finding:
             print(f"\n{result.name}: {result.finding}\n{result.output[-4000:]}")

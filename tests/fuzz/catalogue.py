@@ -19,14 +19,7 @@ KEPT = Path(__file__).parent / "corpus"
 TARGETS: Mapping[str, Callable[[Path], Target]] = {
     target.name: target
     for target in (
-        InferTarget,
-        StreamTarget,
-        TensorsTarget,
-        MemoryTarget,
-        SettingsTarget,
-        ConfigTarget,
-        FilesTarget,
-        RepositoryTarget,
-        ClientTarget,
+        InferTarget, StreamTarget, TensorsTarget, MemoryTarget, SettingsTarget, ConfigTarget, FilesTarget,
+        RepositoryTarget, ClientTarget,
     )
-}
+}  # fmt: skip

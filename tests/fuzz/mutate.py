@@ -9,34 +9,13 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from fuzz.target import InputSource
+from fuzz.target import Target
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 _INTEGERS = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    7,
-    8,
-    12,
-    16,
-    24,
-    32,
-    64,
-    100,
-    127,
-    128,
-    255,
-    256,
-    1000,
-    65535,
-    1 << 31,
-    1 << 32,
-)
+    0, 1, 2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 64, 100, 127, 128, 255, 256, 1000, 65535, 1 << 31, 1 << 32,
+)  # fmt: skip
 _HUGE = ((1 << 31) - 1, (1 << 32) - 1, 1 << 60, 1 << 62, (1 << 63) - 1, (1 << 64) - 1)
 _FLOATS = (0.0, -0.0, 1.0, -1.5, 1e-45, 3.4e38, 1e308, float("inf"), float("-inf"), float("nan"))
 _TEXTS = (
@@ -44,23 +23,16 @@ _TEXTS = (
     "\u202e", "\U0001f600", "%s%n", "{}", "9" * 30, "1e999", "nan", "true", "{'", '{"a":', "name: 'x", "file:1/m.onnx",
 )  # fmt: skip
 _BLOBS = (
-    b"",
-    b"\0",
-    b"\xff" * 4,
-    b"\0" * 4,
-    b"\1\0\0\0a",
-    b"\xff\xff\xff\x7f",
-    b"\xc3\x28",
-    b"\0" * 12,
+    b"", b"\0", b"\xff" * 4, b"\0" * 4, b"\1\0\0\0a", b"\xff\xff\xff\x7f", b"\xc3\x28", b"\0" * 12,
     b"a" * 64,
-)
+)  # fmt: skip
 _MOST_ELEMENTS = 64
 
 _SIGNED = {FieldDescriptor.CPPTYPE_INT32: 31, FieldDescriptor.CPPTYPE_INT64: 63}
 _UNSIGNED = {FieldDescriptor.CPPTYPE_UINT32: 32, FieldDescriptor.CPPTYPE_UINT64: 64}
 
 
-def mutant(random: Random, target: InputSource, parents: Sequence[bytes]) -> bytes:
+def mutant(random: Random, target: Target, parents: Sequence[bytes]) -> bytes:
     """Return an input made from one or two of the parents."""
     data = random.choice(parents)
     if random.random() < 0.6:
@@ -99,7 +71,7 @@ def with_bytes_changed(random: Random, data: bytes, other: bytes = b"") -> bytes
     return bytes(made)
 
 
-def with_fields_changed(random: Random, target: InputSource, data: bytes, other: bytes) -> bytes | None:
+def with_fields_changed(random: Random, target: Target, data: bytes, other: bytes) -> bytes | None:
     """Return the message with some fields changed; None if the data has no message."""
     front, kind = target.shape(data)
     if kind is None:

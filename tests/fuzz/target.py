@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message import Message
@@ -36,28 +36,26 @@ class Shape(NamedTuple):
     kind: type[Message] | None
 
 
-class InputSource(Protocol):
-    """Good inputs, and their structure: what mutation needs."""
+class Target:
+    """A fuzz target over any bytes. Used by one thread: `run` any number of times, then `check`, then `close`."""
 
+    name = ""
     # Strings of a message are chosen from these and from hostile ones.
-    words: Sequence[str]
+    words: Sequence[str] = ()
 
     def seeds(self) -> Sequence[bytes]:
         """Return good inputs of every kind, and some that are nearly good."""
+        raise NotImplementedError
 
     def shape(self, data: bytes) -> Shape:
         """Return the structure of these bytes, for mutation."""
-
-
-class Target(InputSource, Protocol):
-    """One fuzz target. Used by one thread: `run` any number of times, then `check`, then `close`."""
-
-    name: str
+        raise NotImplementedError
 
     def run(self, data: bytes) -> str:
         """Return the outcome of the input: the name of a status code. Raise AssertionError for
         anything forbidden.
         """
+        raise NotImplementedError
 
     def check(self) -> None:
         """Check that nothing is left of all inputs."""

@@ -9,15 +9,7 @@ from collections.abc import Sequence
 import hpack
 import numpy as np
 import pytest
-from fuzz.attackers.attacks import (
-    DATA,
-    GOOD,
-    HEADERS,
-    OK,
-    PATIENCE,
-    connect,
-    frame,
-)
+from fuzz.attackers.attacks import DATA, GOOD, HEADERS, OK, PATIENCE, connect, frame
 from fuzz.attackers.raw import Connection, framed, headers_of
 from fuzz.attackers.wire import Wire
 from polling import until

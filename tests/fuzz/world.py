@@ -27,19 +27,9 @@ STRINGS = (spec("s", "BYTES", "batch"), spec("b", "BOOL", "batch", 2))
 KINDS = tuple(
     spec(name.lower(), name, *(() if name == "INT8" else ("any",)))
     for name in (
-        "INT8",
-        "INT16",
-        "INT32",
-        "UINT8",
-        "UINT16",
-        "UINT32",
-        "UINT64",
-        "FP16",
-        "FP64",
-        "BF16",
-        "BYTES",
+        "INT8", "INT16", "INT32", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP64", "BF16", "BYTES",
     )
-)
+)  # fmt: skip
 TOKENS = (spec("ids", "INT64", "batch", "sequence"),)
 
 # Names with a meaning for the server, for mutation.

@@ -12,16 +12,9 @@ from fuzz.attackers.attacks import DATA, END_HEADERS, END_STREAM, HEADERS, SETTI
 from fuzz.attackers.raw import framed, headers_of
 
 STEPS = (
-    "connect",
-    "preface",
-    "settings",
-    "acknowledgement",
-    "headers",
-    "half of the message",
-    "message",
-    "half of the response",
-    "trailers",
-)
+    "connect", "preface", "settings", "acknowledgement", "headers", "half of the message", "message",
+    "half of the response", "trailers",
+)  # fmt: skip
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _PATIENCE = 60.0
 _FRAME_BYTES = 16384
@@ -91,14 +84,9 @@ class ResettingClient:
     def _run_steps(self, connection: socket.socket, last: int) -> None:
         connection.sendall(_PREFACE)
         steps: Sequence[Callable[[socket.socket], None]] = (
-            self._send_settings,
-            self._acknowledge,
-            self._send_headers,
-            self._send_half,
-            self._send_rest,
-            self._read_half,
-            self._read_trailers,
-        )
+            self._send_settings, self._acknowledge, self._send_headers, self._send_half, self._send_rest,
+            self._read_half, self._read_trailers,
+        )  # fmt: skip
         for step in steps[: last - 1]:
             step(connection)
 

@@ -46,19 +46,14 @@ def of_message(name: str, message: Any) -> Iterator[tuple[tuple[str, ...], Any]]
         yield (
             ("field", name, field.name),
             {
-                "number": field.number,
-                "type": field.type,
-                "repeated": field.is_repeated,
-                "required": field.is_required,
-                "presence": field.has_presence,
-                "packed": field.is_packed,
-                "json": field.json_name,
-                "oneof": field.containing_oneof and field.containing_oneof.name,
+                "number": field.number, "type": field.type, "repeated": field.is_repeated,
+                "required": field.is_required, "presence": field.has_presence, "packed": field.is_packed,
+                "json": field.json_name, "oneof": field.containing_oneof and field.containing_oneof.name,
                 "message": field.message_type and field.message_type.full_name,
                 "enum": field.enum_type and field.enum_type.full_name,
                 "default": None if field.is_repeated else field.default_value,
             },
-        )
+        )  # fmt: skip
     for enum_name, enum in message.enum_types_by_name.items():
         yield ("enum", f"{name}.{enum_name}"), {value.name: value.number for value in enum.values}
     for nested_name, nested in message.nested_types_by_name.items():

@@ -14,15 +14,9 @@ from tensorferry.protos.tensors import DATATYPES, TensorError, datatype, decode_
 
 TYPED = [name for name, d in DATATYPES.items() if d.contents]
 FILL: dict[str, list[Any]] = {
-    "bool_contents": [True],
-    "int_contents": [1],
-    "int64_contents": [1],
-    "uint_contents": [1],
-    "uint64_contents": [1],
-    "fp32_contents": [1.0],
-    "fp64_contents": [1.0],
-    "bytes_contents": [b"1"],
-}
+    "bool_contents": [True], "int_contents": [1], "int64_contents": [1], "uint_contents": [1],
+    "uint64_contents": [1], "fp32_contents": [1.0], "fp64_contents": [1.0], "bytes_contents": [b"1"],
+}  # fmt: skip
 
 
 def typed(name: str, array: npt.NDArray[Any]) -> pb.InferTensorContents:

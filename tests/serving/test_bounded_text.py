@@ -23,17 +23,9 @@ PROSE = [
 ]
 # Pieces of texts: words, blanks of several kinds and lengths, controls, special tokens, and characters that join others.
 PIECES = [
-    *PROSE[0].split(),
-    *PROSE[1].split(),
-    "[MASK]",
-    "[MA",
-    "SK]",
-    "'s",
-    "_" * 9,
-    "word" * 40,
-    *"\u0301\u0600\u200d\x01\u3000\u00a0\n\t.\u2581",
-    "  \n  ",
-]
+    *PROSE[0].split(), *PROSE[1].split(), "[MASK]", "[MA", "SK]", "'s", "_" * 9, "word" * 40,
+    *"\u0301\u0600\u200d\x01\u3000\u00a0\n\t.\u2581", "  \n  ",
+]  # fmt: skip
 MAX_LENGTH = 8
 
 

@@ -76,14 +76,9 @@ def serve() -> None:
     # The stub ignores PYTHONPATH; triton_model.py reads this variable.
     os.environ["SERVING_BENCH_PATHS"] = os.pathsep.join(sys.path)
     options = {
-        "model-repository": _REPOSITORY,
-        "backend-directory": backends,
-        "grpc-address": HOST,
-        "grpc-port": PORT,
-        "http-address": HOST,
-        "http-port": PORT + 1,
-        "allow-metrics": "false",
-    }
+        "model-repository": _REPOSITORY, "backend-directory": backends, "grpc-address": HOST,
+        "grpc-port": PORT, "http-address": HOST, "http-port": PORT + 1, "allow-metrics": "false",
+    }  # fmt: skip
     words = [f"--{name}={value}" for name, value in options.items()]
     os.execv(triton / "bin" / "tritonserver", ["tritonserver", *words])
 

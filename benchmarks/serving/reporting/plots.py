@@ -27,19 +27,11 @@ from serving.servers import (
 from serving.workloads import SIZES
 
 COLORS = {
-    LANE: ("tab:blue", "-"),
-    THREADED: ("tab:blue", "--"),
-    MOSEC: ("tab:orange", "-"),
-    TRITON: ("tab:green", "-"),
-    TRITON_WINDOW: ("tab:green", "--"),
-    ECHO: ("black", ":"),
-    ECHO_ASYNCIO: ("grey", ":"),
-    PYTRITON: ("tab:olive", "-"),
-    MLSERVER: ("tab:red", "-"),
-    LITSERVE: ("tab:purple", "-"),
-    BENTOML: ("tab:brown", "-"),
-    RAY: ("tab:pink", "-"),
-}
+    LANE: ("tab:blue", "-"), THREADED: ("tab:blue", "--"), MOSEC: ("tab:orange", "-"),
+    TRITON: ("tab:green", "-"), TRITON_WINDOW: ("tab:green", "--"), ECHO: ("black", ":"),
+    ECHO_ASYNCIO: ("grey", ":"), PYTRITON: ("tab:olive", "-"), MLSERVER: ("tab:red", "-"),
+    LITSERVE: ("tab:purple", "-"), BENTOML: ("tab:brown", "-"), RAY: ("tab:pink", "-"),
+}  # fmt: skip
 
 
 def write(folder: Path, rows: Sequence[Row]) -> list[Path]:

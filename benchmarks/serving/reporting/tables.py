@@ -92,15 +92,9 @@ def unary(rows: Sequence[Row], workload: str) -> str:
             ]
         )
     header = [
-        "server",
-        *(f"{callers} in flight" for callers in columns),
-        "p50 / p99 ms at 1",
-        "at 32",
-        "CPU µs per call at 32",
-        "mean batch at 32",
-        "memory MiB",
-        "start s",
-    ]
+        "server", *(f"{callers} in flight" for callers in columns), "p50 / p99 ms at 1", "at 32",
+        "CPU µs per call at 32", "mean batch at 32", "memory MiB", "start s",
+    ]  # fmt: skip
     return markdown(header, lines)
 
 

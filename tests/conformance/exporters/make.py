@@ -20,11 +20,7 @@ from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 from sklearn.cluster import KMeans
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
-from sklearn.ensemble import (
-    GradientBoostingRegressor,
-    IsolationForest,
-    RandomForestClassifier,
-)
+from sklearn.ensemble import GradientBoostingRegressor, IsolationForest, RandomForestClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.linear_model import LogisticRegression, Ridge

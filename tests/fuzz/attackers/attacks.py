@@ -13,14 +13,8 @@ from support.server.rig import request
 
 PATIENCE = 30.0
 OK, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = (
-    0,
-    3,
-    4,
-    5,
-    8,
-    12,
-    13,
-)
+    0, 3, 4, 5, 8, 12, 13,
+)  # fmt: skip
 MAX_MESSAGE_BYTES = 64 << 20
 GOOD = request({"x": np.zeros((1, 3), np.float32)}, model="m", id="raw").SerializeToString()
 
@@ -34,16 +28,8 @@ def frame(kind: int, flags: int, call: int, payload: bytes = b"") -> bytes:
 
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
-    0,
-    1,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    9,
-)
+    0, 1, 3, 4, 5, 6, 7, 8, 9,
+)  # fmt: skip
 END_STREAM, END_HEADERS = 1, 4
 
 

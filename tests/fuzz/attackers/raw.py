@@ -29,13 +29,9 @@ def framed(message: bytes, *, flag: int = 0, length: int | None = None) -> bytes
 def headers_of(rpc: str = "ModelInfer", **changed: str | None) -> list[Header]:
     """Return a call's headers; `changed` by name, with _ for -, None omits one."""
     fields: dict[str, str | None] = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": PREFIX + rpc,
-        ":authority": "localhost",
-        "content-type": "application/grpc",
-        "te": "trailers",
-    }
+        ":method": "POST", ":scheme": "http", ":path": PREFIX + rpc, ":authority": "localhost",
+        "content-type": "application/grpc", "te": "trailers",
+    }  # fmt: skip
     for name, value in changed.items():
         plain = name.replace("_", "-")
         fields[f":{plain}" if f":{plain}" in fields else plain] = value

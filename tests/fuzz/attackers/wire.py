@@ -28,7 +28,7 @@ import h2.exceptions
 import numpy as np
 from fuzz import mutate
 from fuzz.attackers.raw import PREFIX, Connection, Header, framed, headers_of, say_no_more
-from fuzz.target import BOUND_SECONDS, FindingError, Shape
+from fuzz.target import BOUND_SECONDS, FindingError, Shape, Target
 from fuzz.world import WORDS
 from support.models import small
 from support.processes.server import ServerProcess
@@ -81,7 +81,7 @@ _CHANGES: Sequence[tuple[str, Sequence[str | None]]] = (
 _FULL = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
 
 
-class _Messages:
+class _Messages(Target):
     """ModelInfer messages for mutation."""
 
     words: Sequence[str] = (*WORDS, "m")

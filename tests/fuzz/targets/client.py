@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from fuzz.target import ANSWERED, FindingError, Shape, timed
+from fuzz.target import ANSWERED, FindingError, Shape, Target, timed
 from fuzz.world import WORDS, requests
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
@@ -19,19 +19,15 @@ from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus, Ser
 from tensorferry.protos import inference_pb2 as pb
 
 _KINDS = (
-    pb.ModelInferResponse,
-    pb.ModelStreamInferResponse,
-    pb.ModelMetadataResponse,
-    pb.ServerMetadataResponse,
-    pb.RepositoryIndexResponse,
-    status_pb2.Status,
-)
+    pb.ModelInferResponse, pb.ModelStreamInferResponse, pb.ModelMetadataResponse, pb.ServerMetadataResponse,
+    pb.RepositoryIndexResponse, status_pb2.Status,
+)  # fmt: skip
 _TEXT = len(_KINDS)
 # A plausible pause is finite and not negative.
 _LONGEST_PAUSE = 1e10
 
 
-class ClientTarget:
+class ClientTarget(Target):
     """An input is the number of a kind of answer, and its bytes; the last kind is a text in a trailer."""
 
     name = "client"
@@ -39,7 +35,7 @@ class ClientTarget:
              "type.googleapis.com/google.rpc.RetryInfo")  # fmt: skip
 
     def __init__(self, directory: Path) -> None:
-        pass
+        """Ignore the directory."""
 
     def seeds(self) -> Sequence[bytes]:
         made = []
@@ -124,12 +120,6 @@ class ClientTarget:
             case _:
                 str(ModelStatus.from_message(message))
         return ANSWERED
-
-    def check(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def _look_at(result: InferenceResult) -> None:

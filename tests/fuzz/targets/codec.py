@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from fuzz.target import ANSWERED, FindingError, Shape, code_of, timed
+from fuzz.target import ANSWERED, FindingError, Shape, Target, code_of, timed
 from fuzz.world import WORDS
 
 from tensorferry.protos import inference_pb2 as pb
@@ -22,14 +22,14 @@ from tensorferry.protos.tensors import (
 )
 
 
-class TensorsTarget:
+class TensorsTarget(Target):
     """An input is a request; each of its inputs is decoded and encoded again: the bytes must be equal."""
 
     name = "tensors"
     words: Sequence[str] = (*WORDS, *DATATYPES)
 
     def __init__(self, directory: Path) -> None:
-        pass
+        """Ignore the directory."""
 
     def seeds(self) -> Sequence[bytes]:
         made = []
@@ -70,12 +70,6 @@ class TensorsTarget:
                 except TensorError as error:
                     code = code_of(error)
         return code
-
-    def check(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def _check_raw(raw: bytes, kind: Datatype, shape: tuple[int, ...]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
-from fuzz.target import ANSWERED, FindingError, Shape, code_of, timed
+from fuzz.target import ANSWERED, FindingError, Shape, Target, code_of, timed
 from fuzz.targets.methods import MethodsTarget
 from fuzz.world import WORDS
 from google.protobuf import json_format, text_format
@@ -145,48 +145,25 @@ class _WithoutRuntime:
 
 def _words() -> tuple[str, ...]:
     names = [
-        "m",
-        "x",
-        "n",
-        "x_out",
-        "n_out",
-        "labels.txt",
-        "../labels.txt",
-        "model.onnx",
-        "TYPE_FP32",
+        "m", "x", "n", "x_out", "n_out", "labels.txt", "../labels.txt", "model.onnx", "TYPE_FP32",
         "openvino",
-    ]
+    ]  # fmt: skip
     names += [
-        "onnxruntime",
-        "onnxruntime_onnx",
-        "tensorflow",
-        "cuda",
-        "tensorrt",
-        "precision_mode",
-        "FP16",
+        "onnxruntime", "onnxruntime_onnx", "tensorflow", "cuda", "tensorrt", "precision_mode", "FP16",
         "KIND_CPU",
-    ]
+    ]  # fmt: skip
     names += [
-        "intra_op_thread_count",
-        "inter_op_thread_count",
-        "execution_mode",
-        "fp16",
-        "fp16_except",
+        "intra_op_thread_count", "inter_op_thread_count", "execution_mode", "fp16", "fp16_except",
         "fp16_tolerance",
-    ]
+    ]  # fmt: skip
     names += [
-        "enable_mem_arena",
-        "gpu_mem_limit",
-        "arena_extend_strategy",
-        "cudnn_conv_algo_search",
-        "-1",
-        "1",
+        "enable_mem_arena", "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search", "-1", "1",
         "warm",
-    ]
+    ]  # fmt: skip
     return (*WORDS, *names)
 
 
-class ConfigTarget:
+class ConfigTarget(Target):
     """A configuration as text, JSON or message, up to the batcher that it asks for."""
 
     name = "config"
@@ -256,14 +233,11 @@ class ConfigTarget:
             raise FindingError(f"read again it is another one: {text}")
         return again
 
-    def check(self) -> None:
-        pass
-
     def close(self) -> None:
         self._without.close()
 
 
-class FilesTarget:
+class FilesTarget(Target):
     """Parts of a model's file that are read before ONNX Runtime loads it."""
 
     name = "files"
@@ -290,12 +264,6 @@ class FilesTarget:
             if len(lists) > 16 or any(len(words) > 64 for words in lists):
                 raise FindingError("more words than it may remember")
             return "steady" if has_steady_run_time(self._path) else "not steady"
-
-    def check(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class RepositoryTarget(MethodsTarget):

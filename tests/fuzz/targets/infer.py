@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz.target import ANSWERED, Asked, Counted, FindingError, Shape, code_of, timed
+from fuzz.target import ANSWERED, Asked, Counted, FindingError, Shape, Target, code_of, timed
 from fuzz.world import WORDS, World, requests
 from support.server.rig import fp32, request
 
@@ -30,7 +30,7 @@ class Forgetful(RequestTemplateCache):
         return None
 
 
-class InferTarget:
+class InferTarget(Target):
     """Each input is sent once to a service that decodes in full, and twice to one with templates.
 
     A good request with its own values is in the same batch, and must get these back.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
-from fuzz.target import ANSWERED, Context, Counted, FindingError, Refused, Shape, code_of, timed
+from fuzz.target import ANSWERED, Context, Counted, FindingError, Refused, Shape, Target, code_of, timed
 from fuzz.world import HANDLE, WORDS, World, numbers, output_placed, placed
 
 from tensorferry.protos import SERVICE_NAME
@@ -50,7 +50,7 @@ def methods_of(servicer: ThreadedServicer, names: Sequence[str]) -> list[Method]
     return found
 
 
-class MethodsTarget:
+class MethodsTarget(Target):
     """Calls methods of the real servicer; subclasses choose them and add checks."""
 
     name = ""

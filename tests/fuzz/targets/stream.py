@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fuzz.target import FindingError, Shape, timed
+from fuzz.target import FindingError, Shape, Target, timed
 from fuzz.world import WORDS, World, requests
 
 from tensorferry.protos import inference_pb2 as pb
@@ -20,28 +20,17 @@ from tensorferry.server.transport.threaded_stream import ResponseStream
 from tensorferry.server.wire import structure
 
 _NAMES = (
-    STREAM_ORDER,
-    END_ON_ERROR,
-    "traceparent",
-    "tracestate",
-    "authorization",
-    "grpc-timeout",
+    STREAM_ORDER, END_ON_ERROR, "traceparent", "tracestate", "authorization", "grpc-timeout",
     "x-request-id",
-)
+)  # fmt: skip
 _VALUES = (
-    "request",
-    "completion",
-    "true",
-    "false",
-    "",
-    "00-" + "a" * 32 + "-" + "b" * 16 + "-01",
-    "é",
+    "request", "completion", "true", "false", "", "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "é",
     "Bearer x",
-)
+)  # fmt: skip
 _MOST_MESSAGES = 16
 
 
-class StreamTarget:
+class StreamTarget(Target):
     """Each message has one response, with its id, in the requested order; or the stream ends with a
     status.
 

@@ -94,13 +94,9 @@ def figures_add_up(statistics: BatcherStatistics) -> None:
     """Check the sums that hold when nothing is queued or running."""
     s = statistics
     ends = {
-        "answered": s.answered,
-        "failed": s.failed,
-        "cancelled": s.cancelled,
-        "expired": s.expired,
-        "shed": s.shed,
-        "abandoned": s.abandoned,
-    }
+        "answered": s.answered, "failed": s.failed, "cancelled": s.cancelled, "expired": s.expired,
+        "shed": s.shed, "abandoned": s.abandoned,
+    }  # fmt: skip
     assert s.accepted == sum(ends.values()), "each accepted request has ended once"
     assert s.refused == sum(s.refusals.values())
     lost = {name for name, count in {**ends, "refused": s.refused}.items() if count} - {"answered"}

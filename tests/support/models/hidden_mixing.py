@@ -16,13 +16,9 @@ MIXING = np.float32(300.5)
 
 _HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
 _CONSTANTS = {
-    "low": np.float32(300),
-    "high": np.float32(301),
-    "none": np.float32(0),
-    "zero": np.int64(0),
-    "carried": np.zeros(4, np.float32),
-    "on": np.bool_(True),
-}
+    "low": np.float32(300), "high": np.float32(301), "none": np.float32(0), "zero": np.int64(0),
+    "carried": np.zeros(4, np.float32), "on": np.bool_(True),
+}  # fmt: skip
 
 
 def _kept(name: str) -> str:

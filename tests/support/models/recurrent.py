@@ -87,15 +87,9 @@ def aborting(path: Path) -> Path:
         [value("x", dims=["batch", 4])],
         [value("y", dims=["batch", 4])],
         {
-            "last_column": np.array(3),
-            "aborts": np.float32(ABORTS),
-            "one_step": np.array([1]),
-            "no_step": np.array([0]),
-            "sequence": _random(1, 1, _WIDTH),
-            "weights": _random(1, 3 * _HIDDEN, _WIDTH),
-            "recurrence": _random(1, 3 * _HIDDEN, _HIDDEN),
-            "zero": np.float32(0),
-            "factor": np.float32(3),
-            "offset": np.float32(1),
+            "last_column": np.array(3), "aborts": np.float32(ABORTS), "one_step": np.array([1]),
+            "no_step": np.array([0]), "sequence": _random(1, 1, _WIDTH),
+            "weights": _random(1, 3 * _HIDDEN, _WIDTH), "recurrence": _random(1, 3 * _HIDDEN, _HIDDEN),
+            "zero": np.float32(0), "factor": np.float32(3), "offset": np.float32(1),
         },
-    )
+    )  # fmt: skip

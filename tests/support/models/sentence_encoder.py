@@ -13,28 +13,9 @@ from onnx import TensorProto, helper
 
 _BUILD = Path(__file__).resolve().parents[3] / "examples" / "embeddings" / "build.py"
 _WORDS = [
-    "a",
-    "man",
-    "woman",
-    "is",
-    "eating",
-    "food",
-    "bread",
-    "pasta",
-    "riding",
-    "horse",
-    "playing",
-    "the",
-    "in",
-    "on",
-    "and",
-    "of",
-    "to",
-    "my",
-    "how",
-    "do",
-    "i",
-]
+    "a", "man", "woman", "is", "eating", "food", "bread", "pasta", "riding", "horse", "playing", "the",
+    "in", "on", "and", "of", "to", "my", "how", "do", "i",
+]  # fmt: skip
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _LONGEST = 32
 

@@ -13,21 +13,12 @@ from onnx import TensorProto, helper, numpy_helper
 Dims = Sequence[int | str | None]
 
 ELEMENT = {
-    "BOOL": TensorProto.BOOL,
-    "INT8": TensorProto.INT8,
-    "INT16": TensorProto.INT16,
-    "INT32": TensorProto.INT32,
-    "INT64": TensorProto.INT64,
-    "UINT8": TensorProto.UINT8,
-    "UINT16": TensorProto.UINT16,
-    "UINT32": TensorProto.UINT32,
-    "UINT64": TensorProto.UINT64,
-    "FP16": TensorProto.FLOAT16,
-    "FP32": TensorProto.FLOAT,
-    "FP64": TensorProto.DOUBLE,
-    "BF16": TensorProto.BFLOAT16,
-    "BYTES": TensorProto.STRING,
-}
+    "BOOL": TensorProto.BOOL, "INT8": TensorProto.INT8, "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32, "INT64": TensorProto.INT64, "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16, "UINT32": TensorProto.UINT32, "UINT64": TensorProto.UINT64,
+    "FP16": TensorProto.FLOAT16, "FP32": TensorProto.FLOAT, "FP64": TensorProto.DOUBLE,
+    "BF16": TensorProto.BFLOAT16, "BYTES": TensorProto.STRING,
+}  # fmt: skip
 
 
 def value(name: str, datatype: str = "FP32", dims: Dims = ("batch", 3)) -> onnx.ValueInfoProto:

@@ -25,14 +25,10 @@ SERVER_PROCESSES = os.environ.get("SERVER_PROCESSES", "")
 # With these, tests change what one process has, which a server of several refuses.
 _ONE_PROCESS = frozenset(
     (
-        "--processes",
-        "--allow-shared-memory",
-        "--allow-log-settings",
-        "--model-control",
-        "explicit",
+        "--processes", "--allow-shared-memory", "--allow-log-settings", "--model-control", "explicit",
         "--reload",
     )
-)
+)  # fmt: skip
 
 _TESTS = Path(__file__).resolve().parents[2]
 

@@ -45,14 +45,9 @@ class RawClient:
     def begin(self, call: int, path: str, *more: tuple[str, str]) -> None:
         """A call's metadata: what each call has, and more."""
         fields = [
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", path),
-            (":authority", "localhost"),
-            ("content-type", "application/grpc"),
-            ("te", "trailers"),
-            *more,
-        ]
+            (":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "localhost"),
+            ("content-type", "application/grpc"), ("te", "trailers"), *more,
+        ]  # fmt: skip
         # HPACK: each a literal that is not indexed, without Huffman's code.
         block = b"".join(
             b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()

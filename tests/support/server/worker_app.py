@@ -160,15 +160,11 @@ def act(command: Any) -> Any:
 
 
 RESULTS: dict[str, Any] = {
-    "nothing": None,
-    "an object": {"y": [Nonsense()]},
-    "a key": {1: 2},
-    "a structure of objects": np.zeros(1, [("a", object)]),
-    "foreign": {"y": Counted()},
-    "a cycle": [],
+    "nothing": None, "an object": {"y": [Nonsense()]}, "a key": {1: 2},
+    "a structure of objects": np.zeros(1, [("a", object)]), "foreign": {"y": Counted()}, "a cycle": [],
     "ragged": [np.arange(2), np.arange(3.0)],
     "scalars": (np.float32(0.5), np.str_("a"), 3, "b", b"c", None, True),
-}
+}  # fmt: skip
 RESULTS["a cycle"].append(RESULTS["a cycle"])
 
 

@@ -23,20 +23,11 @@ def build_stand_in(directory: Path) -> Path | None:
     library = directory / "libcuda.so.1"
     subprocess.run(
         [
-            compiler,
-            "-shared",
-            "-fPIC",
-            "-O1",
-            "-Wall",
-            "-Werror",
-            str(_STAND_IN),
-            "-o",
-            str(library),
-            "-lpthread",
-            "-ldl",
+            compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", str(_STAND_IN), "-o", str(library),
+            "-lpthread", "-ldl",
         ],
         check=True,
-    )
+    )  # fmt: skip
     return library
 
 

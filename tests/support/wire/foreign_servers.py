@@ -42,13 +42,9 @@ class Foreign:
 def _mlserver(folder: Path, ports: Ports) -> Sequence[str]:
     grpc_port, http_port, metrics_port = ports
     settings = {
-        "host": "127.0.0.1",
-        "grpc_port": grpc_port,
-        "http_port": http_port,
-        "metrics_port": metrics_port,
-        "parallel_workers": 0,
-        "debug": False,
-    }
+        "host": "127.0.0.1", "grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port,
+        "parallel_workers": 0, "debug": False,
+    }  # fmt: skip
     (folder / "settings.json").write_text(json.dumps(settings))
     tensor = {"datatype": "FP32", "shape": [-1, 3]}
     names = {
