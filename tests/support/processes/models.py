@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto, helper
-from support.models.small import Dims, node, save, value
+from support.models.small import Dims, node, save, value, written
 
 TABLE_SIZE = 10
 _SIDE = 192
@@ -19,51 +18,27 @@ def probe(path: Path) -> Path:
     run. The largest `work` of a batch is the number of matrix products that the run computes, some
     tenths of a millisecond each.
     """
-    square = [_SIDE, _SIDE]
-    body = helper.make_graph(
-        [node("Identity", "go_on", "go_on_out"), node("MatMul", "state turn", "state_out")],
-        "body",
-        [value("i", "INT64", []), value("go_on", "BOOL", []), value("state", dims=square)],
-        [value("go_on_out", "BOOL", []), value("state_out", dims=square)],
-    )
-    return save(
-        path,
-        [
-            # Rows do not affect each other's outputs, though the largest of a batch is computed.
-            # The graph alone would mix them; the analysis does not know an operator of ONNX
-            # Runtime's own.
-            node("Cast", "work", "amounts", to=TensorProto.FLOAT),
-            helper.make_node(
-                "Unique", ["amounts"], ["different", "places", "counts"], domain="com.microsoft"
-            ),
-            node("ReduceMax", "different", "most", keepdims=0),
-            node("Cast", "most", "turns", to=TensorProto.INT64),
-            node("Loop", "turns yes start", "end", body=body),
-            node("ReduceSum", "end", "zero", keepdims=0),
-            node("Gather", "table index", "entry"),
-            node("Mul", "x two", "doubled"),
-            node("Add", "doubled entry", "sum"),
-            node("Add", "sum zero", "y"),
-        ],
-        [
-            value("x", dims=["batch", 4]),
-            value("index", "INT64", ["batch"]),
-            value("work", "INT64", ["batch"]),
-        ],
-        [value("y", dims=["batch", 4])],
-        {
-            "turn": np.eye(_SIDE, dtype=np.float32),
-            "start": np.zeros(square, np.float32),
-            "yes": True,
-            "two": np.float32(2),
-            "table": np.arange(TABLE_SIZE, dtype=np.float32).reshape(TABLE_SIZE, 1),
-        },
-    )
+    # Rows do not affect each other's outputs, though the largest `work` of a batch is computed. The graph
+    # alone would mix them; the analysis does not know Unique, an operator of ONNX Runtime's own.
+    square = f"float[{_SIDE}, {_SIDE}]"
+    text = f"""(float[batch, 4] x, int64[batch] index, int64[batch] work) => (float[batch, 4] y) {{
+        amounts = Cast <to = 1> (work) different, places, counts = com.microsoft.Unique (amounts)
+        most = ReduceMax <keepdims = 0> (different) turns = Cast <to = 7> (most)
+        end = Loop <body = body (int64 i, bool go_on, {square} state) => (bool go_on_out, {square} state_out) {{
+            go_on_out = Identity (go_on) state_out = MatMul (state, turn)
+        }}> (turns, yes, start)
+        zero = ReduceSum <keepdims = 0> (end) entry = Gather (table, index) doubled = Mul (x, two)
+        sum = Add (doubled, entry) y = Add (sum, zero)
+    }}"""
+    return written(
+        path, text, turn=np.eye(_SIDE, dtype=np.float32), start=np.zeros((_SIDE, _SIDE), np.float32), yes=True,
+        two=np.float32(2), table=np.arange(TABLE_SIZE, dtype=np.float32).reshape(TABLE_SIZE, 1),
+    )  # fmt: skip
 
 
 def mixing(path: Path) -> Path:
     """x FP32 [batch, 3] to share FP32 [batch, 3]: a softmax over the batch, so rows affect each other."""
-    return save(path, [node("Softmax", "x", "share", axis=0)], [value("x")], [value("share")])
+    return written(path, "(float[batch, 3] x) => (float[batch, 3] share) { share = Softmax <axis = 0> (x) }")
 
 
 def echo(path: Path, datatype: str = "FP32", dims: Dims = ("batch", "n")) -> Path:
