@@ -50,7 +50,7 @@ def parsed(text: str, **weights: object) -> onnx.ModelProto:
 
 def cured_models() -> list[Cured]:
     """Return all of them."""
-    return [*_of_exporters(), *_own(), *_fixed_axis(), *_classifiers(), *_with_libraries()]
+    return [*_of_exporters(), *_own(), *_classifiers(), *_with_libraries()]
 
 
 def _changed(model: onnx.ModelProto, change: Callable[[onnx.GraphProto], None]) -> onnx.ModelProto:
@@ -128,15 +128,8 @@ def _of_exporters() -> list[Cured]:
         made("by_the_count", "x.shape[0]", "a constant divisor", _constant_divisor),
         made("similarity_matrix", "compare the results behind", "a vector of each row", _of_rows),
         made("detection_nms", "without NMS", "boxes and scores", _without_nms),
-        Cured(
-            "quantised_dynamic",
-            models["quantised_dynamic"],
-            "refused",
-            "quantize_static",
-            "static quantisation",
-            static,
-        ),
-    ]
+        Cured("quantised_dynamic", models["quantised_dynamic"], "refused", "quantize_static", "static quantisation", static),
+    ]  # fmt: skip
 
 
 _X = "g (float[batch, 4] x) => (float[batch, 4] y)"
@@ -168,130 +161,41 @@ _KEPT_SUM = "g (float[batch, 4] x) => (float[batch, 1] y) { y = ReduceSum <keepd
 
 
 def _own() -> list[Cured]:
-    four, one = np.ones((1, 4), np.float32), np.array([1])
+    four, one, zero = np.ones((1, 4), np.float32), np.array([1]), np.array(0)
     weights = {"w": np.ones((1, 12, 3), np.float32), "r": np.ones((1, 12, 4), np.float32)}
-    zero = np.array(0)
-    nothing = np.array(0, np.float32)
-    table = np.ones((3, 4), np.float32)
-    return [
-        Cured(
-            "softmax_over_the_batch",
-            parsed(_SOFTMAX),
-            "refused",
-            "softmax(dim=-1)",
-            "softmax of each row",
-            parsed(_SOFTMAX.replace("axis = 0", "axis = 1")),
-        ),
-        Cured(
-            "sum_along_the_batch",
-            parsed(_SUMMED, axis=zero),
-            "refused",
-            "x.mean(dim=1)",
-            "sum along each row",
-            parsed(_SUMMED, axis=np.array(1)),
-        ),
-        Cured(
-            "first_row_alone",
-            parsed(_FIRST, zero=zero),
-            "refused",
-            "x[:, 0]",
-            "first element of each row",
-            parsed(
-                "g (float[batch, 4] x) => (float[batch, 4] y) { f = Gather <axis = 1> (x, zero) y = Mul (x, f) }",
-                zero=np.array([0]),
-            ),
-        ),
-        Cured(
-            "squeeze_without_axes",
-            parsed(_SQUEEZE),
-            "refused",
-            "x.squeeze(1)",
-            "axis 1 named",
-            parsed(_SQUEEZE.replace("(x) }", "(x, one) }"), one=one),
-        ),
-        Cured(
-            "constant_output",
-            parsed(_CONSTANT, table=table),
-            "off",
-            "leave this output out",
-            "without the output",
-            parsed(_X + " { y = Relu (x) }"),
-        ),
-        Cured(
-            "joined_along_the_batch",
-            parsed(_JOINED, token=four),
-            "refused",
-            "torch.cat(..., dim=1)",
-            "joined along axis 1",
-            parsed(_JOINED_BEHIND, token=four),
-        ),
-        Cured(
-            "random_noise",
-            parsed(_RANDOM),
-            "refused",
-            "noise as an input",
-            "noise as an input",
-            parsed(_NOISE_GIVEN),
-        ),
-        Cured(
-            "non_zero",
-            parsed(_SELECTED),
-            "off",
-            "masks and torch.where",
-            "a mask",
-            parsed(_MASKED, nothing=nothing),
-        ),
-        Cured(
-            "view_across_rows",
-            parsed(_VIEWED, pairs=np.array([-1, 8])),
-            "refused",
-            "torch.flatten(x, 1)",
-            "a row for each row",
-            parsed(_X + " { y = Reshape (x, own) }", own=np.array([0, 4])),
-        ),
-        Cured(
-            "recurrent_along_the_batch",
-            parsed(_RECURRENT, **weights),
-            "refused",
-            "batch_first=True",
-            "batch_first",
-            parsed(_BATCH_FIRST, one=one, **weights),
-        ),
-        Cured(
-            "scalar_sum",
-            parsed(_SCALAR),
-            "off",
-            "compute over the axes of one row",
-            "a sum of each row",
-            parsed(_KEPT_SUM, one=one),
-        ),
-    ]
+    nothing, table = np.array(0, np.float32), np.ones((3, 4), np.float32)
+    named = _SQUEEZE.replace("(x) }", "(x, one) }")
+    columns = _X + " { f = Gather <axis = 1> (x, zero) y = Mul (x, f) }"
+    variable = _FIXED.replace("ROWS", "batch")
+    rows = [
+        ("softmax_over_the_batch", parsed(_SOFTMAX), "refused", "softmax(dim=-1)",
+         "softmax of each row", parsed(_SOFTMAX.replace("axis = 0", "axis = 1"))),
+        ("sum_along_the_batch", parsed(_SUMMED, axis=zero), "refused", "x.mean(dim=1)",
+         "sum along each row", parsed(_SUMMED, axis=np.array(1))),
+        ("first_row_alone", parsed(_FIRST, zero=zero), "refused", "x[:, 0]",
+         "first element of each row", parsed(columns, zero=np.array([0]))),
+        ("squeeze_without_axes", parsed(_SQUEEZE), "refused", "x.squeeze(1)", "axis 1 named", parsed(named, one=one)),
+        ("constant_output", parsed(_CONSTANT, table=table), "off", "leave this output out",
+         "without the output", parsed(_X + " { y = Relu (x) }")),
+        ("joined_along_the_batch", parsed(_JOINED, token=four), "refused", "torch.cat(..., dim=1)",
+         "joined along axis 1", parsed(_JOINED_BEHIND, token=four)),
+        ("random_noise", parsed(_RANDOM), "refused", "noise as an input", "noise as an input", parsed(_NOISE_GIVEN)),
+        ("non_zero", parsed(_SELECTED), "off", "masks and torch.where", "a mask", parsed(_MASKED, nothing=nothing)),
+        ("view_across_rows", parsed(_VIEWED, pairs=np.array([-1, 8])), "refused", "torch.flatten(x, 1)",
+         "a row for each row", parsed(_X + " { y = Reshape (x, own) }", own=np.array([0, 4]))),
+        ("recurrent_along_the_batch", parsed(_RECURRENT, **weights), "refused", "batch_first=True",
+         "batch_first", parsed(_BATCH_FIRST, one=one, **weights)),
+        ("scalar_sum", parsed(_SCALAR), "off", "compute over the axes of one row",
+         "a sum of each row", parsed(_KEPT_SUM, one=one)),
+        ("fixed_axis_of_4", parsed(_FIXED.replace("ROWS", "4"), flat=np.array([0, 8])), "off",
+         "export it with a variable first axis", "variable axis", parsed(variable, flat=np.array([0, 8]))),
+        ("fixed_reshape", parsed(variable, flat=np.array([1, 8])), "off", "torch.flatten(x, 1)",
+         "sizes from the input", parsed(variable, flat=np.array([-1, 8]))),
+    ]  # fmt: skip
+    return [Cured(*row) for row in rows]
 
 
 _FIXED = "g (float[ROWS, 2, 4] x) => (float[ROWS, 8] y) { y = Reshape (x, flat) }"
-
-
-def _fixed_axis() -> list[Cured]:
-    flat = np.array([1, 8])
-    variable = _FIXED.replace("ROWS", "batch")
-    return [
-        Cured(
-            "fixed_axis_of_4",
-            parsed(_FIXED.replace("ROWS", "4"), flat=np.array([0, 8])),
-            "off",
-            "export it with a variable first axis",
-            "variable axis",
-            parsed(variable, flat=np.array([0, 8])),
-        ),
-        Cured(
-            "fixed_reshape",
-            parsed(variable, flat=flat),
-            "off",
-            "torch.flatten(x, 1)",
-            "sizes from the input",
-            parsed(variable, flat=np.array([-1, 8])),
-        ),
-    ]
 
 
 def _classifiers() -> list[Cured]:
