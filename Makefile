@@ -119,7 +119,6 @@ gpu-check: $(VENV)/.dev ## on a GPU machine: compare CUDA with the CPU, break a 
 
 simulate: $(if $(QUICK),$(VENV)/.$(EXTRA),$(VENV)/.plots) ## simulate the product's scheduler and its peers in virtual time (QUICK=1: three minutes, no plots)
 	@$(BIN)/python benchmarks/closed_loop.py $(if $(QUICK),--seconds 2)
-	@$(BIN)/python benchmarks/closed_pipeline.py $(if $(QUICK),--seconds 2)
 	@$(BIN)/python benchmarks/simulate/run.py $(if $(QUICK),--quick,--plots docs/results/plots --page docs/results/simulation.md)
 
 bench-overhead: $(VENV)/.$(EXTRA) ## measure the scheduler's cost per request

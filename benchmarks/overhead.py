@@ -1,6 +1,6 @@
 """Overhead of the scheduler: one thread submits to the real batcher, whose model does nothing.
 
-    python benchmarks/overhead.py [--requests 20000] [--rounds 5] [--batches 2000]
+    python benchmarks/overhead.py [--requests 20000] [--rounds 5]
 
 Prints the time per request, from building it to its completion, and for comparison that of a bare
 `queue.SimpleQueue` (put and get by two threads). Values are medians of the rounds. On one core they
@@ -8,11 +8,6 @@ are the work of both threads. On all cores they are mostly waits for the interpr
 
 The next value is the time of a request whose batch runs on the thread that enqueued it, alone or
 with 31 others; and that of a request that passes so through a pipeline of one to three stages.
-
-The last values, from separate runs, are how long the worker holds the queue's lock for each batch of
-64 rows while 64 or 4096 rows are queued; as many arrive as are taken. One value is by the clock,
-including time in which the system takes the core from the thread, the other is CPU time. No other
-thread runs meanwhile.
 """
 
 from __future__ import annotations
@@ -27,16 +22,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
-import tensorferry.batcher.queue.request_queue as queue_module
 from tensorferry.batcher import Batcher, Outcome, Pipeline, Request, Stage, Tensor
 
 _RAW = np.zeros(4, np.float32).tobytes()
-_ROWS = 64
-_WARM_UP = 50
 _TENSORS = (Tensor(np.dtype(np.float32), (1, 4), _RAW),)
 
 
@@ -140,108 +131,8 @@ def queue_seconds(requests: int) -> float:
     return (time.perf_counter() - started) / requests
 
 
-class TimedLock:
-    """A lock that records how long one thread holds it each time; conditions can use it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._since = self._cpu_since = 0.0
-        # Identifier of the timed thread, and its times by the clock and of CPU; only that thread
-        # writes them.
-        self.watched: int | None = None
-        self.holds: list[tuple[float, float]] = []
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """See `threading.Lock`."""
-        got = self._lock.acquire(blocking, timeout)
-        if got and self.watched == threading.get_ident():
-            self._cpu_since = time.thread_time()
-            self._since = time.perf_counter()
-        return got
-
-    def release(self) -> None:
-        """See `threading.Lock`."""
-        if self.watched == threading.get_ident():
-            held = time.perf_counter() - self._since
-            self.holds.append((held, time.thread_time() - self._cpu_since))
-        self._lock.release()
-
-    def locked(self) -> bool:
-        """See `threading.Lock`."""
-        return self._lock.locked()
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-class _Threading:
-    """The module `threading` with timed locks."""
-
-    Lock = TimedLock
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(threading, name)
-
-
-def lock_seconds(batches: int, waiting: int, timeout: float) -> list[list[tuple[float, float]]]:
-    """Return how long the worker held the queue's lock for each batch: by the clock, and CPU time."""
-    held: list[list[tuple[float, float]]] = []
-    gate, done = threading.Event(), threading.Event()
-
-    def enqueue(count: int) -> None:
-        deadline = time.monotonic() + timeout
-        for _ in range(count):
-            batcher.enqueue(
-                Request(_TENSORS, _ignore, names=None, rows=1, nbytes=16, key=(4,), deadline=deadline)
-            )
-
-    def refill(x: Any) -> Any:
-        """The model function: records the lock's time, and enqueues as many requests as it got."""
-        gate.wait()
-        lock.watched = None
-        held.append(lock.holds)
-        if len(held) < batches:
-            enqueue(len(x))
-        else:
-            done.set()
-        lock.holds, lock.watched = [], threading.get_ident()
-        return x
-
-    with patch.object(queue_module, "threading", _Threading()):
-        batcher = Batcher(refill, _ROWS, max_queue_size=2 * (waiting + _ROWS))
-    lock: Any = batcher._queue._lock
-    if not isinstance(lock, TimedLock):
-        raise RuntimeError("the queue's lock cannot be timed")
-    with batcher:
-        # The first request keeps the worker busy while the others are queued.
-        enqueue(1 + waiting)
-        gate.set()
-        done.wait()
-    return held[_WARM_UP:batches]
-
-
 def _ignore(outcome: Outcome) -> None:
     """Ignore the outcome."""
-
-
-def print_lock_times(batches: int) -> None:
-    """Print how long the lock is held."""
-    print(f"the queue's lock, held by the worker, per batch of {_ROWS} rows:")
-    for waiting in (64, 4096):
-        for name, timeout in (("no deadlines", math.inf), ("deadlines", 60.0)):
-            holds = lock_seconds(_WARM_UP + batches, waiting, timeout)
-            for measure, kind in enumerate(("clock", "CPU")):
-                times = [[hold[measure] for hold in held] for held in holds]
-                figures = []
-                for ordered in (sorted(map(sum, times)), sorted(map(max, times))):
-                    p50, p99 = (ordered[math.ceil(len(ordered) * share) - 1] * 1e6 for share in (0.5, 0.99))
-                    figures.append(f"p50 {p50:6.1f} us, p99 {p99:7.1f} us, max {ordered[-1] * 1e6:8.1f} us")
-                print(
-                    f"  {waiting:5d} waiting, {name:12s} {kind:5s} in all {figures[0]}; longest at once {figures[1]}"
-                )
 
 
 def print_times(cores: str, requests: int, rounds: int) -> None:
@@ -292,17 +183,15 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batches", type=int, default=2000, help="whose lock time is measured")
     parser.add_argument("--quick", action="store_true", help="a few seconds")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.requests, arguments.rounds, arguments.batches = 4000, 1, 200
+        arguments.requests, arguments.rounds = 4000, 1
     for cores, limit in (("one core", one_core()), ("all cores", nullcontext())):
         with limit:
             print_times(cores, arguments.requests, arguments.rounds)
     print_inline_times(arguments.requests, arguments.rounds)
     print_pipeline_times(arguments.requests, arguments.rounds)
-    print_lock_times(arguments.batches)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpu.accounting import Account, Snapshot, sizes_between
+from gpu.accounting import Account, Snapshot
 from gpu.cores import Layout
 from gpu.loadgen import Load, LoadError, Outcome
 from gpu.loop import Loop, Timed, best_rate, chosen_size, fastest_size
 from gpu.peak import PeakSearch, stepped_down
-from gpu.predict import predict
 from gpu.servers import (
     DEFAULT,
-    EAGER,
     VARIANTS,
     Server,
     ServerError,
@@ -71,8 +69,6 @@ class Plan:
     probe_seconds: float
     confirm_seconds: float
     confirmations: int
-    simulated: int
-    searches: int
 
 
 QUICK = Plan(
@@ -85,8 +81,6 @@ QUICK = Plan(
     probe_seconds=1.5,
     confirm_seconds=2.0,
     confirmations=2,
-    simulated=1500,
-    searches=6,
 )
 ON_CPU = Plan(
     rounds=3,
@@ -98,8 +92,6 @@ ON_CPU = Plan(
     probe_seconds=5.0,
     confirm_seconds=10.0,
     confirmations=4,
-    simulated=6000,
-    searches=9,
 )
 # Within nine minutes, with the servers' start, for machines where a command may run for ten.
 ON_GPU = Plan(
@@ -112,8 +104,6 @@ ON_GPU = Plan(
     probe_seconds=6.0,
     confirm_seconds=12.0,
     confirmations=2,
-    simulated=6000,
-    searches=9,
 )
 
 
@@ -156,7 +146,6 @@ class Part:
         self._most = self._fastest = 1
         self._copies: tuple[bool, ...] = (False,) if device == "cpu" else (False, True)
         self._rates: dict[str, float] = {}
-        self._accounts: dict[str, tuple[Snapshot, Snapshot]] = {}
         self.results: dict[str, Any] = {
             "loop": [], "offline": [], "server": [], "peaks": {}, "skipped": {}, "warnings": {},
         }  # fmt: skip
@@ -206,7 +195,6 @@ class Part:
             for one in served:
                 # For example that it runs without CUDA graphs.
                 self.results["warnings"][one.name] = one.server.warnings()
-        self._predict()
         self.results["minutes"] = round(self._elapsed() / 60, 1)
 
     def _elapsed(self) -> float:
@@ -291,7 +279,6 @@ class Part:
     def _search(self, served: Sequence[_Served]) -> None:
         """Run LoadGen's Server scenario; the servers' searches take turns."""
         searches = {one.name: PeakSearch(self._offline_rate(one.name)) for one in served}
-        before = {one.name: self._snapshot(one) for one in served}
         once = len(served) * (self._plan.probe_seconds + _RUN_SECONDS)
         confirming = len(served) * (self._plan.confirm_seconds + _RUN_SECONDS) + _LAST_SECONDS
         for number in range(self._plan.probes):
@@ -304,7 +291,6 @@ class Part:
             self.keep()
         for one in served:
             self._confirm(one, searches[one.name].best)
-            self._accounts[one.name] = (before[one.name], self._snapshot(one))
 
     def _confirm(self, one: _Served, rate: float) -> None:
         """Run the found rate for longer; lower it until it meets the bound again."""
@@ -338,29 +324,6 @@ class Part:
 
     def _offline_rate(self, name: str) -> float:
         return median(float(row["rate"]) for row in self.results["offline"] if row["variant"] == name)
-
-    def _predict(self) -> None:
-        """Predict from the times of the default server's batches, in all its Server runs."""
-        sizes = sizes_between(*self._accounts[DEFAULT.name])
-        runs = [row for row in self.results["server"] if row["variant"] == DEFAULT.name and row["met"]]
-        # If no rate met the bound, the run with the lowest rate gives the time on the wire.
-        runs = runs or [min(self.results["server"], key=lambda row: float(row["target"]))]
-        wire = median(max(0.0, row["mean"] - row["account"]["inside"]) for row in runs)
-        predicted = predict(
-            sizes,
-            self._most,
-            self._workload.bound,
-            wire,
-            pipelined=self._device != "cpu",
-            count=self._plan.simulated,
-            searches=self._plan.searches,
-        )
-        self.results["predicted"] = predicted and asdict(predicted)
-        if predicted is not None:
-            self._say(
-                f"the simulation, of the times of these batches: {predicted.just_in_time:.0f}/s closed just in time, "
-                f"{predicted.eager:.0f}/s closed eagerly ({EAGER.name})"
-            )
 
     def _snapshot(self, one: _Served) -> Snapshot:
         return Snapshot.of(one.server.address, self._workload.name, one.server.process.pid)

@@ -143,7 +143,7 @@ def offline_rate(part: Part, variant: str) -> float:
 
 _CLOSES = (
     "Closed just in time against eagerly: the highest rate at which 99 % are within the bound (LoadGen Server; "
-    "without deadlines), and the simulation of the same queue with the batch times that were measured."
+    "without deadlines)."
 )
 
 
@@ -151,21 +151,15 @@ def _closes(parts: Sequence[Part]) -> str:
     rows = []
     for part in parts:
         just, eager = (part["peaks"].get(name) for name in (DEFAULT.name, EAGER.name))
-        predicted = part.get("predicted")
         row = [
             part["workload"],
             _rate(just),
             _rate(eager),
             _quotient(just and just["rate"], eager and eager["rate"]),
         ]
-        if predicted:
-            row += [f"{predicted['just_in_time']:,.0f}", f"{predicted['eager']:,.0f}"]
-            row.append(_quotient(predicted["just_in_time"], predicted["eager"]))
-        else:
-            row += ["–"] * 3
         rows.append(row)
     names = ["just in time/s", "eager/s", "÷"]
-    text = table(["", *names, *(f"simulated: {name}" for name in names)], rows)
+    text = table(["", *names], rows)
     if any(part["small"] for part in parts):
         text += "\n\nOn the CPU one batch is in flight, so that both close at the same time: there they differ by noise alone."
     return text

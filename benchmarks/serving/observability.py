@@ -1,7 +1,6 @@
 """Cost of metrics, tracing, authentication and limits: throughput with and without them.
 
-    python -m serving.observability --load PROGRAM [--quick] [--transport lane|threaded]
-        [--also NAME --flags '...' --header NAME=VALUE ...]
+    python -m serving.observability --load PROGRAM [--quick] [--transport lane|threaded] [--only NAME]
 
 For each variant two servers run side by side on one core, one plain and one with the variant. The
 load alternates between them, with one caller and with many, within the same minute. The table has
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -188,13 +186,6 @@ def compare(
                 yield callers, compared(pairs)
 
 
-def _header(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, value
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
@@ -204,9 +195,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a minute, for whether it works")
     parser.add_argument("--transport", choices=("lane", "threaded"), default="lane")
     parser.add_argument("--only", metavar="NAME", help="of the variants, those whose names begin like this")
-    parser.add_argument("--also", metavar="NAME", help="one more variant, of --flags and --header")
-    parser.add_argument("--flags", type=shlex.split, default=[], metavar="FLAGS", help="of its server")
-    parser.add_argument("--header", type=_header, action="append", default=[], help="of each of its calls")
     arguments = parser.parse_args()
     cache, cores = cache_folder(), Cores.split()
     write_models(cache)
@@ -216,10 +204,7 @@ def main() -> None:
     server = LANE if arguments.transport == "lane" else THREADED
     print(f"{server}, {TINY.meaning}, {rounds} rounds of {seconds:g} s:", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        chosen = [*variants(Path(folder))]
-        if arguments.also:
-            chosen.append(Variant(arguments.also, arguments.flags, arguments.header))
-        for variant in chosen:
+        for variant in variants(Path(folder)):
             if variant.name.startswith(arguments.only or ""):
                 for callers, found in compare(bench, server, variant, rounds, seconds):
                     print(line(variant.name, callers, found), flush=True)

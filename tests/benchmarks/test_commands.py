@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.models import small
 
 from serving.reporting.report import generated
 
@@ -52,9 +51,8 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # The arguments of a command, and a part of what it prints.
 _COMMANDS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "bench-overhead": (("overhead.py", "--requests=400", "--rounds=1", "--batches=60"), "us a request"),
+    "bench-overhead": (("overhead.py", "--requests=400", "--rounds=1"), "us a request"),
     "simulate, closed loops": (("closed_loop.py", "--seconds=1"), "of best count"),
-    "simulate, pipelines of closed loops": (("closed_pipeline.py", "--seconds=0.2"), "one batch/s"),
     "bench-closed": (
         ("closed_server.py", "--rounds=1", "--seconds=0.3", "--lead-in=0.1", *_TINY_MODEL),
         "returners / greedy",
@@ -105,9 +103,3 @@ def test_bench_and_its_page(load: Path, tmp_path: Path) -> None:
 def test_gpu_bench_on_the_cpu(tmp_path: Path) -> None:
     pytest.importorskip("mlperf_loadgen", reason="`make gpu-bench` installs it")
     assert "not measured on a GPU" in run(tmp_path, "gpu/run.py", "--quick", "--only=resnet", "--seconds=5")
-
-
-def test_the_steps_to_a_device_on_the_cpu(tmp_path: Path) -> None:
-    model = small.mlp(tmp_path / "m.onnx")
-    words = ("--device=cpu", "--rows=1,3", "--runs=2", "--rounds=2")
-    assert "staged" in run(tmp_path, "gpu/steps.py", model, *words)

@@ -143,29 +143,3 @@ def test_an_open_loop_without_figures_of_the_server(page: Chromium, tmp_path: Pa
     legend = "document.querySelector('#batches').parentElement.querySelector('.legend').textContent"
     assert "no figures of the server" in page.evaluate(legend)
     assert page.evaluate("document.getElementById('outcome').textContent") == "No request failed"
-
-
-def test_a_test_without_answers(page: Chromium, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    write_report(path, document([measured(Step(concurrency=1), 0, 0.01, 5)]))
-    opened(page, path, 1280)
-    assert page.evaluate("document.getElementById('outcome').textContent") == "30 of 30 failed"
-
-
-def test_themes_and_accessibility_labels(page: Chromium, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    write_report(path, closed())
-    opened(page, path, 1280)
-    light, dark = (
-        page.evaluate(
-            f"(theme({name!r}), getComputedStyle(document.body).getPropertyValue('background-color'))"
-        )
-        for name in ("light", "dark")
-    )
-    assert light != dark
-    tree = page.send("Accessibility.getFullAXTree")["nodes"]
-    told = [
-        (node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if not node["ignored"]
-    ]
-    assert any(role in ("image", "img") and name.startswith("Latency by load: p50") for role, name in told)
-    assert not [role for role, name in told if role in ("button", "link", "table") and not name]

@@ -156,14 +156,6 @@ def test_pages_load_only_files_of_the_site(site: Path) -> None:
                 assert (page.parent / url.partition("?")[0].partition("#")[0]).is_file(), (page, url)
 
 
-def test_style_sheets_load_only_files_of_the_site(site: Path) -> None:
-    sheets = sorted(site.rglob("*.css"))
-    assert sheets
-    for sheet in sheets:
-        for url in re.findall(r"(?:url\(|@import )\s*[\"']?([^\"')]+)", sheet.read_text()):
-            assert url.startswith("data:") or (sheet.parent / url.partition("#")[0]).is_file(), (sheet, url)
-
-
 def test_every_page_of_the_repository_is_in_the_site(site: Path) -> None:
     sources = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.rst")]
     names = {source.relative_to(ROOT).with_suffix(".html") for source in sources}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import linear_regression, median
 from typing import Any
 
 from chaos.account import Account, Answer
@@ -84,12 +84,7 @@ def _growth(samples: Sequence[Sample], windows: Sequence[Window]) -> dict[str, A
 
 def slope(values: Sequence[tuple[float, float]]) -> float:
     """Return the slope of least squares, per second."""
-    if len(values) < 2:
-        return 0.0
-    mean_x = sum(x for x, _ in values) / len(values)
-    mean_y = sum(y for _, y in values) / len(values)
-    spread = sum((x - mean_x) ** 2 for x, _ in values)
-    return sum((x - mean_x) * (y - mean_y) for x, y in values) / spread if spread else 0.0
+    return linear_regression(*zip(*values, strict=True)).slope if len({x for x, _ in values}) > 1 else 0.0
 
 
 def verdicts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from crashes.crashes import LEAST_KILLS_FOR_TRENDS, Phase, run
+from crashes.crashes import run
 
 
 def test_processes_that_die_harm_no_other_calls() -> None:
@@ -18,14 +18,3 @@ def test_processes_that_die_harm_no_other_calls() -> None:
     assert found.poison.right
     assert {state for _, state in found.states} <= {"OK", "UNAVAILABLE"}
     assert found.sent.total() == found.states.total() > 0
-
-
-def test_what_grows_is_found() -> None:
-    def grown(each: int) -> list[str]:
-        phase = Phase("a process", kills=LEAST_KILLS_FOR_TRENDS)
-        phase.memory["all processes"] = [100.0 + each * kill for kill in range(phase.kills)]
-        phase.files["all processes"] = [20 + each * kill for kill in range(phase.kills)]
-        return phase.grown()
-
-    assert not grown(0)
-    assert len(grown(2)) == 2

@@ -50,12 +50,3 @@ def test_inputs_end_as_they_may(target: Target) -> None:
     assert outcomes.total() == kept + count
     # Some inputs pass the first check.
     assert len(outcomes) > 1, outcomes
-
-
-def test_the_same_mutants_in_every_run(target: Target) -> None:
-    seeds = target.seeds()
-    first, second = (
-        [mutate.mutant(random, target, seeds) for _ in range(200)] for random in (Random(1), Random(1))
-    )
-    assert first == second
-    assert len(set(first)) > 100

@@ -12,7 +12,6 @@ import pytest
 from fuzz.attackers.attacks import DATA, GOOD, HEADERS, OK, PATIENCE, connect, frame
 from fuzz.attackers.raw import Connection, framed, headers_of
 from fuzz.attackers.wire import Wire
-from polling import until
 from support.server.rig import request
 
 from tensorferry.server.transport.channel_args import WINDOW_BYTES
@@ -64,21 +63,6 @@ def flood(connection: Connection, calls: Sequence[int], message: bytes) -> dict[
             assert not waiting, taken
             break
     return taken
-
-
-def test_a_stream_with_unread_responses_is_not_read(wire: Wire) -> None:
-    """Neither the connection's window nor the kernel's buffers bound what each stream takes."""
-    before = wire.figures()["memory_kb"]
-    with connect(wire, window=0) as connection:
-        calls = [connection.begin(headers_of("ModelStreamInfer")) for _ in range(STREAMS)]
-        connection.flush()
-        taken = flood(connection, calls, LARGE)
-        grown = wire.figures()["memory_kb"] - before
-        print(f"taken of each: {[number >> 10 for number in taken.values()]} KB; {grown} KB of memory more")
-        assert max(taken.values()) < MOST_TAKEN
-        assert grown << 10 < STREAMS * MOST_TAKEN
-        # The requests taken may still have to run, a full queue at a time.
-        until(wire.answers_good)
 
 
 def test_many_slow_bodies_and_headers(wire: Wire) -> None:

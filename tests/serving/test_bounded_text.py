@@ -250,9 +250,3 @@ def test_a_whole_text_with_more_tokens_than_the_part_of_the_other_one_is_no_long
         ids(bounded, *([text] for text in [dense, long][::order]))
     short = [", " * 8, long][::order]
     assert ids(bounded, *([text] for text in short)) == [tokenizer.encode(short[0], short[1]).ids]
-
-
-def test_the_bound_grows_with_max_length() -> None:
-    tokenizer = wordpiece()
-    tokenizer.enable_truncation(8192)
-    assert BoundedTokenizer(tokenizer, ["text"]).most_characters == 32 * 8192

@@ -7,9 +7,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
+import pytest
 from support.server.worker_app import WRONG, mistaken
 
-from tensorferry.serving import calls_through
+from tensorferry.serving import calls_through, infer
 
 
 class Caller:
@@ -34,3 +35,8 @@ def test_names_and_timeouts_are_checked_and_made_plain() -> None:
     # The values of inputs are for the caller to check.
     assert found.keys() - {"right"} == set(list(WRONG)[:6])
     assert caller.types[-1] == {str, float}
+
+
+def test_infer_outside_of_a_function_says_so() -> None:
+    with pytest.raises(RuntimeError, match="called outside of a model's function"):
+        infer("other", x=1)

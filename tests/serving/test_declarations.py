@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,13 +21,10 @@ from tensorferry.serving import (
     PipelineModel,
     TensorDatatype,
     TensorType,
-    calls_through,
-    infer,
     model,
     onnx,
     pipeline,
     step,
-    submit,
 )
 
 _X = {"x": FP32[-1, 4]}
@@ -146,27 +142,3 @@ def test_bad_pipelines_are_refused() -> None:
         step("no/name")
     with pytest.raises(DeclarationError, match="pad_values without pad_lengths"):
         onnx("m.onnx", pad_values={"x": 0})
-
-
-class _Caller:
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def submit(self, model: str, version: str, inputs: Any, timeout: float | None) -> Future[dict[str, Any]]:
-        self.calls.append((model, version, dict(inputs), timeout))
-        future: Future[dict[str, Any]] = Future()
-        future.set_result({"y": 1})
-        return future
-
-
-def test_infer_calls_through_the_current_caller() -> None:
-    caller = _Caller()
-    with calls_through(caller):
-        assert infer("other", {"a.b": 1}, c=2, version="3", timeout=0.5) == {"y": 1}
-        assert submit("other", x=1).result() == {"y": 1}
-    assert caller.calls == [("other", "3", {"a.b": 1, "c": 2}, 0.5), ("other", "", {"x": 1}, None)]
-
-
-def test_infer_outside_of_a_function_says_so() -> None:
-    with pytest.raises(RuntimeError, match="called outside of a model's function"):
-        infer("other", x=1)

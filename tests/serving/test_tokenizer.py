@@ -79,21 +79,6 @@ def test_each_row_has_the_length_of_its_tokens(file: Path) -> None:
     }
 
 
-def test_the_example_of_the_trial_run_has_rows_of_different_lengths(file: Path) -> None:
-    declared = tokenizer(file)
-    assert declared.example is not None
-    rows = loaded(declared)(**declared.example)["input_ids"]
-    assert len({len(row) for row in rows}) == 2
-
-
-def test_outputs_are_those_asked_for_in_that_order(file: Path) -> None:
-    declared = tokenizer(file, outputs=("attention_mask", "input_ids"))
-    assert list(declared.outputs) == ["attention_mask", "input_ids"]
-    assert list(loaded(declared)(text=texts("a"))) == ["attention_mask", "input_ids"]
-    assert declared.row_padding is not None
-    assert set(declared.row_padding().values) == set(declared.outputs)
-
-
 def test_pairs_of_texts_have_types(file: Path) -> None:
     declared = tokenizer(file, input=("query", "passage"), name="pairs")
     assert declared.inputs == {"query": STRING[-1], "passage": STRING[-1]}
@@ -119,12 +104,6 @@ def test_max_length_replaces_the_truncation_of_the_file_and_keeps_its_direction(
     ]
     long = lists(loaded(tokenizer(path, max_length=100))(text=texts("a cat sat here")))
     assert long["input_ids"] == [[2, 4, 5, 6, 7, 3]]
-
-
-def test_max_length_truncates_without_a_truncation_of_the_file(file: Path) -> None:
-    assert lists(loaded(tokenizer(file, max_length=4))(text=texts("a cat sat here")))["input_ids"] == [
-        [2, 4, 5, 3]
-    ]
 
 
 def test_max_length_must_hold_more_than_the_special_tokens(file: Path) -> None:
