@@ -54,7 +54,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Number and seconds of runs, and the number of simulated arrivals.
+    """Number and seconds of runs.
 
     Everything must be over after `seconds`: what does not fit is left out, and reported so. Most of
     the time is for LoadGen's Server scenario.

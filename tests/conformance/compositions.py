@@ -12,13 +12,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 from conformance.batching import Compared, Model, compare, report
 from conformance.drawing import FLOAT, ROWS, Drawing
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper, parser
 
 _MOST_NODES = 7
 _MOST_ELEMENTS = 512
@@ -29,49 +30,37 @@ _END = (1 << 63) - 1
 Maker = Callable[[Drawing], str]
 
 
-def _unary(draw: Drawing) -> str:
-    return draw.node(
-        draw.random.choice(("Relu", "Tanh", "Abs", "Neg", "Sigmoid", "Identity", "Floor")), draw.any()
-    )
-
-
-def _binary(draw: Drawing) -> str:
-    return draw.node(draw.random.choice(("Add", "Mul", "Sub", "Max", "Min")), draw.any(), draw.any())
-
-
 def _with_constant(draw: Drawing) -> str:
     name = draw.any()
     shape = draw.shapes[name]
-    tail = [
-        size if draw.random.random() < 0.7 else 1 for size in shape[draw.random.randrange(len(shape) + 1) :]
-    ]
-    given = draw.weights(*tail)
-    pair = [name, given] if draw.random.random() < 0.5 else [given, name]
-    return draw.node(draw.random.choice(("Add", "Mul", "Sub", "Max")), *pair)
+    tail = shape[draw.random.randrange(len(shape) + 1) :]
+    given = draw.weights(*(size if draw.chance(0.7) else 1 for size in tail))
+    pair = [name, given] if draw.chance(0.5) else [given, name]
+    return draw.one_of("Add Mul Sub Max", *pair)
 
 
 def _softmax(draw: Drawing) -> str:
     name = draw.any()
-    kind = draw.random.choice(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization"))
+    kind = draw.choice("Softmax", "LogSoftmax", "Hardmax", "LpNormalization")
     return draw.node(kind, name, axis=draw.axis(name))
 
 
 def _reduce(draw: Drawing) -> str:
     name = draw.any()
-    kind = draw.random.choice(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceL2", "ReduceProd"))
+    kind = draw.choice("ReduceMax", "ReduceMean", "ReduceMin", "ReduceL2", "ReduceProd")
     keep = draw.random.randrange(2)
     rank = len(draw.shapes[name])
-    if draw.random.random() < 0.1 or not rank:
+    if draw.chance(0.1) or not rank:
         return draw.node(kind, name, keepdims=keep)
-    axes = sorted({draw.random.randrange(rank) for _ in range(draw.random.choice((1, 1, 2)))})
-    if draw.random.random() < 0.3:
+    axes = sorted({draw.random.randrange(rank) for _ in range(draw.choice(1, 1, 2))})
+    if draw.chance(0.3):
         return draw.node("ReduceSum", name, draw.ints(*axes), keepdims=keep)
     return draw.node(kind, name, axes=axes, keepdims=keep)
 
 
 def _arg(draw: Drawing) -> str:
     name = draw.any()
-    found = draw.node(draw.random.choice(("ArgMax", "ArgMin")), name, axis=draw.axis(name), keepdims=1)
+    found = draw.node(draw.choice("ArgMax", "ArgMin"), name, axis=draw.axis(name), keepdims=1)
     return draw.node("Cast", found, to=FLOAT)
 
 
@@ -87,19 +76,16 @@ def _reshape(draw: Drawing) -> str:
     shape = list(draw.shapes[name])
     way = draw.random.randrange(5)
     if way == 0:
-        target = [-1, *shape[1:]] if draw.random.random() < 0.5 else [0, -1]
+        target = [-1, *shape[1:]] if draw.chance(0.5) else [0, -1]
     elif way == 1 and len(shape) > 1:
         target = [-1, *shape[2:]]
     elif way == 2:
         elements = int(np.prod(shape)) // ROWS
-        factors = [one for one in range(1, elements + 1) if elements % one == 0] or [1]
-        first = draw.random.choice(factors)
-        target = draw.random.choice(
-            ([-1, first], [first, -1], [-1, elements // first, first], [1, -1, first])
-        )
+        first = draw.choice(*([one for one in range(1, elements + 1) if elements % one == 0] or [1]))
+        target = draw.choice([-1, first], [first, -1], [-1, elements // first, first], [1, -1, first])
     elif way == 3:
         target = [*shape[:-1], 1, -1] if shape else [1]
-        if target[0] == ROWS and draw.random.random() < 0.7:
+        if target[0] == ROWS and draw.chance(0.7):
             target[0] = 0
     else:
         target = [-1]
@@ -110,16 +96,14 @@ def _reshape_by_shape(draw: Drawing) -> str:
     """Add a Reshape as exporters write it: sizes taken from shapes, multiplied and joined."""
     name, other = draw.any(), draw.any()
     sizes = draw.node("Shape", other)
-    first = draw.node("Gather", sizes, draw.ints(draw.random.choice((0, 0, 1, -1))), axis=0)
+    first = draw.node("Gather", sizes, draw.ints(draw.choice(0, 0, 1, -1)), axis=0)
     way = draw.random.randrange(4)
     if way == 0:
         rest = [draw.ints(-1)]
     elif way == 1:
-        rest = [draw.ints(draw.random.choice((1, 2, 3))), draw.ints(-1)]
+        rest = [draw.ints(draw.choice(1, 2, 3)), draw.ints(-1)]
     elif way == 2:
-        first = draw.node(
-            "Mul", first, draw.node("Gather", sizes, draw.ints(draw.random.choice((0, 1))), axis=0)
-        )
+        first = draw.node("Mul", first, draw.node("Gather", sizes, draw.ints(draw.choice(0, 1)), axis=0))
         rest = [draw.ints(-1)]
     else:
         rest = [draw.node("Slice", sizes, draw.ints(1), draw.ints(_END), draw.ints(0))]
@@ -130,58 +114,58 @@ def _squeeze(draw: Drawing) -> str:
     name = draw.any()
     shape = draw.shapes[name]
     ones = [axis for axis, size in enumerate(shape) if size == 1]
-    if ones and draw.random.random() < 0.5:
-        return draw.node("Squeeze", name, draw.ints(draw.random.choice(ones)))
+    if ones and draw.chance(0.5):
+        return draw.node("Squeeze", name, draw.ints(draw.choice(*ones)))
     return draw.node("Unsqueeze", name, draw.ints(draw.random.randrange(len(shape) + 1)))
-
-
-def _flatten(draw: Drawing) -> str:
-    name = draw.any()
-    return draw.node("Flatten", name, axis=draw.axis(name))
 
 
 def _concat(draw: Drawing) -> str:
     name, other = draw.any(), draw.any()
-    if draw.random.random() < 0.3:
+    if draw.chance(0.3):
         other = draw.weights(*draw.shapes[name])
     return draw.node("Concat", name, other, axis=draw.axis(name))
+
+
+_SLICES = ((0, 1, 1), (1, _END, 1), (0, -1, 1), (-1, -_END, -1), (0, _END, 2), (0, _END, 1))
 
 
 def _slice(draw: Drawing) -> str:
     name = draw.any()
     axis = draw.axis(name)
-    start, end, step = draw.random.choice(
-        ((0, 1, 1), (1, _END, 1), (0, -1, 1), (-1, -_END, -1), (0, _END, 2), (0, _END, 1))
-    )
+    start, end, step = draw.choice(*_SLICES)
     return draw.node("Slice", name, draw.ints(start), draw.ints(end), draw.ints(axis), draw.ints(step))
+
+
+def _clipped(draw: Drawing, name: str, most: float) -> str:
+    """Add the integers from 0 to `most` that are nearest to the numbers of a value."""
+    clipped = draw.node("Clip", draw.node("Abs", name), draw.constant(0.0), draw.constant(most))
+    return draw.node("Cast", clipped, to=TensorProto.INT64)
 
 
 def _gather(draw: Drawing) -> str:
     name = draw.any()
     axis = draw.axis(name)
-    if draw.random.random() < 0.4:
+    if draw.chance(0.4):
         # Use values as indices into a table of constants.
         table = draw.weights(5, *([2] * draw.random.randrange(2)))
-        positive = draw.node("Clip", draw.node("Abs", draw.any()), draw.constant(0.0), draw.constant(4.0))
-        return draw.node("Gather", table, draw.node("Cast", positive, to=TensorProto.INT64), axis=0)
-    indices = draw.random.choice(([0], [0, 0], [1, 0], [[0, 1]], 0))
+        return draw.node("Gather", table, _clipped(draw, draw.any(), 4.0), axis=0)
+    indices = draw.choice([0], [0, 0], [1, 0], [[0, 1]], 0)
     return draw.node("Gather", name, draw.constant(indices, np.int64), axis=axis)
 
 
 def _gather_by_values(draw: Drawing) -> str:
     name, by = draw.any(), draw.any()
-    bits = draw.node("Clip", draw.node("Abs", by), draw.constant(0.0), draw.constant(1.0))
-    indices = draw.node("Cast", bits, to=TensorProto.INT64)
-    if draw.random.random() < 0.6:
+    indices = _clipped(draw, by, 1.0)
+    if draw.chance(0.6):
         return draw.node("GatherElements", name, indices, axis=draw.axis(name))
-    return draw.node("GatherND", name, indices, batch_dims=draw.random.choice((0, 0, 1)))
+    return draw.node("GatherND", name, indices, batch_dims=draw.choice(0, 0, 1))
 
 
 def _scatter(draw: Drawing) -> str:
     name = draw.any()
     shape = draw.shapes[name]
     zeros = draw.constant(np.zeros(shape), np.int64)
-    updates = name if draw.random.random() < 0.5 else draw.weights(*shape)
+    updates = name if draw.chance(0.5) else draw.weights(*shape)
     return draw.node("ScatterElements", name, zeros, updates, axis=draw.axis(name))
 
 
@@ -203,27 +187,33 @@ def _gemm(draw: Drawing) -> str:
     name = draw.any()
     shape = draw.shapes[name]
     turned = draw.random.randrange(2)
-    other = draw.weights(shape[0] if turned else shape[-1], 3)
-    return draw.node("Gemm", name, other, transA=turned)
+    return draw.node("Gemm", name, draw.weights(shape[0] if turned else shape[-1], 3), transA=turned)
+
+
+_EQUATIONS = [
+    "ab,ab->a",
+    "ab,cb->ac",
+    "ab,bc->ac",
+    "abc,abd->acd",
+    "abc,adc->abd",
+    "ab->ba",
+    "ab->b",
+    "abc->acb",
+    "ab,ab->ab",
+]
 
 
 def _einsum(draw: Drawing) -> str:
     name, other = draw.any(), draw.any()
-    equation = draw.random.choice(
-        (
-            "ab,ab->a", "ab,cb->ac", "ab,bc->ac", "abc,abd->acd", "abc,adc->abd", "ab->ba", "ab->b",
-            "abc->acb", "ab,ab->ab",
-        )
-    )  # fmt: skip
+    equation = draw.choice(*_EQUATIONS)
     return draw.node("Einsum", *([name, other] if "," in equation else [name]), equation=equation)
 
 
 def _pad(draw: Drawing) -> str:
     name = draw.any()
-    rank = len(draw.shapes[name])
-    pads = [0] * 2 * rank
-    pads[draw.random.randrange(2 * rank)] = 1
-    mode = draw.random.choice(("constant", "edge", "reflect"))
+    pads = [0] * 2 * len(draw.shapes[name])
+    pads[draw.random.randrange(len(pads))] = 1
+    mode = draw.choice("constant", "edge", "reflect")
     return draw.node("Pad", name, draw.ints(*pads), mode=mode)
 
 
@@ -234,45 +224,37 @@ def _tile(draw: Drawing) -> str:
     return draw.node("Tile", name, draw.ints(*repeats))
 
 
-def _expand(draw: Drawing) -> str:
-    name, other = draw.any(), draw.any()
-    return draw.node("Expand", name, draw.node("Shape", other))
-
-
 def _cumsum(draw: Drawing) -> str:
     name = draw.any()
-    return draw.node(
-        "CumSum", name, draw.constant(draw.axis(name), np.int64), reverse=draw.random.randrange(2)
-    )
+    axis = draw.constant(draw.axis(name), np.int64)
+    return draw.node("CumSum", name, axis, reverse=draw.random.randrange(2))
 
 
-def _topk(draw: Drawing) -> str:
-    name = draw.any()
-    found = draw.node("TopK", name, draw.ints(1), axis=draw.axis(name))
-    draw.nodes[-1].output.append(f"{found}_indices")
-    return found
+def _of_two(kind: str, *more: Any) -> Maker:
+    """Return a maker of a node with two outputs."""
+
+    def make(draw: Drawing) -> str:
+        name = draw.any()
+        found = draw.node(kind, name, *(draw.ints(*one) for one in more), axis=draw.axis(name))
+        draw.nodes[-1].output.append(f"{found}_more")
+        return found
+
+    return make
 
 
 def _number_of_rows(draw: Drawing) -> str:
     """Add the size of an axis as a number."""
     size = draw.node(
-        "Gather", draw.node("Shape", draw.any()), draw.constant(draw.random.choice((0, 0, 1, -1)), np.int64)
+        "Gather", draw.node("Shape", draw.any()), draw.constant(draw.choice(0, 0, 1, -1), np.int64)
     )
-    return draw.node(draw.random.choice(("Mul", "Add")), draw.any(), draw.node("Cast", size, to=FLOAT))
+    return draw.node(draw.choice("Mul", "Add"), draw.any(), draw.node("Cast", size, to=FLOAT))
 
 
 def _positions(draw: Drawing) -> str:
     """Add a range over an axis, as in position embeddings."""
-    size = draw.node(
-        "Gather", draw.node("Shape", draw.any()), draw.constant(draw.random.choice((0, 1, 1)), np.int64)
-    )
+    size = draw.node("Gather", draw.node("Shape", draw.any()), draw.constant(draw.choice(0, 1, 1), np.int64))
     numbers = draw.node("Range", draw.constant(0, np.int64), size, draw.constant(1, np.int64))
     return draw.node("Add", draw.any(), draw.node("Cast", numbers, to=FLOAT))
-
-
-def _where(draw: Drawing) -> str:
-    condition = draw.node("Greater", draw.any(), draw.constant(0.0))
-    return draw.node("Where", condition, draw.any(), draw.any())
 
 
 def _norm(draw: Drawing) -> str:
@@ -280,7 +262,7 @@ def _norm(draw: Drawing) -> str:
     shape = draw.shapes[name]
     channels = shape[1] if len(shape) > 1 else 1
     ones, zeros = draw.constant(np.ones(channels)), draw.constant(np.zeros(channels))
-    if draw.random.random() < 0.5:
+    if draw.chance(0.5):
         return draw.node("BatchNormalization", name, ones, zeros, zeros, ones)
     axis = draw.axis(name)
     return draw.node("LayerNormalization", name, draw.constant(np.ones(shape[axis:])), axis=axis)
@@ -289,22 +271,20 @@ def _norm(draw: Drawing) -> str:
 def _image(draw: Drawing) -> str:
     name = draw.any()
     shape = draw.shapes[name]
-    spatial = len(shape) - 2
+    spatial = [1] * (len(shape) - 2)
     way = draw.random.randrange(3)
     if way == 0:
-        return draw.node("Conv", name, draw.weights(2, shape[1], *([1] * spatial)))
+        return draw.node("Conv", name, draw.weights(2, shape[1], *spatial))
     if way == 1:
         return draw.node("GlobalAveragePool", name)
-    return draw.node("MaxPool", name, kernel_shape=[1] * spatial)
+    return draw.node("MaxPool", name, kernel_shape=spatial)
 
 
 def _recurrent(draw: Drawing) -> str:
     name = draw.any()
-    shape = draw.shapes[name]
-    layout = draw.random.randrange(2)
-    return draw.node(
-        "GRU", name, draw.weights(1, 6, shape[-1]), draw.weights(1, 6, 2), hidden_size=2, layout=layout
-    )
+    width, layout = draw.shapes[name][-1], draw.random.randrange(2)
+    w, r = draw.weights(1, 6, width), draw.weights(1, 6, 2)
+    return draw.node("GRU", name, w, r, hidden_size=2, layout=layout)
 
 
 def _eye(draw: Drawing) -> str:
@@ -312,52 +292,27 @@ def _eye(draw: Drawing) -> str:
     return draw.node("Mul", name, draw.node("EyeLike", name))
 
 
-def _trilu(draw: Drawing) -> str:
-    return draw.node("Trilu", draw.any())
-
-
-def _split(draw: Drawing) -> str:
-    name = draw.any()
-    found = draw.node("Split", name, axis=draw.axis(name))
-    draw.nodes[-1].output.append(f"{found}_more")
-    return found
-
-
 def _filled(draw: Drawing) -> str:
-    shape = draw.node("Shape", draw.any())
     value = numpy_helper.from_array(np.array([2.0], np.float32))
-    return draw.node("ConstantOfShape", shape, value=value)
+    return draw.node("ConstantOfShape", draw.node("Shape", draw.any()), value=value)
 
 
 def _loop_over_axis_0(draw: Drawing) -> str:
     """Add a Loop over the first axis, which passes a sum or a maximum on to the next iteration."""
     name = draw.any()
-    passing = draw.random.choice(("Add", "Max"))
+    passing = draw.choice("Add", "Max")
     count = draw.node("Gather", draw.node("Shape", name), draw.constant(0, np.int64))
     none = draw.constant(np.zeros([1] * (len(draw.shapes[name]) - 1)))
-    at = f"t{len(draw.nodes)}"
-    i, on, before, on_after, after, row, made = (
-        f"{at}_{part}" for part in ("i", "on", "before", "on_after", "after", "row", "made")
+    t = f"t{len(draw.nodes)}"
+    body = parser.parse_graph(
+        f"""body (int64 {t}_i, bool {t}_on, float[] {t}_before) => (bool {t}_on_after, float[] {t}_after, float[] {t}_made) {{
+            {t}_on_after = Identity ({t}_on) {t}_row = Gather <axis = 0> ({name}, {t}_i)
+            {t}_after = {passing} ({t}_before, {t}_row) {t}_made = Add ({t}_row, {t}_before)
+        }}"""
     )
-    body = helper.make_graph(
-        [
-            helper.make_node("Identity", [on], [on_after]),
-            helper.make_node("Gather", [name, i], [row], axis=0),
-            helper.make_node(passing, [before, row], [after]),
-            helper.make_node("Add", [row, before], [made]),
-        ],
-        "body",
-        [
-            helper.make_tensor_value_info(i, TensorProto.INT64, []),
-            helper.make_tensor_value_info(on, TensorProto.BOOL, []),
-            helper.make_tensor_value_info(before, FLOAT, None),
-        ],
-        [
-            helper.make_tensor_value_info(on_after, TensorProto.BOOL, []),
-            helper.make_tensor_value_info(after, FLOAT, None),
-            helper.make_tensor_value_info(made, FLOAT, None),
-        ],
-    )
+    for info in (body.input[2], *body.output[1:]):
+        # They have any shape.
+        info.type.tensor_type.ClearField("shape")
     last = draw.node("Loop", count, draw.constant(True, np.bool_), none, body=body)
     draw.nodes[-1].output.append(f"{last}_all")
     return f"{last}_all"
@@ -367,28 +322,36 @@ def _element_of_sequence(draw: Drawing) -> str:
     """Add the first or last part of the first axis to all of it."""
     name = draw.any()
     parts = draw.node("SplitToSequence", name, axis=0)
-    part = draw.node("SequenceAt", parts, draw.constant(draw.random.choice((0, -1)), np.int64))
-    return draw.node("Add", name, part)
+    return draw.node("Add", name, draw.node("SequenceAt", parts, draw.constant(draw.choice(0, -1), np.int64)))
 
 
 def _random_numbers(draw: Drawing) -> str:
     """Add random numbers, or those that a Dropout makes zero."""
     name = draw.any()
-    kind = draw.random.choice(("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Dropout"))
+    kind = draw.choice("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Dropout")
     if kind == "Dropout":
-        training = draw.constant(draw.random.random() < 0.5, np.bool_)
+        training = draw.constant(draw.chance(0.5), np.bool_)
         return draw.node(kind, name, draw.constant(0.5), training)
-    seed = {"seed": 1.0} if draw.random.random() < 0.5 else {}
+    seed = {"seed": 1.0} if draw.chance(0.5) else {}
     given = draw.node("Sigmoid", name) if kind == "Bernoulli" else name
     return draw.node("Add", name, draw.node(kind, given, **seed))
 
 
 MAKERS: Sequence[Maker] = (
-    *(_unary, _binary, _with_constant, _softmax, _reduce, _arg, _transpose, _transpose, _reshape, _reshape),
-    *(_reshape_by_shape, _reshape_by_shape, _squeeze, _flatten, _concat, _slice, _gather, _gather_by_values),
-    *(_scatter, _matmul, _matmul, _gemm, _einsum, _pad, _tile, _expand, _cumsum, _topk, _number_of_rows),
-    *(_positions, _where, _norm, _image, _recurrent, _eye, _trilu, _split, _filled),
-    *(_loop_over_axis_0, _element_of_sequence, _random_numbers),
+    lambda draw: draw.one_of("Relu Tanh Abs Neg Sigmoid Identity Floor", draw.any),
+    lambda draw: draw.one_of("Add Mul Sub Max Min", draw.any, draw.any),
+    *(_with_constant, _softmax, _reduce, _arg, _transpose, _transpose, _reshape, _reshape),
+    *(_reshape_by_shape, _reshape_by_shape, _squeeze),
+    lambda draw: draw.node("Flatten", name := draw.any(), axis=draw.axis(name)),
+    *(_concat, _slice, _gather, _gather_by_values, _scatter, _matmul, _matmul, _gemm, _einsum, _pad, _tile),
+    lambda draw: draw.node("Expand", draw.any(), draw.node("Shape", draw.any())),
+    *(_cumsum, _of_two("TopK", (1,)), _number_of_rows, _positions),
+    lambda draw: draw.node(
+        "Where", draw.node("Greater", draw.any(), draw.constant(0.0)), draw.any(), draw.any()
+    ),
+    *(_norm, _image, _recurrent, _eye),
+    lambda draw: draw.node("Trilu", draw.any()),
+    *(_of_two("Split"), _filled, _loop_over_axis_0, _element_of_sequence, _random_numbers),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,17 @@ class Drawing:
         """Return a value, the latest most likely."""
         names = list(self.shapes)
         return names[-1] if self.random.random() < 0.6 else self.random.choice(names)
+
+    def choice(self, *values: Any) -> Any:
+        return self.random.choice(values)
+
+    def chance(self, share: float) -> bool:
+        return self.random.random() < share
+
+    def one_of(self, kinds: str, *inputs: str | Callable[[], str]) -> str:
+        """Add a node of one of these kinds; inputs that are functions are drawn after the kind."""
+        kind = self.choice(*kinds.split())
+        return self.node(kind, *(one if isinstance(one, str) else one() for one in inputs))
 
     def constant(self, array: object, dtype: type = np.float32) -> str:
         name = f"c{len(self.constants)}"
