@@ -30,10 +30,6 @@ from support.wire.programs import CLIENTS, needs
 CHART = DEPLOY / "helm" / "tensorferry"
 EXAMPLES = DEPLOY / "helm" / "examples"
 HELM = CLIENTS / "helm"
-KUBECONFORM = CLIENTS / "kubeconform"
-KUBERNETES = "1.33.0"
-# Kinds of other projects, whose schemas kubeconform does not have; check_manifests.py has models of them.
-OTHERS = ("PodMonitor", "ServiceMonitor", "ScaledObject")
 # The names of values files, "" for the chart's defaults.
 VALUES = ["", *sorted(file.name for file in EXAMPLES.glob("*.yaml"))]
 

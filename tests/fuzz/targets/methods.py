@@ -207,8 +207,6 @@ class MemoryTarget(MethodsTarget):
         ("ModelInfer", placed(numbers(2), 0, "system", 0)),
         ("ModelInfer", output_placed(placed(numbers(1), 1, "device", 8), "x_out", "system", 32)),
     )  # fmt: skip
-    # The register methods come again and again as they are, that there are regions to be met.
-    _next_run = (0, 6)
 
     def __init__(self, directory: Path) -> None:
         # A file for its owner only, where a key that leaves the directory would find it.
