@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from crashes.crashes import PROCESSES, Crashes, Phase, run, thirds
+from crashes.crashes import PROCESSES, Crashes, Phase, run
 from crashes.poison import AT_ONCE, MOST_ENDS, Poison
 
 
@@ -53,7 +53,7 @@ def verdicts(found: Crashes) -> dict[str, bool]:
         and not process.connections_lost,
         f"of {AT_ONCE} requests in a batch that aborts a process, one is refused by all, and all others get answers; at most "
         f"{MOST_ENDS} processes end": found.poison.right,
-        "memory and descriptors flat, nothing left behind, nothing else wrong": not wrong,
+        "nothing left behind, nothing else wrong": not wrong,
     }
 
 
@@ -78,14 +78,7 @@ def markdown(found: Crashes, held: dict[str, bool], command: str, transport: str
         "| rounds of a request that aborts | the others | the others, repeated | its inputs again | processes that ended | refused after, s |",
         "|---|---|---|---|---|---|",
         _poison_row(found.poison),
-        "",
-        "| killed | of | memory (PSS), MiB: first third, last third | descriptors |",
-        "|---|---|---|---|",
     ]
-    for phase in found.phases:
-        for name in phase.memory:
-            (first, last), (before, after) = thirds(phase.memory[name]), thirds(phase.files[name])
-            lines.append(f"| {phase.name} | {name} | {first:.1f}, {last:.1f} | {before:g}, {after:g} |")
     return "\n".join(lines)
 
 

@@ -10,10 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 from chaos.content import write_model
-from chaos.report import GROWTH, MEBIBYTES
 from crashes import callers
 from crashes.callers import Caller
 from crashes.poison import MODEL, Poison, Round
@@ -25,10 +23,6 @@ from support.processes.server import ServerProcess
 PROCESSES = 2
 MODULE = "tensorferry.server.processes"
 UNARY, STREAMS = 6, 3
-# Allowed growth of descriptors from the first third of a phase to the last.
-FILES = 4
-# Fewer kills of a phase do not tell a leak from chance.
-LEAST_KILLS_FOR_TRENDS = 20
 # Load between two kills.
 _SETTLED_SECONDS = 0.3
 _ATTEMPTS = 20
@@ -47,31 +41,7 @@ class Phase:
     failed: Counter[str] = field(default_factory=Counter)
     # Those of them whose status says when to retry.
     hinted: int = 0
-    # What the processes that outlived the kill hold, after each kill: memory in MiB, and descriptors.
-    memory: dict[str, list[float]] = field(default_factory=dict)
-    files: dict[str, list[int]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
-
-    def held(self, name: str, ids: Sequence[int]) -> None:
-        """Record what the processes of a name hold."""
-        found = [observed.held(one) for one in ids]
-        self.memory.setdefault(name, []).append(sum(one.memory for one in found) / (1 << 20))
-        self.files.setdefault(name, []).append(sum(one.files for one in found))
-
-    def grown(self) -> list[str]:
-        """Return what has grown from the first third of the phase to the last."""
-        if self.kills < LEAST_KILLS_FOR_TRENDS:
-            return []
-        found = []
-        for name, sizes in self.memory.items():
-            first, last = thirds(sizes)
-            if last > max(GROWTH * first, first + MEBIBYTES):
-                found.append(f"memory of {name} grew from {first:.0f} to {last:.0f} MiB")
-        for name, counts in self.files.items():
-            first, last = thirds(counts)
-            if last > first + FILES:
-                found.append(f"descriptors of {name} grew from {first:g} to {last:g}")
-        return found
 
 
 @dataclass(slots=True)
@@ -86,12 +56,6 @@ class Crashes:
     slowest: float = 0.0
     log: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-
-
-def thirds(values: Sequence[float]) -> tuple[float, float]:
-    """Return the medians of the first and of the last third."""
-    third = max(1, len(values) // 3)
-    return median(values[:third]), median(values[-third:])
 
 
 def run(kills: int, seed: int, transport: str, folder: Path) -> Crashes:
@@ -175,9 +139,6 @@ class Killer:
             phase.wrong += [f"{one} without a kill" for one in self._since(before, phase)]
             kill(phase)
             phase.kills += 1
-            phase.held("the supervisor", [self._supervisor])
-            phase.held("all processes", [self._supervisor, *self._processes()])
-        phase.wrong += phase.grown()
         return phase
 
     def process(self, phase: Phase) -> None:

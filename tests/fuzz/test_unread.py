@@ -25,23 +25,6 @@ MOST_TAKEN = 3 * WINDOW_BYTES + 64 * len(LARGE)
 pytestmark = pytest.mark.usefixtures("good_client")
 
 
-@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
-def test_unread_responses(wire: Wire, method: str) -> None:
-    """With a window of zero, unsendable responses keep no worker, and only their own memory."""
-    rows = np.zeros((1, 3), np.float32)
-    message = request({"x": np.tile(rows, (16, 1))}, model="m").SerializeToString()
-    before = wire.figures()
-    with connect(wire, window=0) as connection:
-        for _ in range(100):
-            call = connection.begin(headers_of(method))
-            connection.send(call, framed(message), last=True)
-        connection.flush()
-        connection.ping()
-        for _ in range(20):
-            wire.check_good()
-        assert wire.figures()["memory_kb"] - before["memory_kb"] < 16 * 1024
-
-
 def flood(connection: Connection, calls: Sequence[int], message: bytes) -> dict[int, int]:
     """Send messages of all these calls until the windows stay closed; return the bytes taken, by call.
 

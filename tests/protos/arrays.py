@@ -6,12 +6,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import settings
 
 from tensorferry.protos.tensors import DATATYPES
-
-# The same examples in every run, without a time limit.
-reproducible = settings(derandomize=True, deadline=None, database=None)
 
 
 def sample(name: str) -> npt.NDArray[Any]:
