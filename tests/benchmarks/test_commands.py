@@ -15,6 +15,9 @@ import pytest
 
 from serving.reporting.report import generated
 
+# Some of them take half a minute on a quiet machine.
+pytestmark = pytest.mark.timeout(400)
+
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 _TINY_MODEL = ("--layers=2", "--width=64", "--positions=1")
 

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.timeout(300)
 def test_a_short_soak_holds(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     words = ["-m", "chaos", "--minutes", "0.1", "--out", str(tmp_path)]
