@@ -39,7 +39,7 @@ QUICK_TESTS := $(addprefix tests/batcher/,policy queue statistics execution) $(a
 # Tests that start server processes.
 REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conformance/test_conformance.py \
 	$(addprefix tests/docs/test_,pages.py kubernetes_page.py text_embeddings_page.py image_classification_page.py) \
-	$(addprefix tests/deploy/test_,page.py kubernetes_tls.py nginx.py round_robin.py) \
+	$(addprefix tests/deploy/test_,page.py nginx.py round_robin.py) \
 	$(addprefix tests/fuzz/test_,attacks.py wrong_calls.py unread.py)
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,processes.py metrics.py limits.py status.py)
 

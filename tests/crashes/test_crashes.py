@@ -1,4 +1,4 @@
-"""A few kills of `make crashes`, and its judgement of what grows."""
+"""A few kills of `make crashes`."""
 
 from __future__ import annotations
 
