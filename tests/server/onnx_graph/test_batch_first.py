@@ -12,8 +12,8 @@ from onnx import helper
 from server.onnx_graph.test_free_rows import TRAPS, i64, saved, weights
 from support.models.small import node, save, value
 
-from tensorferry.server.onnx_graph.batch_first import batch_first as batch_first_in_time
-from tensorferry.server.onnx_graph.free_rows import FreedRows, MovedAxis, NotFreed, write_freed
+from tensorferry.server.onnx_graph.rewriting.batch_first import batch_first as batch_first_in_time
+from tensorferry.server.onnx_graph.rewriting.free_rows import FreedRows, MovedAxis, NotFreed, write_freed
 
 # Graphs that have no batch axis at all.
 WITHOUT = {

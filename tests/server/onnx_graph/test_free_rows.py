@@ -15,7 +15,7 @@ from support.models.small import node, save, value
 
 from tensorferry.server.onnx_graph import analyse_batching
 from tensorferry.server.onnx_graph.analysis import RowMixing
-from tensorferry.server.onnx_graph.free_rows import FreedRows, NotFreed, free_rows, write_freed
+from tensorferry.server.onnx_graph.rewriting.free_rows import FreedRows, NotFreed, free_rows, write_freed
 
 Graph = tuple[list[onnx.NodeProto], list[Any], list[Any], Mapping[str, Any]]
 

@@ -22,7 +22,7 @@ from tensorferry.server.model_config.pbtxt import BatchingDecision
 from tensorferry.server.models.declared_sources import declared_source, declared_sources, named_steps
 from tensorferry.server.models.loader import declared_onnx
 from tensorferry.server.models.registry import Model
-from tensorferry.server.onnx_graph.free_rows import NotFreed, write_freed
+from tensorferry.server.onnx_graph.rewriting.free_rows import NotFreed, write_freed
 from tensorferry.server.onnx_models.preparation import PreparedModel, prepare_model
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.signature import Signature

@@ -17,6 +17,7 @@ from tensorferry.server.onnx_graph.rules import (  # noqa: F401  (they fill the 
     features,
     indexing,
     matmul,
+    per_row,
     random_numbers,
     recurrent,
     reductions,

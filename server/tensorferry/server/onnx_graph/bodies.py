@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from tensorferry.server.onnx_graph.operators import USES_ROW_INDICES, MixesRows, UnknownEffect
+from tensorferry.server.onnx_graph.operators import USES_ROW_INDICES
 from tensorferry.server.onnx_graph.sizes import Product, unknown
-from tensorferry.server.onnx_graph.values import RowProblems, Value, merged_problems
+from tensorferry.server.onnx_graph.values import MixesRows, RowProblems, UnknownEffect, Value, merged_problems
 
 if TYPE_CHECKING:
     from tensorferry.server.onnx_graph.graph_walk import GraphWalk

@@ -23,10 +23,10 @@ from tensorferry.server.onnx_graph.bodies import (
     over_rows,
     unnumbered,
 )
-from tensorferry.server.onnx_graph.operators import NOT_ANALYSED, MixesRows, UnknownEffect
-from tensorferry.server.onnx_graph.row_axis import axis_of, on_axis, shape_of, with_rows
+from tensorferry.server.onnx_graph.operators import NOT_ANALYSED, axis_of
+from tensorferry.server.onnx_graph.row_axis import rearranged
 from tensorferry.server.onnx_graph.sizes import Size, unknown
-from tensorferry.server.onnx_graph.values import Value
+from tensorferry.server.onnx_graph.values import MixesRows, UnknownEffect, Value
 
 if TYPE_CHECKING:
     from tensorferry.server.onnx_graph.graph_walk import GraphWalk
@@ -173,15 +173,13 @@ def _element(value: Value, axis: int, name: str) -> tuple[Value, Size]:
     """Return the body's input for a tensor scanned along the axis, and the number of iterations."""
     if value.problems is not None:
         return value, unknown(f"{name}.length")
-    rows = value.rows
-    sizes = shape_of(value)
+    sizes = value.sizes
     axis = axis_of(axis, len(sizes))
-    left = (*sizes[:axis], *sizes[axis + 1 :])
-    if rows is not None and rows.axis == axis:
+    if value.rows is not None and value.rows.axis == axis:
         if not value.row_indices:
             raise MixesRows("runs along the batch axis")
-        return Value(left, iterations=frozenset({name})), sizes[axis]
-    new = with_rows(left, on_axis(rows, rows.axis - (rows.axis > axis)) if rows is not None else None)
+        return Value((*sizes[:axis], *sizes[axis + 1 :]), iterations=frozenset({name})), sizes[axis]
+    new = rearranged(value, [at for at in range(len(sizes)) if at != axis])
     return _like(unnumbered(value), new), sizes[axis]
 
 
@@ -191,14 +189,9 @@ def _stacked(value: Value, axis: int, length: Size) -> Value:
         return value
     if value.shape is None:
         return _like(value, Value())
-    sizes = shape_of(unnumbered(value))
-    axis = axis_of(axis, len(sizes) + 1)
-    rows = value.rows
-    new = with_rows(
-        (*sizes[:axis], length, *sizes[axis:]),
-        on_axis(rows, rows.axis + (rows.axis >= axis)) if rows is not None else None,
-    )
-    return _like(value, new)
+    rank = len(unnumbered(value).sizes)
+    axis = axis_of(axis, rank + 1)
+    return _like(value, rearranged(value, [*range(axis), None, *range(axis, rank)], length))
 
 
 def _like(value: Value, new: Value) -> Value:

@@ -12,17 +12,10 @@ from onnx import helper
 
 from tensorferry.server.onnx_graph import control_flow, operators
 from tensorferry.server.onnx_graph.model_file import constant
-from tensorferry.server.onnx_graph.operators import (
-    NOT_ANALYSED,
-    USES_ROW_INDICES,
-    MixesRows,
-    Node,
-    Operator,
-    UnknownEffect,
-)
+from tensorferry.server.onnx_graph.operators import NOT_ANALYSED, USES_ROW_INDICES, Node, Operator
 from tensorferry.server.onnx_graph.sizes import counts_rows
 from tensorferry.server.onnx_graph.topological_order import topological_order
-from tensorferry.server.onnx_graph.values import RowProblems, Value, merged_problems
+from tensorferry.server.onnx_graph.values import MixesRows, RowProblems, UnknownEffect, Value, merged_problems
 
 # Tensors by name, of a graph and the graphs around it. None is an input that a function call leaves out.
 Scope = Mapping[str, Value | None]

@@ -120,6 +120,19 @@ def operator_types(path: Path) -> frozenset[str]:
     return frozenset(node.op_type for nodes in graphs for node in _all_nodes(nodes))
 
 
+def tensors_of_unknown_rank(path: Path) -> frozenset[str]:
+    """Return the names of inputs and outputs declared without a shape; empty for a file that cannot be read."""
+    try:
+        graph = read_model(path).graph
+    except UnreadableModel:
+        return frozenset()
+    return frozenset(
+        value.name
+        for value in (*graph.input, *graph.output)
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
+    )
+
+
 def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     for node in nodes:
         yield node

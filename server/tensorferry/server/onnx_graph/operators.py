@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tensorferry.server.onnx_graph.sizes import Product, Size, unknown
-from tensorferry.server.onnx_graph.values import Content, Value
+from tensorferry.server.onnx_graph.values import Content, UnknownEffect, Value
 
 # Makes the names of unknown sizes unique.
 _fresh = itertools.count()
@@ -24,12 +24,11 @@ USES_ROW_INDICES = "depends on the indices of rows in the batch"
 NOT_ANALYSED = "is an operator that cannot be analysed"
 
 
-class MixesRows(Exception):
-    """The node makes a row's output depend on other rows. The message says how."""
-
-
-class UnknownEffect(Exception):
-    """The rule cannot determine what the node does to the rows. The message says why."""
+def axis_of(axis: int, rank: int) -> int:
+    """Return the axis as a non-negative index."""
+    if not -rank <= axis < max(rank, 1):
+        raise UnknownEffect(f"has axis {axis} for a tensor of rank {rank}")
+    return axis + rank if axis < 0 else axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,19 @@ class Node:
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute, or its default."""
         return self.attributes.get(name, default)
+
+    def shape(self, index: int) -> tuple[Size, ...]:
+        """Return the shape of a required input; raise UnknownEffect if the rank is unknown."""
+        return self.input(index).sizes
+
+    def axis(self, default: int, more: int = 0) -> int:
+        """Return the attribute `axis` as an index into the shape of input 0 with `more` axes."""
+        return axis_of(int(self.attribute("axis", default)), len(self.shape(0)) + more)
+
+    def axes(self, given: Iterable[int] | None) -> list[int]:
+        """Return axes of input 0 as non-negative indices; all axes if none are given."""
+        rank = len(self.shape(0))
+        return [axis_of(axis, rank) for axis in (range(rank) if given is None else given)]
 
     @property
     def given(self) -> list[Value]:
@@ -119,22 +131,11 @@ class Operator:
 _TABLE: dict[tuple[str, str], Operator] = {}
 
 
-def operator(
-    *names: str,
-    domain: str = DOMAIN,
-    shape_inputs: Collection[int] = (),
-    shape_only: bool = False,
-    shape_from_values: bool = False,
-    row_indices: bool = False,
-    accepts_problems: bool = False,
-) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of the named operators."""
+def operator(names: str, domain: str = DOMAIN, **facts: Any) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of the named operators; `facts` are fields of `Operator`."""
 
     def enter(rule: Rule) -> Rule:
-        for name in names:
-            _TABLE[domain, name] = Operator(
-                rule, shape_inputs, shape_only, shape_from_values, row_indices, accepts_problems
-            )
+        _TABLE.update(dict.fromkeys([(domain, name) for name in names.split()], Operator(rule, **facts)))
         return rule
 
     return enter

@@ -1,26 +1,12 @@
-"""Helpers of rules for the row axis of tensors."""
+"""The row axis of tensors: checks of rules, and the axis after broadcasting."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from tensorferry.server.onnx_graph.operators import MixesRows, Node, UnknownEffect
-from tensorferry.server.onnx_graph.sizes import Size
-from tensorferry.server.onnx_graph.values import RowAxis, Value
-
-
-def shape_of(value: Value) -> tuple[Size, ...]:
-    """Return the shape; raise UnknownEffect if the rank is unknown."""
-    if value.shape is None:
-        raise UnknownEffect("takes a tensor of unknown rank")
-    return value.shape
-
-
-def axis_of(axis: int, rank: int) -> int:
-    """Return the axis as a non-negative index."""
-    if not -rank <= axis < max(rank, 1):
-        raise UnknownEffect(f"has axis {axis} for a tensor of rank {rank}")
-    return axis + rank if axis < 0 else axis
+from tensorferry.server.onnx_graph.operators import Node
+from tensorferry.server.onnx_graph.sizes import Size, unknown
+from tensorferry.server.onnx_graph.values import MixesRows, RowAxis, UnknownEffect, Value
 
 
 def require_rows_only_in(node: Node, *indices: int) -> None:
@@ -61,6 +47,12 @@ def on_axis(rows: RowAxis | None, axis: int) -> RowAxis | None:
     return None if rows is None else RowAxis(axis, rows.outer, rows.inner)
 
 
+def rearranged(value: Value, origins: Sequence[int | None], new: Size = 1) -> Value:
+    """Return a tensor with axes of `value`, by their numbers. None is a new axis of size `new`; no row axis is left out."""
+    sizes = tuple(new if axis is None else value.sizes[axis] for axis in origins)
+    return with_rows(sizes, value.rows and on_axis(value.rows, origins.index(value.rows.axis)))
+
+
 def require_same_merging(one: RowAxis, other: RowAxis) -> None:
     """Raise UnknownEffect if Reshape merged other axes with the two row axes in different ways."""
     if (one.outer, one.inner) != (other.outer, other.inner):
@@ -95,3 +87,64 @@ def rows_on_axes(
 def rows_on_first_axis(node: Node, batched: Collection[int], how: str = "computes across") -> RowAxis | None:
     """Return the row axis of an operator whose inputs `batched` have rows on axis 0, as `rows_on_axes` does."""
     return rows_on_axes(node, dict.fromkeys(batched, 0), how=how)
+
+
+def broadcast(values: Sequence[Value]) -> Value:
+    """Return the shape and the row axis of tensors that are broadcast together."""
+    reject_one_row(values)
+    shapes = [value.shape for value in values]
+    position = row_axis_from_right(values)
+    if any(shape is None for shape in shapes):
+        if position is None:
+            return Value()
+        raise UnknownEffect("takes a tensor of unknown rank")
+    known = [shape for shape in shapes if shape is not None]
+    rank = max(map(len, known), default=0)
+    shape = tuple(_longest(known, rank - at) for at in range(rank))
+    if position is None:
+        return Value(shape)
+    from_right, rows = position
+    for value in values:
+        if value.rows is None and value.shape is not None and len(value.shape) >= from_right:
+            _check_stretched(value.shape[-from_right])
+    axis = rank - from_right
+    found = RowAxis(axis, rows.outer, rows.inner)
+    return Value((*shape[:axis], found.size, *shape[axis + 1 :]), found)
+
+
+def row_axis_from_right(values: Sequence[Value]) -> tuple[int, RowAxis] | None:
+    """Return the row axis, counted from the last axis, that all tensors with rows share; None if none has rows.
+
+    Raises MixesRows or UnknownEffect if the tensors differ.
+    """
+    found: tuple[int, RowAxis] | None = None
+    for value in values:
+        if value.rows is None or value.shape is None:
+            continue
+        position = len(value.shape) - value.rows.axis, value.rows
+        if found is None:
+            found = position
+        elif found[0] != position[0]:
+            raise MixesRows("combines rows along one axis with rows along another")
+        else:
+            require_same_merging(found[1], position[1])
+    return found
+
+
+def _check_stretched(size: Size) -> None:
+    """Raise unless a tensor without rows has size 1 on the row axis of the others."""
+    if size == 1:
+        return
+    if isinstance(size, int):
+        raise MixesRows(f"combines the batch axis with a fixed axis of size {size}")
+    raise UnknownEffect(f"combines the batch axis with an axis of size {size}")
+
+
+def _longest(shapes: Sequence[tuple[Size, ...]], from_right: int) -> Size:
+    sizes = {shape[-from_right] for shape in shapes if len(shape) >= from_right} - {1}
+    if not sizes:
+        return 1
+    if len(sizes) == 1:
+        return sizes.pop()
+    fixed = [size for size in sizes if isinstance(size, int)]
+    return fixed[0] if fixed else unknown(f"broadcast({','.join(sorted(map(str, sizes)))})", *sizes)

@@ -18,6 +18,14 @@ Content = npt.NDArray[Any]
 _REASONS = 8
 
 
+class MixesRows(Exception):
+    """The node makes a row's output depend on other rows. The message says how."""
+
+
+class UnknownEffect(Exception):
+    """The rule cannot determine what the node does to the rows. The message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowAxis:
     """The axis of a tensor that has the rows of the batch. Its size is outer × rows × inner.
@@ -77,6 +85,13 @@ class Value:
     def rank(self) -> int | None:
         """The number of axes; None if it is unknown."""
         return None if self.shape is None else len(self.shape)
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The shape; raises UnknownEffect if the rank is unknown."""
+        if self.shape is None:
+            raise UnknownEffect("takes a tensor of unknown rank")
+        return self.shape
 
     @property
     def is_free(self) -> bool:

@@ -14,8 +14,8 @@ import numpy as np
 from tensorferry.server.batching_check.decision import Candidate, Decided, decision_for_copy
 from tensorferry.server.batching_check.verdict import BatchingVerdict
 from tensorferry.server.errors import StartError
-from tensorferry.server.onnx_graph.batch_first import batch_first
-from tensorferry.server.onnx_graph.free_rows import FreedRows, NotFreed, free_rows
+from tensorferry.server.onnx_graph.rewriting.batch_first import batch_first
+from tensorferry.server.onnx_graph.rewriting.free_rows import FreedRows, NotFreed, free_rows
 from tensorferry.server.runtime.check_cache import CheckCache
 from tensorferry.server.runtime.fp16 import ModelFile, model_file
 from tensorferry.server.runtime.ort_options import OrtOptions

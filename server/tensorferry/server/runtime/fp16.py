@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorferry.server.errors import ModelFailedError, StartError
-from tensorferry.server.onnx_graph.free_rows import write_freed
+from tensorferry.server.onnx_graph.rewriting.free_rows import write_freed
 from tensorferry.server.runtime.load_remedies import remedy_for
 from tensorferry.server.runtime.op_libraries import OWN_DOMAINS, OpLibrary, register
 from tensorferry.server.runtime.ort import onnxruntime, ort_message

@@ -17,7 +17,7 @@ from tensorferry.server.runtime.op_libraries import OpLibrary
 from tensorferry.server.runtime.sampling import TOLERANCE
 
 if TYPE_CHECKING:
-    from tensorferry.server.onnx_graph.free_rows import FreedRows
+    from tensorferry.server.onnx_graph.rewriting.free_rows import FreedRows
 
 TENSORRT = "TensorrtExecutionProvider"
 

@@ -29,7 +29,7 @@ from tensorferry.server.gpu.staging_buffers import (
     array_of_ortvalue,
 )
 from tensorferry.server.gpu.tensor_layout import Shape
-from tensorferry.server.onnx_graph.unknown_ranks import tensors_of_unknown_rank
+from tensorferry.server.onnx_graph.model_file import tensors_of_unknown_rank
 from tensorferry.server.runtime.cuda_stream import create_stream, keep_until_closed, with_stream
 from tensorferry.server.runtime.host_memory import BatchMemory
 from tensorferry.server.runtime.load_remedies import remedy_for

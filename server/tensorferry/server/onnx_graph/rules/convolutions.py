@@ -2,62 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tensorferry.server.onnx_graph.operators import MICROSOFT, MixesRows, Node, UnknownEffect, operator
+from tensorferry.server.onnx_graph.operators import MICROSOFT, Node, operator
 from tensorferry.server.onnx_graph.row_axis import (
-    axis_of,
     reject_rows_on,
     require_rows_only_in,
     rows_on_first_axis,
-    shape_of,
     with_rows,
 )
+from tensorferry.server.onnx_graph.rules.per_row import shaped
 from tensorferry.server.onnx_graph.sizes import Size, is_size, product
-from tensorferry.server.onnx_graph.values import RowAxis, RowProblems, Value
+from tensorferry.server.onnx_graph.values import MixesRows, RowAxis, RowProblems, UnknownEffect, Value
 
 
-@operator("Conv", "ConvInteger", "ConvTranspose")
-def convolution(node: Node) -> Value:
-    """Convolve each row with the weights of input 1."""
-    rows = rows_on_first_axis(node, (0,), "convolves over")
-    return _convolved(node, shape_of(node.input(0)), node.input(1), rows)
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """The rule of an operator that convolves each row of input 0 with one input; `batched` have a row for each row."""
 
+    weights: int = 1
+    batched: Collection[int] = (0,)
 
-@operator("FusedConv", domain=MICROSOFT)
-def fused_convolution(node: Node) -> Value:
-    """Convolve, and add a tensor of the result's shape."""
-    rows = rows_on_first_axis(node, (0, 3), "convolves over")
-    return _convolved(node, shape_of(node.input(0)), node.input(1), rows)
-
-
-@operator("QLinearConv")
-@operator("QLinearConv", domain=MICROSOFT)
-def quantised_convolution(node: Node) -> Value:
-    """Convolve with the weights of input 3; other inputs are scales and zero points."""
-    rows = rows_on_first_axis(node, (0,), "convolves over")
-    if node.attribute("channels_last", 0):
-        return with_rows(node.fresh_shape(len(shape_of(node.input(0)))), rows)
-    return _convolved(node, shape_of(node.input(0)), node.input(3), rows)
-
-
-@operator("DeformConv")
-def deformable_convolution(node: Node) -> Value:
-    """Convolve with offsets and a mask for each row."""
-    rows = rows_on_first_axis(node, (0, 2, 4), "convolves over")
-    return _convolved(node, shape_of(node.input(0)), node.input(1), rows)
-
-
-def _convolved(node: Node, sizes: tuple[Size, ...], weights: Value, rows: RowAxis | None) -> Value:
-    spatial = sizes[2:]
-    kernel = weights.shape
-    if kernel is None or len(kernel) != len(sizes) or node.operator == "ConvTranspose":
-        channels: Size = node.fresh()
+    def __call__(self, node: Node) -> Value:
+        """Return the convolved rows."""
+        rows = rows_on_first_axis(node, self.batched, "convolves over")
+        sizes, kernel = node.shape(0), node.input(self.weights).shape
+        if node.attribute("channels_last", 0):
+            return with_rows(node.fresh_shape(len(sizes)), rows)
         if kernel is not None and node.operator == "ConvTranspose":
             channels = product(kernel[1], int(node.attribute("group", 1)))
-        return with_rows((sizes[0], channels, *node.fresh_shape(len(spatial))), rows)
-    return with_rows((sizes[0], kernel[0], *_windows(node, spatial, kernel[2:])), rows)
+            return with_rows((sizes[0], channels, *node.fresh_shape(len(sizes) - 2)), rows)
+        if kernel is None or len(kernel) != len(sizes):
+            return with_rows((sizes[0], *node.fresh_shape(len(sizes) - 1)), rows)
+        return with_rows((sizes[0], kernel[0], *_windows(node, sizes[2:], kernel[2:])), rows)
+
+
+operator("Conv ConvInteger ConvTranspose")(Convolution())
+operator("QLinearConv")(Convolution(weights=3))
+operator("QLinearConv", MICROSOFT)(Convolution(weights=3))
+# Input 2 has the offsets and input 4 the mask of each row.
+operator("DeformConv")(Convolution(batched=(0, 2, 4)))
+# Input 3 is added to the result.
+operator("FusedConv", MICROSOFT)(Convolution(batched=(0, 3)))
 
 
 def _windows(node: Node, sizes: Sequence[Size], kernel: Sequence[Size]) -> list[Size]:
@@ -85,60 +73,27 @@ def _windows(node: Node, sizes: Sequence[Size], kernel: Sequence[Size]) -> list[
     return found
 
 
-@operator("MaxPool", "AveragePool", "LpPool")
+@operator("MaxPool AveragePool LpPool")
+@operator("QLinearAveragePool QLinearGlobalAveragePool", MICROSOFT)
 def pool(node: Node) -> list[Value]:
     """Pool windows of each row. The indices that MaxPool also returns count through the whole batch."""
     rows = rows_on_first_axis(node, (0,), "pools over")
-    sizes = shape_of(node.input(0))
-    found = with_rows((*sizes[:2], *_windows(node, sizes[2:], node.attribute("kernel_shape", []))), rows)
-    indices = found
-    if rows is not None:
-        why = f"{node.label} returns indices that count through the whole batch"
-        indices = Value(problems=RowProblems(unknown=(why,)))
-    return [found, indices][: node.outputs]
-
-
-@operator("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
-def global_pool(node: Node) -> Value:
-    """One element for each channel of each row."""
-    rows = rows_on_first_axis(node, (0,), "pools over")
-    sizes = shape_of(node.input(0))
-    return with_rows((*sizes[:2], *(1 for _ in sizes[2:])), rows)
-
-
-@operator("QLinearAveragePool", "QLinearGlobalAveragePool", domain=MICROSOFT)
-def quantised_pool(node: Node) -> Value:
-    """Pool each row; other inputs are scales and zero points."""
-    rows = rows_on_first_axis(node, (0,), "pools over")
-    sizes = shape_of(node.input(0))
     if node.attribute("channels_last", 0):
-        return with_rows((sizes[0], *node.fresh_shape(len(sizes) - 1)), rows)
+        return [shaped(node, "0 ?*", rows)]
     if node.operator == "QLinearGlobalAveragePool":
-        return with_rows((*sizes[:2], *(1 for _ in sizes[2:])), rows)
-    return with_rows((*sizes[:2], *_windows(node, sizes[2:], node.attribute("kernel_shape", []))), rows)
-
-
-@operator("MaxUnpool", shape_inputs=(2,))
-def unpool(node: Node) -> Value:
-    """Scatter elements by indices that count through the whole batch."""
-    if any(value.rows is not None for value in node.given):
-        raise UnknownEffect("takes indices that count through the whole batch")
-    return Value(node.fresh_shape(len(shape_of(node.input(0)))))
-
-
-@operator("DepthToSpace", "SpaceToDepth")
-def blocks(node: Node) -> Value:
-    """Move blocks of channels to blocks of pixels, or back."""
-    rows = rows_on_first_axis(node, (0,), "moves elements along")
-    sizes = shape_of(node.input(0))
-    return with_rows((sizes[0], *node.fresh_shape(len(sizes) - 1)), rows)
+        return [shaped(node, "0 1 1*", rows)]
+    sizes = node.shape(0)
+    found = with_rows((*sizes[:2], *_windows(node, sizes[2:], node.attribute("kernel_shape", []))), rows)
+    why = f"{node.label} returns indices that count through the whole batch"
+    indices = found if rows is None else Value(problems=RowProblems(unknown=(why,)))
+    return [found, indices][: node.outputs]
 
 
 @operator("GridSample")
 def grid_sample(node: Node) -> Value:
     """Sample each row of input 0 at the coordinates in the same row of input 1."""
     rows = rows_on_first_axis(node, (0, 1), "samples over")
-    sizes, grid = shape_of(node.input(0)), shape_of(node.input(1))
+    sizes, grid = node.shape(0), node.shape(1)
     return with_rows((*sizes[:2], *grid[1:-1]), rows)
 
 
@@ -161,8 +116,8 @@ def regions(node: Node) -> Value:
     if node.input(0).rows is not None:
         raise UnknownEffect("selects the image of each region by its index in the batch")
     rows = rows_on_first_axis(node, (1, 2), "crops over")
-    sizes = shape_of(node.input(0))
-    return with_rows((shape_of(node.input(1))[0], sizes[1], *node.fresh_shape(2)), rows)
+    sizes = node.shape(0)
+    return with_rows((node.shape(1)[0], sizes[1], *node.fresh_shape(2)), rows)
 
 
 @operator("Col2Im", shape_inputs=(1, 2))
@@ -170,17 +125,15 @@ def columns_to_image(node: Node) -> Value:
     """Make an image from the columns of each row."""
     rows = rows_on_first_axis(node, (0,), "adds up over")
     image = node.sizes("image_shape", 1) or []
-    return with_rows((shape_of(node.input(0))[0], node.fresh(), *image), rows)
+    return with_rows((node.shape(0)[0], node.fresh(), *image), rows)
 
 
 @operator("CenterCropPad", shape_inputs=(1,))
 def centre_crop(node: Node) -> Value:
     """Crop or pad axes to sizes."""
-    value = node.input(0)
-    sizes = list(shape_of(value))
+    value, sizes = node.input(0), list(node.shape(0))
     target = node.sizes("shape", 1) or []
-    axes = [axis_of(axis, len(sizes)) for axis in node.attribute("axes", range(len(sizes)))]
-    for axis, size in zip(axes, target, strict=True):
+    for axis, size in zip(node.axes(node.attribute("axes")), target, strict=True):
         if value.rows is not None and value.rows.axis == axis:
             if size != value.rows.size:
                 raise UnknownEffect(f"crops or pads the batch axis to size {size}")
@@ -193,27 +146,20 @@ def centre_crop(node: Node) -> Value:
 @operator("Upsample", shape_inputs=(1,))
 def resize(node: Node) -> Value:
     """Resize axes."""
-    value = node.input(0)
-    sizes = shape_of(value)
-    axes = node.attribute("axes")
-    axes = list(range(len(sizes))) if axes is None else [axis_of(axis, len(sizes)) for axis in axes]
+    value, new = node.input(0), list(node.shape(0))
     scales, wanted = _scales(node)
-    new = list(sizes)
-    for at, axis in enumerate(axes):
+    stretches = node.attribute("keep_aspect_ratio_policy", "stretch") == "stretch"
+    for at, axis in enumerate(node.axes(node.attribute("axes"))):
+        scale: Any = scales[at] if scales else None
+        size: Any = wanted[at] if wanted else None
         if value.rows is not None and value.rows.axis == axis:
-            _check_not_resized(
-                node, value.rows, scales[at] if scales else None, wanted[at] if wanted else None
-            )
-        elif (
-            wanted
-            and node.attribute("keep_aspect_ratio_policy", "stretch") == "stretch"
-            and is_size(wanted[at])
-        ):
-            new[axis] = wanted[at]
+            _check_not_resized(node, value.rows, scale, size)
+        elif size is not None and stretches and is_size(size):
+            new[axis] = size
         else:
-            scale, size = scales[at] if scales else None, sizes[axis]
-            exact = isinstance(scale, (int, float)) and isinstance(size, int)
-            new[axis] = int(size * scale) if exact else node.fresh(size)
+            before: Any = new[axis]
+            known = isinstance(scale, (int, float)) and isinstance(before, int)
+            new[axis] = int(before * scale) if known else node.fresh(before)
     return with_rows(tuple(new), value.rows)
 
 
@@ -239,14 +185,6 @@ def _check_not_resized(node: Node, rows: RowAxis, scale: Any, size: Any) -> None
         raise MixesRows(f"resizes the batch axis by {scale}")
     if scale != 1:
         raise UnknownEffect("resizes the batch axis by a number computed at run time")
-
-
-@operator("NonMaxSuppression", shape_from_values=True)
-def suppression(node: Node) -> Value:
-    """Return the indices of the selected boxes, each with its row's index."""
-    if any(value.rows is not None for value in node.given):
-        raise UnknownEffect("computes a shape that depends on the rows' values")
-    return Value((node.fresh(), 3))
 
 
 @operator("ImageDecoder", shape_from_values=True)

@@ -6,105 +6,36 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from tensorferry.server.onnx_graph.broadcasting import broadcast
-from tensorferry.server.onnx_graph.folding import fold
-from tensorferry.server.onnx_graph.operators import (
-    MICROSOFT,
-    ML,
-    USES_ROW_INDICES,
-    MixesRows,
-    Node,
-    UnknownEffect,
-    operator,
-)
-from tensorferry.server.onnx_graph.row_axis import reject_rows_on, require_rows_only_in, shape_of
+from tensorferry.server.onnx_graph.operators import MICROSOFT, ML, USES_ROW_INDICES, Node, operator
+from tensorferry.server.onnx_graph.row_axis import broadcast, reject_rows_on, require_rows_only_in
+from tensorferry.server.onnx_graph.rules.folding import fold
 from tensorferry.server.onnx_graph.sizes import Product
-from tensorferry.server.onnx_graph.values import Content, RowProblems, Value, of_content
+from tensorferry.server.onnx_graph.values import (
+    Content,
+    MixesRows,
+    RowProblems,
+    UnknownEffect,
+    Value,
+    of_content,
+)
 
-_OF_ONE = [
-    "Abs",
-    "Acos",
-    "Acosh",
-    "Asin",
-    "Asinh",
-    "Atan",
-    "Atanh",
-    "BitwiseNot",
-    "Ceil",
-    "Celu",
-    "Cos",
-    "Cosh",
-    "Elu",
-    "Erf",
-    "Exp",
-    "Floor",
-    "Gelu",
-    "HardSigmoid",
-    "HardSwish",
-    "Identity",
-    "IsInf",
-    "IsNaN",
-    "LeakyRelu",
-    "Log",
-    "Mish",
-    "Neg",
-    "Not",
-    "Reciprocal",
-    "Relu",
-    "Round",
-    "Selu",
-    "Shrink",
-    "Sigmoid",
-    "Sign",
-    "Sin",
-    "Sinh",
-    "Softplus",
-    "Softsign",
-    "Sqrt",
-    "Swish",
-    "Tan",
-    "Tanh",
-    "ThresholdedRelu",
-    "Affine",
-    "ImageScaler",
-    "ParametricSoftplus",
-    "ScaledTanh",
-]
-
-_OF_SEVERAL = [
-    "Add",
-    "And",
-    "BitShift",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "BitwiseXor",
-    "Div",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "Max",
-    "Mean",
-    "Min",
-    "Mod",
-    "Mul",
-    "Or",
-    "PRelu",
-    "Pow",
-    "StringConcat",
-    "Sub",
-    "Sum",
-    "Where",
-    "Xor",
-]
+_OF_ONE = """
+    Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu
+    HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu
+    Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Affine
+    ImageScaler ParametricSoftplus ScaledTanh
+"""
+_OF_SEVERAL = """
+    Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual
+    Max Mean Min Mod Mul Or PRelu Pow StringConcat Sub Sum Where Xor
+"""
 
 # Before version 7, arithmetic on two tensors had an attribute that says how the second is aligned.
 _ARITHMETIC = ["Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "PRelu", "Pow", "Sub", "Xor"]
 
 
-@operator(*_OF_ONE, *_OF_SEVERAL, "Clip", row_indices=True)
-@operator("BiasGelu", "FastGelu", "Gelu", "QuickGelu", domain=MICROSOFT)
+@operator(f"{_OF_ONE} {_OF_SEVERAL} Clip", row_indices=True)
+@operator("BiasGelu FastGelu Gelu QuickGelu", MICROSOFT)
 def elementwise(node: Node) -> Value:
     """Broadcast all inputs together."""
     if node.operator in _ARITHMETIC and node.opset < 7 and node.attribute("broadcast"):
@@ -119,10 +50,10 @@ def elementwise(node: Node) -> Value:
     return value
 
 
-@operator("Binarizer", "LabelEncoder", "CategoryMapper", domain=ML)
-@operator("RegexFullMatch")
+@operator("Binarizer LabelEncoder CategoryMapper", ML)
+@operator("RegexFullMatch CastLike BitCast")
 def each_element(node: Node) -> Value:
-    """Map each element of one input."""
+    """Map each element of input 0. Of another input, only the datatype matters."""
     return broadcast([node.input(0)])
 
 
@@ -138,16 +69,7 @@ def cast(node: Node) -> Value:
     return replace(broadcast([value]), row_indices=value.row_indices)
 
 
-_INTEGERS = {
-    TensorProto.INT8,
-    TensorProto.INT16,
-    TensorProto.INT32,
-    TensorProto.INT64,
-    TensorProto.UINT8,
-    TensorProto.UINT16,
-    TensorProto.UINT32,
-    TensorProto.UINT64,
-}
+_INTEGERS = {TensorProto.DataType.Value(f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)}
 
 
 def _converted(content: Content, to: object) -> Content | None:
@@ -171,27 +93,19 @@ def _converted(content: Content, to: object) -> Content | None:
     return result
 
 
-@operator("CastLike", "BitCast")
-def cast_like(node: Node) -> Value:
-    """Convert each element; only the datatype of the second input matters."""
-    return broadcast([node.input(0)])
-
-
-@operator("QuantizeLinear", "DequantizeLinear")
-@operator("QuantizeLinear", "DequantizeLinear", domain=MICROSOFT)
+@operator("QuantizeLinear DequantizeLinear")
+@operator("QuantizeLinear DequantizeLinear", MICROSOFT)
 def quantise(node: Node) -> Value:
     """Quantise each element, with scales along one axis or for blocks along it."""
     require_rows_only_in(node, 0)
     value = node.input(0)
     scale = node.input(1)
     if value.rows is not None:
-        scales = shape_of(scale)
+        scales = scale.sizes
         if len(scales) > 1:
             raise UnknownEffect("has scales for blocks")
         if scales and scales[0] != 1:
-            reject_rows_on(
-                value, (int(node.attribute("axis", 1)) % len(shape_of(value)),), "has scales along"
-            )
+            reject_rows_on(value, (int(node.attribute("axis", 1)) % len(value.sizes),), "has scales along")
     return broadcast([value])
 
 
@@ -214,7 +128,7 @@ _QUANTISED = {
 }
 
 
-@operator(*_QUANTISED, domain=MICROSOFT)
+@operator(" ".join(_QUANTISED), MICROSOFT)
 def quantised(node: Node) -> Value:
     """Broadcast the quantised tensors together."""
     tensors = _QUANTISED[node.operator]

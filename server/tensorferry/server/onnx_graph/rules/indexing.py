@@ -2,65 +2,49 @@
 
 from __future__ import annotations
 
-from tensorferry.server.onnx_graph.operators import (
-    MICROSOFT,
-    ML,
-    USES_ROW_INDICES,
-    MixesRows,
-    Node,
-    UnknownEffect,
-    operator,
-)
+from tensorferry.server.onnx_graph.operators import ML, USES_ROW_INDICES, Node, axis_of, operator
 from tensorferry.server.onnx_graph.row_axis import (
-    axis_of,
     on_axis,
+    rearranged,
     reject_rows_on,
     require_rows_only_in,
-    shape_of,
     with_rows,
 )
 from tensorferry.server.onnx_graph.sizes import Product, Size, fixed, product
-from tensorferry.server.onnx_graph.values import ALL, RowAxis, Value, of_content
+from tensorferry.server.onnx_graph.values import ALL, MixesRows, RowAxis, UnknownEffect, Value, of_content
 
 
 @operator("Gather", row_indices=True)
 def gather(node: Node) -> Value:
     """Take parts of an axis, at indices of any shape."""
     data, indices = node.input(0), node.input(1)
-    sizes, at = shape_of(data), shape_of(indices)
-    axis = axis_of(int(node.attribute("axis", 0)), len(sizes))
+    sizes, at, axis = data.sizes, indices.sizes, node.axis(0)
+    new = (*sizes[:axis], *at, *sizes[axis + 1 :])
     if data.content is not None and indices.content is not None:
         chosen = list(indices.content.flat)
         if all(isinstance(index, int) for index in chosen):
-            taken = data.content.take(chosen, axis)
-            return of_content(taken.reshape(fixed((*sizes[:axis], *at, *sizes[axis + 1 :]))))
-    new = (*sizes[:axis], *at, *sizes[axis + 1 :])
+            return of_content(data.content.take(chosen, axis).reshape(fixed(new)))
     if data.row_indices or indices.row_indices:
         if data.row_indices or data.rows is None or data.rows.axis != axis or indices.row_indices != ALL:
             raise UnknownEffect(USES_ROW_INDICES)
         _check_own_rows(data, indices, -1)
-        return with_rows(
-            new, None if indices.rows is None else on_axis(indices.rows, axis + indices.rows.axis)
-        )
+        return with_rows(new, indices.rows and on_axis(indices.rows, axis + indices.rows.axis))
     if data.rows is not None and data.rows.axis == axis and indices.rows is None and indices.iterations:
         return Value(new, picked=indices.iterations)
     reject_rows_on(data, (axis,), "picks elements along")
     if data.rows is not None and indices.rows is not None:
         raise MixesRows("picks for each row from all rows")
-    rows: RowAxis | None = None
     if data.rows is not None:
         shift = len(at) - 1 if data.rows.axis > axis else 0
-        rows = on_axis(data.rows, data.rows.axis + shift)
-    elif indices.rows is not None:
-        rows = on_axis(indices.rows, indices.rows.axis + axis)
-    return with_rows(new, rows)
+        return with_rows(new, on_axis(data.rows, data.rows.axis + shift))
+    return with_rows(new, indices.rows and on_axis(indices.rows, indices.rows.axis + axis))
 
 
 @operator("GatherElements")
 def gather_elements(node: Node) -> Value:
     """Take, for each index, the element at the same position on all axes but one."""
     data, indices = node.input(0), node.input(1)
-    sizes = shape_of(indices)
+    sizes = indices.sizes
     axis = axis_of(int(node.attribute("axis", 0)), len(sizes))
     if data.rows is None:
         if indices.rows is not None and indices.rows.axis != axis:
@@ -78,7 +62,7 @@ def gather_elements(node: Node) -> Value:
 def gather_nd(node: Node) -> Value:
     """Take parts at indices of several axes."""
     data, indices = node.input(0), node.input(1)
-    sizes, at = shape_of(data), shape_of(indices)
+    sizes, at = data.sizes, indices.sizes
     batch = int(node.attribute("batch_dims", 0))
     width = at[-1] if at else None
     if not isinstance(width, int):
@@ -116,29 +100,25 @@ def _check_own_rows(data: Value, indices: Value, position: int) -> None:
         raise UnknownEffect(USES_ROW_INDICES)
 
 
-@operator("ScatterElements", "Scatter")
+@operator("ScatterElements Scatter")
 def scatter_elements(node: Node) -> Value:
     """Put elements into the data: the index gives the position on one axis, its own position the others."""
     values = [node.input(index) for index in range(3)]
-    sizes = shape_of(values[0])
-    axis = axis_of(int(node.attribute("axis", 0)), len(sizes))
-    row_axes = {value.rows for value in values}
-    if row_axes == {None}:
-        return Value(sizes)
+    axis = node.axis(0)
     for value in values:
         reject_rows_on(value, (axis,), "puts elements along", values[1])
-    if len(row_axes) > 1:
+    if len({value.rows for value in values}) > 1:
         raise UnknownEffect(
             "puts elements of rows among elements that have none, or rows along one axis along another"
         )
-    return with_rows(sizes, values[0].rows)
+    return with_rows(node.shape(0), values[0].rows)
 
 
 @operator("ScatterND", row_indices=True)
 def scatter_nd(node: Node) -> Value:
     """Put parts into the data, at indices of several axes."""
     data, indices, updates = (node.input(index) for index in range(3))
-    sizes, at = shape_of(data), shape_of(indices)
+    sizes, at = data.sizes, indices.sizes
     if data.rows is indices.rows is updates.rows is None:
         return Value(sizes)
     width = at[-1] if at else None
@@ -164,38 +144,31 @@ def scatter_nd(node: Node) -> Value:
 def one_hot(node: Node) -> Value:
     """Add an axis for the classes."""
     require_rows_only_in(node, 0)
-    value = node.input(0)
-    sizes = shape_of(value)
-    axis = axis_of(int(node.attribute("axis", -1)), len(sizes) + 1)
+    rank, axis = len(node.shape(0)), node.axis(-1, more=1)
     numbers = node.input(1).content
     depth: Size = node.fresh() if numbers is None else numbers.reshape(-1)[0]
     depth = depth if isinstance(depth, Product) else int(depth)
-    rows = value.rows
-    if rows is not None and rows.axis >= axis:
-        rows = on_axis(rows, rows.axis + 1)
-    return with_rows((*sizes[:axis], depth, *sizes[axis:]), rows)
+    return rearranged(node.input(0), [*range(axis), None, *range(axis, rank)], depth)
 
 
 @operator("TopK", shape_inputs=(1,))
 def top_k(node: Node) -> list[Value]:
     """Return the greatest elements along an axis, and their positions on it."""
-    value = node.input(0)
-    sizes = shape_of(value)
-    axis = axis_of(int(node.attribute("axis", -1)), len(sizes))
+    value, rank, axis = node.input(0), len(node.shape(0)), node.axis(-1)
     reject_rows_on(value, (axis,), "sorts along")
     count: Size = node.fresh()
     if "k" in node.attributes:
         count = int(node.attributes["k"])
     elif (content := node.input(1).content) is not None:
         count = content.reshape(-1)[0]
-    return [with_rows((*sizes[:axis], count, *sizes[axis + 1 :]), value.rows)] * 2
+    return [rearranged(value, [*range(axis), None, *range(axis + 1, rank)], count)] * 2
 
 
-@operator("ArrayFeatureExtractor", domain=ML)
+@operator("ArrayFeatureExtractor", ML)
 def array_feature_extractor(node: Node) -> Value:
     """Take parts of the last axis."""
     data, indices = node.input(0), node.input(1)
-    sizes, at = shape_of(data), shape_of(indices)
+    sizes, at = data.sizes, indices.sizes
     count = product(*at)
     if data.rows is not None:
         if indices.rows is not None:
@@ -214,26 +187,14 @@ def array_feature_extractor(node: Node) -> Value:
 def reverse_sequence(node: Node) -> Value:
     """Reverse a part of the time axis; each row has its own length."""
     value, lengths = node.input(0), node.input(1)
-    sizes = shape_of(value)
     batch, time = int(node.attribute("batch_axis", 1)), int(node.attribute("time_axis", 0))
     if value.rows is None:
         if lengths.rows is not None:
             raise UnknownEffect("takes lengths for rows that its data lacks")
-        return Value(sizes)
+        return Value(value.sizes)
     reject_rows_on(value, (time,), "turns round")
     if value.rows.axis == batch and (lengths.rows is None or lengths.rows != on_axis(value.rows, 0)):
         raise UnknownEffect("takes lengths that have no rows")
     if value.rows.axis != batch and lengths.rows is not None:
         raise MixesRows("takes lengths for rows along another axis")
-    return with_rows(sizes, value.rows)
-
-
-@operator("Trilu")
-@operator("Trilu", domain=MICROSOFT)
-def triangle(node: Node) -> Value:
-    """A triangle of the last two axes."""
-    require_rows_only_in(node, 0)
-    value = node.input(0)
-    sizes = shape_of(value)
-    reject_rows_on(value, (len(sizes) - 1, len(sizes) - 2), "takes a triangle across")
-    return with_rows(sizes, value.rows)
+    return with_rows(value.sizes, value.rows)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from tensorferry.server.onnx_graph.broadcasting import broadcast
 from tensorferry.server.onnx_graph.operators import MICROSOFT, Node, operator
-from tensorferry.server.onnx_graph.row_axis import require_rows_only_in
+from tensorferry.server.onnx_graph.row_axis import broadcast, require_rows_only_in
 from tensorferry.server.onnx_graph.sizes import Size
 from tensorferry.server.onnx_graph.values import RowProblems, Value
 
 
 @operator(
-    *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
     accepts_problems=True,
 )
-@operator("Sampling", domain=MICROSOFT, accepts_problems=True, shape_from_values=True)
+@operator("Sampling", MICROSOFT, accepts_problems=True, shape_from_values=True)
 def random(node: Node) -> Value:
     """Draw numbers. A seed fixes only the order in which a session draws them."""
     return _random(node, _shape(node), "is random, also with a seed: a row gets other numbers in each run")

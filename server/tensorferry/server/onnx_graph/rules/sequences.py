@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from tensorferry.server.onnx_graph.operators import NOT_ANALYSED, MixesRows, Node, UnknownEffect, operator
-from tensorferry.server.onnx_graph.row_axis import axis_of, shape_of
+from tensorferry.server.onnx_graph.operators import NOT_ANALYSED, Node, operator
 from tensorferry.server.onnx_graph.sizes import Size
-from tensorferry.server.onnx_graph.values import RowProblems, Value, merged_problems
+from tensorferry.server.onnx_graph.values import MixesRows, RowProblems, UnknownEffect, Value, merged_problems
 
 
 @operator("SplitToSequence", shape_inputs=(1,), shape_from_values=True)
 def split_to_sequence(node: Node) -> Value:
     """Split an axis into parts of given lengths, or of length 1."""
-    value = node.input(0)
-    sizes = shape_of(value)
-    axis = axis_of(int(node.attribute("axis", 0)), len(sizes))
+    value, sizes, axis = node.input(0), node.shape(0), node.axis(0)
     lengths = node.sizes("split", 1)
     # Parts whose lengths depend on the number of rows may be copies of all rows.
     fixed = lengths is None or all(isinstance(length, int) for length in lengths)
@@ -27,7 +24,7 @@ def split_to_sequence(node: Node) -> Value:
     )
 
 
-@operator("SequenceAt", "SequenceErase", shape_from_values=True, accepts_problems=True)
+@operator("SequenceAt SequenceErase", shape_from_values=True, accepts_problems=True)
 def part_of_sequence(node: Node) -> Value:
     """Take one element, or leave it out."""
     sequence = node.input(0)

@@ -11,8 +11,8 @@ import numpy as np
 from onnx import numpy_helper
 
 from tensorferry.server.onnx_graph.model_file import constant
-from tensorferry.server.onnx_graph.operators import USES_ROW_INDICES, MixesRows, Node, UnknownEffect, operator
-from tensorferry.server.onnx_graph.row_axis import axis_of, on_axis, shape_of, with_rows
+from tensorferry.server.onnx_graph.operators import USES_ROW_INDICES, Node, axis_of, operator
+from tensorferry.server.onnx_graph.row_axis import rearranged, with_rows
 from tensorferry.server.onnx_graph.sizes import (
     NUMBER_OF_ROWS,
     Product,
@@ -23,7 +23,15 @@ from tensorferry.server.onnx_graph.sizes import (
     product,
     quotient,
 )
-from tensorferry.server.onnx_graph.values import ALL, RowAxis, Value, of_content, vector_of
+from tensorferry.server.onnx_graph.values import (
+    ALL,
+    MixesRows,
+    RowAxis,
+    UnknownEffect,
+    Value,
+    of_content,
+    vector_of,
+)
 
 # Longer ranges are not kept.
 _MOST = 256
@@ -47,7 +55,7 @@ def constant_of(node: Node) -> Value:
 @operator("Shape", shape_only=True, row_indices=True)
 def shape(node: Node) -> Value:
     """Return the sizes of the axes, or of some of them."""
-    sizes = shape_of(node.input(0))
+    sizes = node.shape(0)
     return of_content(vector_of(sizes[slice(node.attribute("start"), node.attribute("end"))]))
 
 
@@ -55,7 +63,7 @@ def shape(node: Node) -> Value:
 def element_count(node: Node) -> Value:
     """Return the number of elements."""
     content = np.empty((), object)
-    content[()] = product(*shape_of(node.input(0)))
+    content[()] = product(*node.shape(0))
     return of_content(content)
 
 
@@ -63,14 +71,10 @@ def element_count(node: Node) -> Value:
 def transpose(node: Node) -> Value:
     """Permute the axes."""
     value = node.input(0)
-    sizes = shape_of(value)
-    order = node.attribute("perm") or list(reversed(range(len(sizes))))
-    order = [axis_of(axis, len(sizes)) for axis in order]
-    rows = None if value.rows is None else on_axis(value.rows, order.index(value.rows.axis))
-    found = with_rows(tuple(sizes[axis] for axis in order), rows)
+    order = node.axes(node.attribute("perm") or reversed(range(len(value.sizes))))
     if value.content is not None:
         return of_content(value.content.transpose(order))
-    return found
+    return rearranged(value, order)
 
 
 @operator("Reshape", shape_inputs=(1,), row_indices=True)
@@ -83,7 +87,7 @@ def reshape(node: Node) -> Value:
     old = value.shape
     if value.rows is None and value.content is None and old is None:
         return Value(tuple(size if is_size(size) and size != 0 else node.fresh(size) for size in target))
-    old = shape_of(value)
+    old = value.sizes
     sizes: list[Size] = list(target)
     if not node.attribute("allowzero", 0):
         sizes = [old[at] if size == 0 and at < len(old) else size for at, size in enumerate(sizes)]
@@ -106,18 +110,15 @@ def _numbered(value: Value, made: Value) -> Value:
 @operator("Flatten")
 def flatten_axes(node: Node) -> Value:
     """Merge the axes before the given axis, and those from it on."""
-    value = node.input(0)
-    sizes = shape_of(value)
-    axis = int(node.attribute("axis", 1))
+    sizes, axis = node.shape(0), int(node.attribute("axis", 1))
     at = axis + len(sizes) if axis < 0 else axis
-    return _reshaped(value, (product(*sizes[:at]), product(*sizes[at:])))
+    return _reshaped(node.input(0), (product(*sizes[:at]), product(*sizes[at:])))
 
 
 @operator("Squeeze", shape_inputs=(1,), row_indices=True)
 def squeeze(node: Node) -> Value:
     """Remove axes of size 1."""
-    value = node.input(0)
-    sizes = shape_of(value)
+    value, sizes = node.input(0), node.shape(0)
     axes = node.integers("axes", 1)
     if axes is None:
         if value.rows is not None:
@@ -125,38 +126,33 @@ def squeeze(node: Node) -> Value:
         if any(isinstance(size, Product) for size in sizes):
             raise UnknownEffect("removes axes depending on their sizes")
         axes = [axis for axis, size in enumerate(sizes) if size == 1]
-    left_out = {axis_of(axis, len(sizes)) for axis in axes}
+    left_out = node.axes(axes)
     if value.rows is not None and value.rows.axis in left_out:
         raise MixesRows("removes the batch axis")
-    kept = [axis for axis in range(len(sizes)) if axis not in left_out]
-    new = tuple(sizes[axis] for axis in kept)
+    return _with_axes(value, [axis for axis in range(len(sizes)) if axis not in left_out])
+
+
+def _with_axes(value: Value, origins: Sequence[int | None]) -> Value:
+    """Return the tensor with axes of size 1 added or removed, as `rearranged` does."""
+    made = rearranged(value, origins)
     if value.content is not None:
-        return of_content(value.content.reshape(fixed(new)))
-    return _numbered(
-        value,
-        with_rows(new, None if value.rows is None else on_axis(value.rows, kept.index(value.rows.axis))),
-    )
+        return of_content(value.content.reshape(fixed(made.sizes)))
+    return _numbered(value, made)
 
 
 @operator("Unsqueeze", shape_inputs=(1,), row_indices=True)
 def unsqueeze(node: Node) -> Value:
     """Insert axes of size 1."""
-    value = node.input(0)
-    sizes = shape_of(value)
     axes = node.integers("axes", 1)
     if axes is None:
         raise UnknownEffect("has no axes")
-    rank = len(sizes) + len(axes)
-    new_axes = {axis_of(axis, rank) for axis in axes}
-    old_axes = [axis for axis in range(rank) if axis not in new_axes]
-    new: list[Size] = [1] * rank
-    for axis, size in zip(old_axes, sizes, strict=True):
-        new[axis] = size
-    if value.content is not None:
-        return of_content(value.content.reshape(fixed(new)))
-    return _numbered(
-        value,
-        with_rows(tuple(new), None if value.rows is None else on_axis(value.rows, old_axes[value.rows.axis])),
+    old = len(node.shape(0))
+    new_axes = {axis_of(axis, old + len(axes)) for axis in axes}
+    if len(new_axes) != len(axes):
+        raise UnknownEffect("has the same axis twice")
+    numbers = iter(range(old))
+    return _with_axes(
+        node.input(0), [None if axis in new_axes else next(numbers) for axis in range(old + len(axes))]
     )
 
 
@@ -164,7 +160,7 @@ def unsqueeze(node: Node) -> Value:
 def expand(node: Node) -> Value:
     """Repeat along axes of size 1, up to the given shape."""
     value = node.input(0)
-    old = shape_of(value)
+    old = value.sizes
     target = node.sizes("shape", 1)
     if target is None:
         raise UnknownEffect("has no shape")
@@ -174,7 +170,7 @@ def expand(node: Node) -> Value:
     new = tuple(_stretched(node, *pair) for pair in zip(old, wanted, strict=True))
     if value.rows is None:
         return constant_along_axes(new)
-    rows = RowAxis(value.rows.axis + rank - len(shape_of(value)), value.rows.outer, value.rows.inner)
+    rows = RowAxis(value.rows.axis + rank - len(value.sizes), value.rows.outer, value.rows.inner)
     if wanted[rows.axis] not in (1, rows.size):
         raise UnknownEffect(f"stretches the batch axis to the size {wanted[rows.axis]}")
     return _numbered(value, with_rows(new, rows))
@@ -217,7 +213,7 @@ def eye_like(node: Node) -> Value:
     value = node.input(0)
     if value.rows is not None:
         raise MixesRows("makes a diagonal across the batch axis")
-    return Value(shape_of(value))
+    return Value(value.sizes)
 
 
 @operator("Range", shape_inputs=(0, 1, 2))
@@ -244,7 +240,7 @@ def numbers_in_a_range(node: Node) -> Value:
 def tile(node: Node) -> Value:
     """Repeat whole axes."""
     value = node.input(0)
-    sizes = shape_of(value)
+    sizes = value.sizes
     repeats = node.sizes("repeats", 1)
     if repeats is None or len(repeats) != len(sizes):
         raise UnknownEffect("has no number of repeats for each axis")
@@ -276,9 +272,7 @@ def _reshaped(value: Value, sizes: tuple[Size, ...]) -> Value:
         known = fixed(sizes)
         if len(known) == len(sizes):
             return of_content(value.content.reshape(known))
-    return with_rows(
-        sizes, None if value.rows is None else row_axis_after_reshape(shape_of(value), value.rows, sizes)
-    )
+    return with_rows(sizes, value.rows and row_axis_after_reshape(value.sizes, value.rows, sizes))
 
 
 def row_axis_after_reshape(old: Sequence[Size], rows: RowAxis, new: Sequence[Size]) -> RowAxis:

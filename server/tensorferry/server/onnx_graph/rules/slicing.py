@@ -8,25 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from tensorferry.server.onnx_graph.operators import (
-    MICROSOFT,
-    ML,
-    USES_ROW_INDICES,
-    MixesRows,
-    Node,
-    UnknownEffect,
-    operator,
-)
+from tensorferry.server.onnx_graph.operators import MICROSOFT, ML, USES_ROW_INDICES, Node, axis_of, operator
 from tensorferry.server.onnx_graph.row_axis import (
-    axis_of,
+    rearranged,
     reject_rows_on,
     require_rows_only_in,
     require_same_merging,
-    shape_of,
     with_rows,
 )
 from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, Product, Size, fixed, product, quotient, total
-from tensorferry.server.onnx_graph.values import ALL, RowAxis, Value, of_content
+from tensorferry.server.onnx_graph.values import ALL, MixesRows, RowAxis, UnknownEffect, Value, of_content
 
 # A Slice end of at least this value means the end of the axis: tf2onnx writes it for "all". No message has as many rows.
 _END = 10**9
@@ -44,12 +35,12 @@ def concat(node: Node) -> Value:
 
 def _numbers(values: Sequence[Value], axis: int) -> frozenset[int]:
     """Return the positions of row indices on the last axis after concatenation."""
-    if axis_of(axis, len(shape_of(values[0]))) != len(shape_of(values[0])) - 1:
+    if axis_of(axis, len(values[0].sizes)) != len(values[0].sizes) - 1:
         raise UnknownEffect(USES_ROW_INDICES)
     found: set[int] = set()
     before = 0
     for value in values:
-        width = shape_of(value)[-1]
+        width = value.sizes[-1]
         if not isinstance(width, int):
             raise UnknownEffect(USES_ROW_INDICES)
         found |= {before + at for at in (range(width) if value.row_indices == ALL else value.row_indices)}
@@ -57,7 +48,7 @@ def _numbers(values: Sequence[Value], axis: int) -> frozenset[int]:
     return frozenset(found)
 
 
-@operator("QLinearConcat", domain=MICROSOFT)
+@operator("QLinearConcat", MICROSOFT)
 def quantised_concat(node: Node) -> Value:
     """Concatenate every third input; the others are scales and zero points."""
     tensors = range(2, len(node.inputs), 3)
@@ -65,17 +56,17 @@ def quantised_concat(node: Node) -> Value:
     return joined_along([node.input(index) for index in tensors], int(node.attribute("axis", 1)))
 
 
-@operator("FeatureVectorizer", domain=ML)
+@operator("FeatureVectorizer", ML)
 def features(node: Node) -> Value:
     """Concatenate the features of each row."""
-    if any(len(shape_of(value)) != 2 for value in node.given):
+    if any(len(value.sizes) != 2 for value in node.given):
         raise UnknownEffect("joins tensors that are not matrices")
     return joined_along(node.given, 1)
 
 
 def joined_along(values: Sequence[Value], axis: int) -> Value:
     """Return the values concatenated along the axis."""
-    shapes = [shape_of(value) for value in values]
+    shapes = [value.sizes for value in values]
     rank = len(shapes[0])
     axis = axis_of(axis, rank)
     if any(len(one) != rank for one in shapes):
@@ -115,9 +106,7 @@ def joined_along(values: Sequence[Value], axis: int) -> Value:
 @operator("Split", shape_inputs=(1,))
 def split_axis(node: Node) -> list[Value]:
     """Split an axis. The batch axis may be split only into copies of all rows."""
-    value = node.input(0)
-    sizes = shape_of(value)
-    axis = axis_of(int(node.attribute("axis", 0)), len(sizes))
+    value, sizes, axis = node.input(0), node.shape(0), node.axis(0)
     parts = node.sizes("split", 1)
     if parts is None:
         parts = _equal_parts(node, sizes[axis])
@@ -159,12 +148,11 @@ def _copies_of_all_rows(rows: RowAxis, part: Size) -> RowAxis:
 @operator("Slice", shape_inputs=(1, 2, 3, 4))
 def slice_of(node: Node) -> Value:
     """Take a part of each of some axes."""
-    value = node.input(0)
-    sizes = list(shape_of(value))
+    value, sizes = node.input(0), list(node.shape(0))
     starts, ends = _bounds(node, "starts", 1), _bounds(node, "ends", 2)
     given = node.integers("axes", 3)
     count = len(starts or ends or given or sizes)
-    axes = [axis_of(axis, len(sizes)) for axis in (range(count) if given is None else given)]
+    axes = node.axes(range(count) if given is None else given)
     steps = _bounds(node, "steps", 4) or [1] * count
     rows = value.rows
     bounds = [node.input(index) for index in range(1, len(node.inputs)) if node.has(index)]
@@ -231,18 +219,15 @@ def _length(node: Node, size: Size, start: Any, end: Any, step: Any) -> Size:
 
 
 @operator("Pad", shape_inputs=(1, 3))
-@operator("Pad", domain=MICROSOFT, shape_inputs=(1,))
+@operator("Pad", MICROSOFT, shape_inputs=(1,))
 def pad(node: Node) -> Value:
     """Add elements at both ends of axes."""
     require_rows_only_in(node, 0)
-    value = node.input(0)
-    sizes = list(shape_of(value))
-    name = "pads" if "pads" in node.attributes else "paddings"
-    pads = node.sizes(name, 1)
+    value, sizes = node.input(0), list(node.shape(0))
+    pads = node.sizes("pads" if "pads" in node.attributes else "paddings", 1)
     if pads is None:
         raise UnknownEffect("has no pads")
-    given = node.integers("axes", 3)
-    axes = [axis_of(axis, len(sizes)) for axis in (range(len(sizes)) if given is None else given)]
+    axes = node.axes(node.integers("axes", 3))
     if len(pads) != 2 * len(axes):
         raise UnknownEffect("does not have two pads for each axis")
     for at, axis in enumerate(axes):
@@ -257,17 +242,15 @@ def pad(node: Node) -> Value:
     return with_rows(tuple(sizes), value.rows)
 
 
-@operator("Compress", shape_from_values=True)
-@operator("NonZero", "Unique", shape_from_values=True)
-@operator("Unique", domain=MICROSOFT, shape_from_values=True)
+@operator("Compress NonZero Unique", shape_from_values=True)
+@operator("Unique", MICROSOFT, shape_from_values=True)
 def value_dependent_size(node: Node) -> list[Value]:
     """Select elements; the output's shape depends on values."""
     if node.operator == "Compress" and node.input(1).rows is None and "axis" in node.attributes:
-        value = node.input(0)
-        sizes = shape_of(value)
-        axis = axis_of(int(node.attributes["axis"]), len(sizes))
-        reject_rows_on(value, (axis,), "leaves out elements along", node.input(1))
-        return [with_rows((*sizes[:axis], node.fresh(), *sizes[axis + 1 :]), value.rows)]
+        axis = node.axis(0)
+        reject_rows_on(node.input(0), (axis,), "leaves out elements along", node.input(1))
+        origins = [*range(axis), None, *range(axis + 1, len(node.shape(0)))]
+        return [rearranged(node.input(0), origins, node.fresh())]
     if any(value.rows is not None for value in node.given):
         raise UnknownEffect("computes a shape that depends on the rows' values")
     if node.operator == "NonZero":

@@ -16,7 +16,7 @@ from pathlib import Path
 import onnx
 
 from tensorferry.server.onnx_graph.analysis import RowMixing, analysis_of, inputs_of
-from tensorferry.server.onnx_graph.free_rows import (
+from tensorferry.server.onnx_graph.rewriting.free_rows import (
     FreedRows,
     MovedAxis,
     NotFreed,
