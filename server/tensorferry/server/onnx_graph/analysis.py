@@ -26,7 +26,7 @@ from tensorferry.server.onnx_graph.rules import (  # noqa: F401  (they fill the 
     slicing,
 )
 from tensorferry.server.onnx_graph.sizes import NUMBER_OF_ROWS, ROWS, Size, Symbol, of_symbol
-from tensorferry.server.onnx_graph.values import RowAxis, RowProblems, Value, merged_problems
+from tensorferry.server.onnx_graph.values import RowAxis, RowProblems, Value, merged_problems, not_analysed
 
 
 class RowMixing(enum.Enum):
@@ -82,11 +82,9 @@ def analysis_of(
 ) -> BatchAnalysis:
     """Do the same with a model that has been read, by a new walk over it; may raise any exception."""
     scope = (walk or GraphWalk(model)).tensors_of(model.graph, {}, inputs_of(model, batched))
-    found_problems = []
-    for output in model.graph.output:
-        value = scope.get(output.name)
-        found_problems.append(_problems_of(output.name, value))
-    problems = merged_problems(found_problems)
+    problems = merged_problems(
+        _problems_of(output.name, scope.get(output.name)) for output in model.graph.output
+    )
     if problems.mixes:
         return BatchAnalysis(RowMixing.MIXES, problems.mixes)
     if problems.unknown:
@@ -103,26 +101,22 @@ def inputs_of(model: onnx.ModelProto, batched: Collection[str]) -> dict[str, Val
         if declared.name in constants and model.ir_version < 4:
             continue
         if declared.name in constants and declared.name in batched:
-            why = f"input {declared.name} has a default, which has no rows of a batch"
-            inputs[declared.name] = Value(problems=RowProblems(unknown=(why,)), value_dependent=True)
+            inputs[declared.name] = not_analysed(
+                f"input {declared.name} has a default, which has no rows of a batch"
+            )
         else:
             inputs[declared.name] = _input(declared, declared.name in batched)
     return inputs
 
 
 def _input(declared: onnx.ValueInfoProto, batched: bool) -> Value:
-    if not declared.type.HasField("tensor_type"):
-        if not batched:
-            return Value(value_dependent=True)
-        return Value(
-            problems=RowProblems(unknown=(f"input {declared.name} is no tensor",)), value_dependent=True
-        )
     tensor = declared.type.tensor_type
     if not tensor.HasField("shape") or (batched and not tensor.shape.dim):
         if not batched:
             return Value(value_dependent=True)
-        why = f"input {declared.name} is declared without a shape"
-        return Value(problems=RowProblems(unknown=(why,)), value_dependent=True)
+        is_tensor = declared.type.HasField("tensor_type")
+        why = "is declared without a shape" if is_tensor else "is no tensor"
+        return not_analysed(f"input {declared.name} {why}")
     shape: list[Size] = []
     for axis, dim in enumerate(tensor.shape.dim):
         if dim.HasField("dim_value") and dim.dim_value >= 0:
@@ -147,15 +141,12 @@ def _problems_of(name: str, value: Value | None) -> RowProblems | None:
     rows = value.rows
     if value.row_indices:
         return RowProblems(mixes=(f"output {name} contains the indices of rows in the batch",))
-    if rows is None:
-        return RowProblems(
-            mixes=(f"output {name} does not follow the batch axis: it is the same for all rows",)
-        )
-    if rows.axis:
-        return RowProblems(
-            mixes=(f"output {name} does not follow the batch axis: the rows are on its axis {rows.axis}",)
-        )
-    if rows.outer == rows.inner == 1:
+    if rows == RowAxis(0):
         return None
-    why = f"output {name} does not follow the batch axis: its axis 0 has the size {rows.size}"
-    return RowProblems(mixes=(why,))
+    if rows is None:
+        why = "it is the same for all rows"
+    elif rows.axis:
+        why = f"the rows are on its axis {rows.axis}"
+    else:
+        why = f"its axis 0 has the size {rows.size}"
+    return RowProblems(mixes=(f"output {name} does not follow the batch axis: {why}",))

@@ -12,7 +12,7 @@ import onnx
 
 from tensorferry.server.onnx_graph.operators import USES_ROW_INDICES
 from tensorferry.server.onnx_graph.sizes import Product, unknown
-from tensorferry.server.onnx_graph.values import MixesRows, RowProblems, UnknownEffect, Value, merged_problems
+from tensorferry.server.onnx_graph.values import UnknownEffect, Value, merged_problems, mixing, not_analysed
 
 if TYPE_CHECKING:
     from tensorferry.server.onnx_graph.graph_walk import GraphWalk
@@ -71,7 +71,7 @@ def attempted(label: str, compute: Callable[[], Value], used: Iterable[Value]) -
     except UnknownEffect as why:
         if all(value.is_free for value in used):
             return Value(value_dependent=True)
-        return Value(problems=RowProblems(unknown=(f"{label} {why}",)), value_dependent=True)
+        return not_analysed(f"{label} {why}")
 
 
 def unnumbered(value: Value) -> Value:
@@ -137,10 +137,10 @@ class Repetition:
         kinds = list(map(self._kind, names[len(first) :], returned[: len(state)]))
         now = [_in_loop(self._label, value) for value in state]
         for _ in range(_PASSES):
-            varying = [self._varying(value) for value in (*first, *now)] if over_rows else [*first, *now]
-            found = outputs_of(
-                self._walk, self._body, self._scope, dict(zip(names, [*varying, *last], strict=False))
-            )
+            own = frozenset({self.name} if over_rows else ())
+            varying = [replace(value, iterations=value.iterations | own) for value in (*first, *now)]
+            inputs = dict(zip(names, [*varying, *last], strict=False))
+            found = outputs_of(self._walk, self._body, self._scope, inputs)
             carried = found[skipped : skipped + len(now)]
             new = [
                 before
@@ -153,27 +153,19 @@ class Repetition:
             now = new
         raise UnknownEffect("passes on tensors whose shape changes in each iteration")
 
-    def _varying(self, value: Value) -> Value:
-        """Return a value that may differ in each iteration."""
-        return replace(value, iterations=value.iterations | {self.name})
-
     def _passed_on(self, at: int, before: Value, after: Value, over_rows: OverRows, collects: bool) -> Value:
         """Return the state of the next iteration. `collects`: it is joined with what the iteration computes."""
         if self.name in after.picked and collects:
-            why = f"{self._label} collects rows of the batch"
-            return Value(problems=RowProblems(unknown=(why,)), value_dependent=True)
+            return not_analysed(f"{self._label} collects rows of the batch")
         if self.name in after.picked:
-            return self._mixing(MixesRows("passes values of one row on to the next rows"))
+            return mixing(f"{self._label} passes values of one row on to the next rows")
         if over_rows is OverRows.YES and after.rows is not None and self.name in after.iterations:
-            return self._mixing(MixesRows("makes the rows' values depend on the number of rows in the batch"))
+            return mixing(f"{self._label} makes the rows' values depend on the number of rows in the batch")
         return attempted(
             self._label,
             lambda: merged(f"{self.name}.{at}", before, _without_content(after)),
             (before, after),
         )
-
-    def _mixing(self, why: MixesRows) -> Value:
-        return Value(problems=RowProblems(mixes=(f"{self._label} {why}",)), value_dependent=True)
 
     def _kind(self, before: str, after: str) -> str:
         """Return the operator that makes a part of the state from the same part before it.

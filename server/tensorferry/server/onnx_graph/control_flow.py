@@ -23,6 +23,7 @@ from tensorferry.server.onnx_graph.bodies import (
     over_rows,
     unnumbered,
 )
+from tensorferry.server.onnx_graph.model_file import graphs_in
 from tensorferry.server.onnx_graph.operators import NOT_ANALYSED, axis_of
 from tensorferry.server.onnx_graph.row_axis import rearranged
 from tensorferry.server.onnx_graph.sizes import Size, unknown
@@ -144,10 +145,10 @@ OPERATORS: Mapping[str, Callable[[GraphWalk, onnx.NodeProto, str, Inputs, Scope,
 def captured_names(node: onnx.NodeProto) -> set[str]:
     """Return the names of outer tensors that the node's graphs may use."""
     names = set()
-    for attribute in node.attribute:
-        for inner in attribute.g.node:
+    for graph in graphs_in(node):
+        for inner in graph.node:
             names |= {*inner.input, *captured_names(inner)}
-        names |= {output.name for output in attribute.g.output}
+        names |= {output.name for output in graph.output}
     return names
 
 

@@ -15,7 +15,15 @@ from tensorferry.server.onnx_graph.model_file import constant
 from tensorferry.server.onnx_graph.operators import NOT_ANALYSED, USES_ROW_INDICES, Node, Operator
 from tensorferry.server.onnx_graph.sizes import counts_rows
 from tensorferry.server.onnx_graph.topological_order import topological_order
-from tensorferry.server.onnx_graph.values import MixesRows, RowProblems, UnknownEffect, Value, merged_problems
+from tensorferry.server.onnx_graph.values import (
+    MixesRows,
+    RowProblems,
+    UnknownEffect,
+    Value,
+    merged_problems,
+    mixing,
+    not_analysed,
+)
 
 # Tensors by name, of a graph and the graphs around it. None is an input that a function call leaves out.
 Scope = Mapping[str, Value | None]
@@ -30,9 +38,7 @@ _DEEPEST = 40
 # Maximum number of visited nodes. Bodies of loops and functions count once per visit; few graphs have 20,000 nodes.
 _MOST_NODES = 100_000
 
-_MISSING = Value(
-    problems=RowProblems(unknown=("the graph uses a tensor that no node produces",)), value_dependent=True
-)
+_MISSING = not_analysed("the graph uses a tensor that no node produces")
 
 
 class GraphTooLarge(Exception):
@@ -64,20 +70,9 @@ class GraphWalk:
         self._functions: _Functions = {(one.domain, one.name): one for one in model.functions}
         self._opsets = _opsets(model.opset_import)
         self._bound: _Attributes = {}
+        # The number of functions around the node that is analysed.
         self._depth = 0
-        self._nodes_left = [_MOST_NODES]
-
-    def _function_walk(self, function: onnx.FunctionProto, bound: _Attributes) -> GraphWalk:
-        """Return a walk over a function's body that collects into the same list."""
-        walk = GraphWalk(onnx.ModelProto())
-        walk.value_dependent_nodes, walk._functions, walk._bound = (
-            self.value_dependent_nodes,
-            self._functions,
-            bound,
-        )
-        walk._opsets = {**self._opsets, **_opsets(function.opset_import)}
-        walk._depth, walk._nodes_left = self._depth + 1, self._nodes_left
-        return walk
+        self._nodes_left = _MOST_NODES
 
     def tensors_of(self, graph: onnx.GraphProto, outer: Scope, inputs: Scope) -> dict[str, Value | None]:
         """Return all tensors of the graph by name, given its inputs and the tensors of the graph around it."""
@@ -92,8 +87,8 @@ class GraphWalk:
 
     def _run(self, nodes: Iterable[onnx.NodeProto], scope: dict[str, Value | None]) -> None:
         for node in topological_order(nodes, control_flow.captured_names):
-            self._nodes_left[0] -= 1
-            if self._nodes_left[0] < 0:
+            self._nodes_left -= 1
+            if self._nodes_left < 0:
                 raise GraphTooLarge(
                     f"it has more than {_MOST_NODES} nodes, counting those in loops once per pass"
                 )
@@ -164,7 +159,7 @@ class GraphWalk:
         try:
             values: Sequence[Value] = [_checked(value) for value in rule()]
         except MixesRows as why:
-            return [Value(problems=RowProblems(mixes=(f"{label} {why}",)), value_dependent=True)] * count
+            return [mixing(f"{label} {why}")] * count
         except (UnknownEffect, ArithmeticError) as why:
             return _unknown_effect(f"{label} {why}", used, count)
         return values
@@ -203,7 +198,14 @@ class GraphWalk:
         bound.update((one.name, one) for one in self.bound_attributes(node))
         given = itertools.chain(inputs, itertools.repeat(None))
         scope: dict[str, Value | None] = dict(zip(function.input, given, strict=False))
-        self._function_walk(function, bound)._run(function.node, scope)
+        around = self._opsets, self._bound
+        self._opsets, self._bound = {**self._opsets, **_opsets(function.opset_import)}, bound
+        self._depth += 1
+        try:
+            self._run(function.node, scope)
+        finally:
+            self._opsets, self._bound = around
+            self._depth -= 1
         return [scope.get(name) or _MISSING for name in function.output]
 
     def bound_attributes(self, node: onnx.NodeProto) -> list[onnx.AttributeProto]:
@@ -312,4 +314,4 @@ def _unknown_effect(reason: str, inputs: Sequence[Value | None], count: int) -> 
     """Return the outputs of a node that could not be analysed; this is a problem only if an input has rows."""
     if all(value is None or value.is_free for value in inputs):
         return [Value(value_dependent=True)] * count
-    return [Value(problems=RowProblems(unknown=(reason,)), value_dependent=True)] * count
+    return [not_analysed(reason)] * count

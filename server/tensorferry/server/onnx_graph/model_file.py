@@ -133,31 +133,28 @@ def tensors_of_unknown_rank(path: Path) -> frozenset[str]:
     )
 
 
+def graphs_in(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Return the graphs inside a node, but not those inside the nodes of these."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
 def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            yield from _all_nodes(attribute.g.node)
+        for graph in graphs_in(node):
+            yield from _all_nodes(graph.node)
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    yield from _tensors_of(model.graph)
-    for function in model.functions:
-        yield from _tensors_of_nodes(function.node)
-
-
-def _tensors_of(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    yield from _tensors_of_nodes(graph.node)
-
-
-def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    for node in nodes:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            if attribute.HasField("g"):
-                yield from _tensors_of(attribute.g)
+    yield from model.graph.initializer
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        for node in _all_nodes(nodes):
+            yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))
+            for graph in graphs_in(node):
+                yield from graph.initializer
 
 
 def _read_if_small(tensor: onnx.TensorProto, folder: Path) -> None:

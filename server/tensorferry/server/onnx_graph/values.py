@@ -103,6 +103,16 @@ class Value:
         )
 
 
+def mixing(*reasons: str) -> Value:
+    """Return a tensor whose rows depend on each other for these reasons."""
+    return Value(problems=RowProblems(mixes=reasons), value_dependent=True)
+
+
+def not_analysed(*reasons: str) -> Value:
+    """Return a tensor of which nothing is known for these reasons."""
+    return Value(problems=RowProblems(unknown=reasons), value_dependent=True)
+
+
 def of_content(content: Content) -> Value:
     """Return a tensor with known numbers."""
     depends_on_row_count = any(counts_rows(number) for number in content.flat)

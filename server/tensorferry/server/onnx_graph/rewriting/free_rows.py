@@ -21,7 +21,12 @@ from onnx import helper, numpy_helper
 from tensorferry.server.onnx_graph.analysis import RowMixing, analysis_of
 from tensorferry.server.onnx_graph.control_flow import captured_names
 from tensorferry.server.onnx_graph.graph_walk import GraphWalk, Scope
-from tensorferry.server.onnx_graph.model_file import UnreadableModel, external_files, read_model
+from tensorferry.server.onnx_graph.model_file import (
+    UnreadableModel,
+    external_files,
+    graphs_in,
+    read_model,
+)
 from tensorferry.server.onnx_graph.sizes import Product, fixed
 from tensorferry.server.onnx_graph.values import RowAxis, Value, of_content, vector_of
 
@@ -188,12 +193,11 @@ def _rename(nodes: Iterable[onnx.NodeProto], old: str, new: str) -> None:
             for at, name in enumerate(names):
                 if name == old:
                     names[at] = new
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-                _rename(inner.node, old, new)
-                for output in inner.output:
-                    if output.name == old:
-                        output.name = new
+        for inner in graphs_in(node):
+            _rename(inner.node, old, new)
+            for output in inner.output:
+                if output.name == old:
+                    output.name = new
 
 
 def _used(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
@@ -223,9 +227,8 @@ def _forget_shapes(graph: onnx.GraphProto, *, nested: bool) -> None:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-                _forget_shapes(inner, nested=True)
+        for inner in graphs_in(node):
+            _forget_shapes(inner, nested=True)
 
 
 def _retarget(
@@ -285,7 +288,8 @@ class ReshapeWalk(GraphWalk):
 
     def _target(self, node: onnx.NodeProto, scope: Scope) -> list[Any] | None:
         """Return the target of a Reshape of the main graph; None for other nodes and unknown targets."""
-        if node.op_type != "Reshape" or node.domain or node.output[0] not in self._own or len(node.input) < 2:
+        own = not self._depth and node.output[0] in self._own
+        if node.op_type != "Reshape" or node.domain or not own or len(node.input) < 2:
             return None
         target = scope.get(node.input[1])
         if target is None or target.content is None or self.attributes(node).get("allowzero", 0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,8 @@ _MOST = 256
 def fold(node: Node) -> Content | None:
     """Return the result of an elementwise operator on known inputs; None if it is unknown."""
     compute = _OPERATORS.get(node.operator)
-    contents = [value.content for value in node.inputs if value is not None]
-    if compute is None or not contents or len(contents) != len(node.inputs):
-        return None
-    known = [content for content in contents if content is not None]
-    if len(known) != len(contents):
+    known = [value.content for value in node.given if value.content is not None]
+    if compute is None or not known or len(known) != len(node.inputs):
         return None
     try:
         arrays = np.broadcast_arrays(*known)
@@ -47,70 +45,38 @@ def _one(name: str, compute: Callable[..., Any], numbers: list[Any]) -> Any:
     )
 
 
-def _exact(numbers: tuple[Any, ...]) -> bool:
-    """Whether symbolic arithmetic is exact: there is a size, and no number is a fraction."""
-    return any(isinstance(number, Product) for number in numbers) and not any(
-        isinstance(number, float) and not number.is_integer() for number in numbers
+def _either(
+    of_numbers: Callable[..., Any], of_sizes: Callable[..., Any] = lambda *_: None
+) -> Callable[..., Any]:
+    """Return a function that takes `of_sizes` if one of its arguments is a symbolic size; None is an unknown result."""
+    return lambda *given: (of_sizes if any(isinstance(one, Product) for one in given) else of_numbers)(*given)
+
+
+def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the arithmetic function of sizes; its result is unknown beside a fraction."""
+    return lambda *given: (
+        None if any(isinstance(one, float) and not one.is_integer() for one in given) else function(*given)
     )
 
 
-def _add(*numbers: Any) -> Any:
-    if not any(isinstance(number, Product) for number in numbers):
-        return sum(numbers)
-    if not _exact(numbers):
-        return None
-    found: Any = 0
-    for number in numbers:
-        found = total(found, number)
-    return found
-
-
-def _subtract(a: Any, b: Any) -> Any:
-    if isinstance(a, Product) or isinstance(b, Product):
-        return total(a, product(-1, b)) if _exact((a, b)) else None
-    return a - b
-
-
-def _multiply(a: Any, b: Any) -> Any:
-    if isinstance(a, Product) or isinstance(b, Product):
-        return product(a, b) if _exact((a, b)) else None
-    return a * b
-
-
-def _divide(a: Any, b: Any) -> Any:
-    if isinstance(a, Product) or isinstance(b, Product):
-        return quotient(a, b) if _exact((a, b)) else None
+def _divided(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         return int(math.copysign(1, a) * math.copysign(1, b)) * (abs(a) // abs(b))
     return a / b
-
-
-def _equal(a: Any, b: Any) -> Any:
-    if not isinstance(a, Product) and not isinstance(b, Product):
-        return a == b
-    if a == b:
-        return True
-    if (is_size(a) and _negative(b)) or (is_size(b) and _negative(a)):
-        return False
-    return None
 
 
 def _negative(number: Any) -> bool:
     return not isinstance(number, Product) and number < 0
 
 
+def _equal(a: Any, b: Any) -> Any:
+    if a == b:
+        return True
+    return False if (is_size(a) and _negative(b)) or (is_size(b) and _negative(a)) else None
+
+
 def _less(a: Any, b: Any) -> Any:
-    if isinstance(a, Product) or isinstance(b, Product):
-        return False if (is_size(a) and _negative(b)) or a == b else None
-    return a < b
-
-
-def _greater(a: Any, b: Any) -> Any:
-    return _less(b, a)
-
-
-def _not(a: Any) -> Any:
-    return None if isinstance(a, Product) else not a
+    return False if (is_size(a) and _negative(b)) or a == b else None
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
@@ -119,49 +85,36 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
 
 
-def _least(*numbers: Any) -> Any:
-    if any(isinstance(number, Product) for number in numbers):
-        return numbers[0] if all(number == numbers[0] for number in numbers) else None
-    return min(numbers)
-
-
 def _greatest(*numbers: Any) -> Any:
-    if any(isinstance(number, Product) for number in numbers):
-        sizes = [number for number in numbers if not _negative(number) and number != 0]
-        if len(set(sizes)) == 1 and is_size(sizes[0]):
-            return sizes[0]
-        return None
-    return max(numbers)
+    sizes = {number for number in numbers if not _negative(number) and number != 0}
+    return sizes.pop() if len(sizes) == 1 and all(map(is_size, sizes)) else None
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function restricted to numbers; its result is unknown for symbolic sizes."""
-    return lambda *numbers: None if any(isinstance(one, Product) for one in numbers) else function(*numbers)
-
+_ADD = _either(lambda *given: sum(given), _exact(lambda *given: reduce(total, given)))
 
 _OPERATORS: Mapping[str, Callable[..., Any]] = {
-    "Add": _add,
-    "Sum": _add,
-    "Sub": _subtract,
-    "Mul": _multiply,
-    "Div": _divide,
-    "Equal": _equal,
-    "Less": _less,
-    "Greater": _greater,
-    "Not": _not,
+    "Add": _ADD,
+    "Sum": _ADD,
+    "Sub": _either(lambda a, b: a - b, _exact(lambda a, b: total(a, product(-1, b)))),
+    "Mul": _either(lambda a, b: a * b, _exact(product)),
+    "Div": _either(_divided, _exact(quotient)),
+    "Mod": _either(lambda a, b: a % b),
+    "Neg": _either(lambda a: -a),
+    "Abs": _either(abs, lambda a: a if is_size(a) else None),
+    "Sqrt": _either(math.sqrt),
+    "Floor": _either(lambda a: float(math.floor(a)), lambda a: a),
+    "Ceil": _either(lambda a: float(math.ceil(a)), lambda a: a),
+    "Round": _either(lambda a: float(round(a)), lambda a: a),
+    "Min": _either(lambda *given: min(given), lambda a, *more: a if all(a == one for one in more) else None),
+    "Max": _either(lambda *given: max(given), _greatest),
+    "Equal": _either(lambda a, b: a == b, _equal),
+    "Less": _either(lambda a, b: a < b, _less),
+    "Greater": _either(lambda a, b: a > b, lambda a, b: _less(b, a)),
+    "LessOrEqual": _either(lambda a, b: a <= b),
+    "GreaterOrEqual": _either(lambda a, b: a >= b),
+    "Not": _either(lambda a: not a),
+    "And": _either(lambda a, b: bool(a and b)),
+    "Or": _either(lambda a, b: bool(a or b)),
     "Where": _where,
-    "Min": _least,
-    "Max": _greatest,
-    "And": _plain(lambda a, b: bool(a and b)),
-    "Or": _plain(lambda a, b: bool(a or b)),
-    "LessOrEqual": _plain(lambda a, b: a <= b),
-    "GreaterOrEqual": _plain(lambda a, b: a >= b),
-    "Mod": _plain(lambda a, b: a % b),
-    "Neg": _plain(lambda a: -a),
-    "Abs": lambda a: a if is_size(a) else _plain(abs)(a),
-    "Floor": lambda a: a if isinstance(a, Product) else float(math.floor(a)),
-    "Ceil": lambda a: a if isinstance(a, Product) else float(math.ceil(a)),
-    "Round": lambda a: a if isinstance(a, Product) else float(round(a)),
-    "Sqrt": _plain(math.sqrt),
     "Identity": lambda a: a,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -71,13 +72,10 @@ def joined_along(values: Sequence[Value], axis: int) -> Value:
     axis = axis_of(axis, rank)
     if any(len(one) != rank for one in shapes):
         raise UnknownEffect("joins tensors of different ranks")
-    contents = [value.content for value in values]
-    known = [content for content in contents if content is not None]
-    if len(known) == len(contents):
+    known = [value.content for value in values if value.content is not None]
+    if len(known) == len(values):
         return of_content(np.concatenate(known, axis))
-    length: Size = 0
-    for one in shapes:
-        length = total(length, one[axis])
+    length = reduce(total, [one[axis] for one in shapes])
     sizes = tuple(
         length if at == axis else next((one[at] for one in shapes if isinstance(one[at], int)), shapes[0][at])
         for at in range(rank)
@@ -97,10 +95,7 @@ def joined_along(values: Sequence[Value], axis: int) -> Value:
         return with_rows(sizes, first_rows)
     if any(rows.inner != first_rows.inner for rows in row_axes):
         raise UnknownEffect("joins rows of different lengths along the batch axis")
-    outer: Size = 0
-    for rows in row_axes:
-        outer = total(outer, rows.outer)
-    return with_rows(sizes, RowAxis(axis, outer, first_rows.inner))
+    return with_rows(sizes, replace(first_rows, outer=reduce(total, [rows.outer for rows in row_axes])))
 
 
 @operator("Split", shape_inputs=(1,))
@@ -120,7 +115,10 @@ def split_axis(node: Node) -> list[Value]:
         new = (*sizes[:axis], part, *sizes[axis + 1 :])
         rows = value.rows
         if rows is not None and rows.axis == axis:
-            rows = _copies_of_all_rows(rows, part)
+            copies = quotient(part, product(NUMBER_OF_ROWS, rows.inner))
+            if copies is None:
+                raise MixesRows("takes a part of the batch axis")
+            rows = replace(rows, outer=copies)
         made.append(with_rows(new, rows))
     return made
 
@@ -131,18 +129,8 @@ def _equal_parts(node: Node, size: Size) -> list[Size]:
         longest = -(-size // count)
         return [*[longest] * (count - 1), size - longest * (count - 1)]
     exact = quotient(size, count)
-    if exact is None:
-        # All parts but the last have the same length.
-        part = node.fresh(size)
-        return [*[part] * (count - 1), node.fresh(size)]
-    return [exact] * count
-
-
-def _copies_of_all_rows(rows: RowAxis, part: Size) -> RowAxis:
-    outer = quotient(part, product(NUMBER_OF_ROWS, rows.inner))
-    if outer is None:
-        raise MixesRows("takes a part of the batch axis")
-    return RowAxis(rows.axis, outer, rows.inner)
+    # All parts but the last have the same length.
+    return [exact] * count if exact is not None else [*[node.fresh(size)] * (count - 1), node.fresh(size)]
 
 
 @operator("Slice", shape_inputs=(1, 2, 3, 4))
@@ -153,20 +141,17 @@ def slice_of(node: Node) -> Value:
     given = node.integers("axes", 3)
     count = len(starts or ends or given or sizes)
     axes = node.axes(range(count) if given is None else given)
-    steps = _bounds(node, "steps", 4) or [1] * count
+    # Steps that are computed at run time are unknown, not left out.
+    steps = _bounds(node, "steps", 4) if node.has(4) or "steps" in node.attributes else [1] * count
     rows = value.rows
-    bounds = [node.input(index) for index in range(1, len(node.inputs)) if node.has(index)]
-    varying = frozenset[str]().union(*(bound.iterations for bound in bounds))
+    varying = frozenset[str]().union(*(bound.iterations for bound in node.inputs[1:] if bound is not None))
     picked = frozenset[str]()
-    if value.content is not None and starts and ends:
-        numbers = (*starts, *ends, *steps)
-        if all(isinstance(number, int) for number in numbers):
-            pick = [slice(None)] * len(sizes)
-            for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-                # In numpy, only None is an end before the first element.
-                before = step < 0 and end < -int(value.content.shape[axis])
-                pick[axis] = slice(start, None if before else end, step)
-            return of_content(value.content[tuple(pick)])
+    numbers = (*(starts or [None]), *(ends or [None]), *(steps or [None]))
+    if value.content is not None and all(isinstance(number, int) for number in numbers):
+        pick = [slice(None)] * len(sizes)
+        for axis, *bounds in zip(axes, starts or (), ends or (), steps or (), strict=True):
+            pick[axis] = _slice(value.content.shape[axis], *bounds)
+        return of_content(value.content[tuple(pick)])
     for at, axis in enumerate(axes):
         start, end, step = (None if part is None else part[at] for part in (starts, ends, steps))
         if rows is not None and rows.axis == axis and varying and len(axes) == 1:
@@ -180,9 +165,14 @@ def slice_of(node: Node) -> Value:
 
 def _bounds(node: Node, name: str, index: int) -> list[Any] | None:
     """Return the numbers; None if they are computed at run time or left out."""
-    if index < len(node.inputs) and node.has(index) and node.input(index).content is None:
+    if node.has(index) and node.input(index).content is None:
         return None
     return node.sizes(name, index)
+
+
+def _slice(size: int, start: int, end: int, step: int) -> slice:
+    # In numpy, only None is an end before the first element.
+    return slice(start, None if step < 0 and end < -size else end, step)
 
 
 def _rows_of_part(rows: RowAxis, start: Any, end: Any, step: Any) -> RowAxis:
@@ -204,13 +194,9 @@ def _rows_of_part(rows: RowAxis, start: Any, end: Any, step: Any) -> RowAxis:
 
 def _length(node: Node, size: Size, start: Any, end: Any, step: Any) -> Size:
     if isinstance(size, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
-        # In numpy, only None is an end before the first element.
-        before = step < 0 and end < -size
-        return len(range(size)[slice(start, None if before else end, step)])
+        return len(range(size)[_slice(size, start, end, step)])
     if step == 1 and start == 0:
-        if isinstance(end, int) and end >= _END:
-            return size
-        if end == size:
+        if end == size or (isinstance(end, int) and end >= _END):
             return size
         if isinstance(end, Product) and isinstance(size, int):
             # The end may be beyond the axis, so the length is a new unknown.
