@@ -15,7 +15,7 @@ from tensorferry.server.onnx_graph.row_axis import (
 )
 from tensorferry.server.onnx_graph.rules.per_row import shaped
 from tensorferry.server.onnx_graph.sizes import Size, is_size, product
-from tensorferry.server.onnx_graph.values import MixesRows, RowAxis, RowProblems, UnknownEffect, Value
+from tensorferry.server.onnx_graph.values import MixesRows, RowProblems, UnknownEffect, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,16 @@ def resize(node: Node) -> Value:
         scale: Any = scales[at] if scales else None
         size: Any = wanted[at] if wanted else None
         if value.rows is not None and value.rows.axis == axis:
-            _check_not_resized(node, value.rows, scale, size)
+            if node.attribute("coordinate_transformation_mode", "") == "tf_crop_and_resize":
+                raise UnknownEffect("may crop the batch axis")
+            if size is not None and not stretches:
+                raise UnknownEffect("may resize the batch axis")
+            if size is not None and size != value.rows.size:
+                raise UnknownEffect(f"resizes the batch axis to the size {size}")
+            if size is None and scale != 1:
+                if isinstance(scale, (int, float)):
+                    raise MixesRows(f"resizes the batch axis by {scale}")
+                raise UnknownEffect("resizes the batch axis by a number computed at run time")
         elif size is not None and stretches and is_size(size):
             new[axis] = size
         else:
@@ -170,21 +179,6 @@ def _scales(node: Node) -> tuple[list[Any] | None, list[Any] | None]:
     # An empty tensor means that the input is left out.
     wanted = node.sizes("sizes", 3)
     return (None, wanted) if wanted else (node.sizes("scales", 2), None)
-
-
-def _check_not_resized(node: Node, rows: RowAxis, scale: Any, size: Any) -> None:
-    if node.attribute("coordinate_transformation_mode", "") == "tf_crop_and_resize":
-        raise UnknownEffect("may crop the batch axis")
-    if size is not None:
-        if node.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-            raise UnknownEffect("may resize the batch axis")
-        if size == rows.size:
-            return
-        raise UnknownEffect(f"resizes the batch axis to the size {size}")
-    if isinstance(scale, (int, float)) and scale != 1:
-        raise MixesRows(f"resizes the batch axis by {scale}")
-    if scale != 1:
-        raise UnknownEffect("resizes the batch axis by a number computed at run time")
 
 
 @operator("ImageDecoder", shape_from_values=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from onnx import TensorProto
 
@@ -50,11 +52,30 @@ def elementwise(node: Node) -> Value:
     return value
 
 
-@operator("Binarizer LabelEncoder CategoryMapper", ML)
-@operator("RegexFullMatch CastLike BitCast")
-def each_element(node: Node) -> Value:
-    """Map each element of input 0. Of another input, only the datatype matters."""
-    return broadcast([node.input(0)])
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """The rule of an operator that broadcasts only these inputs together. The others must not have rows.
+
+    `ignores`: the others may have rows, because only their datatype matters.
+    """
+
+    inputs: Sequence[int]
+    ignores: bool = False
+
+    def __call__(self, node: Node) -> Value:
+        """Return the output."""
+        if not self.ignores:
+            require_rows_only_in(node, *self.inputs)
+        return broadcast([node.input(index) for index in self.inputs])
+
+
+operator("Binarizer LabelEncoder CategoryMapper", ML)(Broadcast([0]))
+operator("RegexFullMatch BitCast")(Broadcast([0]))
+operator("CastLike")(Broadcast([0], ignores=True))
+# Their other inputs are scales and zero points.
+operator("QLinearSigmoid QLinearLeakyRelu", MICROSOFT)(Broadcast([0]))
+operator("QLinearAdd QLinearMul", MICROSOFT)(Broadcast([0, 3]))
+operator("QLinearWhere", MICROSOFT)(Broadcast([0, 1, 4]))
 
 
 @operator("Cast", row_indices=True)
@@ -74,21 +95,15 @@ _INTEGERS = {TensorProto.DataType.Value(f"{sign}INT{bits}") for sign in ("", "U"
 
 def _converted(content: Content, to: object) -> Content | None:
     """Return the numbers in another datatype; None if they are unknown there."""
+    convert: Callable[[Any], object] = bool if to == TensorProto.BOOL else int if to in _INTEGERS else float
     result = content.copy()
-    for at in range(content.size):
-        number = content.flat[at]
-        if isinstance(number, Product):
-            if to == TensorProto.BOOL:
+    for at, number in enumerate(content.flat):
+        if not isinstance(number, Product):
+            try:
+                result.flat[at] = convert(number)
+            except (OverflowError, ValueError):
                 return None
-            continue
-        try:
-            if to == TensorProto.BOOL:
-                result.flat[at] = bool(number)
-            elif to in _INTEGERS:
-                result.flat[at] = int(number)
-            else:
-                result.flat[at] = float(number)
-        except (OverflowError, ValueError):
+        elif to == TensorProto.BOOL:
             return None
     return result
 
@@ -116,21 +131,3 @@ def quantise_dynamically(node: Node) -> list[Value]:
     if value.rows is not None:
         raise MixesRows("takes one scale from the values of all rows (dynamic quantisation)")
     return [Value(value.shape), Value(()), Value(())]
-
-
-# The inputs that are tensors; the others are scales and zero points.
-_QUANTISED = {
-    "QLinearSigmoid": (0,),
-    "QLinearLeakyRelu": (0,),
-    "QLinearAdd": (0, 3),
-    "QLinearMul": (0, 3),
-    "QLinearWhere": (0, 1, 4),
-}
-
-
-@operator(" ".join(_QUANTISED), MICROSOFT)
-def quantised(node: Node) -> Value:
-    """Broadcast the quantised tensors together."""
-    tensors = _QUANTISED[node.operator]
-    require_rows_only_in(node, *tensors)
-    return broadcast([node.input(index) for index in tensors])

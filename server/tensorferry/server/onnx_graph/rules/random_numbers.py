@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tensorferry.server.onnx_graph.operators import MICROSOFT, Node, operator
 from tensorferry.server.onnx_graph.row_axis import broadcast, require_rows_only_in
-from tensorferry.server.onnx_graph.sizes import Size
-from tensorferry.server.onnx_graph.values import RowProblems, Value
+from tensorferry.server.onnx_graph.values import Value, mixing, not_analysed
 
 
 @operator(
@@ -15,20 +16,14 @@ from tensorferry.server.onnx_graph.values import RowProblems, Value
 @operator("Sampling", MICROSOFT, accepts_problems=True, shape_from_values=True)
 def random(node: Node) -> Value:
     """Draw numbers. A seed fixes only the order in which a session draws them."""
-    return _random(node, _shape(node), "is random, also with a seed: a row gets other numbers in each run")
-
-
-def _random(node: Node, shape: tuple[Size, ...] | None, why: str) -> Value:
-    """Return random numbers. Their shape is not random."""
-    return Value(shape, problems=RowProblems(mixes=(f"{node.label} {why}",)))
-
-
-def _shape(node: Node) -> tuple[Size, ...] | None:
+    shape = None
     if node.operator in ("RandomNormal", "RandomUniform"):
-        return tuple(node.attribute("shape", ()))
-    if node.operator in ("Bernoulli", "RandomNormalLike", "RandomUniformLike"):
-        return node.input(0).shape
-    return None
+        shape = tuple(node.attribute("shape", ()))
+    elif node.operator in ("Bernoulli", "RandomNormalLike", "RandomUniformLike"):
+        shape = node.input(0).shape
+    why = "is random, also with a seed: a row gets other numbers in each run"
+    # The shape is not random.
+    return replace(mixing(f"{node.label} {why}"), shape=shape)
 
 
 @operator("Dropout", accepts_problems=True)
@@ -40,11 +35,10 @@ def dropout(node: Node) -> list[Value]:
             return [value, value]
         require_rows_only_in(node, 0)
         return [broadcast([value])] * 2
-    training = node.input(2)
-    if training.content is None:
-        why = f"{node.label} may be in training mode, where it is random"
-        return [Value(value.shape, problems=RowProblems(unknown=(why,)))] * 2
-    return [_random(node, value.shape, "is in training mode, where it is random")] * 2
+    found = mixing(f"{node.label} is in training mode, where it is random")
+    if node.input(2).content is None:
+        found = not_analysed(f"{node.label} may be in training mode, where it is random")
+    return [replace(found, shape=value.shape)] * 2
 
 
 def _sets_to_zero(node: Node) -> bool:
