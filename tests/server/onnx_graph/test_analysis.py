@@ -26,6 +26,8 @@ def test_a_custom_operator_is_named(tmp_path: Path) -> None:
     found = analysed(tmp_path, text)
     assert found.finding is RowMixing.UNKNOWN
     assert found.reasons == ("com.acme.Foo y is an operator that cannot be analysed",)
+    on_constants = "c = Constant <value_float = 2.0> () d = com.acme.Foo (c) y = Relu (x)"
+    assert analysed(tmp_path, text.replace("y = com.acme.Foo(x)", on_constants)).finding is RowMixing.SEPARATE
 
 
 def test_a_file_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
-from server.onnx_graph.test_free_rows import TRAPS, i64, saved, weights
-from support.models.small import node, save, value
+from server.onnx_graph.test_free_rows import TRAPS, saved, weights
 
 from tensorferry.server.onnx_graph.rewriting.batch_first import batch_first as batch_first_in_time
 from tensorferry.server.onnx_graph.rewriting.free_rows import FreedRows, MovedAxis, NotFreed, write_freed
@@ -27,50 +25,37 @@ def batch_first(path: Path) -> FreedRows:
     return batch_first_in_time(path, lambda: True)
 
 
-def streaming(path: Path, rows: int | str = 1) -> Path:
+def streaming(folder: Path, rows: int | str = 1) -> Path:
     """x [rows, 4] and state [2, rows, 8] → y [3, rows, 8] and the next state [2, rows, 8], by an LSTM as silero-vad has it."""
-    nodes = [
-        node("Split", "state halves", "h c", axis=0),
-        node("Unsqueeze", "x zero", "steps"),
-        helper.make_node("LSTM", ["steps", "w", "r", "b", "", "h", "c"], ["", "h2", "c2"], hidden_size=8),
-        node("Concat", "h2 c2", "next", axis=0),
-        node("Concat", "h2 c2 h", "y", axis=0),
-    ]
-    return save(
-        path,
-        nodes,
-        [value("x", dims=[rows, 4]), value("state", dims=[2, rows, 8])],
-        [value("y", dims=[3, rows, 8]), value("next", dims=[2, rows, 8])],
-        {
-            "halves": i64(1, 1),
-            "zero": i64(0),
-            "w": weights(1, 32, 4),
-            "r": weights(1, 32, 8),
-            "b": weights(1, 64),
-        },
+    return saved(
+        folder,
+        f"g (float[{rows}, 4] x, float[2, {rows}, 8] past) => (float[3, {rows}, 8] y, float[2, {rows}, 8] next) {{"
+        "h, c = Split <axis = 0> (past, halves) steps = Unsqueeze (x, zero) "
+        ", h2, c2 = LSTM <hidden_size = 8> (steps, w, r, b, , h, c) "
+        "next = Concat <axis = 0> (h2, c2) y = Concat <axis = 0> (h2, c2, h) }",
     )
 
 
 @pytest.mark.parametrize("rows", [1, "batch"])
 def test_rows_together_get_the_answers_of_the_file(rows: int | str, tmp_path: Path) -> None:
-    path = streaming(tmp_path / "m.onnx", rows)
+    path = streaming(tmp_path, rows)
     moved = batch_first(path)
-    assert moved.axes == (MovedAxis("state", 1, 3), MovedAxis("y", 1, 3), MovedAxis("next", 1, 3))
+    assert moved.axes == (MovedAxis("past", 1, 3), MovedAxis("y", 1, 3), MovedAxis("next", 1, 3))
     write_freed(path, moved, tmp_path / "first.onnx")
     own = onnxruntime.InferenceSession(path)
     first = onnxruntime.InferenceSession(tmp_path / "first.onnx")
     assert [one.shape[1:] for one in first.get_inputs()] == [[4], [2, 8]]
     x, state = weights(5, 4), weights(5, 2, 8)
-    got = first.run(["y", "next"], {"x": x, "state": state})
+    got = first.run(["y", "next"], {"x": x, "past": state})
     for at in range(5):
-        inputs = {"x": x[at : at + 1], "state": np.moveaxis(state[at : at + 1], 0, 1)}
+        inputs = {"x": x[at : at + 1], "past": np.moveaxis(state[at : at + 1], 0, 1)}
         for whole, right in zip(got, own.run(["y", "next"], inputs), strict=True):
             np.testing.assert_allclose(np.moveaxis(whole[at : at + 1], 0, 1), right, rtol=1e-5, atol=1e-6)
 
 
 def test_an_output_may_be_declared_with_another_rank(tmp_path: Path) -> None:
     """ddddocr's recognition declares [1, n] for [n, 1, classes]."""
-    path = streaming(tmp_path / "m.onnx")
+    path = streaming(tmp_path)
     model = onnx.load(path)
     dims = model.graph.output[0].type.tensor_type.shape.dim
     del dims[1:]
@@ -96,22 +81,17 @@ def test_a_graph_whose_rows_would_mix_is_refused(name: str, tmp_path: Path) -> N
 
 
 def test_a_graph_whose_batch_axis_is_the_first_is_not_changed(tmp_path: Path) -> None:
-    path = saved(tmp_path, ([node("Neg", "x", "y")], [["batch", 3]], [["batch", 3]], {}))
+    path = saved(tmp_path, "g (float[batch, 3] x) => (float[batch, 3] y) { y = Neg (x) }")
     with pytest.raises(NotFreed):
         batch_first(path)
 
 
 def test_a_graph_inside_a_node_uses_the_moved_input(tmp_path: Path) -> None:
-    lstm = helper.make_node("LSTM", ["x", "w", "r"], ["", "inner", ""], hidden_size=8)
-    outputs = [helper.make_tensor_value_info("inner", 1, None)]
-    branches = [helper.make_graph([lstm], f"branch{at}", [], outputs) for at in range(2)]
-    path = save(
-        tmp_path / "m.onnx",
-        [node("If", "flag", "y", then_branch=branches[0], else_branch=branches[1])],
-        [value("x", dims=[5, 1, 4])],
-        [value("y", dims=[1, 1, 8])],
-        {"flag": np.array(True), "w": weights(1, 32, 4), "r": weights(1, 32, 8)},
+    branches = ", ".join(
+        f"{name} = {name} () => (float[1, 1, 8] {name}) {{ , {name}, = LSTM <hidden_size = 8> (x, w, r) }}"
+        for name in ("then_branch", "else_branch")
     )
+    path = saved(tmp_path, f"g (float[5, 1, 4] x) => (float[1, 1, 8] y) {{ y = If (yes) <{branches}> }}")
     moved = batch_first(path)
     assert moved.axes == (MovedAxis("x", 1, 3), MovedAxis("y", 1, 3))
     write_freed(path, moved, tmp_path / "first.onnx")

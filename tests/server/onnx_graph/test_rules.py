@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
-from server.onnx_graph.build import analysed
+from server.onnx_graph.build import analysed, rows_stay_apart
 
 from tensorferry.server.onnx_graph import RowMixing, analyse_batching
 
@@ -22,34 +22,30 @@ SEPARATE = {
     "layer normalisation of Keras, by BatchNormalization with the rows as channels": (
         f"z {_C}[0]> () o {_C}[1]> () t {_C}[1, -1, 4, 1]> () v = Constant <value_floats = [1.0]> () s = Shape (x) "
         "n = Slice (s, z, o) three = Constant <value_ints = [3]> () c = Mul (n, three) k = Expand (v, c) r = Reshape (x, t) "
-        "m = ReduceMean <axes = [0, 2, 3], keepdims = 0> (r) q = ReduceSumSquare <axes = [0, 2, 3], keepdims = 0> (r) "
+        f"a {_C}[0, 2, 3]> () m = ReduceMean <keepdims = 0> (r, a) q = ReduceSumSquare <keepdims = 0> (r, a) "
         "b = BatchNormalization (r, k, m, m, q) y = Reshape (b, s)"
     ),
     "a scalar of a constant": "c = Constant <value_float = 2.0> () y = Mul (x, c)",
-    "a product with its own transpose": "t = Transpose <perm = [0, 2, 1]> (x) y = MatMul (x, t)",
     "a sum of products": 'y = Einsum <equation = "bij,bkj->bik"> (x, x)',
     "a shape from the number of rows": f"s = Shape (x) o = ConstantOfShape (s) y = Add (x, o) z {_C}[1]> ()",
     "every second column of the whole batch, as tf2onnx writes it": f"b {_C}[0, 0]> () e {_C}[1000000000, 1000000000]> () "
     f"a {_C}[0, 1]> () s {_C}[1, 2]> () y = Slice (x, b, e, a, s)",
     "the whole batch sliced": f"a {_C}[0]> () e {_C}[9223372036854775807]> () y = Slice (x, a, e, a)",
     "a loop over the positions": "n = Constant <value_int = 3> () c = Constant <value_int = 1> () b = Cast <to = 9> (c) "
-    "y = Loop <body = g (i, d, h) => (d2, o) { d2 = Identity (d) o = Relu (h) }> (n, b, x)",
+    "y = Loop <body = g (int64 i, bool d, float[N, 3, 4] h) => (bool d2, float[N, 3, 4] o) "
+    "{ d2 = Identity (d) o = Relu (h) }> (n, b, x)",
     "a scan over the positions": "t = Transpose <perm = [1, 0, 2]> (x) "
     "u = Scan <num_scan_inputs = 1, body = g (e) => (o) { o = Relu (e) }> (t) y = Transpose <perm = [1, 0, 2]> (u)",
     "one branch or another of a constant": "c = Constant <value_int = 1> () b = Cast <to = 9> (c) "
     "y = If <then_branch = a () => (p) { p = Relu (x) }, else_branch = e () => (q) { q = ReduceMax <keepdims = 1> (x) }> (b)",
     "a function of the model": "y = local.Apart (x)",
-    "a custom operator on constants": "c = Constant <value_float = 2.0> () d = com.acme.Foo (c) s = Shape (x) "
-    "y = Relu (x)",
 }
 
 MIXED = {
     "a maximum of the batch": ("m = ReduceMax <keepdims = 0> (x) y = Sub (x, m)", "ReduceMax m reduces over the batch axis"),
     "softmax over the batch": ("y = Softmax <axis = 0> (x)", "Softmax y normalises over the batch axis"),
-    "a cumulative sum": ("a = Constant <value_int = 0> () y = CumSum (x, a)", "CumSum y adds up along the batch axis"),
     "the last row": ("i = Constant <value_int = -1> () g = Gather (x, i) y = Add (x, g)", "Gather g picks elements along the batch axis"),
     "another order": (f"a {_C}[-1]> () e {_C}[-9223372036854775807]> () z {_C}[0]> () y = Slice (x, a, e, z, a)", "Slice y takes a part of the batch axis"),
-    "one scale for all": ("q, s, z = DynamicQuantizeLinear (x) y = DequantizeLinear (q, s, z)", "DynamicQuantizeLinear q takes one scale"),
     "batch normalisation with the rows as channels of a table": (f"t {_C}[1, -1, 4, 1]> () v = Constant <value_floats = [1.0, 2.0, 3.0]> () r = Reshape (x, t) y = BatchNormalization (r, v, v, v, v)", "BatchNormalization y has statistics along the batch axis"),
     "rows split differently": (f"a {_C}[2, -1]> () m = Reshape (x, a) y = Softmax (m)", "Reshape m splits the batch axis across rows"),
     "all pairs of rows": ('y = Einsum <equation = "aij,bij->ab"> (x, x)', "Einsum y multiplies rows along one axis with rows along another"),
@@ -61,9 +57,9 @@ MIXED = {
     "in a branch": ("c = Constant <value_int = 0> () b = Cast <to = 9> (c) "
                     "y = If <then_branch = a () => (p) { p = Relu (x) }, else_branch = e () => (q) { m = ReduceMax <keepdims = 1> (x) q = Add (x, m) }> (b)", "ReduceMax m reduces over the batch axis"),
     "in a loop, from one iteration to the next": ("n = Constant <value_int = 3> () c = Constant <value_int = 1> () b = Cast <to = 9> (c) "
-              "y = Loop <body = g (i, d, h) => (d2, o) { d2 = Identity (d) m = ReduceMax <keepdims = 1> (h) o = Add (h, m) }> (n, b, x)", "ReduceMax m reduces over the batch axis"),
+              "y = Loop <body = g (int64 i, bool d, float[N, 3, 4] h) => (bool d2, float[N, 3, 4] o) { d2 = Identity (d) m = ReduceMax <keepdims = 1> (h) o = Add (h, m) }> (n, b, x)", "ReduceMax m reduces over the batch axis"),
     "in a function": ("y = local.Mixed (x)", "ReduceMax m reduces over the batch axis"),
-    "scanned over the batch": ("z = Constant <value_float = 0.0> () e, y = Scan <num_scan_inputs = 1, body = g (h, e) => (h2, o) { h2 = Identity (h) o = Relu (e) }> (z, x)", "Scan e runs along the batch axis"),
+    "scanned over the batch": ("z = Constant <value_float = 0.0> () e, y = Scan <num_scan_inputs = 1, body = g (h, e) => (h2, o) { m = ReduceMax <keepdims = 0> (e) h2 = Max (h, m) o = Sub (e, h2) }> (z, x)", "Scan e runs along the batch axis"),
 }  # fmt: skip
 
 UNKNOWN = {
@@ -89,6 +85,7 @@ def _graph(body: str) -> str:
 def test_rows_are_separate(tmp_path: Path, case: str) -> None:
     found = analysed(tmp_path, _graph(SEPARATE[case]))
     assert found.finding is RowMixing.SEPARATE, found.reasons
+    assert rows_stay_apart(tmp_path / "m.onnx", 3, 4)
 
 
 @pytest.mark.parametrize("case", MIXED)
@@ -97,6 +94,7 @@ def test_rows_are_mixed(tmp_path: Path, case: str) -> None:
     found = analysed(tmp_path, _graph(body))
     assert found.finding is RowMixing.MIXES, found.reasons
     assert found.reasons[0].startswith(reason)
+    assert not rows_stay_apart(tmp_path / "m.onnx", 3, 4)
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
@@ -142,6 +140,14 @@ def test_an_input_without_rows_is_the_same_for_all_rows(tmp_path: Path) -> None:
     text = "g (float[N, 3] x, float scale, float[M, 3] other) => (float[N, 3] y) { y = Mul (x, scale) }"
     assert analysed(tmp_path, text).finding is RowMixing.SEPARATE
     assert analysed(tmp_path, text.replace("scale)", "other)")).finding is RowMixing.UNKNOWN
+
+
+def test_a_part_of_the_rows_by_steps_that_are_computed_at_run_time_is_unknown(tmp_path: Path) -> None:
+    text = (
+        f"g (float[N, 4] x, int64[1] step) => (float[N, 4] y) {{ z {_C}[0]> () e {_C}[9223372036854775807]> () "
+        "p = Slice (x, z, e, z, step) s = Shape (x) w = Expand (p, s) y = Add (x, w) }"
+    )
+    assert analysed(tmp_path, text).finding is RowMixing.UNKNOWN
 
 
 @pytest.mark.parametrize("axis", [0, 2])

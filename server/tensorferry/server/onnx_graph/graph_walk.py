@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import onnx
@@ -14,7 +15,6 @@ from tensorferry.server.onnx_graph import control_flow, operators
 from tensorferry.server.onnx_graph.model_file import constant
 from tensorferry.server.onnx_graph.operators import NOT_ANALYSED, USES_ROW_INDICES, Node, Operator
 from tensorferry.server.onnx_graph.sizes import counts_rows
-from tensorferry.server.onnx_graph.topological_order import topological_order
 from tensorferry.server.onnx_graph.values import (
     MixesRows,
     RowProblems,
@@ -86,7 +86,7 @@ class GraphWalk:
         return scope
 
     def _run(self, nodes: Iterable[onnx.NodeProto], scope: dict[str, Value | None]) -> None:
-        for node in topological_order(nodes, control_flow.captured_names):
+        for node in _topological_order(nodes):
             self._nodes_left -= 1
             if self._nodes_left < 0:
                 raise GraphTooLarge(
@@ -232,6 +232,27 @@ class GraphWalk:
             if value is not None and value.value_dependent:
                 self.value_dependent_nodes.append(f"{label} computes a shape from values")
                 return
+
+
+def _topological_order(nodes: Iterable[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
+    """Return the nodes in topological order; in the given order if the graph has a cycle.
+
+    The format requires sorted nodes, but ONNX Runtime accepts any order and its FP16 converter produces unsorted ones.
+    """
+    listed = list(nodes)
+    producers = {name: index for index, node in enumerate(listed) for name in node.output if name}
+    needs = {
+        index: {
+            producers[name] for name in (*node.input, *control_flow.captured_names(node)) if name in producers
+        }
+        for index, node in enumerate(listed)
+    }
+    if all(need < index for index, needed in needs.items() for need in needed):
+        return listed
+    try:
+        return [listed[index] for index in TopologicalSorter(needs).static_order()]
+    except CycleError:
+        return listed
 
 
 def _have_shapes(inputs: Sequence[Value | None]) -> bool:

@@ -92,52 +92,27 @@ def rows_on_first_axis(node: Node, batched: Collection[int], how: str = "compute
 def broadcast(values: Sequence[Value]) -> Value:
     """Return the shape and the row axis of tensors that are broadcast together."""
     reject_one_row(values)
-    shapes = [value.shape for value in values]
-    position = row_axis_from_right(values)
-    if any(shape is None for shape in shapes):
-        if position is None:
-            return Value()
-        raise UnknownEffect("takes a tensor of unknown rank")
-    known = [shape for shape in shapes if shape is not None]
-    rank = max(map(len, known), default=0)
-    shape = tuple(_longest(known, rank - at) for at in range(rank))
-    if position is None:
-        return Value(shape)
-    from_right, rows = position
-    for value in values:
-        if value.rows is None and value.shape is not None and len(value.shape) >= from_right:
-            _check_stretched(value.shape[-from_right])
-    axis = rank - from_right
-    found = RowAxis(axis, rows.outer, rows.inner)
-    return Value((*shape[:axis], found.size, *shape[axis + 1 :]), found)
-
-
-def row_axis_from_right(values: Sequence[Value]) -> tuple[int, RowAxis] | None:
-    """Return the row axis, counted from the last axis, that all tensors with rows share; None if none has rows.
-
-    Raises MixesRows or UnknownEffect if the tensors differ.
-    """
-    found: tuple[int, RowAxis] | None = None
-    for value in values:
-        if value.rows is None or value.shape is None:
-            continue
-        position = len(value.shape) - value.rows.axis, value.rows
-        if found is None:
-            found = position
-        elif found[0] != position[0]:
+    # Row axes, counted from the last axis.
+    found = [(len(value.sizes) - value.rows.axis, value.rows) for value in values if value.rows is not None]
+    for from_right, rows in found[1:]:
+        if from_right != found[0][0]:
             raise MixesRows("combines rows along one axis with rows along another")
-        else:
-            require_same_merging(found[1], position[1])
-    return found
-
-
-def _check_stretched(size: Size) -> None:
-    """Raise unless a tensor without rows has size 1 on the row axis of the others."""
-    if size == 1:
-        return
-    if isinstance(size, int):
-        raise MixesRows(f"combines the batch axis with a fixed axis of size {size}")
-    raise UnknownEffect(f"combines the batch axis with an axis of size {size}")
+        require_same_merging(found[0][1], rows)
+    if not found and any(value.shape is None for value in values):
+        return Value()
+    shapes = [value.sizes for value in values]
+    rank = max(map(len, shapes), default=0)
+    shape = tuple(_longest(shapes, rank - at) for at in range(rank))
+    if not found:
+        return Value(shape)
+    from_right, rows = found[0]
+    for value in values:
+        size = value.sizes[-from_right] if value.rows is None and len(value.sizes) >= from_right else 1
+        if isinstance(size, int) and size != 1:
+            raise MixesRows(f"combines the batch axis with a fixed axis of size {size}")
+        if size != 1:
+            raise UnknownEffect(f"combines the batch axis with an axis of size {size}")
+    return with_rows(shape, on_axis(rows, rank - from_right))
 
 
 def _longest(shapes: Sequence[tuple[Size, ...]], from_right: int) -> Size:

@@ -1,4 +1,4 @@
-"""Tables of operators that compute each row alone, or that take no rows, as their first axis says."""
+"""Tables of operators that compute each row of the first axis alone, and of operators that must not take rows."""
 
 from __future__ import annotations
 
@@ -72,10 +72,9 @@ def shaped(node: Node, text: str, rows: RowAxis | None = None) -> Value:
     return with_rows(tuple(sizes), rows)
 
 
-_CLASSES, _FEATURES = PerRow(("0", "0 ?"), "takes features along", rank=2), "takes features along"
+_FEATURES = "takes features along"
 _DYNAMIC = "takes one scale from the values of all rows (dynamic quantisation)"
 _BY_VALUES = "computes a shape that depends on the rows' values"
-_WINDOW = WithoutRows(("?",), _BY_VALUES)
 
 operator("InstanceNormalization GroupNormalization LRN")(PerRow(("*",), "normalises over"))
 operator("GroupNorm", MICROSOFT)(PerRow(("*",), "normalises over"))
@@ -85,7 +84,7 @@ operator("STFT", shape_inputs=(1, 3))(PerRow(("0 ? ? =2",), "transforms along"))
 operator("LinearAttention")(PerRow(("0 1 ?", "0 ? ? ?"), inputs=range(6)))
 operator("CausalConvWithState")(PerRow(("*", "0 1 ?"), "convolves over", (0, 3)))
 operator("EmbedLayerNormalization", MICROSOFT)(PerRow(("0 1 ?", "0", "0 1 ?"), inputs=(0, 1, 7, 8)))
-operator("TreeEnsembleClassifier LinearClassifier SVMClassifier", ML)(_CLASSES)
+operator("TreeEnsembleClassifier LinearClassifier SVMClassifier", ML)(PerRow(("0", "0 ?"), _FEATURES, rank=2))
 operator("TreeEnsembleRegressor TreeEnsemble SVMRegressor", ML)(PerRow(("0 n_targets=1",), _FEATURES, rank=2))
 operator("LinearRegressor", ML)(PerRow(("0 targets=1",), _FEATURES, rank=2))
 operator("Scaler Imputer Normalizer", ML)(PerRow(("*",), _FEATURES, rank=2))
@@ -98,5 +97,6 @@ operator("StringSplit", shape_from_values=True)(
     WithoutRows(("* ?", "*"), "makes as many parts as the longest string of all rows has", MixesRows)
 )
 operator("DynamicQuantizeLSTM", MICROSOFT)(WithoutRows(("...",) * 3, _DYNAMIC, MixesRows))
-operator("HannWindow HammingWindow BlackmanWindow", shape_inputs=(0,))(_WINDOW)
+operator("EyeLike", shape_only=True)(WithoutRows(("*",), "makes a diagonal across the batch axis", MixesRows))
+operator("HannWindow HammingWindow BlackmanWindow", shape_inputs=(0,))(WithoutRows(("?",), _BY_VALUES))
 operator("MelWeightMatrix", shape_inputs=(0, 1, 2, 3, 4))(WithoutRows(("? ?",), _BY_VALUES))

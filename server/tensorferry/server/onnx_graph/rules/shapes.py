@@ -207,15 +207,6 @@ def constant_of_shape(node: Node) -> Value:
     return constant_along_axes(tuple(size if is_size(size) else node.fresh(size) for size in sizes))
 
 
-@operator("EyeLike", shape_only=True)
-def eye_like(node: Node) -> Value:
-    """Return ones on a diagonal, which has another position in each row."""
-    value = node.input(0)
-    if value.rows is not None:
-        raise MixesRows("makes a diagonal across the batch axis")
-    return Value(value.sizes)
-
-
 @operator("Range", shape_inputs=(0, 1, 2))
 def numbers_in_a_range(node: Node) -> Value:
     """Return the numbers of a range."""
