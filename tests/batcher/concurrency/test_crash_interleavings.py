@@ -46,7 +46,7 @@ class FallingWorld(FailingScenario):
 
     def faulty(self, works: Any) -> Any:
         def fall(*arguments: Any, **options: Any) -> Any:
-            thread = self.interleaver._current
+            thread = self.interleaver.current
             # Not in submit, cancel or close, whose callers see the exception.
             mine = thread is not None and ("-worker-" in thread.name or "-expiry" in thread.name)
             if mine and self.fallen < 12 and self.random.random() < self.falls:

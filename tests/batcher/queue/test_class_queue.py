@@ -7,6 +7,7 @@ from itertools import count
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.batcher.rig import reproducible
 
 from tensorferry.batcher.queue.backlog import ClassQueue, edf_key
 from tensorferry.batcher.request import Outcome, Request
@@ -21,6 +22,7 @@ def made(deadline: float, order: int) -> Request:
     return request
 
 
+@reproducible
 @given(st.data())
 def test_it_is_as_a_sorted_list(data: st.DataObject) -> None:
     queue, model = ClassQueue(), list[Request]()

@@ -83,17 +83,27 @@ class ControlledThread:
 class Lock:
     def __init__(self, interleaver: Interleaver) -> None:
         self._interleaver = interleaver
-        self.held = False
+        self._holder: ControlledThread | None = None
+
+    @property
+    def held_by_this_thread(self) -> bool:
+        return self._holder is not None and self._holder is self._interleaver.current
+
+    def acquire(self) -> None:
+        while self._holder is not None:
+            self._interleaver.wait(lambda: self._holder is None)
+        self._holder = self._interleaver.current
+
+    def release(self) -> None:
+        self._holder = None
 
     def __enter__(self) -> Lock:
         self._interleaver.wait(lambda: True)
-        while self.held:
-            self._interleaver.wait(lambda: not self.held)
-        self.held = True
+        self.acquire()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.held = False
+        self.release()
 
 
 class Condition:
@@ -105,13 +115,11 @@ class Condition:
     def wait(self, until: float = math.inf) -> None:
         mine = object()
         self._waiters.append(mine)
-        self._lock.held = False
+        self._lock.release()
         self._interleaver.wait(lambda: mine not in self._waiters, until)
         if mine in self._waiters:
             self._waiters.remove(mine)
-        while self._lock.held:
-            self._interleaver.wait(lambda: not self._lock.held)
-        self._lock.held = True
+        self._lock.acquire()
 
     def notify(self, count: int = 1) -> None:
         del self._waiters[:count]
@@ -131,7 +139,7 @@ class Interleaver:
         self.before_time_moves = before_time_moves
         self._resting = False
         self._random = random.Random(seed)
-        self._current: ControlledThread | None = None
+        self.current: ControlledThread | None = None
         self._over = threading.Event()
 
     def now(self) -> float:
@@ -163,7 +171,7 @@ class Interleaver:
             return
         if self.failure is not None:
             self._stop()
-        mine = self._current
+        mine = self.current
         assert mine is not None
         mine.ready, mine.until = ready, until
         self.hand_over()
@@ -173,7 +181,7 @@ class Interleaver:
 
     def _stop(self) -> None:
         """End the current thread; a thread that does not end waits for ever."""
-        mine = self._current
+        mine = self.current
         assert mine is not None
         if mine.stopped:
             mine.alive = False
@@ -189,8 +197,8 @@ class Interleaver:
             self._over.set()
             return
         runnable = alive if self.failure else self._runnable(alive)
-        self._current = self._random.choice(runnable or alive)
-        self._current.permit.release()
+        self.current = self._random.choice(runnable or alive)
+        self.current.permit.release()
 
     def _runnable(self, alive: list[ControlledThread]) -> list[ControlledThread]:
         runnable = [thread for thread in alive if thread.ready() or thread.until <= self.time]
@@ -220,8 +228,8 @@ class Interleaver:
             Lock=lambda: Lock(self),
             Condition=lambda lock: Condition(self, lock),
             Thread=thread,
-            current_thread=lambda: self._current,
-            get_ident=lambda: id(self._current),
+            current_thread=lambda: self.current,
+            get_ident=lambda: id(self.current),
         )
         for module in modules_with_threading():
             monkeypatch.setattr(module, "threading", fakes)

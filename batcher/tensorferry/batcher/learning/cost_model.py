@@ -89,8 +89,7 @@ class BatchCostModel:
     If batches are `pipelined`, the host works while the device runs another batch, so its part costs no throughput.
     After a warm-up of few rows, a larger batch counts as long as the largest that was learned, so that no request is refused
     by a guess.
-    Guarded by the queue's lock, except `learn`: one thread at a time calls it without that lock, because it may take
-    longer than everything else that is done for a batch.
+    Guarded by the queue's lock, but for `learn`.
     """
 
     __slots__ = (
@@ -207,7 +206,10 @@ class BatchCostModel:
         return taught
 
     def learn(self, rows: int, device_seconds: float, before: float, after: float) -> CostUpdate:
-        """Learn a batch and return the update, which nothing uses before it is published."""
+        """Learn a batch and return the update, which nothing uses before it is published.
+
+        One thread at a time, without the lock, because it may take longer than everything else that is done for a batch.
+        """
         rows = min(rows, self._most)
         if rows > self._anchored:
             # As a warm-up run it is not clipped: predictions from smaller sizes are poor.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 
 class StrictPriority:
-    """Strict priority: each class before all lower ones, which may starve. Same interface as `DeficitRoundRobin`."""
+    """Strict priority: each class before all lower ones, which may starve. Guarded by the queue's lock."""
 
     __slots__ = ("credits",)
 
