@@ -56,9 +56,9 @@ class ShippingStage:
         self._completer = RequestCompleter(self._queue, Counters(), RecentBatches(clock), clock, "simulated")
         self._work: BatchAssignment | None = None
 
-    def enqueue(self, request: Request, *, notify: bool = True, admitted: bool = False) -> bool:
+    def enqueue(self, request: Request, *, notify: bool = True, skip_admission: bool = False) -> bool:
         """See `Batcher.enqueue`."""
-        self._queue.put((request,), admitted=admitted)
+        self._queue.put((request,), skip_admission=skip_admission)
         return False
 
     def cancel(self, request: Request) -> bool:
@@ -118,7 +118,7 @@ class GreedyStage:
         self._drops = drops
         self._queue: list[Request] = []
 
-    def enqueue(self, request: Request, *, notify: bool = True, admitted: bool = False) -> bool:
+    def enqueue(self, request: Request, *, notify: bool = True, skip_admission: bool = False) -> bool:
         """Queue a request; all are accepted."""
         self._queue.append(request)
         return False

@@ -265,14 +265,14 @@ class Batcher:
         propagate_cancel(future, lambda: self.cancel(request))
         return future
 
-    def enqueue(self, request: Request, *, notify: bool = True, admitted: bool = False) -> bool:
+    def enqueue(self, request: Request, *, notify: bool = True, skip_admission: bool = False) -> bool:
         """Accept a request built by the caller. Its `complete` is called exactly once later, for servers without futures.
 
         Without `notify` no worker is woken. The return value then says whether the caller must call `run_inline` soon;
         with `notify` it is false. So a thread that receives requests can first enqueue all that have arrived, and then
         run short batches itself, which is cheaper than waking a worker.
 
-        With `admitted` a request of any size is queued, whatever else is: the caller bounds what it admits. It can only be
+        With `skip_admission` a request of any size is queued, whatever else is: the caller bounds what it admits. It can only be
         too late even alone.
 
         Raises as `submit` does; `complete` is then never called. Never blocks.
@@ -289,9 +289,9 @@ class Batcher:
             )
         request.rank = (priority - 1) * self._ranks_per_class
         if self._batched and request.rows > self._settings.max_batch_size:
-            return self._enqueue_split(request, notify=notify, admitted=admitted)
+            return self._enqueue_split(request, notify=notify, skip_admission=skip_admission)
         try:
-            displaced, run_inline = self._queue.put((request,), notify=notify, admitted=admitted)
+            displaced, run_inline = self._queue.put((request,), notify=notify, skip_admission=skip_admission)
         except BatcherError as error:
             self._rejected(request, error)
             raise
@@ -299,7 +299,7 @@ class Batcher:
             self._shed_displaced(displaced, request)
         return run_inline
 
-    def _enqueue_split(self, request: Request, *, notify: bool, admitted: bool) -> bool:
+    def _enqueue_split(self, request: Request, *, notify: bool, skip_admission: bool) -> bool:
         """Enqueue a request of more rows than a batch has, in parts that complete it together."""
         max_rows, complete = self._settings.max_batch_size, request.complete
         try:
@@ -309,11 +309,13 @@ class Batcher:
                     f"the request has {request.rows} rows; send fewer at once"
                 )
             # Before the split, because a client can claim many rows without sending many bytes.
-            if not admitted:
+            if not skip_admission:
                 self._queue.check_size(request.rows_counted, request.nbytes)
             request.complete = self._complete_split(request)
             request.split_parts = split_request(request, self._queue.learning.full_rows)
-            displaced, run_inline = self._queue.put(request.split_parts, notify=notify, admitted=admitted)
+            displaced, run_inline = self._queue.put(
+                request.split_parts, notify=notify, skip_admission=skip_admission
+            )
         except BatcherError as error:
             request.complete, request.split_parts = complete, ()
             self._rejected(request, error)

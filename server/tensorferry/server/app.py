@@ -349,11 +349,11 @@ class App:
             self._devices,
             self._telemetry.response_hook,
             self._watchdog,
-            changed=self._health_changed,
-            lost=self._on_device_loss,
+            on_health_change=self._health_changed,
+            on_device_lost=self._on_device_loss,
             batch_started=None if self._several is None else note_running,
             calls=self._calls.of_batch,
-            served=self.registry.get,
+            get_model=self.registry.get,
             step_model=self.registry.step_model,
         )
         return load_model(source, context)

@@ -111,7 +111,7 @@ def test_a_cancelled_future_withdraws_its_request(puppets: Puppets) -> None:
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_cancel_around_the_handover_wins(
+def test_a_cancel_between_two_stages_wins(
     puppets: Puppets, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """The second stage's batcher does not have the part yet, or has just got it."""

@@ -49,7 +49,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
         context = LoadContext(
             ServerConfig((source,), **options),
             calls=calls,
-            served=registry.get,
+            get_model=registry.get,
             step_model=registry.step_model,
         )
         loaded.append(load_model(source, context))

@@ -29,7 +29,9 @@ class ServedRepository:
         self.registry = ModelRegistry()
         self.service = InferenceService(self.registry)
         self.changed: list[str] = []
-        context = LoadContext(ServerConfig(()), served=self.registry.get, step_model=self.registry.step_model)
+        context = LoadContext(
+            ServerConfig(()), get_model=self.registry.get, step_model=self.registry.step_model
+        )
         self._context = context
         # Runs the model "gated", once it is loaded.
         self.runner = ScriptedRunner(lambda x: {"y": x["x"] * 2}, gated=True)

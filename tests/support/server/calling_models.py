@@ -81,7 +81,7 @@ class World:
         """Serve a declared function."""
         source = ModelSource(declared.name, Path("app.py"), declaration=declared)
         context = LoadContext(
-            ServerConfig((source,), **options), calls=self.calls.of_batch, served=self.registry.get
+            ServerConfig((source,), **options), calls=self.calls.of_batch, get_model=self.registry.get
         )
         model = load_model(source, context)
         self._serve(model)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tensorferry.batcher.clock import Clock
 from tensorferry.batcher.errors import BatcherError, DeadlineExceeded, InstanceFailed, Shed
-from tensorferry.batcher.execution.handover import handover
+from tensorferry.batcher.execution.deferred_wakeups import deferred_wakeups
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import BatchInfo, BatchRun, Outcome, Request
 from tensorferry.batcher.statistics.counters import Counters
@@ -100,7 +100,7 @@ class RequestCompleter:
             outputs = [outputs[position] for position in positions]
         counted, hook, now, several = False, None, math.inf, len(alive) > 1
         if several:
-            handover.begin()
+            deferred_wakeups.begin()
         try:
             now = self._clock.now()
             # Everything is counted before the first callback, so that a caller with an answer finds it counted. What
@@ -169,7 +169,7 @@ class RequestCompleter:
                 # After an error, too: otherwise the transport would never send the first answers.
                 hook.end()
             if several:
-                handover.end()
+                deferred_wakeups.end()
 
     def fail(self, request: Request, error: BaseException) -> None:
         """Complete a request with an error. Never raises, because other requests are completed after it."""

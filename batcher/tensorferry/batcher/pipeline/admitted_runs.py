@@ -40,17 +40,17 @@ class AdmittedRuns:
         with self._lock:
             return self._accepted
 
-    def enter(self, run: PipelineRun, drain_time: float, *, admitted: bool) -> float:
+    def enter(self, run: PipelineRun, drain_time: float, *, skip_admission: bool) -> float:
         """Let a request in and return the time; raise if the pipeline is closed, or its client has too many.
 
-        With `admitted` only the former is checked. `drain_time` is how long the queued requests take, in seconds.
+        With `skip_admission` only the former is checked. `drain_time` is how long the queued requests take, in seconds.
         """
         request = run.request
         with self._lock:
             now = self._clock.now()
             self._check_open_locked()
             if self._quotas is not None:
-                if not admitted:
+                if not skip_admission:
                     self._quotas.check(
                         request.client, request.rows_counted, request.nbytes, now, lambda: drain_time
                     )

@@ -23,8 +23,8 @@ from tensorferry.batcher.errors import (
 )
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.completion import already_completed
+from tensorferry.batcher.execution.deferred_wakeups import deferred_wakeups
 from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
-from tensorferry.batcher.execution.handover import handover
 from tensorferry.batcher.pipeline.admitted_runs import AdmittedRuns
 from tensorferry.batcher.pipeline.graph import graph_of
 from tensorferry.batcher.pipeline.later_times import LaterTimes
@@ -193,19 +193,19 @@ class Pipeline:
         propagate_cancel(future, lambda: self.cancel(request))
         return future
 
-    def enqueue(self, request: Request, *, notify: bool = True, admitted: bool = False) -> bool:
+    def enqueue(self, request: Request, *, notify: bool = True, skip_admission: bool = False) -> bool:
         """Accept a request built by the caller; see `Batcher.enqueue`. Its `names` are the pipeline's inputs.
 
         Also raises what a function raises that returns the batcher of a first stage.
         """
         try:
-            self._check(request, admitted=admitted)
+            self._check(request, skip_admission=skip_admission)
             run = PipelineRun(self, self.graph, request)
-            drain_time = self.drain_time() if self._runs.bounds_clients and not admitted else 0.0
-            now = self._runs.enter(run, drain_time, admitted=admitted)
+            drain_time = self.drain_time() if self._runs.bounds_clients and not skip_admission else 0.0
+            now = self._runs.enter(run, drain_time, skip_admission=skip_admission)
             request.arrival, request.state, request.pipeline_run = now, RUNNING, run
             try:
-                must_run = run.enter(notify=notify, admitted=admitted)
+                must_run = run.enter(notify=notify, skip_admission=skip_admission)
             except BaseException:
                 request.state, request.pipeline_run = NEW, None
                 self._runs.release(request)
@@ -219,7 +219,7 @@ class Pipeline:
         request.tensors = ()
         return must_run
 
-    def _check(self, request: Request, *, admitted: bool) -> None:
+    def _check(self, request: Request, *, skip_admission: bool) -> None:
         """Raise InvalidRequest for an unknown class or wrong inputs, or QueueFull if a later stage has no room."""
         if not request.priority:
             request.priority = self._settings.default_priority
@@ -235,7 +235,7 @@ class Pipeline:
                     f"the request has {given}; pipeline {self.name!r} takes the inputs {list(self.graph.inputs)}, by name"
                 )
             self._checked_names = names
-        if not admitted:
+        if not skip_admission:
             for stage, batcher in self._later.items():
                 if (full := batcher.queue_full()) is not None:
                     raise QueueFull(f"stage {stage!r}: {full}", full.retry_after)
@@ -321,12 +321,12 @@ class Pipeline:
         """Start the batches of requests that were enqueued without `notify`, stage by stage; see `Batcher.run_inline`."""
         again = math.inf
         # What a stage's completions enqueue in the next is not given to a worker, but run here, too.
-        handover.begin()
+        deferred_wakeups.begin()
         try:
             for batcher in self._own.values():
                 again = min(again, batcher.run_inline(max_seconds))
         finally:
-            handover.end()
+            deferred_wakeups.end()
         return again
 
     def wake(self) -> None:

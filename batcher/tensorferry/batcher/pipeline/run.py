@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorferry.batcher.batcher import Batcher
 from tensorferry.batcher.errors import BatcherClosed, BatcherError, DeadlineExceeded, ModelOutputError
-from tensorferry.batcher.execution.handover import handover
+from tensorferry.batcher.execution.deferred_wakeups import deferred_wakeups
 from tensorferry.batcher.pipeline.graph import Graph
 from tensorferry.batcher.pipeline.tensors import RequestMaker, array_of
 from tensorferry.batcher.request import Array, BatchInfo, Outcome, Request, StageOutcome
@@ -76,7 +76,7 @@ class PipelineRun:
 
     # The way through the stages.
 
-    def enter(self, *, notify: bool, admitted: bool) -> bool:
+    def enter(self, *, notify: bool, skip_admission: bool) -> bool:
         """Start the first stages; return whether the caller must run or wake their batchers. Raises as `enqueue` does."""
         graph = self._pipeline.graph
         with self._lock:
@@ -84,7 +84,7 @@ class PipelineRun:
         must_run = False
         try:
             for stage, values in ready:
-                must_run |= self._start(stage, values, notify=notify, admitted=admitted)
+                must_run |= self._start(stage, values, notify=notify, skip_admission=skip_admission)
         except BaseException:
             self._end(None)
             raise
@@ -107,7 +107,7 @@ class PipelineRun:
         return stage, values
 
     def _start(
-        self, number: int, values: Sequence[Any], *, notify: bool | None = None, admitted: bool = False
+        self, number: int, values: Sequence[Any], *, notify: bool | None = None, skip_admission: bool = False
     ) -> bool:
         """Enqueue a stage's part. Without `notify` its batcher is woken by this thread, once that is through."""
         pipeline, request = self._pipeline, self.request
@@ -128,9 +128,9 @@ class PipelineRun:
                 self._parts[number] = batcher, part
             try:
                 if notify is None:
-                    handover.enqueue(batcher, part, admitted=stage.own is not None)
+                    deferred_wakeups.enqueue(batcher, part, skip_admission=stage.own is not None)
                 elif stage.own is not None:
-                    must_run = batcher.enqueue(part, notify=notify, admitted=admitted)
+                    must_run = batcher.enqueue(part, notify=notify, skip_admission=skip_admission)
                 else:
                     batcher.enqueue(part)
                 break

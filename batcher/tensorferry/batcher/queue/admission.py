@@ -81,19 +81,19 @@ class Admission:
         self._unavailable, self._must_check = None, self._closed or self._bounded
 
     def admit(
-        self, requests: Sequence[Request], rows: int, nbytes: int, now: float, *, admitted: bool = False
+        self, requests: Sequence[Request], rows: int, nbytes: int, now: float, *, skip_admission: bool = False
     ) -> Sequence[Request]:
         """Accept a request, or all parts of one, and return the queued requests to drop for it; raise if it is rejected.
 
-        `rows` and `nbytes` are those of all parts. With `admitted` it is rejected only if it is too late even alone, or
+        `rows` and `nbytes` are those of all parts. With `skip_admission` it is rejected only if it is too late even alone, or
         nothing can run it.
         """
         first = requests[0]
         # A request that is rejected in any case must get that error, not its quota's.
-        if self._quotas is not None and not (admitted or self._closed or self._unavailable is not None):
+        if self._quotas is not None and not (skip_admission or self._closed or self._unavailable is not None):
             self._quotas.check(first.client, rows, nbytes, now, self.drain_time)
         displaced: Sequence[Request] = ()
-        if admitted:
+        if skip_admission:
             self._check_open()
         elif (
             self._must_check
@@ -107,12 +107,12 @@ class Admission:
             start = devices.next_start or devices.find_next_start(now)
             if start < now:
                 start = now
-            bucket = backlog.buckets.get(first.key) or backlog.bucket(first.key)
+            bucket = backlog.queued_buckets.get(first.key) or backlog.bucket(first.key)
             # A request that has time for the longest batch has time for its own.
             if not first.deadline > start + bucket.cost_model.upper(self._max_batch_size):
                 for request in requests:
                     _check_feasible(request, backlog.bucket(request.key).cost_model, start, now)
-            if backlog.rows > bucket.full_rows * len(devices.each) and not admitted:
+            if backlog.rows > bucket.full_rows * len(devices.each) and not skip_admission:
                 error = self._overload.rejection(first, bucket, start, now)
                 if error is not None:
                     # A rejected request is part of the demand, which batches must keep up with.

@@ -172,8 +172,8 @@ class Backlog:
         self._limits = limits
         self._pipelined = pipelined
         # The buckets with queued requests; and all remembered buckets, the last used at the end.
-        self.buckets: dict[Hashable, Bucket] = {}
-        self.known: OrderedDict[Hashable, Bucket] = OrderedDict()
+        self.queued_buckets: dict[Hashable, Bucket] = {}
+        self.all_buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
         # 0 only when nothing is queued, because each request counts for at least one row.
         self.rows = 0
         # How many of the queued requests have a deadline.
@@ -193,9 +193,9 @@ class Backlog:
 
     def bucket(self, key: Hashable) -> Bucket:
         """Return the bucket of a key and mark it as used; a new one if it is unknown."""
-        bucket = self.known.get(key)
+        bucket = self.all_buckets.get(key)
         if bucket is not None:
-            self.known.move_to_end(key)
+            self.all_buckets.move_to_end(key)
             return bucket
         limits = self._limits
         cost_model = BatchCostModel(
@@ -203,15 +203,15 @@ class Backlog:
         )
         for rows, seconds in self._warmup_samples:
             cost_model.add_warmup_sample(rows, seconds)
-        bucket = self.known[key] = Bucket(cost_model, self._class_queues())
-        if len(self.known) > _MAX_BUCKETS:
+        bucket = self.all_buckets[key] = Bucket(cost_model, self._class_queues())
+        if len(self.all_buckets) > _MAX_BUCKETS:
             self._forget_one()
         return bucket
 
     @property
-    def one_kind(self) -> bool:
+    def single_bucket(self) -> bool:
         """Return whether all requests so far could have shared a batch."""
-        return len(self.known) == 1
+        return len(self.all_buckets) == 1
 
     def _class_queues(self) -> Sequence[ClassQueue]:
         """Return the empty class queues of a new bucket."""
@@ -220,18 +220,18 @@ class Backlog:
     def _forget_one(self) -> None:
         # A bucket in use is kept: the samples of its running batches would be lost.
         for _ in range(_FORGET_TRIES):
-            key = next(iter(self.known))
-            if key not in self.buckets:
-                del self.known[key]
+            key = next(iter(self.all_buckets))
+            if key not in self.queued_buckets:
+                del self.all_buckets[key]
                 return
-            self.known.move_to_end(key)
+            self.all_buckets.move_to_end(key)
 
     def add(self, request: Request, *, again: bool = False) -> Bucket:
         """Queue a request and return its bucket; with `again` it was taken out before and gets its place back."""
         key, rank, rows = request.key, request.rank, request.rows_counted
-        bucket = self.buckets.get(key)
+        bucket = self.queued_buckets.get(key)
         if bucket is None:
-            bucket = self.buckets[key] = self.bucket(key)
+            bucket = self.queued_buckets[key] = self.bucket(key)
             aging = AGING_BATCHES * bucket.cost_model.mean(bucket.full_rows) or _AGING_SECONDS
             for queue in bucket.class_queues:
                 queue.max_wait_before_priority = aging
@@ -259,7 +259,7 @@ class Backlog:
 
     def remove_all(self, key: Hashable, requests: list[Request], rows: Sequence[int]) -> None:
         """Remove several requests of one bucket, given in their order; `rows` gives their rows by class."""
-        bucket, of_class = self.buckets[key], requests
+        bucket, of_class = self.queued_buckets[key], requests
         for rank, removed in enumerate(rows):
             if not removed:
                 continue
@@ -274,12 +274,12 @@ class Backlog:
             self.class_rows[rank] -= removed
         bucket.requests -= len(requests)
         if not bucket.rows:
-            del self.buckets[key]
+            del self.queued_buckets[key]
 
     def infeasible(self, start: float, now: float) -> list[Request]:
         """Return the requests that would miss their deadlines even if they ran alone from `start` on."""
         found: list[Request] = []
-        for bucket in self.buckets.values():
+        for bucket in self.queued_buckets.values():
             cost_model = bucket.cost_model
             for queue in bucket.class_queues:
                 queued = queue.with_deadline
@@ -291,7 +291,7 @@ class Backlog:
     def next_infeasible(self, now: float) -> float:
         """Return when the first queued request can no longer meet its deadline; inf for never."""
         first = _INF
-        for bucket in self.buckets.values():
+        for bucket in self.queued_buckets.values():
             earliest = bucket.earliest_deadline
             if earliest < _INF:
                 first = min(first, earliest - bucket.cost_model.upper_if_recent(1, now))
@@ -310,14 +310,16 @@ class Backlog:
 
     def count(self, ranks: range) -> int:
         """Return how many requests of these ranks are queued."""
-        return sum([len(bucket.class_queues[rank]) for bucket in self.buckets.values() for rank in ranks])
+        return sum(
+            [len(bucket.class_queues[rank]) for bucket in self.queued_buckets.values() for rank in ranks]
+        )
 
     def count_with_deadline(self, lowest: int) -> int:
         """Return how many requests with a deadline are queued of this rank and higher ones."""
         return sum(
             [
                 len(queue.with_deadline)
-                for bucket in self.buckets.values()
+                for bucket in self.queued_buckets.values()
                 for queue in bucket.class_queues[: lowest + 1]
             ]
         )
@@ -333,7 +335,7 @@ class Backlog:
         for lower in range(len(self.class_rows) - 1, rank, -1):
             candidates = [
                 request
-                for bucket in self.buckets.values()
+                for bucket in self.queued_buckets.values()
                 for request in bucket.class_queues[lower].last(rows)
             ]
             displaced += newest(candidates, rows)
@@ -348,12 +350,12 @@ class Backlog:
             return sum(
                 bucket.requests
                 * bucket.cost_model.mean(min(math.ceil(bucket.rows / bucket.requests), bucket.full_rows))
-                for bucket in self.buckets.values()
+                for bucket in self.queued_buckets.values()
             )
         return sum(
             math.ceil(bucket.rows / bucket.full_rows)
             * bucket.cost_model.mean(min(bucket.rows, bucket.full_rows))
-            for bucket in self.buckets.values()
+            for bucket in self.queued_buckets.values()
         )
 
     def least_time(self, rows: int, now: float) -> float:
@@ -362,7 +364,7 @@ class Backlog:
         return min(
             [
                 bucket.cost_model.end_to_end(rows)
-                for bucket in self.known.values()
+                for bucket in self.all_buckets.values()
                 if bucket.cost_model.known and bucket.cost_model.is_recent(now)
             ],
             default=0.0,
@@ -372,7 +374,7 @@ class Backlog:
         """Return the statistics of every remembered bucket, by its key."""
         return {
             key: bucket.cost_model.statistics(bucket.requests, bucket.rows)
-            for key, bucket in self.known.items()
+            for key, bucket in self.all_buckets.items()
         }
 
 

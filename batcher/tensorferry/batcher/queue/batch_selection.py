@@ -70,7 +70,7 @@ class BatchSelector:
         The device can start the batch at `start`.
         """
         backlog, limits = self._backlog, self.row_limits
-        bucket = backlog.buckets[close.key]
+        bucket = backlog.queued_buckets[close.key]
         lead, times = close.leading_class, bucket.cost_model
         slack = bucket.earliest_deadline - now if backlog.deadlines else math.inf
         max_rows = min(close.rows, times.next_rows(bucket.rows, slack, now))
@@ -78,7 +78,7 @@ class BatchSelector:
         if limits.needed:
             index = self._devices.each.index(device)
             max_rows = limits.allowed(index, close.key, max_rows, now)
-        if now < self.arrivals.counted_until and len(backlog.buckets) == 1:
+        if now < self.arrivals.counted_until and len(backlog.queued_buckets) == 1:
             max_rows = self._cap_for_tight_deadlines(times, max_rows, lead, now)
         quota = [max_rows]
         queues = bucket.class_queues

@@ -116,7 +116,7 @@ class FairBacklog(Backlog):
     def compare_clients(self, now: float) -> None:
         """Compare clients in the choice of the next bucket, if there are several buckets and clients."""
         for fair_queue in self._fair_queues:
-            fair_queue.compare_at(now if len(self.buckets) > 1 else None)
+            fair_queue.compare_at(now if len(self.queued_buckets) > 1 else None)
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Queue requests that were taken out again, and take back what their clients were charged for them."""
@@ -138,7 +138,7 @@ class FairBacklog(Backlog):
         if heaviest is None or fair_queue.shares[heaviest].rows < rows:
             return ()
         found: list[Request] = []
-        for bucket in self.buckets.values():
+        for bucket in self.queued_buckets.values():
             queue = bucket.class_queues[rank]
             assert isinstance(queue, FairClassQueue)
             if heaviest in queue.clients:

@@ -107,7 +107,7 @@ class OverloadControl:
         ):
             # It is in time even after all others.
             return None
-        if len(backlog.buckets) > 1 or not cost_model.is_recent(now) or cost_model.grows:
+        if len(backlog.queued_buckets) > 1 or not cost_model.is_recent(now) or cost_model.grows:
             # With several buckets a long queue is useful: it makes the batches of rare ones larger.
             return None
         # Only requests of its own class are counted, as if the devices were theirs alone: a lower bound.
@@ -138,7 +138,7 @@ class OverloadControl:
             retry_after,
             pause,
         )
-        if self._alike and backlog.one_kind:
+        if self._alike and backlog.single_bucket:
             until = now + _VALID_PAUSES * pause
             self.last_rejection = FastReject(error, request.deadline, now + wait, long_queue, row, until)
         return error

@@ -22,7 +22,7 @@ from tensorferry.batcher.queue.device_failures import DeviceFailures
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.queue.expiry import Expiry
 from tensorferry.batcher.queue.fair_backlog import FairBacklog
-from tensorferry.batcher.queue.learning_sync import LearningSync
+from tensorferry.batcher.queue.model_updater import ModelUpdater
 from tensorferry.batcher.queue.wakeup import LONG_SECONDS, InlineExecution, WorkerWakeup
 from tensorferry.batcher.request import (
     DONE,
@@ -78,7 +78,7 @@ class RequestQueue:
         self._wakeup = WorkerWakeup(
             clock, limits, backlog, devices, returns, wake_for_timeouts=bool(policies)
         )
-        self.learning = LearningSync(lock, clock, backlog, self._selector.row_limits, returns)
+        self.learning = ModelUpdater(lock, clock, backlog, self._selector.row_limits, returns)
         self.failures = DeviceFailures(self, lock, clock, devices, self._admission, self._inline)
         # Requests accepted since the start; the parts of a split request count as one.
         self._accepted = 0
@@ -105,12 +105,12 @@ class RequestQueue:
         self._admission.check_size(rows, nbytes)
 
     def put(
-        self, requests: Sequence[Request], *, notify: bool = True, admitted: bool = False
+        self, requests: Sequence[Request], *, notify: bool = True, skip_admission: bool = False
     ) -> tuple[Sequence[Request], bool]:
         """Accept one request, or all parts of one, or raise.
 
         Returns the queued requests that were dropped to make room, which it hands out; and, without `notify`,
-        whether the caller must call `take_inline` or `wake` soon: no worker was woken, though one is needed. With `admitted`
+        whether the caller must call `take_inline` or `wake` soon: no worker was woken, though one is needed. With `skip_admission`
         they are queued whether or not there is room.
 
         Raises RequestTooLarge if the request can never fit; QueueFull if it does not fit now, or would be too late
@@ -124,7 +124,7 @@ class RequestQueue:
             nbytes = sum([request.nbytes for request in requests])
         with self._lock:
             now, backlog = self._clock.now(), self._backlog
-            displaced = self._admission.admit(requests, rows, nbytes, now, admitted=admitted)
+            displaced = self._admission.admit(requests, rows, nbytes, now, skip_admission=skip_admission)
             self._accepted += 1
             if displaced:
                 for request in displaced:
@@ -228,7 +228,7 @@ class RequestQueue:
             now, device = self._clock.now(), self._devices.each[0]
             # The longest device time of a batch that could be dispatched.
             slowest = 0.0
-            for bucket in self._backlog.buckets.values():
+            for bucket in self._backlog.queued_buckets.values():
                 times, rows = bucket.cost_model, min(bucket.rows, self._limits.max_batch_size)
                 slowest = max(slowest, times.device_time(rows) if times.known else _INF)
             if (
@@ -279,18 +279,18 @@ class RequestQueue:
         if backlog.deadlines or self._expiry.timeouts is not None:
             self._expire_locked(start, now)
         credits: Sequence[float] = ()
-        if len(backlog.buckets) > 1 or len(backlog.class_rows) > 1:
+        if len(backlog.queued_buckets) > 1 or len(backlog.class_rows) > 1:
             credits = self._selector.credits(now)
-        decision = decide(backlog.buckets, now, self._limits, self._flushing, credits)
+        decision = decide(backlog.queued_buckets, now, self._limits, self._flushing, credits)
         if isinstance(decision, Wait):
             if self._unreported:
                 if backlog.rows:
                     self.wake_for_backlog_locked(now)
                 return BatchAssignment((), None, tuple(self.unreported_locked(())), (), 0.0, 0, [])
             return None if self._closing and not backlog.rows else decision
-        if decision.reason is CloseReason.IDLE and len(backlog.buckets) == 1 and not self._flushing:
+        if decision.reason is CloseReason.IDLE and len(backlog.queued_buckets) == 1 and not self._flushing:
             # There is room for clients that were just answered.
-            limits, bucket = self._selector.row_limits, backlog.buckets[decision.key]
+            limits, bucket = self._selector.row_limits, backlog.queued_buckets[decision.key]
             max_rows = bucket.full_rows
             if limits.needed:
                 max_rows = min(max_rows, limits.rows(self._devices.each.index(device), decision.key))
@@ -305,7 +305,7 @@ class RequestQueue:
 
     def _dispatch_locked(self, device: Device, close: Close, start: float, now: float) -> BatchAssignment:
         """Take the batch of the bucket that closes, and all that goes with it; undo everything on an exception."""
-        cost_model = self._backlog.buckets[close.key].cost_model
+        cost_model = self._backlog.queued_buckets[close.key].cost_model
         if self._wakeup.waits_for_more:
             self._wakeup.wait_is_over(device)
         batch, shed, rows_by_rank = self._selector.select(close, device, start, now)
@@ -534,7 +534,7 @@ class RequestQueue:
 
     def end_all_queued_locked(self) -> list[Request]:
         """End all queued requests, and return them."""
-        queued = [request for bucket in self._backlog.buckets.values() for request in bucket]
+        queued = [request for bucket in self._backlog.queued_buckets.values() for request in bucket]
         for request in queued:
             self._end_queued_locked(request)
         return queued
@@ -637,7 +637,7 @@ class RequestQueue:
         """Return the current sizes."""
         with self._lock:
             return QueueSizes(
-                sum([bucket.requests for bucket in self._backlog.buckets.values()]),
+                sum([bucket.requests for bucket in self._backlog.queued_buckets.values()]),
                 self._backlog.rows,
                 self._running,
                 self._admission.bytes_in_flight,

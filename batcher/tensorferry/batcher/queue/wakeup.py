@@ -137,7 +137,7 @@ class WorkerWakeup:
             # Waking the worker for each request, so that it decides again, costs more.
             return (
                 bucket.requests >= self._returns_wanted
-                or len(self._backlog.buckets) > 1
+                or len(self._backlog.queued_buckets) > 1
                 or (
                     deadline <= self._safe_deadline and bucket.latest_start < self._waits_until - _MIN_EARLIER
                 )
@@ -173,6 +173,8 @@ class WorkerWakeup:
             return math.inf
         if device.batches_outstanding and self._returns.expected:
             full = self._limits.full
-            if all(bucket.rows < min(full, bucket.full_rows) for bucket in self._backlog.buckets.values()):
+            if all(
+                bucket.rows < min(full, bucket.full_rows) for bucket in self._backlog.queued_buckets.values()
+            ):
                 return math.inf
         return device.dispatch_at(now)

@@ -31,18 +31,18 @@ class LoadContext:
     """The server's options and objects that loading needs.
 
     `devices` has the device that was chosen for each value of --device; the CPU for others. Without a `watchdog`, hanging
-    runs are not detected. `changed` and `lost` are as in `InstanceHealth`, `response_hook` and `batch_started` as in
-    `Batcher`. `calls` makes what functions call other models through. `served` and
-    `step_model` are as `get` and `step_model` of `ModelRegistry`.
+    runs are not detected. `on_health_change` and `on_device_lost` are `changed` and `lost` of `InstanceHealth`,
+    `response_hook` and `batch_started` as in `Batcher`. `calls` makes what functions call other models through. `get_model`
+    and `step_model` are as `get` and `step_model` of `ModelRegistry`.
     """
 
     config: ServerConfig
     devices: Mapping[str, str] = field(default_factory=dict)
     response_hook: ResponseBurstHook | None = None
     watchdog: Watchdog | None = None
-    changed: Callable[[InstanceHealth], None] = lambda health: None
-    lost: Callable[[str], None] = lambda reason: None
+    on_health_change: Callable[[InstanceHealth], None] = lambda health: None
+    on_device_lost: Callable[[str], None] = lambda reason: None
     batch_started: BatchStartCallback | None = None
     calls: CallsOfBatch = no_calls
-    served: FindModel = _no_model
+    get_model: FindModel = _no_model
     step_model: FindModel = _no_model

@@ -92,7 +92,7 @@ def _load_pipeline(source: ModelSource, declared: PipelineModel, context: LoadCo
         f"{stage.name}: {stage.steps[0].step.batching if stage.steps[0].step is not None else 'its own batches'}"
         for stage in plan.stages
     )
-    named = [context.served(step.used.name) for step in steps if step.used is not None]
+    named = [context.get_model(step.used.name) for step in steps if step.used is not None]
     verdict = _weakest(
         [step.decision.verdict for step in loaded] + [model.batching_verdict for model in named]
     )
@@ -131,7 +131,7 @@ def _load_ensemble(source: ModelSource, given: ModelConfig, context: LoadContext
 
 def _composing_model(ensemble: str, named: NamedModel, context: LoadContext) -> Model:
     try:
-        model = context.served(*named)
+        model = context.get_model(*named)
     except ServerError as error:
         raise StartError(
             f"ensemble {ensemble!r} depends on {named.name!r}, which does not serve: {error}"
@@ -182,7 +182,7 @@ def _place_step(
     """Load a step of a pipeline. `ragged` has the tensors whose rows differ in length, as functions before it give them."""
     if isinstance(step.model, str):
         try:
-            model = context.served(step.model)
+            model = context.get_model(step.model)
         except ServerError as error:
             raise StartError(f"pipeline {declared.name!r}, step {step.model!r}: {error}") from None
         _check_rows_are_first(declared.name, model)
@@ -272,7 +272,9 @@ def _model(
 ) -> Model:
     """Build a planned model. `settings` are those of a pipeline that has no batcher of its own."""
     options = context.config.for_model(source.name)
-    health = InstanceHealth(source.name, source.version, instance_counts(plan), context.changed, context.lost)
+    health = InstanceHealth(
+        source.name, source.version, instance_counts(plan), context.on_health_change, context.on_device_lost
+    )
     built = build(source.name, plan, context, health, settings)
     placed = [step for stage in plan.stages for step in stage.steps]
     only = placed[0].step if len(placed) == 1 and placed[0].has_own_names else None

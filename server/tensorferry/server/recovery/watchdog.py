@@ -30,7 +30,7 @@ class Overdue(enum.Enum):
     HUNG = "hung"
 
 
-class EndableRun(Protocol):
+class Interruptible(Protocol):
     """What runs, and can be asked to end: a session, or a child process. Thread-safe."""
 
     def end_runs(self) -> None:
@@ -57,7 +57,7 @@ class WatchedRun(ABC):
         # None while the run is in time.
         self._overdue: Overdue | None = None
         # What can be asked to end its runs; None if the run cannot be ended.
-        self._running: EndableRun | None = None
+        self._running: Interruptible | None = None
         # When a run that was asked to end counts as hung.
         self._hung_at = 0.0
 

@@ -1,4 +1,4 @@
-"""Handover of requests to another batcher by the thread that answers a batch.
+"""Deferred wake-ups of batchers that get requests from the thread that answers another batcher's batch.
 
 A batch's answers may all become requests of another batcher. If its worker woke at the first of them, it would take a batch
 of one. So it is woken when the last answer is out, or when its own batch is full.
@@ -15,14 +15,14 @@ from tensorferry.batcher.request import Request
 class Receiver(Protocol):
     """What takes the requests: a `Batcher` or a `Pipeline`."""
 
-    def enqueue(self, request: Request, *, notify: bool = True, admitted: bool = False) -> bool:
+    def enqueue(self, request: Request, *, notify: bool = True, skip_admission: bool = False) -> bool:
         """See `Batcher.enqueue`."""
 
     def wake(self) -> None:
         """See `Batcher.wake`."""
 
 
-class Handover(threading.local):
+class DeferredWakeups(threading.local):
     """Receivers that this thread wakes at the end of its current answers. Each thread has its own."""
 
     def __init__(self) -> None:
@@ -41,11 +41,11 @@ class Handover(threading.local):
             for receiver in receivers:
                 receiver.wake()
 
-    def enqueue(self, receiver: Receiver, request: Request, *, admitted: bool) -> None:
+    def enqueue(self, receiver: Receiver, request: Request, *, skip_admission: bool) -> None:
         """Enqueue a request. Raises as `Batcher.enqueue` does."""
         if not self._depth:
-            receiver.enqueue(request, admitted=admitted)
-        elif receiver.enqueue(request, notify=False, admitted=admitted):
+            receiver.enqueue(request, skip_admission=skip_admission)
+        elif receiver.enqueue(request, notify=False, skip_admission=skip_admission):
             if any(other is receiver for other in self._unnotified):
                 # Its batch is full.
                 receiver.wake()
@@ -53,4 +53,4 @@ class Handover(threading.local):
                 self._unnotified.append(receiver)
 
 
-handover = Handover()
+deferred_wakeups = DeferredWakeups()

@@ -29,7 +29,7 @@ class PendingUpdate(NamedTuple):
     now: float
 
 
-class LearningSync:
+class ModelUpdater:
     """Updates the learned models. Every method without `_locked` is thread-safe; `lock` is the queue's.
 
     Learning takes longer than anything else that is done for a batch. So what is to be learned is collected under the lock,
@@ -75,7 +75,7 @@ class LearningSync:
                 rows += request.rows_counted
             if self._row_limits.needed:
                 self._row_limits.record_success(device, batch[0].key, rows)
-            bucket = self._backlog.known.get(batch[0].key)
+            bucket = self._backlog.all_buckets.get(batch[0].key)
             if bucket is not None and bucket.cost_model.should_learn(now, rows, seconds + before + after):
                 cost_model = bucket.cost_model
         answers = self._returns.snapshot
@@ -124,7 +124,7 @@ class LearningSync:
     def full_rows(self, key: Hashable) -> int:
         """Return the rows of a full batch of a bucket: those that pay, or fewer if they do not fit into each device's memory."""
         with self._lock:
-            bucket, fit = self._backlog.known.get(key), self._row_limits.rows_of_all(key)
+            bucket, fit = self._backlog.all_buckets.get(key), self._row_limits.rows_of_all(key)
             return fit if bucket is None else min(fit, bucket.full_rows)
 
     def statistics(self) -> tuple[Mapping[Hashable, BucketStatistics], ReturnStatistics]:
