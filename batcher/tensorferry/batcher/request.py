@@ -108,8 +108,8 @@ class Request:
 
     `names` are the inputs' names; None if the model function takes one bare array. `rows` is the size of axis 0.
     `deadline` is absolute, on the batcher's clock (inf for none). `complete` is called exactly once with the outcome,
-    outside every lock, on a thread of the batcher or one that cancels; it must not block. Requests of equal `key` may
-    share a batch. `priority` is the class, 1 the highest, 0 the default.
+    outside every lock, on a thread of the batcher or one that cancels; it must not block. The request refers to it only
+    until then. Requests of equal `key` may share a batch. `priority` is the class, 1 the highest, 0 the default.
 
     `padding` is the plan of a padded request, else None. `key` must then be made of the plan's shapes instead of the
     request's own, and `nbytes` include its added bytes. `max_queue_time` is how many seconds the request may be queued,

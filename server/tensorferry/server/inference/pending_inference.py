@@ -27,9 +27,11 @@ _log = logging.getLogger("tensorferry.server")
 
 
 class PendingInference(Request, InferenceCall, InferenceReply):
-    """A request of a client. One object is the batcher's request, the call and the reply.
+    """A request of a client: the batcher's `Request`, the transport's `InferenceCall`, and at the end its `InferenceReply`.
 
-    `outcome` is set before the transport's completion is called, with this object.
+    One object is all three, because each object more costs time for every request. The batcher calls `completed`, which sets
+    `outcome` and calls the transport's completion with this object. The object refers to that completion only until then,
+    because the completion may refer to the object.
     """
 
     __slots__ = ("_finish", "_id_field", "_template", "metadata", "outcome", "request_id", "trace")
@@ -67,8 +69,8 @@ class PendingInference(Request, InferenceCall, InferenceReply):
         self.trace = trace
 
     def discard(self) -> None:
-        """Release a request that the batcher did not accept: it and its completion refer to each other."""
-        del self.complete, self._finish
+        """Release a request that the batcher did not accept: `complete` is its own method."""
+        del self.complete
 
     def cancel(self) -> None:
         """See `InferenceCall`."""
@@ -102,7 +104,6 @@ class PendingInference(Request, InferenceCall, InferenceReply):
                 if name == TRACEPARENT and outcome.batch is not None and outcome.error is None:
                     exemplars.record(value, _latency(self, outcome.batch))
         finish = self._finish
-        # It refers to the stream's entry, which refers to this object.
         del self._finish
         finish(self)
 
