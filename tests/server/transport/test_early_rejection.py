@@ -18,6 +18,7 @@ from tensorferry.batcher import QueueFull
 from tensorferry.server.inference.early_rejection import EarlyRejection
 from tensorferry.server.status import Status
 from tensorferry.server.transport.call_admission import Refusal
+from tensorferry.server.transport.inline_schedule import InlineSchedule
 from tensorferry.server.transport.lane.lane import Lane
 
 FULL = QueueFull("overload: come back later; retry in 0.25 s", 0.25, 0.001)
@@ -175,7 +176,7 @@ def test_the_deadline_of_a_call_is_reduced_by_the_pause_before_it() -> None:
         _refusal=None,
         _final_status=None,
         _unrequested=[],
-        _run_at={},
+        _inline=InlineSchedule(),
         _recent_calls=[],
         _watch_cancel_at=math.inf,
         _pause=0.5,

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -228,7 +227,6 @@ class ServedTransport:
         self.servicer._service = self.servicer._admission._service = service
         if self.lane is not None:
             self.lane._service = self.lane.admission._service = service
-            self.lane.submit = partial(service.submit, **self.lane.submit.keywords)
 
     def be_real(self) -> None:
         """Serve further calls by a real service over the same registry."""

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -25,13 +24,15 @@ import grpc
 
 from tensorferry.batcher import QueueFull
 from tensorferry.protos import SERVICE_NAME
+from tensorferry.server.identity import ClientIdentity, Metadata
 from tensorferry.server.inference.interface import MAX_INLINE_SECONDS, InlineRunner
-from tensorferry.server.inference.reply import InferenceReply
+from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.inference.unpacking import Unpacker
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.status import Status
 from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after
+from tensorferry.server.transport.inline_schedule import InlineSchedule
 from tensorferry.server.transport.lane import cygrpc
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 from tensorferry.server.transport.lane.stream import StreamCall
@@ -81,6 +82,7 @@ class Lane:
         unpackers: Executor | None = None,
     ) -> None:
         self._service = service
+        self._unpacker = None if unpackers is None else Unpacker(service.submit, unpackers)
         self.unread = unread or UnreadResponses()
         self.admission: CallAdmission[Any] = CallAdmission(
             service,
@@ -103,9 +105,7 @@ class Lane:
         # All fields below belong to the polling thread.
         # Calls to request in place of those that arrived. The wake-up that follows requests them, after its batches.
         self._unrequested: list[tuple[str, Callable[[Any], None]]] = []
-        # Batchers with a batch that this thread shall run, and when, in seconds since the epoch. They wait for the
-        # waiting events (0), or for callers to return.
-        self._run_at: dict[InlineRunner, float] = {}
+        self._inline = InlineSchedule()
         # The last refusal as core takes it; in an overload most are the same.
         self._refusal: Refusal | None = None
         self._final_status: cygrpc.FinalStatus | None = None
@@ -113,12 +113,6 @@ class Lane:
         self._recent_calls: list[UnaryCall] = []
         self._older_calls: list[UnaryCall] = []
         self._watch_cancel_at = math.inf
-        # See `InferenceService.submit`.
-        self.submit = partial(
-            service.submit,
-            run_soon=self._run_soon,
-            unpacker=None if unpackers is None else Unpacker(service.submit, unpackers),
-        )
         # In seconds: the pause to make once no event is left, and the last pause, which arriving calls may have waited.
         self._pause = self._last_pause = 0.0
 
@@ -164,9 +158,32 @@ class Lane:
             raise
         self._recent_calls.append(call)
 
+    def submit(
+        self,
+        data: bytes,
+        deadline: float,
+        complete: Callable[[InferenceReply], None],
+        metadata: Metadata,
+        caller: ClientIdentity,
+        *,
+        streamed: bool = False,
+    ) -> InferenceCall:
+        """See `InferenceService.submit`. Short batches run on the polling thread when no event is left."""
+        return self._service.submit(
+            data,
+            deadline,
+            complete,
+            metadata,
+            caller,
+            streamed=streamed,
+            run_soon=self._run_soon,
+            unpacker=self._unpacker,
+        )
+
     def _run_soon(self, batcher: InlineRunner) -> None:
         """Run the batcher's next batch once the waiting events are handled."""
-        self._run_at[batcher] = self._core.queue.next_wakeup = 0.0
+        self._inline.run_soon(batcher)
+        self._core.queue.next_wakeup = 0.0
 
     def _stream_arrived(self, event: Any) -> None:
         if not event.success:
@@ -241,12 +258,7 @@ class Lane:
 
     def _on_wakeup(self, now: float) -> float:
         """Do what is due; return when to call this again. Both times are seconds since the epoch."""
-        for batcher, when in list(self._run_at.items()):
-            if when <= now or when > now + _MAX_WAIT_SECONDS:
-                del self._run_at[batcher]
-                again = batcher.run_inline(MAX_INLINE_SECONDS)
-                if again < math.inf:
-                    self._run_at[batcher] = time.time() + again - time.monotonic()
+        run_again_at = self._inline.run_due() + time.time()
         if self._unrequested:
             self._core.request(self._unrequested)
         if now >= self._watch_cancel_at or now + _MAX_WAIT_SECONDS < self._watch_cancel_at < math.inf:
@@ -260,7 +272,7 @@ class Lane:
         if self._core.queue.idle:
             self._last_pause = 0.0
         if not self._pause:
-            return min((self._watch_cancel_at, *self._run_at.values()))
+            return min(self._watch_cancel_at, run_again_at)
         if self._core.queue.idle:
             # Each call that arrives alone wakes this thread, which finds the caches full of the model's data. Several
             # calls at once cost a fraction of that, and no response is ready before the pause ends.

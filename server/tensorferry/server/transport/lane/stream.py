@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.inference.reply import InferenceReply
@@ -12,9 +12,11 @@ from tensorferry.server.inference.stream_options import encode_or_status
 from tensorferry.server.status import INTERNAL_ERROR, Status
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.lane import cygrpc
-from tensorferry.server.transport.lane.owner import CallOwner
 from tensorferry.server.transport.lane.unread_responses import account_of
 from tensorferry.server.transport.stream_state import StreamEnd, StreamEntry, StreamState
+
+if TYPE_CHECKING:
+    from tensorferry.server.transport.lane.lane import Lane
 
 
 class StreamCall:
@@ -24,7 +26,7 @@ class StreamCall:
     """
 
     def __init__(
-        self, owner: CallOwner, event: Any, deadline: float, admission: StreamAdmission, max_in_flight: int
+        self, owner: Lane, event: Any, deadline: float, admission: StreamAdmission, max_in_flight: int
     ) -> None:
         self._owner = owner
         self._call = event.call

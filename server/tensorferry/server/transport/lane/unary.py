@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.identity import ClientIdentity
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.status import INTERNAL_ERROR, Status, StatusCode
 from tensorferry.server.transport.lane import cygrpc
-from tensorferry.server.transport.lane.owner import CallOwner
 from tensorferry.server.transport.lane.unread_responses import count_response
 from tensorferry.server.transport.unread_responses import SMALL_BYTES, ResponseAccount
+
+if TYPE_CHECKING:
+    from tensorferry.server.transport.lane.lane import Lane
 
 UNARY = f"/{SERVICE_NAME}/ModelInfer"
 
@@ -37,7 +39,7 @@ class UnaryCall:
         "watches_cancel",
     )
 
-    def __init__(self, owner: CallOwner, event: Any, deadline: float, caller: ClientIdentity) -> None:
+    def __init__(self, owner: Lane, event: Any, deadline: float, caller: ClientIdentity) -> None:
         """Receive the message. `ended` is called exactly once unless this raises."""
         self._owner = owner
         self._call = event.call
