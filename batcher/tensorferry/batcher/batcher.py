@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
-
-import numpy.typing as npt
 
 from tensorferry.batcher.clock import Clock, MonotonicClock
 from tensorferry.batcher.errors import (
@@ -16,13 +12,11 @@ from tensorferry.batcher.errors import (
     BatcherError,
     Cancelled,
     DeadlineExceeded,
-    InvalidRequest,
     QueueFull,
     RequestTooLarge,
     RunTimedOut,
 )
 from tensorferry.batcher.execution.batch_aware import ModelFunction
-from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.completion import (
     RequestCompleter,
     ResponseBurstHook,
@@ -34,7 +28,6 @@ from tensorferry.batcher.execution.context import (
     InstanceHealthCallback,
 )
 from tensorferry.batcher.execution.executor import BatchExecutor
-from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
 from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.execution.worker_pool import WorkerPool
 from tensorferry.batcher.padding import Padding
@@ -43,11 +36,12 @@ from tensorferry.batcher.request import Outcome, Request, flatten
 from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePolicy, check_number
 from tensorferry.batcher.statistics.counters import BatcherStatistics, Counters
 from tensorferry.batcher.statistics.recent_batches import BatchRecord, RecentBatches
+from tensorferry.batcher.submitter import Submitter
 
 _log = logging.getLogger("tensorferry.batcher")
 
 
-class Batcher:
+class Batcher(Submitter):
     """Collects requests, runs them in batches, and gives each its own result. Every method is thread-safe.
 
         with Batcher(model_fn, max_batch_size=32) as batcher:
@@ -153,7 +147,7 @@ class Batcher:
         if padding is not None and max_batch_size == 0:
             raise ValueError("max_batch_size is 0, so nothing shares a batch; leave out padding, or batch")
         functions = _functions_of(model_fn, workers)
-        settings = self._settings = BatcherSettings(
+        settings = BatcherSettings(
             max_batch_size=max_batch_size,
             max_queue_delay=max_queue_delay,
             preferred_batch_sizes=tuple(preferred_batch_sizes),
@@ -170,11 +164,10 @@ class Batcher:
             steady=steady,
             clients=clients,
         )
-        self._padding = padding
-        self._batched = max_batch_size > 0
+        clock = clock or MonotonicClock()
+        super().__init__(settings, clock, padding)
         self._ranks_per_class = settings.ranks_per_class
         self._name = name
-        self._clock = clock = clock or MonotonicClock()
         self._warnings = tuple(settings.warnings())
         for warning in self._warnings:
             _log.warning("%s: %s", name, warning)
@@ -191,79 +184,12 @@ class Batcher:
         ]
         self._workers = WorkerPool(executors, context)
 
-    @property
-    def settings(self) -> BatcherSettings:
-        """Return the settings in use."""
-        return self._settings
-
-    @property
-    def priorities(self) -> int:
-        """Return the number of priority classes."""
-        return len(self._settings.priority_weights)
-
-    @property
-    def policies(self) -> Sequence[QueuePolicy]:
-        """Return the queue policy of each class; empty if there are none."""
-        return self._settings.policies
-
     def add_warmup_sample(self, rows: int, seconds: float, key: Hashable = None) -> None:
         """Record what a warm-up run of `rows` rows took, so that predictions hold from the first request.
 
         `key` is that of the requests for which it holds; None if all requests of as many rows take the same time.
         """
         self._queue.add_warmup_sample(rows, seconds, key)
-
-    def submit(
-        self,
-        x: npt.ArrayLike | Mapping[str, npt.ArrayLike],
-        *,
-        timeout: float | None = None,
-        priority: int = 0,
-        tag: object = None,
-        client: str = "",
-    ) -> Future[Any]:
-        """Enqueue one example, without the batch axis; the future gets its row of the result.
-
-        `x` is an array, or a dict of arrays, of the shape of one row of the model's input. It is copied when its batch
-        starts, so do not change it until the future is done. `timeout` is in seconds from now; `priority` is the class, 1
-        the highest, 0 the default; `client` names the client, `tag` identifies the request in `last_batches`.
-
-        Raises QueueFull, RequestTooLarge, DeadlineExceeded (the timeout is not positive, or too short), BatcherClosed,
-        InstanceFailed (no device works) or InvalidRequest. The future gets the result, or the model's exception,
-        OutOfMemory, InstanceFailed, RunTimedOut, DeadlineExceeded, Shed, or BatcherClosed if the batcher is closed
-        without draining. Cancelling the future withdraws the request. Never blocks.
-        """
-        return self._submit(x, timeout, priority, tag, client, one_row=self._batched)
-
-    def submit_rows(
-        self,
-        x: npt.ArrayLike | Mapping[str, npt.ArrayLike],
-        *,
-        timeout: float | None = None,
-        priority: int = 0,
-        tag: object = None,
-        client: str = "",
-    ) -> Future[Any]:
-        """Enqueue several rows as one request, with the rows on axis 0 of each array. Otherwise like `submit`."""
-        return self._submit(x, timeout, priority, tag, client, one_row=False)
-
-    def _submit(
-        self, x: Any, timeout: float | None, priority: int, tag: object, client: str, *, one_row: bool
-    ) -> Future[Any]:
-        future: Future[Any] = Future()
-        request = request_of(
-            x,
-            completion_of(future, one_row=one_row),
-            one_row=one_row,
-            batched=self._batched,
-            deadline=math.inf if timeout is None else self._clock.now() + timeout,
-            padding=self._padding,
-        )
-        request.priority, request.tag, request.client = priority, tag, client
-        self.enqueue(request)
-        # Only now, because a rejected request and its future would keep each other, and the arrays, alive.
-        propagate_cancel(future, lambda: self.cancel(request))
-        return future
 
     def enqueue(self, request: Request, *, notify: bool = True, skip_admission: bool = False) -> bool:
         """Accept a request built by the caller. Its `complete` is called exactly once later, for servers without futures.
@@ -281,12 +207,7 @@ class Batcher:
         if not priority:
             priority = request.priority = self._settings.default_priority
         elif not 0 < priority <= self.priorities:
-            raise self._rejected(
-                request,
-                InvalidRequest(
-                    f"priority is {priority}; it must be from 1, the highest, to {self.priorities}, or 0 for the default"
-                ),
-            )
+            raise self._rejected(request, self._unknown_class(priority))
         request.rank = (priority - 1) * self._ranks_per_class
         if self._batched and request.rows > self._settings.max_batch_size:
             return self._enqueue_split(request, notify=notify, skip_admission=skip_admission)
@@ -452,7 +373,7 @@ class Batcher:
         """Wait until all accepted requests are done, as `drain` does, but accept new ones."""
         if self._workers.owns_current_thread:
             return False
-        return self._queue.wait_drained(math.inf if timeout is None else self._clock.now() + timeout)
+        return self._queue.wait_drained(self._until(timeout))
 
     def drain(self, timeout: float | None = None) -> bool:
         """Accept nothing new and wait until all accepted requests are done and their completions have returned.
@@ -471,7 +392,7 @@ class Batcher:
         completion, it waits for nothing: the workers finish what is queued and end. Idempotent.
         """
         own_thread = self._workers.owns_current_thread
-        until = math.inf if timeout is None else self._clock.now() + timeout
+        until = self._until(timeout)
         self._queue.close()
         if drain and own_thread:
             return False
@@ -498,12 +419,6 @@ class Batcher:
         Their requests are recorded only for the 10 s after a call of this, so the first call returns none.
         """
         return self._recent.snapshot()
-
-    def __enter__(self) -> Batcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         sizes = self._queue.sizes()

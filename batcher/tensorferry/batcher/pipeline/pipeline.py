@@ -6,10 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
-
-import numpy.typing as npt
 
 from tensorferry.batcher.batcher import Batcher
 from tensorferry.batcher.clock import Clock, MonotonicClock
@@ -21,10 +18,8 @@ from tensorferry.batcher.errors import (
     InvalidRequest,
     QueueFull,
 )
-from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.completion import already_completed
 from tensorferry.batcher.execution.deferred_wakeups import deferred_wakeups
-from tensorferry.batcher.execution.futures import completion_of, propagate_cancel
 from tensorferry.batcher.pipeline.admitted_runs import AdmittedRuns
 from tensorferry.batcher.pipeline.graph import graph_of
 from tensorferry.batcher.pipeline.later_times import LaterTimes
@@ -33,9 +28,10 @@ from tensorferry.batcher.pipeline.stage import Stage
 from tensorferry.batcher.pipeline.statistics import statistics_of
 from tensorferry.batcher.pipeline.tensors import RequestMaker
 from tensorferry.batcher.request import DONE, NEW, RUNNING, BatchInfo, Outcome, Request
-from tensorferry.batcher.settings import BatcherSettings, ClientPolicy, QueuePolicy
+from tensorferry.batcher.settings import BatcherSettings, ClientPolicy
 from tensorferry.batcher.statistics.counters import BatcherStatistics, Counters
 from tensorferry.batcher.statistics.recent_batches import BatchRecord
+from tensorferry.batcher.submitter import Submitter
 
 _log = logging.getLogger("tensorferry.batcher")
 
@@ -43,7 +39,7 @@ _log = logging.getLogger("tensorferry.batcher")
 _NO_BATCH = BatchInfo(0, 0, 0, 0.0)
 
 
-class Pipeline:
+class Pipeline(Submitter):
     """Stages, each with a batcher, through which requests pass. Every method is thread-safe.
 
         with Pipeline("embed", stages, inputs=["text"], outputs=["vector"]) as pipeline:
@@ -117,8 +113,8 @@ class Pipeline:
                 self._first[place] = stage.own.batcher
             elif stage.own is not None:
                 self._later[stage.name] = stage.own.batcher
-        self._settings = settings or (batchers[0].settings if batchers else BatcherSettings())
-        self._clock = clock or MonotonicClock()
+        settings = settings or (batchers[0].settings if batchers else BatcherSettings())
+        super().__init__(settings, clock or MonotonicClock())
         self.later_times = LaterTimes(self.graph, self._clock)
         self._counters = Counters()
         self._last_run: float | None = None
@@ -135,63 +131,7 @@ class Pipeline:
         """Return the stages, each after those whose outputs it reads."""
         return self.graph.stages
 
-    @property
-    def settings(self) -> BatcherSettings:
-        """Return the settings that hold for its callers."""
-        return self._settings
-
-    @property
-    def priorities(self) -> int:
-        """Return the number of priority classes."""
-        return len(self._settings.priority_weights)
-
-    @property
-    def policies(self) -> Sequence[QueuePolicy]:
-        """Return the queue policy of each class; empty if there are none."""
-        return self._settings.policies
-
     # Requests.
-
-    def submit(
-        self,
-        x: npt.ArrayLike | Mapping[str, npt.ArrayLike],
-        *,
-        timeout: float | None = None,
-        priority: int = 0,
-        tag: object = None,
-        client: str = "",
-    ) -> Future[Any]:
-        """Enqueue one example by its inputs' names, without the batch axis; the future gets its outputs. See `Batcher.submit`."""
-        batched = self._settings.max_batch_size > 0
-        return self._submit(x, timeout, priority, tag, client, one_row=batched)
-
-    def submit_rows(
-        self,
-        x: npt.ArrayLike | Mapping[str, npt.ArrayLike],
-        *,
-        timeout: float | None = None,
-        priority: int = 0,
-        tag: object = None,
-        client: str = "",
-    ) -> Future[Any]:
-        """Enqueue several rows as one request, with the rows on axis 0 of each array. Otherwise like `submit`."""
-        return self._submit(x, timeout, priority, tag, client, one_row=False)
-
-    def _submit(
-        self, x: Any, timeout: float | None, priority: int, tag: object, client: str, *, one_row: bool
-    ) -> Future[Any]:
-        future: Future[Any] = Future()
-        request = request_of(
-            x,
-            completion_of(future, one_row=one_row),
-            one_row=one_row,
-            batched=self._settings.max_batch_size > 0,
-            deadline=math.inf if timeout is None else self._clock.now() + timeout,
-        )
-        request.priority, request.tag, request.client = priority, tag, client
-        self.enqueue(request)
-        propagate_cancel(future, lambda: self.cancel(request))
-        return future
 
     def enqueue(self, request: Request, *, notify: bool = True, skip_admission: bool = False) -> bool:
         """Accept a request built by the caller; see `Batcher.enqueue`. Its `names` are the pipeline's inputs.
@@ -224,9 +164,7 @@ class Pipeline:
         if not request.priority:
             request.priority = self._settings.default_priority
         elif not 0 < request.priority <= self.priorities:
-            raise InvalidRequest(
-                f"priority is {request.priority}; it must be from 1, the highest, to {self.priorities}, or 0 for the default"
-            )
+            raise self._unknown_class(request.priority)
         names = request.names
         if names is not self._checked_names or names is None:
             if names is None or sorted(names) != sorted(self.graph.inputs):
@@ -422,9 +360,6 @@ class Pipeline:
         for batcher in self._own.values():
             batcher.drain(0.0)
 
-    def _until(self, timeout: float | None) -> float:
-        return math.inf if timeout is None else self._clock.now() + timeout
-
     def _left(self, until: float) -> float | None:
         return None if until == math.inf else max(0.0, until - self._clock.now())
 
@@ -451,12 +386,6 @@ class Pipeline:
     def stage_batches(self) -> Mapping[str, Sequence[BatchRecord]]:
         """Return how the last batches formed in each stage that has a batcher of its own, by its name."""
         return {stage: batcher.last_batches() for stage, batcher in self._own.items()}
-
-    def __enter__(self) -> Pipeline:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.name}: {len(self._runs.snapshot())} requests in {len(self.graph.stages)} stages>"
