@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from tensorferry.batcher import Batcher
 from tensorferry.batcher.clock import MonotonicClock
 
 
@@ -27,17 +26,3 @@ def test_a_deadline_centuries_away_is_waited_for(seconds: float) -> None:
         condition.notify_all()
     thread.join(30)
     assert waited.is_set()
-
-
-def test_a_request_with_such_a_deadline_is_answered_behind_others() -> None:
-    gate = threading.Event()
-
-    def slow(x: object) -> object:
-        gate.wait(30)
-        return x
-
-    with Batcher(slow, 1) as batcher:
-        first = batcher.submit(1.0)
-        second = batcher.submit(2.0, timeout=1e18)
-        gate.set()
-        assert (first.result(30), second.result(30)) == (1.0, 2.0)

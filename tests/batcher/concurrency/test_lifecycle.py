@@ -11,7 +11,7 @@ from batcher.conftest import Make
 from polling import until
 from support.batcher.rig import enqueue, error, ignore, occupy, reach, result
 
-from tensorferry.batcher import Batcher, BatcherClosed, Outcome, QueueFull, RequestTooLarge, RunTimedOut
+from tensorferry.batcher import Batcher, BatcherClosed, Outcome, RunTimedOut
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -186,26 +186,6 @@ def test_close_fails_queued_requests_after_its_timeout(make: Make, runner: Scrip
     assert isinstance(error(queued), BatcherClosed)
     runner.open()
     assert result(running) == 0
-
-
-def test_a_full_queue_refuses_with_a_retry_time(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner, 2, max_queue_size=4)
-    occupied = occupy(batcher, runner)
-    futures = [batcher.submit(float(tag)) for tag in range(4)]
-    with pytest.raises(QueueFull, match="4 of 4 rows wait") as caught:
-        batcher.submit(4.0)
-    assert caught.value.retry_after > 0
-    assert batcher.statistics().refused == 1
-    runner.open()
-    assert [result(future) for future in [occupied, *futures]] == [0, 0, 2, 4, 6]
-
-
-@pytest.mark.parametrize("options", [{"max_queue_size": 4}, {"max_queue_bytes": 32}])
-def test_a_request_that_can_never_be_queued_is_too_large(make: Make, options: dict[str, int]) -> None:
-    batcher = make(lambda x: x, 2, **options)
-    with pytest.raises(RequestTooLarge, match="send"):
-        batcher.submit_rows([1.0] * 5)
-    assert len(result(batcher.submit_rows([1.0] * 4))) == 4
 
 
 def test_the_text_form_shows_the_load(make: Make, runner: ScriptedRunner) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import PATIENCE, Recorder, enqueue, occupy, reach, result
+from support.batcher.rig import Recorder, enqueue, occupy, reach, result
 
-from tensorferry.batcher import Batcher, BatcherClosed, Outcome, QueueFull, Request
+from tensorferry.batcher import Batcher, BatcherClosed, Outcome, Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
 
@@ -139,68 +138,12 @@ def test_a_deadline_that_passes_with_the_answer(
     assert recorder.kind == kind
 
 
-@pytest.mark.parametrize("running", [False, True])
-def test_of_many_simultaneous_cancels_one_succeeds(make: Make, runner: ScriptedRunner, running: bool) -> None:
-    batcher = make(runner)
-    for _ in range(20):
-        occupied = None if running else occupy(batcher, runner)
-        before = len(runner.batches)
-        request, recorder = enqueue(batcher, [1.0])
-        if running:
-            runner.await_batches(before + 1)
-        barrier = threading.Barrier(4)
-
-        def cancel(request: Request = request, barrier: threading.Barrier = barrier) -> bool:
-            barrier.wait(PATIENCE)
-            return batcher.cancel(request)
-
-        with ThreadPoolExecutor(4) as pool:
-            wins = [future.result(PATIENCE) for future in [pool.submit(cancel) for _ in range(4)]]
-        assert sorted(wins) == [False, False, False, True]
-        assert recorder.kind == "Cancelled"
-        runner.release()
-        if occupied:
-            result(occupied)
-    assert batcher.statistics().cancelled == 20
-
-
 def test_a_future_is_cancelled_once(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner)
     future = occupy(batcher, runner)
     assert future.cancel()
     assert future.cancel(), "as concurrent.futures has it: it is cancelled"
     assert batcher.statistics().cancelled == 1
-
-
-@pytest.mark.parametrize("end", ["drain", "close"])
-def test_submit_while_the_batcher_ends(make: Make, runner: ScriptedRunner, end: str) -> None:
-    """Requests are accepted and answered, or refused, with nothing in between, however many threads
-    submit.
-    """
-    batcher = make(runner, 4)
-    occupy(batcher, runner)
-    accepted: list[Future[Any]] = []
-
-    def submit_until_closed() -> bool:
-        while True:
-            try:
-                accepted.append(batcher.submit(1.0))
-            except QueueFull:
-                continue
-            except BatcherClosed:
-                return True
-
-    with ThreadPoolExecutor(4) as pool:
-        closed = [pool.submit(submit_until_closed) for _ in range(4)]
-        runner.open()
-        assert getattr(batcher, end)() is True
-        sizes = batcher.statistics().sizes
-        assert all(result(future) for future in closed)
-    assert (sizes.queued, sizes.running, sizes.held_bytes) == (0, 0, 0)
-    assert all(future.done() for future in accepted), "true means that all is done"
-    assert {result(future) for future in accepted} <= {2.0}
-    statistics = batcher.statistics()
-    assert statistics.accepted == statistics.answered == len(accepted) + 1
 
 
 def test_submit_from_the_model_while_closing_is_refused(make: Make) -> None:
@@ -221,24 +164,6 @@ def test_submit_from_the_model_while_closing_is_refused(make: Make) -> None:
     assert batcher.close()
     assert result(future) == 0
     assert len(seen) == 1
-
-
-@pytest.mark.parametrize("drain", [True, False])
-def test_close_while_a_batch_runs(make: Make, runner: ScriptedRunner, drain: bool) -> None:
-    batcher = make(runner, 1)
-    _, running = enqueue(batcher, [1.0])
-    runner.await_batches(1)
-    _, queued = enqueue(batcher, [2.0])
-    closed: list[bool] = []
-    thread = threading.Thread(target=lambda: closed.append(batcher.close(drain=drain)))
-    thread.start()
-    if not drain:
-        assert isinstance(queued.await_outcome().error, BatcherClosed)
-    runner.open()
-    thread.join(PATIENCE)
-    assert closed == [True]
-    assert running.kind == "answered"
-    assert queued.kind == ("answered" if drain else "BatcherClosed")
 
 
 @pytest.mark.parametrize("method", ["close", "drain"])

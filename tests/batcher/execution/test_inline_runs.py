@@ -19,9 +19,9 @@ from support.batcher.inline_runs import (
     short_batches,
     wake_ups,
 )
-from support.batcher.rig import Recorder, enqueue, reach, result
+from support.batcher.rig import Recorder, enqueue, reach
 
-from tensorferry.batcher import Batcher, BatcherError, Outcome, RunTimedOut
+from tensorferry.batcher import Batcher, Outcome, RunTimedOut
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.learning.return_model import ReturnModel
 from tensorferry.batcher.testing import VirtualClock
@@ -61,11 +61,6 @@ def test_all_queued_requests_run_batch_by_batch(
     assert [len(batch) for batch in model.batches] == [4, 4, 1]
     assert model.here
     assert all(recorder.kind == "answered" for recorder in recorders)
-
-
-def test_without_requests_it_returns_at_once(batcher: Batcher, model: Model) -> None:
-    assert batcher.run_inline(MOST) == math.inf
-    assert not model.batches
 
 
 def test_a_request_enqueued_with_notification_is_run_by_a_worker(batcher: Batcher, model: Model) -> None:
@@ -334,36 +329,6 @@ def test_a_request_of_another_thread_ends_the_wait(
     assert batcher.run_inline(MOST) == math.inf
 
 
-def test_a_failing_request_does_not_fail_its_batch(batcher: Batcher, model: Model) -> None:
-    recorders = [quietly(batcher, [value])[1] for value in (1.0, -2.0, 3.0)]
-    assert batcher.run_inline(MOST) == math.inf
-    assert [recorder.kind for recorder in recorders] == ["answered", "ValueError", "answered"]
-    assert model.here
-    _, after, _ = quietly(batcher, [4.0])
-    assert batcher.run_inline(MOST) == math.inf
-    assert after.kind == "answered"
-    statistics = batcher.statistics()
-    assert (statistics.batches, sum(statistics.close_reasons.values())) == (3, 2)
-
-
-def test_a_completion_that_raises_affects_no_other_request(batcher: Batcher) -> None:
-    def complete(outcome: Outcome) -> None:
-        raise SystemExit
-
-    batcher.enqueue(request_of([1.0], complete, one_row=False), notify=False)
-    _, neighbour, _ = quietly(batcher, [2.0])
-    assert batcher.run_inline(MOST) == math.inf
-    assert neighbour.kind == "answered"
-
-
-def test_a_cancelled_request_is_never_run(batcher: Batcher, model: Model) -> None:
-    request, recorder, _ = quietly(batcher, [1.0])
-    assert batcher.cancel(request)
-    assert batcher.run_inline(MOST) == math.inf
-    assert recorder.kind == "Cancelled"
-    assert not model.batches
-
-
 def test_the_calling_thread_completes_expired_requests(
     batcher: Batcher, model: Model, clock: VirtualClock
 ) -> None:
@@ -390,28 +355,3 @@ def test_an_unsteady_model_runs_on_its_worker(make: Make, model: Model, clock: V
     assert batcher.run_inline(MOST) == math.inf
     assert recorder.await_outcome().outputs.tolist() == [2.0]
     assert not model.here
-
-
-def test_a_closed_batcher_refuses_requests(batcher: Batcher) -> None:
-    assert batcher.close()
-    with pytest.raises(BatcherError, match="closed"):
-        quietly(batcher, [1.0])
-    assert batcher.run_inline(MOST) == math.inf
-
-
-def test_a_request_of_many_rows_is_split_and_answered_as_one(batcher: Batcher, model: Model) -> None:
-    _, recorder, call = quietly(batcher, np.arange(10.0))
-    assert call
-    assert batcher.run_inline(MOST) == math.inf
-    assert recorder.only.outputs.tolist() == [2.0 * value for value in range(10)]
-    assert [len(batch) for batch in model.batches] == [4, 4, 2]
-    assert model.here
-
-
-def test_futures_work_at_the_same_time(batcher: Batcher) -> None:
-    future = batcher.submit(1.0)
-    _, recorder, call = quietly(batcher, [2.0])
-    if call:
-        batcher.run_inline(MOST)
-    assert result(future) == 2.0
-    recorder.await_outcome()

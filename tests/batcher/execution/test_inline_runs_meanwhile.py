@@ -103,24 +103,6 @@ def test_a_completion_may_enqueue_and_run_inline(batcher: Batcher, model: Model)
     assert again.only.outputs.tolist() == [4.0]
 
 
-def test_a_request_cancelled_during_the_run_is_cancelled(batcher: Batcher, model: Model) -> None:
-    request, recorder, _ = quietly(batcher, [1.0])
-    _, neighbour, _ = quietly(batcher, [2.0])
-    model.script = [lambda: elsewhere(lambda: batcher.cancel(request))]
-    assert batcher.run_inline(MOST) == math.inf
-    assert (recorder.kind, neighbour.kind) == ("Cancelled", "answered")
-    assert neighbour.only.outputs.tolist() == [4.0]
-
-
-def test_an_answer_after_the_deadline_is_an_error(
-    batcher: Batcher, model: Model, clock: VirtualClock
-) -> None:
-    model.script = [lambda: clock.advance(1.0)]
-    _, recorder, _ = quietly(batcher, [1.0], deadline=clock.now() + 0.5)
-    assert batcher.run_inline(MOST) == math.inf
-    assert recorder.kind == "DeadlineExceeded"
-
-
 def test_a_request_that_expires_during_another_batch_fails_at_once(
     batcher: Batcher, model: Model, clock: VirtualClock
 ) -> None:

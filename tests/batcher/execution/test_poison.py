@@ -158,7 +158,7 @@ def test_a_request_cancelled_before_the_rerun_is_not_run_again(make: Make) -> No
 
 def test_many_poisoned_rows_do_not_exhaust_the_stack(make: Make) -> None:
     """Halving is recursive: its depth is the logarithm of the batch size."""
-    count = 4 * sys.getrecursionlimit()
+    count = 2 * sys.getrecursionlimit()
     runner = ScriptedRunner(fails_below_zero, gated=True)
     batcher = make(runner, count, max_queue_size=count)
     occupy(batcher, runner)

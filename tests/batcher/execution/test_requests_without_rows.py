@@ -49,15 +49,3 @@ def test_a_request_of_no_rows_is_refused_like_others(
         batcher.answer_empty(_request(recorder), None)
     assert not recorder.outcomes
     assert batcher.statistics().refusals == {"deadline": 1, "closed": 1}
-
-
-def test_a_completion_that_raises_affects_no_other_request(
-    make: Make, runner: ScriptedRunner, caplog: pytest.LogCaptureFixture
-) -> None:
-    batcher = make(runner)
-
-    def complete(outcome: object) -> None:
-        raise RuntimeError("the caller's own")
-
-    batcher.answer_empty(Request((_EMPTY,), complete, names=None, rows=0, nbytes=0), None)
-    assert "the completion of a request of batcher raised" in caplog.text

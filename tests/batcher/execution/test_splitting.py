@@ -9,7 +9,7 @@ import pytest
 from batcher.conftest import Make
 from support.batcher.rig import Recorder, enqueue, error, fails_below_zero, ignore, occupy, result, rows
 
-from tensorferry.batcher import BatcherClosed, Cancelled, DeadlineExceeded, QueueFull, Request
+from tensorferry.batcher import DeadlineExceeded, QueueFull, Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
@@ -66,17 +66,6 @@ def test_a_failing_part_fails_the_request_once_and_cancels_the_rest(make: Make) 
     assert (statistics.accepted, *ends) == (3, 2, 1, 0), "a split request counts once"
 
 
-def test_a_split_request_expires_as_one(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:
-    batcher = make(runner, 2, clock=clock)
-    occupy(batcher, runner)
-    _, recorder = enqueue(batcher, np.zeros(5), deadline=5.0)
-    clock.advance(5)
-    runner.open()
-    assert batcher.close()
-    assert recorder.kind == "DeadlineExceeded"
-    assert len(runner.batches) == 1
-
-
 def test_a_split_request_expires_between_its_parts(
     make: Make, runner: ScriptedRunner, clock: VirtualClock
 ) -> None:
@@ -90,41 +79,6 @@ def test_a_split_request_expires_between_its_parts(
     assert isinstance(error(future), DeadlineExceeded)
     assert batcher.close()
     assert len(runner.batches) == 2
-
-
-def test_a_cancel_cancels_every_part(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner, 2)
-    request, recorder = enqueue(batcher, np.zeros(5))
-    runner.await_batches(1)
-    assert batcher.cancel(request)
-    assert isinstance(recorder.only.error, Cancelled)
-    assert not batcher.cancel(request)
-    runner.open()
-    assert batcher.close()
-    assert recorder.kind == "Cancelled"
-    assert len(runner.batches) == 1
-
-
-def test_a_cancel_after_the_first_part_was_answered(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner, 2)
-    request, recorder = enqueue(batcher, np.zeros(5))
-    runner.release()
-    runner.await_batches(2)
-    assert batcher.cancel(request)
-    runner.open()
-    assert batcher.close()
-    assert recorder.kind == "Cancelled"
-
-
-def test_closing_fails_a_split_request_once(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner, 2)
-    occupy(batcher, runner)
-    _, recorder = enqueue(batcher, np.zeros(5))
-    assert not batcher.close(drain=False, timeout=0)
-    assert isinstance(recorder.only.error, BatcherClosed)
-    runner.open()
-    assert batcher.close()
-    assert recorder.kind == "BatcherClosed"
 
 
 def test_a_refused_request_can_be_enqueued_again(make: Make, runner: ScriptedRunner) -> None:

@@ -92,18 +92,6 @@ def test_it_follows_a_lasting_change(factor: float) -> None:
     assert worst_error(model, factor) < 0.15
 
 
-def test_it_learns_a_staircase() -> None:
-    def stairs(rows: int) -> float:
-        return 0.002 * math.ceil(rows / 32)
-
-    model = LatencyModel(MOST)
-    for _ in range(20):
-        for rows in (1, 2, 4, 8, 16, 32, 64):
-            model.observe(rows, stairs(rows))
-    for rows in (1, 8, 20, 32, 64):
-        assert model.curve.mean(rows) == pytest.approx(stairs(rows), rel=0.05)
-
-
 def staircase(rows: int) -> float:
     return 0.004 + 0.0032 * math.ceil(rows / 32)
 

@@ -12,19 +12,6 @@ from support.batcher.pipelines import Puppets, add_one, answer, double, kind, qu
 from tensorferry.batcher import ClientPolicy, InvalidRequest, QueueFull, QueuePolicy, RequestTooLarge
 
 
-def test_the_queue_of_the_first_stage_is_bounded(puppets: Puppets) -> None:
-    pipeline = puppets.two(max_queue_size=2)
-    send(pipeline, [1])
-    puppets.runners["a"].await_batches(1)
-    send(pipeline, [2])
-    send(pipeline, [3])
-    with pytest.raises(QueueFull) as caught:
-        send(pipeline, [4])
-    assert caught.value.retry_after > 0
-    assert pipeline.statistics().refusals == {"queue_full": 1}
-    assert pipeline.statistics().accepted == 3
-
-
 def test_the_queue_of_a_later_stage_rejects_new_requests_but_none_that_were_accepted(
     puppets: Puppets,
 ) -> None:
@@ -77,13 +64,6 @@ def test_an_accepted_request_may_exceed_any_bound_of_a_later_stage(puppets: Pupp
     assert answer(send(pipeline, range(9))[1]) == [2 * (x + 1) for x in range(9)]
     assert pipeline.drain()
     assert pipeline.stage_statistics()["b"].sizes.held_bytes == 0
-
-
-def test_what_can_never_fit_is_too_large(puppets: Puppets) -> None:
-    pipeline = puppets.two(gated=False, max_queue_size=4)
-    with pytest.raises(RequestTooLarge):
-        send(pipeline, range(5))
-    assert pipeline.statistics().refusals == {"too_large": 1}
 
 
 def test_classes_are_those_of_the_first_stage(puppets: Puppets) -> None:

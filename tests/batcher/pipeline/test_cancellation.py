@@ -10,34 +10,6 @@ from support.batcher.pipelines import Puppets, add_one, answer, double, kind, qu
 from tensorferry.batcher import Batcher, Outcome, Request, Stage
 
 
-def test_a_request_that_waits_for_the_first_stage_never_runs(puppets: Puppets) -> None:
-    pipeline = puppets.two()
-    running = send(pipeline, [1])[1]
-    puppets.runners["a"].await_batches(1)
-    request, recorder = send(pipeline, [2])
-    assert pipeline.cancel(request)
-    assert recorder.kind == "Cancelled"
-    assert not pipeline.cancel(request)
-    for runner in puppets.runners.values():
-        runner.open()
-    assert answer(running) == [4]
-    assert pipeline.drain()
-    assert puppets.rows("a") == [[1]]
-
-
-def test_a_request_that_runs_in_the_first_stage_does_not_reach_the_second(puppets: Puppets) -> None:
-    pipeline = puppets.two()
-    request, recorder = send(pipeline, [1])
-    puppets.runners["a"].await_batches(1)
-    assert pipeline.cancel(request)
-    assert recorder.kind == "Cancelled"
-    for runner in puppets.runners.values():
-        runner.open()
-    assert pipeline.drain()
-    assert puppets.rows("b") == []
-    assert pipeline.statistics().cancelled == 1
-
-
 def test_a_request_that_waits_for_the_second_stage_never_runs_there(puppets: Puppets) -> None:
     pipeline = puppets.two()
     puppets.runners["a"].open()

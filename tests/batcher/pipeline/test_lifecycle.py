@@ -26,18 +26,6 @@ def test_draining_answers_what_is_in_any_stage(puppets: Puppets) -> None:
     assert [answer(recorder) for recorder in recorders] == [[2], [4], [6], [8]]
 
 
-def test_draining_gives_up_after_its_timeout_and_can_be_repeated(puppets: Puppets) -> None:
-    pipeline = puppets.two()
-    recorder = send(pipeline, [1])[1]
-    puppets.runners["a"].await_batches(1)
-    assert not pipeline.drain(0.0)
-    for runner in puppets.runners.values():
-        runner.open()
-    assert pipeline.drain()
-    assert recorder.kind == "answered"
-    assert pipeline.drain(0.0)
-
-
 def test_waiting_until_idle_accepts_requests(puppets: Puppets) -> None:
     pipeline = puppets.two()
     assert pipeline.wait_idle(0.0)

@@ -135,7 +135,7 @@ classes = st.lists(
 )
 
 
-@settings(reproducible, max_examples=300)
+@settings(reproducible, max_examples=150)
 @given(waiting=classes, weights=st.lists(st.integers(1, 9), min_size=4, max_size=4), data=st.data())
 def test_every_batch_of_several_classes_is_sound(
     waiting: list[list[Waiting]], weights: list[int], data: st.DataObject

@@ -100,8 +100,8 @@ def test_a_client_with_nothing_queued_is_forgotten() -> None:
 
 @reproducible
 @given(
-    st.lists(st.tuples(st.integers(1, 5), st.lists(st.integers(1, 8), min_size=60)), min_size=2, max_size=5),
-    st.lists(st.integers(8, 32), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(1, 5), st.lists(st.integers(1, 8), min_size=20)), min_size=2, max_size=5),
+    st.lists(st.integers(8, 32), min_size=1, max_size=6),
 )
 def test_backlogged_clients_get_rows_by_weight(
     clients: list[tuple[int, list[int]]], batches: list[int]

@@ -140,24 +140,6 @@ def test_decides(
     assert decide(buckets, now, limits, draining) == expected
 
 
-@pytest.mark.parametrize(
-    ("costs", "kept"),
-    [
-        pytest.param([], [], id="none"),
-        pytest.param([1], [1], id="one"),
-        pytest.param([1, 1, 1, 1, 1], [1, 1, 1, 1], id="full"),
-        pytest.param([2, 2, 1], [2, 2], id="rows, not requests"),
-        pytest.param([3, 2, 1], [3], id="none overtakes"),
-        pytest.param([9, 1], [9], id="too large is alone"),
-        pytest.param([1, 9], [1], id="too large waits"),
-    ],
-)
-def test_take_prefix(costs: list[int], kept: list[int]) -> None:
-    assert [
-        request.rows_counted for request in take_prefix(map(Waiting, costs), GREEDY.max_batch_size)
-    ] == kept
-
-
 class Affine:
     """Batch times of 10 s and 1 s a row, known exactly."""
 

@@ -31,15 +31,6 @@ def test_requests_that_arrive_during_a_batch_are_the_next_batch(make: Make, runn
     assert rows(runner, 1) == [[1, 2, 3, 4, 5, 6, 7]]
 
 
-def test_a_batch_takes_the_requests_that_fit_in_order_of_arrival(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner, 3)
-    occupy(batcher, runner)
-    futures = [batcher.submit(float(value)) for value in range(1, 8)]
-    runner.open()
-    assert [result(future) for future in futures] == [2, 4, 6, 8, 10, 12, 14]
-    assert rows(runner, 1) == [[1, 2, 3], [4, 5, 6], [7]]
-
-
 def test_rows_fill_a_batch_not_requests(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 4)
     occupy(batcher, runner)
@@ -90,20 +81,6 @@ def test_the_order_of_the_names_does_not_matter(make: Make) -> None:
     assert len(runner.batches) == 2
 
 
-def test_the_bucket_with_the_oldest_request_runs_first(
-    make: Make, runner: ScriptedRunner, clock: VirtualClock
-) -> None:
-    batcher = make(runner, 2, clock=clock)
-    occupy(batcher, runner)
-    futures = []
-    for value in (np.float32(1), np.int64(2), np.int64(3), np.float32(4), np.int64(5)):
-        futures.append(batcher.submit(value))
-        clock.advance(1)
-    runner.open()
-    assert [result(future) for future in futures] == [2, 4, 6, 8, 10]
-    assert rows(runner, 1) == [[1, 4], [2, 3], [5]]
-
-
 def test_a_window_ends_so_long_after_the_arrival_of_the_oldest(make: Make, clock: VirtualClock) -> None:
     runner = ScriptedRunner()
     batcher = make(runner, 4, 10.0, clock=clock)
@@ -133,17 +110,6 @@ def test_waiting_for_a_running_batch_counts_for_the_window(
     runner.open()
     assert [result(first), result(second)] == [0, 2]
     assert clock.now() == 20
-
-
-def test_a_full_batch_does_not_wait_for_the_window(make: Make, clock: VirtualClock) -> None:
-    runner = ScriptedRunner()
-    batcher = make(runner, 2, 10.0, clock=clock)
-    futures = [batcher.submit(float(value)) for value in (1, 2, 3)]
-    assert [result(future) for future in futures[:2]] == [2, 4]
-    clock.await_sleepers(until=10.0)
-    assert rows(runner) == [[1, 2]], "the third waits for its window"
-    clock.advance(10)
-    assert result(futures[2]) == 6
 
 
 def test_another_worker_takes_over_a_window_while_the_first_is_busy(make: Make) -> None:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from batcher.conftest import Make
 from polling import until
@@ -137,33 +136,6 @@ def test_the_other_device_takes_requeued_requests(make: Make) -> None:
     broken.may_return.set()
     assert batcher.close()
     assert all(len(recorder.outcomes) == 1 for recorder in (*occupied, *sent))
-
-
-def test_both_devices_fail_together_and_recover(make: Make) -> None:
-    devices = [Device(broken=True), Device(broken=True)]
-    batcher = make(devices, 1, pipelined=True)
-    sent = [enqueue(batcher, [float(tag)])[1] for tag in range(8)]
-    for device in devices:
-        reach(device.tried)
-    # Not one after the other, because the first to recover would take all requests.
-    for device in devices:
-        device.may_return.set()
-    kinds = [recorder.await_outcome() and recorder.kind for recorder in sent]
-    assert set(kinds) <= {"answered", "InstanceFailed"}
-    # One batch of each failed on a device; on its second run it may have met the other device's
-    # failure.
-    assert kinds.count("InstanceFailed") <= 2
-    assert result(batcher.submit(1.0)) == 2
-
-
-def test_cancel_while_it_is_queued_again(make: Make) -> None:
-    batcher, device, recorders, requests = broken_with(make, 3)
-    assert batcher.cancel(requests[0])
-    assert recorders[0].kind == "Cancelled"
-    assert requests[0].tensors == ()
-    device.may_return.set()
-    assert batcher.close()
-    assert [recorder.kind for recorder in recorders] == ["Cancelled", "answered", "answered"]
 
 
 def test_a_deadline_that_passes_during_the_recovery(make: Make, clock: VirtualClock) -> None:
@@ -316,18 +288,6 @@ def test_a_cancel_while_the_device_fails(make: Make) -> None:
     assert batcher.close()
     assert recorder.kind == "Cancelled"
     assert len(runner.batches) == 1, "its only caller has cancelled"
-
-
-def test_a_split_request_whose_part_fails_is_answered_as_one(make: Make) -> None:
-    device = Device()
-    runner = ScriptedRunner(device, gated=True)
-    batcher = make(runner, 2)
-    future = batcher.submit_rows(np.arange(5.0))
-    runner.await_batches(1)
-    device.broken = True
-    device.may_return.set()
-    runner.open()
-    assert result(future).tolist() == [0, 2, 4, 6, 8]
 
 
 @pytest.mark.parametrize("pipelined", [False, True])

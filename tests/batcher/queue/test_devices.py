@@ -17,7 +17,7 @@ from tensorferry.batcher.learning.cost_model import BatchCostModel
 from tensorferry.batcher.queue.backlog import Backlog
 from tensorferry.batcher.queue.devices import Device, Devices
 from tensorferry.batcher.settings import BatcherSettings, Limits
-from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
+from tensorferry.batcher.testing import VirtualClock
 
 GUARD = 300e-6
 
@@ -156,17 +156,6 @@ def test_limits_that_no_full_batch_passes_are_warned_of(make: Make, caplog: pyte
 def test_options_that_do_not_fit_are_named(model_fn: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Batcher(model_fn, **options)
-
-
-def test_each_function_of_a_list_runs_on_a_device_of_its_own(make: Make) -> None:
-    runners = [ScriptedRunner(lambda x, factor=factor: x * factor, gated=True) for factor in (2, 3)]  # type: ignore[misc]
-    batcher = make(runners, 1)
-    futures = [batcher.submit(1.0) for _ in range(2)]
-    for runner in runners:
-        runner.await_batches(1)
-    for runner in runners:
-        runner.open()
-    assert sorted(result(future) for future in futures) == [2, 3]
 
 
 @pytest.mark.parametrize("rows", [0, -1])

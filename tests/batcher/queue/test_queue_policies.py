@@ -306,18 +306,16 @@ def test_every_request_ends_once_and_ranks_are_respected(
 ) -> None:
     clock = VirtualClock()
     both = [high, low]
-    queue = RequestQueue(
-        BatcherSettings(
-            2,
-            merge=merges,
-            max_queue_size=1000,
-            max_queue_bytes=1 << 20,
-            priority_weights=(1, 1),
-            strict_priorities=True,
-            policies=tuple(both),
-        ),
-        clock,
+    settings = BatcherSettings(
+        2,
+        merge=merges,
+        max_queue_size=1000,
+        max_queue_bytes=1 << 20,
+        priority_weights=(1, 1),
+        strict_priorities=True,
+        policies=tuple(both),
     )
+    queue = RequestQueue(settings, clock)
     # By request, when it times out.
     waiting: dict[Request, float] = {}
     left: list[Request] = []
@@ -351,7 +349,7 @@ def test_every_request_ends_once_and_ranks_are_respected(
         elif kind == "leave":
             leave()
         else:
-            request = one(max_queue_time, priority=int(number), ranks=queue._settings.ranks_per_class)
+            request = one(max_queue_time, priority=int(number), ranks=settings.ranks_per_class)
             policy = both[request.priority - 1]
             queued = sum(other.priority == request.priority for other in waiting)
             try:
@@ -375,7 +373,7 @@ def test_the_heap_keeps_no_request_that_left_long_before_its_timeout() -> None:
     timeouts = TimeoutHeap([REJECT])
     clock = VirtualClock()
     queue = RequestQueue(BatcherSettings(8, 0.0, max_queue_size=1000, max_queue_bytes=1 << 20), clock)
-    for _ in range(5000):
+    for _ in range(1000):
         request = one()
         queue.put([request])
         timeouts.add(request)

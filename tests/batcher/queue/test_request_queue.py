@@ -19,7 +19,6 @@ from tensorferry.batcher import (
     RequestTooLarge,
 )
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.batcher.execution.splitting import split_request
 from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.batcher.request import State
 from tensorferry.batcher.settings import BatcherSettings
@@ -70,14 +69,6 @@ def test_running_requests_free_rows_but_not_bytes(clock: VirtualClock) -> None:
     queue.put([make_request(width=0)])
 
 
-def test_finishing_gives_the_bytes_back(clock: VirtualClock) -> None:
-    queue = make_queue(clock, nbytes=32)
-    queue.put([make_request(4)])
-    assert len(queue.finish(taken(queue).batch)) == 1
-    assert queue.sizes() == EMPTY
-    queue.put([make_request(4)])
-
-
 @pytest.mark.parametrize(
     ("rows", "width", "message"),
     [(9, 1, "has 9 rows; the queue holds 8"), (8, 99, "has 6336 bytes; the queue holds 1000")],
@@ -89,28 +80,6 @@ def test_a_request_that_can_never_fit_is_too_large(
     with pytest.raises(RequestTooLarge, match=message):
         queue.put([make_request(rows, width=width)])
     assert queue.sizes() == EMPTY
-
-
-def test_a_request_without_rows_counts_for_one(clock: VirtualClock) -> None:
-    """Otherwise a flood of empty requests would be unbounded."""
-    queue = make_queue(clock)
-    for _ in range(8):
-        queue.put([make_request(0)])
-    with pytest.raises(QueueFull):
-        queue.put([make_request(0)])
-
-
-def test_the_parts_of_a_request_are_admitted_all_or_none(clock: VirtualClock) -> None:
-    queue = make_queue(clock)
-    queue.put([make_request(1)])
-    parts = split_request(make_request(8), lambda key: 4)
-    with pytest.raises(QueueFull):
-        queue.put(parts)
-    assert queue.sizes() == QueueSizes(1, 1, 0, 8, (1,))
-    assert [part.state for part in parts] == [State.NEW, State.NEW]
-    assert [len(taken(queue).batch)] == [1]
-    queue.put(parts)
-    assert queue.sizes() == QueueSizes(2, 8, 1, 72, (8,))
 
 
 def test_the_parts_of_a_request_are_admitted_by_the_times_of_their_buckets(clock: VirtualClock) -> None:
@@ -153,98 +122,3 @@ def test_a_closing_queue_accepts_nothing_and_hands_out_the_rest(clock: VirtualCl
     work = taken(queue)
     assert (len(work.batch), work.reason) == (1, CloseReason.DRAIN)
     assert queue.take() is None
-
-
-def test_expired_requests_are_returned_for_completion_and_forgotten(clock: VirtualClock) -> None:
-    queue = make_queue(clock)
-    dying, living = make_request(2, deadline=5), make_request(deadline=6)
-    queue.put([dying])
-    queue.put([living])
-    clock.advance(5)
-    work = taken(queue)
-    assert work.expired == (dying,)
-    assert work.batch == (living,)
-    assert dying.state is State.DONE
-    queue.finish(work.batch)
-    assert queue.sizes() == EMPTY
-
-
-def test_expired_requests_alone_are_handed_out_without_a_batch(clock: VirtualClock) -> None:
-    queue = make_queue(clock)
-    queue.put([make_request(deadline=5)])
-    clock.advance(5)
-    work = taken(queue)
-    assert (len(work.expired), work.batch, work.reason) == (1, (), None)
-    assert queue.sizes() == EMPTY
-
-
-def test_a_removed_request_does_not_keep_its_deadline(clock: VirtualClock) -> None:
-    """The earliest deadline of a bucket may be outdated, but is computed again when it passes."""
-    queue = make_queue(clock)
-    early, late = make_request(deadline=5), make_request(deadline=7)
-    queue.put([early])
-    queue.put([late])
-    assert queue.cancel([early])
-    clock.advance(6)
-    queue.put([make_request(deadline=9)])
-    clock.advance(1)
-    work = taken(queue)
-    assert work.expired == (late,)
-    assert len(work.batch) == 1
-
-
-def test_cancel_ends_queued_and_running_requests_only(clock: VirtualClock) -> None:
-    queue = make_queue(clock)
-    new, queued, running, finished = (make_request() for _ in range(4))
-    assert not queue.cancel([new])
-    queue.put([finished])
-    queue.finish(taken(queue).batch)
-    assert not queue.cancel([finished])
-    queue.put([running])
-    batch = taken(queue).batch
-    queue.put([queued])
-    assert queue.sizes() == QueueSizes(1, 1, 1, 16, (1,))
-    assert queue.cancel([running])
-    assert queue.cancel([queued])
-    assert not queue.cancel([running])
-    assert not queue.cancel([queued])
-    assert queue.sizes() == EMPTY
-    assert queue.still_running(batch) == []
-    assert queue.finish(batch) == []
-    assert queue.sizes() == EMPTY
-
-
-def test_abandon_fails_queued_and_keeps_running_requests(clock: VirtualClock) -> None:
-    queue = make_queue(clock)
-    running, queued = make_request(), make_request()
-    queue.put([running])
-    batch = taken(queue).batch
-    queue.put([queued])
-    queue.close()
-    assert queue.fail_all() == [queued]
-    assert queue.fail_all() == []
-    assert queue.sizes() == QueueSizes(0, 0, 1, 8, (0,))
-    assert queue.finish(batch) == [running]
-    assert queue.take() is None
-
-
-def test_drained_only_once_the_worker_has_completed_its_batch(clock: VirtualClock) -> None:
-    queue = make_queue(clock)
-    assert queue.wait_drained(clock.now())
-    queue.put([make_request()])
-    assert not queue.wait_drained(clock.now())
-    queue.finish(taken(queue).batch)
-    assert not queue.wait_drained(clock.now()), "finished, but its completion may still be to come"
-    queue.batch_done((), None)
-    assert queue.wait_drained(clock.now())
-
-
-def test_a_batch_is_of_one_bucket_and_in_order_of_arrival(clock: VirtualClock) -> None:
-    queue = make_queue(clock)
-    kinds = [1, 2, 1, 1, 2]
-    requests = [make_request(width=width) for width in kinds]
-    for request in requests:
-        queue.put([request])
-        clock.advance(1)
-    assert taken(queue).batch == (requests[0], requests[2], requests[3])
-    assert taken(queue).batch == (requests[1], requests[4])

@@ -174,4 +174,4 @@ class FairModel(RuleBasedStateMachine):
 
 
 TestFairModel = FairModel.TestCase
-TestFairModel.settings = settings(reproducible, max_examples=200, stateful_step_count=30)
+TestFairModel.settings = settings(reproducible, max_examples=50, stateful_step_count=30)

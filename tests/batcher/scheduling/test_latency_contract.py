@@ -12,11 +12,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
-import pytest
 from batcher.conftest import Make
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batcher.rig import Recorder, occupy, reproducible, result, rows
+from support.batcher.rig import Recorder, occupy, reproducible, result
 
 from tensorferry.batcher import Request
 from tensorferry.batcher.execution.collate import request_of
@@ -77,31 +76,6 @@ def test_no_request_waits_for_more_batches_than_promised(
                 waiting.remove(promise)
             batches += 1
     assert not waiting
-
-
-@pytest.mark.parametrize(
-    ("ahead", "before_mine"),
-    [
-        pytest.param([], 0, id="nothing ahead"),
-        pytest.param([1] * 5, 0, id="room in the next batch"),
-        pytest.param([1] * 6, 1, id="a full batch ahead"),
-        pytest.param([1] * 17, 2, id="in the third batch"),
-        pytest.param([1] * 18, 3, id="three full batches"),
-        pytest.param([3, 4, 3, 4, 3], 4, id="17 rows that do not fill batches"),
-    ],
-)
-def test_a_request_starts_after_the_batches_ahead(
-    make: Make, runner: ScriptedRunner, ahead: list[int], before_mine: int
-) -> None:
-    batcher = make(runner, MAX)
-    occupy(batcher, runner)
-    others = [batcher.submit_rows(np.zeros(count)) for count in ahead]
-    mine = batcher.submit(1.0)
-    runner.open()
-    for future in others:
-        result(future)
-    assert result(mine) == 2
-    assert [1.0 in batch for batch in rows(runner, 1)].index(True) == before_mine
 
 
 def test_a_busy_kind_does_not_starve_another(make: Make, runner: ScriptedRunner, clock: VirtualClock) -> None:

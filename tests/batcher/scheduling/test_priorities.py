@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import Recorder, enqueue, error, occupy, result, rows
+from support.batcher.rig import Recorder, error, occupy, result, rows
 
-from tensorferry.batcher import Batcher, InvalidRequest, QueueFull, Shed
+from tensorferry.batcher import Batcher, InvalidRequest, Shed
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.batcher.testing import ScriptedRunner
 
@@ -24,20 +24,6 @@ def test_the_highest_class_runs_first_and_lower_ones_fill_the_batch(
     for future in futures:
         result(future)
     assert rows(runner, 1) == [[1, 1, 2, 2], [3, 3]]
-
-
-def test_a_class_that_was_alone_does_not_keep_credit_for_when_others_come(
-    make: Make, runner: ScriptedRunner
-) -> None:
-    """The device is busy with the lowest class, which has used less than its share of a batch."""
-    batcher = make(runner, 8, priority_weights=(1, 1))
-    occupy(batcher, runner)
-    futures = [batcher.submit(2.0, priority=2) for _ in range(8)]
-    futures += [batcher.submit(1.0, priority=1) for _ in range(8)]
-    runner.open()
-    for future in futures:
-        result(future)
-    assert rows(runner, 1) == [[1, 1, 1, 1, 2, 2, 2, 2]] * 2
 
 
 def test_while_all_are_backlogged_rows_are_shared_by_weight(make: Make, runner: ScriptedRunner) -> None:
@@ -102,32 +88,6 @@ def test_a_full_queue_displaces_the_last_of_lower_classes(make: Make, runner: Sc
     assert [result(future) for future in [*middle, low[0], high]] == [42, 44, 62, 20]
 
 
-def test_only_lower_classes_are_displaced_and_only_if_that_makes_room(
-    make: Make, runner: ScriptedRunner
-) -> None:
-    batcher = make(runner, 4, max_queue_size=4, priority_weights=(1, 1, 1))
-    occupy(batcher, runner)
-    queued = [batcher.submit(1.0, priority=priority) for priority in (1, 2, 2, 3)]
-    with pytest.raises(QueueFull):
-        batcher.submit(1.0, priority=3)
-    with pytest.raises(QueueFull):
-        batcher.submit_rows([1.0, 1.0], priority=2)
-    with pytest.raises(QueueFull):
-        batcher.submit_rows([1.0] * 4, priority=1)
-    assert not any(future.done() for future in queued)
-    assert (batcher.statistics().shed, batcher.statistics().refused) == (0, 3)
-
-
-def test_bytes_are_bounded_for_every_class(make: Make, runner: ScriptedRunner) -> None:
-    """The bound on bytes does not depend on the class, because running rows cannot be dropped."""
-    batcher = make(runner, 4, max_queue_bytes=24, priority_weights=(1, 1))
-    occupy(batcher, runner)
-    low = [batcher.submit(1.0, priority=2) for _ in range(2)]
-    with pytest.raises(QueueFull, match="it holds 24 of 24 bytes"):
-        batcher.submit(1.0, priority=1)
-    assert not any(future.done() for future in low)
-
-
 def test_a_split_request_with_a_dropped_part_ends_once(make: Make, runner: ScriptedRunner) -> None:
     batcher = make(runner, 2, max_queue_size=6, priority_weights=(1, 1))
     occupy(batcher, runner)
@@ -150,31 +110,3 @@ def enqueue_of_class(batcher: Batcher, x: Any, priority: int) -> tuple[Any, Reco
     request.priority = priority
     batcher.enqueue(request)
     return request, recorder
-
-
-def test_a_refused_request_displaces_no_other(make: Make, runner: ScriptedRunner) -> None:
-    """A request refused for its deadline or its bytes must not displace another."""
-    batcher = make(runner, 4, max_queue_size=2, max_queue_bytes=40, priority_weights=(1, 1))
-    occupy(batcher, runner)
-    low = [batcher.submit(1.0, priority=2) for _ in range(2)]
-    with pytest.raises(QueueFull, match="bytes"):
-        batcher.submit(np.zeros(3), priority=1)
-    with pytest.raises(TimeoutError):
-        batcher.submit(1.0, priority=1, timeout=0.0)
-    assert not any(future.done() for future in low)
-    runner.open()
-    assert [result(future) for future in low] == [2, 2]
-
-
-def test_an_answer_in_the_callback_form_is_of_its_class_alone(make: Make, runner: ScriptedRunner) -> None:
-    """Requests of different classes share batches, and each gets its own rows."""
-    batcher = make(runner, 4, priority_weights=(3, 1))
-    occupy(batcher, runner)
-    sent = [(tag, enqueue_of_class(batcher, np.full(1 + tag % 3, tag), 1 + tag % 2)[1]) for tag in range(12)]
-    _, plain = enqueue(batcher, [99.0])
-    runner.open()
-    assert batcher.close()
-    for tag, recorder in sent:
-        assert recorder.only.outputs.tolist() == [2 * tag] * (1 + tag % 3)
-        assert recorder.only.priority == 1 + tag % 2
-    assert plain.only.outputs.tolist() == [198]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batcher.conftest import Make
-from support.batcher.rig import enqueue, error, occupy, result
+from support.batcher.rig import enqueue, occupy, result
 
 from tensorferry.batcher import BatchInfo, CloseReason, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner, VirtualClock
@@ -78,33 +78,6 @@ def test_the_prediction_error_is_the_sum_of_absolute_differences(make: Make, clo
     assert statistics.predictions == 2
     assert statistics.prediction_error_sum == pytest.approx(errors[0] - errors[1])
     assert statistics.actual_time_sum - statistics.predicted_time_sum == pytest.approx(sum(errors))
-
-
-def test_a_request_that_never_ran_has_no_batch(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner)
-    occupy(batcher, runner)
-    request, recorder = enqueue(batcher, [1.0])
-    assert batcher.cancel(request)
-    assert recorder.only.batch is None
-
-
-def test_failures_are_counted_separately(make: Make) -> None:
-    def model_fn(x: Any) -> Any:
-        raise ValueError
-
-    batcher = make(model_fn)
-    assert isinstance(error(batcher.submit(1.0)), ValueError)
-    statistics = batcher.statistics()
-    assert (statistics.answered, statistics.failed) == (0, 1)
-    assert (statistics.batches, statistics.failed_batches, statistics.rows) == (0, 1, 0)
-
-
-def test_sizes_are_current(make: Make, runner: ScriptedRunner) -> None:
-    batcher = make(runner)
-    occupy(batcher, runner)
-    batcher.submit_rows(np.zeros((3, 2)))
-    sizes = batcher.statistics().sizes
-    assert (sizes.queued, sizes.queued_rows, sizes.running, sizes.held_bytes) == (1, 3, 1, 8 + 48)
 
 
 def test_the_retry_hint_is_the_drain_time_of_the_queue(make: Make, clock: VirtualClock) -> None:

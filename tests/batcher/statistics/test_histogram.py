@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 from batcher.conftest import Make
 from hypothesis import given
@@ -92,15 +91,6 @@ def test_answered_requests_are_counted_with_their_times(make: Make, clock: Virtu
     assert statistics.latencies.sum == pytest.approx(3.2 + 3.4 + 0.4)
     assert statistics.queue_delays.sum == pytest.approx(3.2 + 0.2)
     assert statistics.compute_times.sum == pytest.approx(3.2 + 0.2 + 0.2)
-
-
-def test_a_split_request_counts_once(make: Make) -> None:
-    batcher = make(ScriptedRunner(), 2)
-    assert len(result(batcher.submit_rows(np.zeros(7)))) == 7
-    statistics = batcher.statistics()
-    assert statistics.batches == 4
-    for histogram in (statistics.latencies, statistics.queue_delays, statistics.compute_times):
-        assert histogram.count == statistics.answered == 1
 
 
 def test_a_failed_request_is_not_counted(make: Make) -> None:
