@@ -81,12 +81,6 @@ VARIANTS = (
         for_gpu=True,
         needs=_STAGING,
     ),
-    Variant(
-        "heuristic",
-        "default, with cuDNN's algorithms guessed instead of timed",
-        flags=("--cudnn-search", "heuristic"),
-        for_gpu=True,
-    ),
 )
 
 

@@ -23,7 +23,7 @@ def test_clients_notice_nothing_but_the_rounding(serve: Serve, tmp_path: Path) -
     onnx.save_model(
         onnx.load(str(whole)), str(path), save_as_external_data=True, location="weights", size_threshold=0
     )
-    server = serve(path, "--fp16", "--fp16-except", "Softmax,Relu")
+    server = serve(path, "--fp16")
     assert server.ready["models"][0]["signature"] == "(x: FP32[-1, 8]) -> (p: FP32[-1, 4])"
     session = onnxruntime.InferenceSession(str(whole), providers=["CPUExecutionProvider"])
     with InferenceClient(server.address) as client:

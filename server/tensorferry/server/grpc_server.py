@@ -108,7 +108,7 @@ class GrpcServer:
         config = self._config
         interceptors: list[grpc.ServerInterceptor] = []
         if self._access is not None:
-            interceptors.append(AccessInterceptor(self._access, exempt_health=config.auth_exempt_health))
+            interceptors.append(AccessInterceptor(self._access))
         server = grpc.server(
             self._threads,
             interceptors=interceptors,

@@ -115,11 +115,7 @@ def test_the_table_of_the_model_applies(
     monkeypatch.setenv("TENSORFERRY_CONFIG", str(file))
     assert printed("a") == (4, 2, {})
     monkeypatch.delenv("TENSORFERRY_CONFIG")
-    assert printed(path, "--instances", "3", "--inter-threads", "2") == (
-        32,
-        3,
-        {"inter_op_thread_count": "2", "execution_mode": "1"},
-    )
+    assert printed(path, "--instances", "3", "--threads", "2") == (32, 3, {"intra_op_thread_count": "2"})
 
 
 @pytest.mark.parametrize(

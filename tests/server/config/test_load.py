@@ -9,232 +9,79 @@ from typing import Any
 
 import pytest
 
+from tensorferry.server.config.flags import REPLACED
 from tensorferry.server.config.load import load_config, model_source
-from tensorferry.server.config.option import Option, OptionScope
+from tensorferry.server.config.option import OptionScope
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import OPTIONS, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError
 from tensorferry.server.startup import read_config
+from tensorferry.server.wire.bounds import MAX_STRINGS
 
 BY_FLAG = {option.flag: option for option in OPTIONS}
 
-# Three valid texts of each option, with their values.
-GOOD: dict[str, list[tuple[str, Any]]] = {
-    "model-repository": [
-        ("/a", (Path("/a"),)),
-        ("a:/b c", (Path("a"), Path("/b c"))),
-        ("a/b", (Path("a/b"),)),
-    ],
-    "custom-ops": [
-        ("a.so", ("a.so",)),
-        ("onnxruntime-extensions:/b c.so", ("onnxruntime-extensions", "/b c.so")),
-        ("a/b.so.1", ("a/b.so.1",)),
-    ],
-    "model-control": [("explicit", "explicit"), ("POLL", "poll"), ("none", "none")],
-    "load-model": [("*", ("*",)), ("a", ("a",)), ("a,b.c", ("a", "b.c"))],
-    "repository-poll-seconds": [("1", 1.0), ("0.5", 0.5), ("1e3", 1000.0)],
-    "model-cache": [("/a", Path("/a")), ("b", Path("b")), ("~c", Path("~c"))],
-    "allow-http": [("true", True), ("FALSE", False), ("True", True)],
-    "allow-remote-code": [("true", True), ("FALSE", False), ("True", True)],
-    "exit-on-error": [("false", False), ("TRUE", True), ("False", False)],
-    "reload": [("true", True), ("FALSE", False), ("True", True)],
-    "host": [("0.0.0.0", "0.0.0.0"), ("::1", "::1"), ("some-host.example", "some-host.example")],
-    "port": [("0", 0), ("65535", 65535), ("9000", 9000)],
-    "transport": [("auto", "auto"), ("lane", "lane"), ("Threaded", "threaded")],
-    "device": [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:12,00", "cuda:12,0")],
-    "instances": [("1", 1), ("64", 64), ("3", 3)],
-    "threads": [("0", 0), ("64", 64), ("3", 3)],
-    "inter-threads": [("0", 0), ("64", 64), ("3", 3)],
-    "providers": [
-        ("tensorrt", ("tensorrt",)),
-        ("OpenVINO", ("openvino",)),
-        ("TensorRT, openvino", ("tensorrt", "openvino")),
-    ],
-    "cuda-memory-bytes": [("1", 1), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
-    "cuda-memory-growth": [("exact", "exact"), ("Exact", "exact"), ("doubling", "doubling")],
-    "cudnn-search": [("heuristic", "heuristic"), ("DEFAULT", "default"), ("exhaustive", "exhaustive")],
-    "tf32": [("false", False), ("False", False), ("TRUE", True)],
-    "fp16": [("true", True), ("False", False), ("TRUE", True)],
-    "fp16-tolerance": [("0.1", 0.1), ("1e-3", 0.001), ("2", 2.0)],
-    "fp16-except": [("Softmax", ("Softmax",)), ("a,/b/c", ("a", "/b/c")), ("node 1", ("node 1",))],
-    "max-batch-size": [("0", 0), ("1048576", 1 << 20), ("8", 8)],
-    "batching-rewrite": [("false", False), ("TRUE", True), ("False", False)],
-    "batch-rows": [("max", "max"), ("MAX", "max"), ("pays", "pays")],
-    "batching": [("trust", "trust"), ("PROVED", "proved"), ("prove", "tested")],
-    "pad-lengths": [
-        ("sequence=16,32", PadLengths("sequence", (16, 32))),
-        ("n=1", PadLengths("n", (1,))),
-        ("a=b + 1=2, 40", PadLengths("a=b + 1", (2, 40))),
-    ],
-    "pad-values": [
-        ("ids=0,mask=0", (("ids", "0"), ("mask", "0"))),
-        ("x=-1e9", (("x", "-1e9"),)),
-        ("x=,y=a=b", (("x", ""), ("y", "a=b"))),
-    ],
-    "max-queue-delay-ms": [("0", 0.0), ("2.5", 0.0025), ("1e3", 1.0)],
-    "cuda-graphs": [("true", ()), ("False", None), ("1,8", (1, 8))],
-    "tensorrt-cache": [("engines", Path("engines")), ("/var/e", Path("/var/e")), ("b c", Path("b c"))],
-    "preferred-batch-sizes": [("4", (4,)), ("4,8", (4, 8)), ("[2, 6]", (2, 6))],
-    "priority-weights": [("1", (1,)), ("8,1", (8, 1)), ("[4, 2, 1]", (4, 2, 1))],
-    "default-priority": [("0", 0), ("1", 1), ("01", 1)],
-    "slo-ms": [("0", 0.0), ("25", 0.025), ("2.5", 0.0025)],
-    "max-queue-size": [("1", 1), ("100000", 100_000), ("7", 7)],
-    "max-queue-bytes": [("1", 1), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
-    "max-message-bytes": [("1", 1), ("2147483647", (1 << 31) - 1), ("16MiB", 16 << 20)],
-    "drain-seconds": [("0", 0.0), ("0.5", 0.5), ("1e9", 1e9)],
-    "drain-delay-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
-    "max-connection-age-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
-    "run-timeout-seconds": [("0", 0.0), ("0.5", 0.5), ("600", 600.0)],
-    "exit-on-device-loss": [("true", True), ("False", False), ("TRUE", True)],
-    "triton-status-codes": [("true", True), ("False", False), ("TRUE", True)],
-    "allow-shared-memory": [("true", True), ("False", False), ("TRUE", True)],
-    "allow-log-settings": [("true", True), ("False", False), ("TRUE", True)],
-    "metrics-port": [("0", 0), ("None", None), ("8002", 8002)],
-    "metrics-host": [("0.0.0.0", "0.0.0.0"), ("::", "::"), ("localhost", "localhost")],
-    "otel": [("true", True), ("False", False), ("TRUE", True)],
-    "access-log": [("0", 0), ("100", 100), ("7", 7)],
-    "log-format": [("json", "json"), ("text", "text"), ("JSON", "json")],
-    "log-level": [("debug", "debug"), ("ERROR", "error"), ("warning", "warning")],
-    **{
-        name: [("a.crt", Path("a.crt")), ("/var/t", Path("/var/t")), ("b c", Path("b c"))]
-        for name in ("tls-certificate", "tls-key", "tls-client-ca", "auth-tokens", "auth-certificates")
-    },
-    "auth-exempt-health": [("false", False), ("TRUE", True), ("False", False)],
-    "auth-over-plaintext": [("true", True), ("False", False), ("TRUE", True)],
-    "reflection": [("false", False), ("TRUE", True), ("False", False)],
-    "max-request-rows": [("5", 5), ("1", 1), ("7", 7)],
-    "max-strings": [("1", 1), ("70000", 70_000), ("7", 7)],
-    "max-string-bytes": [("1", 1), ("3 MiB", 3 << 20), ("5KiB", 5 << 10)],
-    "max-unsent-bytes": [("1", 1), ("3 MiB", 3 << 20), ("5KiB", 5 << 10)],
-    "max-calls": [("1", 1), ("100000", 100_000), ("7", 7)],
-    "max-streams": [("1", 1), ("20000", 20_000), ("7", 7)],
-    "max-in-flight-per-stream": [("1", 1), ("1000", 1000), ("7", 7)],
-    "processes": [("auto", None), ("1", 1), ("16", 16)],
-    "max-connections": [("5", 5), ("1000", 1000), ("7", 7)],
-    "max-calls-per-connection": [("5", 5), ("1000", 1000), ("7", 7)],
-    "max-metadata-bytes": [("1024", 1024), ("16777216", 1 << 24), ("8192", 8192)],
-    "client-max-requests": [("5", 5), ("1000", 1000), ("7", 7)],
-    "client-max-rows": [("5", 5), ("1000", 1000), ("7", 7)],
-    "client-max-bytes": [("5", 5), ("3 GiB", 3 << 30), ("5KiB", 5 << 10)],
-    "client-rate": [("0.5", 0.5), ("1e3", 1000.0), ("7", 7.0)],
-    "client-burst": [("5", 5), ("1000", 1000), ("7", 7)],
-    "fair-share": [("true", True), ("False", False), ("TRUE", True)],
-    "client-weights": [
-        ("a=2", (("a", 2),)),
-        ("a=1,b=3", (("a", 1), ("b", 3))),
-        ("10.0.0.1=4,2001:db8::/64=2", (("10.0.0.1", 4), ("2001:db8::/64", 2))),
-    ],
-}
-
-# The other options that an option needs to be valid.
-NEEDS = {
-    "pad-values": {"pad-lengths": "sequence=16"},
-    "fp16-tolerance": {"fp16": "true"},
-    "fp16-except": {"fp16": "true"},
-    "model-control": {"model-repository": "models"},
-    "load-model": {"model-repository": "models", "model-control": "explicit"},
-    "client-burst": {"client-rate": "5"},
-    "client-weights": {"fair-share": "true"},
-    "tls-certificate": {"tls-key": "a.key"},
-    "tls-key": {"tls-certificate": "a.crt"},
-    "tls-client-ca": {"tls-key": "a.key", "tls-certificate": "a.crt"},
-    "auth-certificates": {"tls-client-ca": "ca.crt", "tls-key": "a.key", "tls-certificate": "a.crt"},
-}
-
-BAD: dict[str, list[str]] = {
-    "model-repository": ["", ":a", "a:", "a::b"],
-    "custom-ops": ["", ":a", "a:", "a::b"],
-    "model-control": ["", "off", "manual"],
-    "load-model": ["", "a,", "a b", "../a", "a,*", "-a"],
-    "repository-poll-seconds": ["", "0", "-1", "nan", "inf", "15s", "1e10"],
-    "model-cache": ["", " "],
-    "allow-http": ["", "1", "no"],
-    "allow-remote-code": ["", "1", "no"],
-    "exit-on-error": ["", "1", "no"],
-    "reload": ["", "1", "no"],
-    "host": ["", "a b", "a/b", "a,b", "http://a"],
-    "port": ["", "-1", "65536", "80.0", "http"],
-    "transport": ["", "fast", "async"],
-    "device": [
-        *("", "gpu", "cuda:", "cuda:-1", "cuda:1234", "CPU", "cuda:0\n"),
-        *(
-            "cuda:0,0",
+# By an option of each parser: valid texts with their values, and texts that are not valid.
+PARSERS: dict[str, tuple[list[tuple[str, Any]], list[str]]] = {
+    "reload": ([("true", True), ("FALSE", False)], ["", "1", "no"]),
+    "max-batch-size": ([("0", 0), ("1048576", 1 << 20)], ["", "-1", "1048577", "many", "1.5"]),
+    "max-calls": ([("1", 1), ("100000", 100_000)], ["0", "-1", "1e3"]),
+    "priority-weights": ([("8,1", (8, 1)), ("[4, 2, 1]", (4, 2, 1))], ["", "0", "8,0", "8,", "4;8", "1.5"]),
+    "client-rate": ([("0", 0.0), ("1e3", 1000.0)], ["", "-1", "nan", "inf", "5/s"]),
+    "fp16-tolerance": ([("1e-3", 0.001)], ["", "0", "-1", "nan", "inf", "1 %"]),
+    "drain-seconds": ([("0", 0.0), ("1e9", 1e9)], ["", "-1", "nan", "inf", "1s", "1e10"]),
+    "repository-poll-seconds": ([("0.5", 0.5)], ["", "0", "-1", "nan", "inf", "15s", "1e10"]),
+    "slo-ms": ([("0", 0.0), ("2.5", 0.0025)], ["", "-1", "nan", "inf", "1ms", "1e13"]),
+    "max-message-bytes": (
+        [("1", 1), ("2147483647", (1 << 31) - 1), ("3 MiB", 3 << 20), ("5KiB", 5 << 10)],
+        ["", "0", "2147483648", "2 GiB", "-1", "1.5 GiB", "1 GB", "1 gib", "KiB"],
+    ),
+    "log-level": ([("debug", "debug"), ("ERROR", "error")], ["", "trace", "warn", "10"]),
+    "tls-key": ([("/var/t", Path("/var/t")), ("b c", Path("b c"))], ["", " "]),
+    "host": (
+        [("::1", "::1"), ("some-host.example", "some-host.example")],
+        ["", "a b", "a/b", "a,b", "http://a"],
+    ),
+    "model-repository": ([("a:/b c", (Path("a"), Path("/b c")))], ["", ":a", "a:", "a::b"]),
+    "custom-ops": (
+        [("onnxruntime-extensions:/b c.so", ("onnxruntime-extensions", "/b c.so"))],
+        ["", ":a", "a:", "a::b"],
+    ),
+    "load-model": ([("*", ("*",)), ("a,b.c", ("a", "b.c"))], ["", "a,", "a b", "../a", "a,*", "-a"]),
+    "device": (
+        [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:12,00", "cuda:12,0")],
+        [
+            "",
+            "gpu",
+            "cuda:",
+            "cuda:-1",
+            "cuda:1234",
+            "CPU",
+            "cuda:0\n",
             "cuda:1,01",
-            "cuda:0,",
-            "cuda:,1",
             "cuda:0,cpu",
-            "cpu,cuda:0",
-            "cuda:0,cuda:1",
             "cuda:0, 1",
-        ),
-    ],
-    "instances": ["", "0", "65", "1.5"],
-    "threads": ["", "-1", "100000", "auto"],
-    "inter-threads": ["", "-1", "100000", "auto"],
-    "providers": ["", "cuda", "tensorrt,", "tensorrt,tensorrt", "CPUExecutionProvider"],
-    "cuda-memory-bytes": ["", "0", "-1", "1.5 GiB", "1 GB"],
-    "cuda-memory-growth": ["", "0", "kNextPowerOfTwo"],
-    "cudnn-search": ["", "0", "fast"],
-    "tf32": ["", "0", "off"],
-    "fp16": ["", "1", "on"],
-    "fp16-tolerance": ["", "0", "-1", "nan", "inf", "1 %"],
-    "fp16-except": ["", ",", "a,", "a,,b", " a", "a, b"],
-    "max-batch-size": ["", "-1", "1048577", "many", "1.5"],
-    "batching-rewrite": ["", "1", "off"],
-    "batch-rows": ["", "most", "32"],
-    "batching": ["", "off", "true"],
-    "pad-lengths": ["", "16", "=16", "n=", "n=0", "n=8,4", "n=4,4", "n=4,,8", "n=-1,2", "n=1.5"],
-    "pad-values": ["", "ids", "=0", "ids=0,", "ids=0,mask", "ids=0,ids=1"],
-    "max-queue-delay-ms": ["", "-1", "nan", "inf", "1ms", "-0.1", "1e13"],
-    "cuda-graphs": ["", "yes", "0", "1,0", "1;2"],
-    "tensorrt-cache": [""],
-    "preferred-batch-sizes": ["", "0", "4,0", "4;8", "4,", "-4", "2.5"],
-    "priority-weights": ["", "0", "8,0", "high", "8,", "-1", "1.5"],
-    "default-priority": ["", "-1", "high", "1.5"],
-    "slo-ms": ["", "-1", "nan", "inf", "1ms", "1e13"],
-    "max-queue-size": ["", "0", "-5", "1e3"],
-    "max-queue-bytes": ["", "0", "0 GiB", "-1", "1.5 GiB", "1 GB", "1 gib", "KiB"],
-    "max-message-bytes": ["", "0", "2147483648", "2 GiB", "-1"],
-    "drain-seconds": ["", "-1", "nan", "inf", "1s", "1e10"],
-    "drain-delay-seconds": ["", "-1", "nan", "inf", "1s", "1e10"],
-    "max-connection-age-seconds": ["", "-1", "nan", "inf", "1s", "1e10"],
-    "run-timeout-seconds": ["", "-1", "nan", "inf", "1s", "1e10"],
-    "exit-on-device-loss": ["", "yes", "1", "on"],
-    "triton-status-codes": ["", "yes", "1", "on"],
-    "allow-shared-memory": ["", "yes", "1", "on"],
-    "allow-log-settings": ["", "yes", "1", "on"],
-    "metrics-port": ["", "-1", "65536", "on"],
-    "metrics-host": ["", "a b", "a/b", "http://a"],
-    "otel": ["", "yes", "1", "on"],
-    "access-log": ["", "-1", "1.5", "all", "true"],
-    "log-format": ["", "xml"],
-    "log-level": ["", "trace", "warn", "10"],
-    "tls-certificate": ["", " "],
-    "tls-key": ["", " "],
-    "tls-client-ca": ["", " "],
-    "auth-tokens": ["", " "],
-    "auth-certificates": ["", " "],
-    "auth-exempt-health": ["", "1", "no"],
-    "auth-over-plaintext": ["", "yes", "1", "on"],
-    "reflection": ["", "1", "off"],
-    "max-request-rows": ["", "-1", "1e3", "many"],
-    "max-strings": ["", "0", "-1", "1 MiB"],
-    "max-string-bytes": ["", "0", "-1", "1.5 KiB"],
-    "max-unsent-bytes": ["", "0", "-1", "1.5 KiB"],
-    "max-calls": ["", "0", "-1"],
-    "max-streams": ["", "0", "-1", "none"],
-    "max-in-flight-per-stream": ["", "0", "-1"],
-    "processes": ["", "0", "-1", "257", "two", "none"],
-    "max-connections": ["", "-1", "none"],
-    "max-calls-per-connection": ["", "-1", "none"],
-    "max-metadata-bytes": ["", "0", "1023", "16777217", "8 KiB"],
-    "client-max-requests": ["", "-1", "10%"],
-    "client-max-rows": ["", "-1", "1.5"],
-    "client-max-bytes": ["", "-1", "1 GB"],
-    "client-rate": ["", "-1", "nan", "inf", "5/s"],
-    "client-burst": ["", "-1", "1.5"],
-    "fair-share": ["", "1", "on", "auto"],
-    "client-weights": ["", "a", "=1", "a=0", "a=1,", "a=1,a=2", "a=-1", "a=1.5", "a=1000000"],
+        ],
+    ),
+    "providers": (
+        [("OpenVINO", ("openvino",)), ("TensorRT, openvino", ("tensorrt", "openvino"))],
+        ["", "cuda", "tensorrt,", "tensorrt,tensorrt", "CPUExecutionProvider"],
+    ),
+    "cuda-graphs": ([("true", ()), ("False", None), ("1,8", (1, 8))], ["", "yes", "0", "1,0", "1;2"]),
+    "batching": ([("trust", "trust"), ("PROVED", "proved"), ("prove", "tested")], ["", "off", "true"]),
+    "pad-lengths": (
+        [("n=1", PadLengths("n", (1,))), ("a=b + 1=2, 40", PadLengths("a=b + 1", (2, 40)))],
+        ["", "16", "=16", "n=", "n=0", "n=8,4", "n=4,4", "n=4,,8", "n=-1,2", "n=1.5"],
+    ),
+    "pad-values": (
+        [("x=-1e9", (("x", "-1e9"),)), ("x=,y=a=b", (("x", ""), ("y", "a=b")))],
+        ["", "ids", "=0", "ids=0,", "ids=0,mask", "ids=0,ids=1"],
+    ),
+    "processes": ([("auto", None), ("1", 1)], ["", "0", "-1", "257", "two", "none"]),
+    "metrics-port": ([("0", 0), ("None", None)], ["", "-1", "65536", "on"]),
+    "client-weights": (
+        [("10.0.0.1=4,2001:db8::/64=2", (("10.0.0.1", 4), ("2001:db8::/64", 2)))],
+        ["", "a", "=1", "a=0", "a=1,", "a=1,a=2", "a=-1", "a=1.5", "a=1000000"],
+    ),
 }
 
 
@@ -253,69 +100,53 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "config.toml"
 
 
-def test_every_option_is_tested() -> None:
-    assert GOOD.keys() == BAD.keys() == BY_FLAG.keys()
+def test_the_table_of_options_is_well_formed() -> None:
     fields = {field.name for field in dataclasses.fields(ServerConfig)} - {"models", "model_options"}
     assert {option.field for option in OPTIONS} == fields
+    assert len(BY_FLAG) == len({option.variable for option in OPTIONS}) == len(OPTIONS) == len(fields)
+    for option in OPTIONS:
+        text = option.default_text
+        assert text is None or option.value(text, "default") == option.default, option.flag
+        assert option.help
+        assert not option.accepts("")
+        assert option.flag not in REPLACED
 
 
 def test_defaults() -> None:
     assert load() == ServerConfig((ModelSource("m", Path("m.onnx")),))
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
-def test_precedence_is_flag_then_environment_then_file(option: Option, file: Path) -> None:
-    (in_flag, flag), (in_environment, variable), (in_file, key) = GOOD[option.flag]
-    file.write_text(f'{option.flag} = "{in_file}"\n')
-    flags, environment = {option.flag: in_flag}, {option.variable: in_environment}
-    for other, needed in NEEDS.get(option.flag, {}).items():
-        flags[other] = environment[BY_FLAG[other].variable] = needed
-        file.write_text(f'{file.read_text()}{other} = "{needed}"\n')
-
-    assert getattr(load(flags, environment, file), option.field) == flag
-    without = {**flags, option.flag: None}
-    assert getattr(load(without, environment, file), option.field) == variable
-    assert getattr(load({}, {}, file), option.field) == key
-    assert getattr(load(flags), option.field) == flag
+def test_precedence_is_flag_then_environment_then_file(file: Path) -> None:
+    file.write_text('max-calls = "3"\n')
+    flags, environment = {"max-calls": "1"}, {"TENSORFERRY_MAX_CALLS": "2"}
+    assert load(flags, environment, file).max_calls == 1
+    assert load({"max-calls": None}, environment, file).max_calls == 2
+    assert load({}, {}, file).max_calls == 3
 
 
-@pytest.mark.parametrize(
-    "option", [option for option in OPTIONS if option.per_model], ids=lambda option: option.flag
-)
-def test_an_option_of_one_model_can_be_in_its_table(option: Option, file: Path) -> None:
-    needed = "".join(f'{other} = "{text}"\n' for other, text in NEEDS.get(option.flag, {}).items())
-    for text, value in GOOD[option.flag]:
-        file.write_text(f'[models.m]\n{option.flag} = "{text}"\n{needed}')
-        config = load(file=file)
-        assert config.model_options["m"][option.field] == value
-        assert getattr(config.for_model("m"), option.field) == value
-        assert getattr(config, option.field) == option.default
-
-
-@pytest.mark.parametrize(
-    "option", [option for option in OPTIONS if not option.per_model], ids=lambda option: option.flag
-)
-def test_an_option_of_the_whole_server_cannot_be_in_a_table(option: Option, file: Path) -> None:
-    file.write_text(f'[models.m]\n{option.flag} = "{GOOD[option.flag][0][0]}"')
-    with pytest.raises(ConfigError, match=f"'{option.flag}', which is an option of the whole server"):
-        load(file=file)
-
-
-@pytest.mark.parametrize(("flag", "text"), [(flag, text) for flag in BAD for text in BAD[flag]])
-def test_a_bad_value_is_reported_with_its_option_and_what_is_allowed(
-    flag: str, text: str, file: Path
-) -> None:
+@pytest.mark.parametrize("flag", PARSERS)
+def test_a_value_is_parsed_or_reported_with_its_option_and_what_is_allowed(flag: str) -> None:
     option = BY_FLAG[flag]
-    file.write_text(f"{flag.replace('-', '_')} = '''{text}'''")
-    sources: list[tuple[str, dict[str, Any]]] = [
-        (f"--{flag}", {"flags": {flag: text}}),
-        (option.variable, {"environment": {option.variable: text}}),
-        (f"{flag} in {file}", {"file": file}),
-    ]
-    for source, where in sources:
+    good, bad = PARSERS[flag]
+    for text, value in good:
+        assert option.value(text, "flag") == value
+    for text in bad:
         with pytest.raises(ConfigError) as caught:
-            load(**where)
-        assert str(caught.value) == f"{source} is {text!r}; it must be {option.parser.allowed}"
+            option.value(text, "flag")
+        assert str(caught.value) == f"flag is {text!r}; it must be {option.parser.allowed}"
+
+
+def test_an_error_names_the_place_of_the_value(file: Path) -> None:
+    file.write_text("max_calls = 0")
+    for place, where in (
+        ("--max-calls", {"flags": {"max-calls": "0"}}),
+        ("TENSORFERRY_MAX_CALLS", {"environment": {"TENSORFERRY_MAX_CALLS": "0"}}),
+        (f"max-calls in {file}", {"file": file}),
+    ):
+        given: dict[str, Any] = {**where}
+        with pytest.raises(ConfigError) as caught:
+            load(**given)
+        assert str(caught.value) == f"{place} is '0'; it must be an integer of at least 1"
 
 
 @pytest.mark.parametrize(
@@ -351,21 +182,32 @@ def test_an_option_in_both_spellings_is_an_error(tmp_path: Path) -> None:
         load_config(["m.onnx"], {}, {}, file)
 
 
-def test_the_option_of_front_ends_is_an_error_that_names_its_replacement(
-    file: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("flag", REPLACED)
+def test_a_replaced_option_is_an_error_that_names_its_replacement(
+    flag: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    replaced = "is replaced by --processes, the number of whole server processes"
-    for arguments in (["--front-ends", "2"], ["--front-ends=auto"], ["--front-ends"]):
+    key = flag.replace("-", "_")
+    said = f"is replaced by {REPLACED[flag]}"
+    for argument in (f"--{flag}", f"--{flag}=auto", f"--no-{flag}"):
         with pytest.raises(SystemExit) as ended:
-            read_config(["m.onnx", *arguments])
+            read_config(["m.onnx", argument])
         assert ended.value.code == 2
-        assert f"--front-ends {replaced}" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=f"^TENSORFERRY_FRONT_ENDS {replaced}"):
-        load_config(["m.onnx"], {}, {"TENSORFERRY_FRONT_ENDS": "0"}, None)
-    for key in ("front-ends", "front_ends"):
-        file.write_text(f"{key} = 2\n")
-        with pytest.raises(ConfigError, match=f"^front-ends in {file} {replaced}"):
-            load(file=file)
+        assert f"{argument.partition('=')[0]} {said}" in capsys.readouterr().err
+    cases: list[tuple[str, str, dict[str, str]]] = [
+        (f"TENSORFERRY_{key.upper()}", "", {f"TENSORFERRY_{key.upper()}": "0"}),
+        (f"{flag} in {file}", f"{flag} = 2", {}),
+        (f"{flag} in {file}", f"{key} = 2", {}),
+        (f"{flag} in [models.m] of {file}", f"[models.m]\n{key} = 2", {}),
+    ]
+    for place, text, environment in cases:
+        file.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            load(environment=environment, file=file)
+        assert str(caught.value) == f"{place} {said}"
+
+
+def test_the_fixed_number_of_strings_is_in_the_error_of_its_option() -> None:
+    assert f"at most {MAX_STRINGS} strings" in REPLACED["max-strings"]
 
 
 @pytest.mark.parametrize(

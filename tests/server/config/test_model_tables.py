@@ -127,7 +127,6 @@ def test_a_file_without_a_path_in_its_tables_names_no_model(load: Write) -> None
             "default-priority is 3, but priority-weights has 2 classes",
         ),
         ("[models.m]\nclient-weights = 'a=2'", "client-weights is given, but clients do not share"),
-        ("[models.m]\nclient-burst = 2", "client-burst is 2, but clients may send at any rate"),
         ("[models.m]\nfp16-tolerance = 0.5", "fp16-tolerance is 0.5, but no model is converted"),
         (
             "[models.m]\ndevice = 'cpu'\ntf32 = false",
@@ -155,7 +154,6 @@ def test_a_contradiction_in_a_table_is_an_error(text: str, message: str, load: W
         "preferred-batch-sizes = [64]\n[models.m]\nmax-batch-size = 64",
         "preferred-batch-sizes = [16]\n[models.m]\nmax-batch-size = 8",
         "client-weights = 'a=2'\n[models.m]\nfair-share = true",
-        "client-burst = 2\n[models.m]\nclient-rate = 2",
         "fp16-tolerance = 0.5\n[models.m]\nfp16 = true",
         "fp16 = true\nfp16-tolerance = 0.5\n[models.m]\nfp16 = false",
         "device = 'cpu'\ntf32 = false\n[models.m]\ndevice = 'cuda'",

@@ -130,11 +130,11 @@ def test_elements_of_a_binary_input_in_shared_memory_stay_bytes(tmp_path: Path) 
 
 @pytest.mark.parametrize("typed", [False, True])
 def test_binary_elements_have_the_limits_of_strings(typed: bool) -> None:
-    message = request({"s": np.array([[b"\xff" * 5, b""]], dtype=object)}, typed=typed)
-    for limits, expected in (
-        (RequestLimits(strings=1), "input 's' has 2 strings; this server takes at most 1 in a tensor"),
-        (RequestLimits(string_bytes=4), "input 's' has a string of 5 bytes; this server takes at most 4"),
+    for rows, limits, expected in (
+        (32_769, RequestLimits(), "input 's' has 65538 strings; this server takes at most 65536 in a tensor"),
+        (1, RequestLimits(string_bytes=4), "input 's' has a string of 5 bytes; this server takes at most 4"),
     ):
+        message = request({"s": np.array([[b"\xff" * 5, b""]] * rows, dtype=object)}, typed=typed)
         with pytest.raises(InvalidRequestError, match=expected):
             decode_request(message, "m", signature(B), True, RegionLease(Regions()), limits)
 

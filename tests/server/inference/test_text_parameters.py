@@ -172,12 +172,12 @@ def test_text_is_for_bytes_only() -> None:
 
 def test_texts_have_the_limits_of_strings() -> None:
     request = message({"text_0": E_ACUTE * 3, "text_1": ""}, 2)
-    assert decoded(request, signature(S), RequestLimits(strings=2, string_bytes=6)).rows == 2
+    assert decoded(request, signature(S), RequestLimits(string_bytes=6)).rows == 2
     assert "has a string of 6 bytes; this server takes at most 5" in refused(
         request, signature(S), RequestLimits(string_bytes=5)
     )
-    assert "has 2 strings; this server takes at most 1" in refused(
-        request, signature(S), RequestLimits(strings=1)
+    assert "has 65537 strings; this server takes at most 65536" in refused(
+        message({"text_0": ""}, 65_537), signature(S)
     )
 
 

@@ -123,14 +123,6 @@ EFFECTS: dict[str, tuple[str, str, Build, Callable[[Model, Recorded], Any], Any,
     "device": ("", 'device = "cuda:1"', small.twice, lambda m, r: r.devices, ["cuda:1"], ["cpu"]),
     "instances": ("", "instances = 2", small.twice, lambda m, r: r.devices, ["cpu", "cpu"], ["cpu"]),
     "threads": ("", "threads = 1", small.twice, of_session("intra_op_threads"), 1, 0),
-    "inter-threads": (
-        "",
-        "inter-threads = 2",
-        small.twice,
-        lambda m, r: (r.options[-1].inter_op_threads, r.options[-1].parallel),
-        (2, True),
-        (0, False),
-    ),
     "providers": (
         ON_GPU,
         'providers = ["TensorRT", "OpenVINO"]',
@@ -147,22 +139,6 @@ EFFECTS: dict[str, tuple[str, str, Build, Callable[[Model, Recorded], Any], Any,
         "1024",
         None,
     ),
-    "cuda-memory-growth": (
-        ON_GPU,
-        'cuda-memory-growth = "exact"',
-        small.twice,
-        cuda_option("arena_extend_strategy"),
-        "kSameAsRequested",
-        None,
-    ),
-    "cudnn-search": (
-        ON_GPU,
-        'cudnn-search = "default"',
-        small.twice,
-        cuda_option("cudnn_conv_algo_search"),
-        "DEFAULT",
-        None,
-    ),
     "tf32": (ON_GPU, "tf32 = false", small.twice, cuda_option("use_tf32"), "0", None),
     "fp16": ("", "fp16 = true", small.mlp, of_session("fp16"), Fp16(0.02), None),
     "fp16-tolerance": (
@@ -171,14 +147,6 @@ EFFECTS: dict[str, tuple[str, str, Build, Callable[[Model, Recorded], Any], Any,
         small.mlp,
         of_session("fp16"),
         Fp16(0.5),
-        Fp16(0.02),
-    ),
-    "fp16-except": (
-        "fp16 = true",
-        'fp16-except = ["Softmax"]',
-        small.mlp,
-        of_session("fp16"),
-        Fp16(0.02, ("Softmax",)),
         Fp16(0.02),
     ),
     "cuda-graphs": (
@@ -291,14 +259,6 @@ EFFECTS: dict[str, tuple[str, str, Build, Callable[[Model, Recorded], Any], Any,
     "client-max-rows": ("", "client-max-rows = 3", small.twice, CLIENTS, ClientPolicy(max_rows=3), None),
     "client-max-bytes": ("", "client-max-bytes = 3", small.twice, CLIENTS, ClientPolicy(max_bytes=3), None),
     "client-rate": ("", "client-rate = 3", small.twice, CLIENTS, ClientPolicy(rate=3), None),
-    "client-burst": (
-        "client-rate = 3",
-        "client-burst = 5",
-        small.twice,
-        CLIENTS,
-        ClientPolicy(rate=3, burst=5),
-        ClientPolicy(rate=3),
-    ),
     "fair-share": ("", "fair-share = true", small.twice, CLIENTS, ClientPolicy(fair=True), None),
     "client-weights": (
         "fair-share = true",
@@ -329,15 +289,11 @@ def test_an_option_has_an_effect_on_its_model_only(
 
 
 def test_several_instances_serve_on_real_sessions(load: Callable[..., Model]) -> None:
-    model = load("m", 'device = "cpu"\n[models.m]\ninstances = 2\nthreads = 1\ninter-threads = 2')
+    model = load("m", 'device = "cpu"\n[models.m]\ninstances = 2\nthreads = 1')
     assert model.devices == ("cpu", "cpu")
     assert model.config.instance_group[0].count == 2
     parameters = {name: value.string_value for name, value in model.config.parameters.items()}
-    assert parameters == {
-        "intra_op_thread_count": "1",
-        "inter_op_thread_count": "2",
-        "execution_mode": "1",
-    }
+    assert parameters == {"intra_op_thread_count": "1"}
     assert model.batcher.submit_rows({"x": fp32(2, 3)}).result(PATIENCE)["y"].tolist() == [
         [0, 2, 4],
         [6, 8, 10],

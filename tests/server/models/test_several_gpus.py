@@ -152,8 +152,8 @@ def test_the_devices_of_sessions(
 
 
 def test_gpu_options_are_used_for_every_session(load: Load, scripted: Devices) -> None:
-    load("cuda:0,1", cuda_memory_bytes=1 << 30, cudnn_search="heuristic", tf32=False)
-    wanted = {"gpu_mem_limit": str(1 << 30), "cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}
+    load("cuda:0,1", cuda_memory_bytes=1 << 30, tf32=False)
+    wanted = {"gpu_mem_limit": str(1 << 30), "use_tf32": "0"}
     assert [dict(settings.cuda) for _, settings in scripted.made] == [wanted, wanted]
 
 
@@ -240,11 +240,11 @@ def test_a_server_on_the_cpu_does_not_open_nvml_and_names_options_without_effect
     monkeypatch.setattr(devices, "cuda_device_count", lambda: 0)
     monkeypatch.setattr(fp16, "Session", Session)
     caplog.set_level(logging.WARNING)
-    app = serve(device="auto", tf32=False, cudnn_search="heuristic")
+    app = serve(device="auto", tf32=False, cuda_memory_bytes=1024)
     assert "gpu" not in page(app)
     warned = [record.message for record in caplog.records if "has no effect" in record.message]
     assert warned == [
-        "--cudnn-search is heuristic, which has no effect: no model runs on a GPU",
+        "--cuda-memory-bytes is 1KiB, which has no effect: no model runs on a GPU",
         "--tf32 is false, which has no effect: no model runs on a GPU",
     ]
     assert "nvidia-ml-py" not in caplog.text

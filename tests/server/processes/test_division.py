@@ -86,7 +86,7 @@ def test_auto_is_a_process_for_each_gpu(machine: Path, monkeypatch: pytest.Monke
 
 class TestLimits:
     def test_each_process_has_its_part_rounded_up_and_0_stays_no_limit(self) -> None:
-        clients = {"client_max_requests": 5, "client_max_rows": 4, "client_max_bytes": 0, "client_burst": 3}
+        clients = {"client_max_requests": 5, "client_max_rows": 4, "client_max_bytes": 0}
         server = {"max_queue_size": 9, "max_connections": 7, "max_calls": 1, "max_unsent_bytes": 11}
         limits = {**clients, **server, "max_streams": 6}
         share = share_of(config(2, client_rate=0.5, **limits), 2)

@@ -17,12 +17,11 @@ def test_options_and_models() -> None:
         "models": ["a.onnx", Path("b.onnx")],
         "max_batch_size": 8,
         "fp16": True,
-        "fp16-except": ["Pow", "Sqrt"],
         "priority-weights": [8, 1],
         "model-control": "none",
     })  # fmt: skip
     assert config.models == (ModelSource("a", Path("a.onnx")), ModelSource("b", Path("b.onnx")))
-    assert (config.max_batch_size, config.fp16, config.fp16_except) == (8, True, ("Pow", "Sqrt"))
+    assert (config.max_batch_size, config.fp16) == (8, True)
     assert config.priority_weights == (8, 1)
 
 

@@ -200,7 +200,7 @@ def test_excepted_operators_and_nodes_stay_in_fp32(excepted: tuple[str, ...], tm
 
 
 def test_an_unknown_name_is_reported(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    load(small.mlp, fp16_except=("Softmax", "Sofmax"))
+    load(small.mlp, 'parameters { key: "fp16_except" value { string_value: "Softmax,Sofmax" } }')
     assert "has no operator or node 'Sofmax': the name has no effect" in caplog.text
     assert "'Softmax'" not in caplog.text
 
@@ -351,13 +351,13 @@ def test_the_completed_configuration_gives_the_same_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], scratch: Path
 ) -> None:
     path = small.mlp(tmp_path / "m.onnx")
-    flags = [str(path), "--device", "cpu", "--fp16", "--fp16-except", "Softmax", "--fp16-except", "Relu"]
+    flags = [str(path), "--device", "cpu", "--fp16", "--fp16-tolerance", "0.5"]
     assert show_config.main(flags) == 0
     text = capsys.readouterr().out
     parameters = parse_config(text, "test").parameters
     assert {name: value.string_value for name, value in parameters.items()} == {
         "fp16": "1",
-        "fp16_except": "Softmax,Relu",
+        "fp16_tolerance": "0.5",
     }
     assert not list(scratch.iterdir())
 
@@ -404,4 +404,4 @@ def test_an_error_of_the_converted_file_names_the_original(tmp_path: Path, scrat
     assert message.startswith(
         f"{tmp_path / 'own.onnx'}: converted to FP16, ONNX Runtime cannot load it: Load model from {tmp_path / 'own.onnx'}"
     )
-    assert "by --fp16-except or its configuration's parameter fp16_except" in message
+    assert "by the parameter fp16_except of its configuration" in message

@@ -183,21 +183,15 @@ def test_invalid_values_are_errors(text: str, message: str) -> None:
 FLAGS = ServerConfig(
     (),
     cuda_memory_bytes=5,
-    cuda_memory_growth="exact",
-    cudnn_search="default",
     tf32=False,
     fp16=True,
     fp16_tolerance=0.123456789,
-    fp16_except=("Pow", "Sqrt"),
 )
 ALL = {
     "gpu_mem_limit": "5",
-    "arena_extend_strategy": "1",
-    "cudnn_conv_algo_search": "2",
     "use_tf32": "0",
     "fp16": "1",
     "fp16_tolerance": "0.123456789",
-    "fp16_except": "Pow,Sqrt",
 }
 OF_FP16 = {name: value for name, value in ALL.items() if name.startswith("fp16")}
 
@@ -210,16 +204,16 @@ OF_FP16 = {name: value for name, value in ALL.items() if name.startswith("fp16")
         ("", FLAGS, ["cpu", "cuda:0"], ALL),
         ("", FLAGS, ["cpu"], OF_FP16),
         (
-            "".join(map(parameter, ALL, ("1", "0", "0", "1", "1", "1", "Tanh"))),
+            "".join(map(parameter, ALL, ("1", "1", "1", "1"))),
             FLAGS,
             ["cuda:0"],
-            dict(zip(ALL, ("1", "0", "0", "1", "1", "1", "Tanh"), strict=True)),
+            dict(zip(ALL, ("1", "1", "1", "1"), strict=True)),
         ),
         (
             parameter("fp16", "0") + accelerator("gpu", "cuda", use_tf32="1", gpu_mem_limit="7"),
             FLAGS,
             ["cuda:0"],
-            {"fp16": "0", "arena_extend_strategy": "1", "cudnn_conv_algo_search": "2"},
+            {"fp16": "0"},
         ),
         (
             parameter("fp16", "1"),
@@ -240,21 +234,11 @@ def test_flags_fill_parameters_that_the_configuration_leaves_out(
     assert with_server_defaults(completed, ServerConfig(()), devices) == completed
 
 
-@pytest.mark.parametrize(
-    ("text", "parallel", "intra", "inter"),
-    [
-        ("", True, 3, 2),
-        (parameter("intra_op_thread_count", "5"), True, 5, 2),
-        (parameter("inter_op_thread_count", "5") + parameter("execution_mode", "0"), False, 3, 5),
-    ],
-)
-def test_threads_of_options_are_used_unless_the_configuration_gives_them(
-    text: str, parallel: bool, intra: int, inter: int
-) -> None:
+@pytest.mark.parametrize(("text", "threads"), [("", 3), (parameter("intra_op_thread_count", "5"), 5)])
+def test_threads_of_options_are_used_unless_the_configuration_gives_them(text: str, threads: int) -> None:
     given = parse_config('name: "m" ' + text, "test")
-    options = ServerConfig((), threads=3, inter_threads=2)
-    read = parse_ort_options(with_server_defaults(given, options, ["cpu"]))
-    assert (read.parallel, read.intra_op_threads, read.inter_op_threads) == (parallel, intra, inter)
+    read = parse_ort_options(with_server_defaults(given, ServerConfig((), threads=3), ["cpu"]))
+    assert read.intra_op_threads == threads
 
 
 @pytest.mark.parametrize(
@@ -279,12 +263,10 @@ def test_providers_of_options_are_used_on_their_devices_unless_the_configuration
 def test_options_from_flags() -> None:
     assert parse_ort_options(with_server_defaults(parse_config("", "test"), FLAGS, ["cuda:0"])) == OrtOptions(
         cuda=(
-            ("arena_extend_strategy", "kSameAsRequested"),
-            ("cudnn_conv_algo_search", "DEFAULT"),
             ("gpu_mem_limit", "5"),
             ("use_tf32", "0"),
         ),
-        fp16=Fp16(0.123456789, ("Pow", "Sqrt")),
+        fp16=Fp16(0.123456789),
     )
 
 

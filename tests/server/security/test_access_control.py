@@ -83,21 +83,14 @@ class TestEveryMethod:
             assert code is DENIED
             assert repr(wanted) in message
 
-    def test_health_checks_need_a_token_unless_exempt(self, start: Make, tokens: Path) -> None:
-        app = start(auth_tokens=tokens, auth_exempt_health=False)
-        with grpc.insecure_channel(app.address) as channel:
-            for name in sorted(EXEMPT):
-                assert outcome(channel, EVERY[name])[0] is UNAUTHENTICATED
-                assert outcome(channel, EVERY[name], bearer(TOKENS["infer"]))[0] is OK
-
     def test_health_watches_work_behind_the_interceptor(self, start: Make, tokens: Path) -> None:
         """Watches need no thread each, also behind the interceptor."""
-        app = start(auth_tokens=tokens, auth_exempt_health=False)
+        app = start(auth_tokens=tokens)
         with grpc.insecure_channel(app.address) as channel:
             method: Any = channel.unary_stream(
                 HEALTH["Watch"], response_deserializer=health_pb2.HealthCheckResponse.FromString
             )
-            watch = method(b"", timeout=PATIENCE, metadata=bearer(TOKENS["infer"]))
+            watch = method(b"", timeout=PATIENCE)
             assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
             app._grpc.publish_health({}, server=False)
             assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING

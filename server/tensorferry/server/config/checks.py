@@ -145,9 +145,6 @@ def _is_loopback(host: str) -> bool:
 def _check_clients(given: _Given) -> None:
     if given.value("client_weights") and not any(user.fair_share for user in given.users):
         raise ConfigError("client-weights is given, but clients do not share by weight; give --fair-share")
-    burst = given.value("client_burst")
-    if burst and not any(user.client_rate for user in given.users):
-        raise ConfigError(f"client-burst is {burst}, but clients may send at any rate; give --client-rate")
 
 
 def _check_devices(given: _Given) -> None:
@@ -157,9 +154,7 @@ def _check_devices(given: _Given) -> None:
     # A model of a repository can ask for FP16 itself.
     if not given.config.model_repositories and not any(user.fp16 for user in given.users):
         only_fp16 = [
-            option
-            for option in OPTIONS
-            if option.field in ("fp16_tolerance", "fp16_except") and option.field in given.fields
+            option for option in OPTIONS if option.field == "fp16_tolerance" and option.field in given.fields
         ]
         for changed in _changed(given.config, only_fp16):
             raise ConfigError(f"{changed}, but no model is converted to FP16; give --fp16, or leave it out")

@@ -10,10 +10,20 @@ from itertools import groupby
 from typing import Any, NoReturn
 
 from tensorferry.server.config.option import Option
+from tensorferry.server.errors import ConfigError
 
-# Options that another one replaces. To give one is an error that names the other.
+# Options that the server does not have, by what replaces each. To give one is an error that names its replacement.
 REPLACED: Mapping[str, str] = {
-    "front-ends": "--processes, the number of whole server processes: give --processes N, or --processes auto"
+    "front-ends": "--processes, the number of whole server processes: give --processes N, or --processes auto",
+    "trace-file": "--otel, spans of OpenTelemetry, and --access-log",
+    "inter-threads": "the parameter inter_op_thread_count of the model's config.pbtxt, with execution_mode 1",
+    "cuda-memory-growth": "the parameter arena_extend_strategy of the model's config.pbtxt: 0 for doubling, 1 for exact",
+    "cudnn-search": "the parameter cudnn_conv_algo_search of the model's config.pbtxt: 0 for exhaustive, 1 for heuristic, "
+    "2 for default",
+    "fp16-except": "the parameter fp16_except of the model's config.pbtxt: names, separated by commas",
+    "client-burst": "--client-rate: an idle client may send the rows of one second at once",
+    "auth-exempt-health": "a rule: health checks need no token; --tls-client-ca keeps clients without a certificate out",
+    "max-strings": "a rule: a tensor has at most 65536 strings; send more in several requests",
 }
 
 _SWITCHES = "A switch without a value means true; --no-NAME means false."
@@ -95,12 +105,19 @@ def _unknown(text: str, options: Sequence[Option]) -> str:
     if not text.startswith("-"):
         return f"unexpected argument {text!r}"
     flag, _, _ = text.partition("=")
-    if (other := REPLACED.get(flag.removeprefix("--"))) is not None:
+    if (other := REPLACED.get(flag.removeprefix("--").removeprefix("no-"))) is not None:
         return f"{flag} is replaced by {other}"
     known = [f"--{option.flag}" for option in options]
     known += [f"--no-{option.flag}" for option in options if option.parser.switch]
     near = nearest(flag, [*known, "--config", "--help"])
     return f"unknown flag {flag}" + (f"; did you mean {near}?" if near else "")
+
+
+def refuse_replaced(values: Mapping[str, Any], place: str) -> None:
+    """ConfigError for the first of a file's or table's keys that is a replaced option. `place` names the source."""
+    for flag, other in REPLACED.items():
+        if flag in values or flag.replace("-", "_") in values:
+            raise ConfigError(f"{flag} in {place} is replaced by {other}")
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:

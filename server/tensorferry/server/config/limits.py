@@ -12,21 +12,18 @@ from tensorferry.server.config.server_config import ServerConfig
 class RequestLimits:
     """The operator's limits on one inference request.
 
-    `rows` is 0 for as many as the queue holds. `strings` and `string_bytes` hold for each tensor of strings: how many
-    there are, and how long each is. `message_bytes` is the largest decompressed message.
+    `rows` is 0 for as many as the queue holds. `string_bytes` is the longest string of a tensor, `message_bytes` the
+    largest decompressed message.
     """
 
     rows: int = ServerConfig.max_request_rows
-    strings: int = ServerConfig.max_strings
     string_bytes: int = ServerConfig.max_string_bytes
     message_bytes: int = ServerConfig.max_message_bytes
 
 
 def request_limits(config: ServerConfig) -> RequestLimits:
     """Return the limits on one request."""
-    return RequestLimits(
-        config.max_request_rows, config.max_strings, config.max_string_bytes, config.max_message_bytes
-    )
+    return RequestLimits(config.max_request_rows, config.max_string_bytes, config.max_message_bytes)
 
 
 def client_policy(config: ServerConfig) -> ClientPolicy | None:
@@ -36,7 +33,6 @@ def client_policy(config: ServerConfig) -> ClientPolicy | None:
         max_rows=config.client_max_rows,
         max_bytes=config.client_max_bytes,
         rate=config.client_rate,
-        burst=config.client_burst,
         fair=config.fair_share,
         weights=dict(config.client_weights),
     )

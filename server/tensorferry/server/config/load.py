@@ -10,8 +10,9 @@ from typing import Any
 
 from tensorferry.server.config.checks import check
 from tensorferry.server.config.file_values import take_text
-from tensorferry.server.config.flags import REPLACED, nearest
+from tensorferry.server.config.flags import REPLACED, nearest, refuse_replaced
 from tensorferry.server.config.model_tables import read_tables
+from tensorferry.server.config.option import variable_of
 from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError
 from tensorferry.server.names import NAME, NAME_RULE
@@ -88,7 +89,10 @@ def complete(
 ) -> ServerConfig:
     """Return the configuration, as `load_config` does. `place` names the source of the values `in_file` in errors."""
     values = dict(in_file)
-    _refuse_replaced(environment, values, place)
+    for replaced, other in REPLACED.items():
+        if variable_of(replaced) in environment:
+            raise ConfigError(f"{variable_of(replaced)} is replaced by {other}")
+    refuse_replaced(values, place)
     sources, model_options = _read_models(values.pop("models", []), place)
     fields: dict[str, Any] = {}
     for option in OPTIONS:
@@ -108,15 +112,6 @@ def complete(
     config = ServerConfig(named or sources, model_options=model_options, **fields)
     check(config)
     return config
-
-
-def _refuse_replaced(environment: Mapping[str, str], values: Mapping[str, Any], place: str) -> None:
-    for flag, other in REPLACED.items():
-        name = flag.replace("-", "_")
-        if (variable := f"TENSORFERRY_{name.upper()}") in environment:
-            raise ConfigError(f"{variable} is replaced by {other}")
-        if flag in values or name in values:
-            raise ConfigError(f"{flag} in {place} is replaced by {other}")
 
 
 def _read_models(models: Any, place: str) -> tuple[tuple[ModelSource, ...], Mapping[str, Mapping[str, Any]]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorferry.server.config.file_values import take_text
-from tensorferry.server.config.flags import nearest
+from tensorferry.server.config.flags import nearest, refuse_replaced
 from tensorferry.server.config.server_config import OPTIONS, ServerConfig
 from tensorferry.server.errors import ConfigError
 from tensorferry.server.names import NAME, NAME_RULE
@@ -60,6 +60,7 @@ def _read_table(name: str, given: Any, place: str) -> ModelTable:
         raise ConfigError(
             f"{_PATH} in {where} is {path!r}; it must be the path or address of a model, such as 'model.onnx'"
         )
+    refuse_replaced(values, where)
     options = {}
     for option in _MODEL_OPTIONS:
         text = take_text(values, option, where)

@@ -70,7 +70,7 @@ class Option:
     @property
     def variable(self) -> str:
         """The name of the environment variable."""
-        return "TENSORFERRY_" + self.flag.replace("-", "_").upper()
+        return variable_of(self.flag)
 
     @property
     def default_text(self) -> str | None:
@@ -91,6 +91,11 @@ class Option:
             return self.parser.parse(text)
         except ValueError:
             raise ConfigError(f"{source} is {text!r}; it must be {self.parser.allowed}") from None
+
+
+def variable_of(flag: str) -> str:
+    """Return the environment variable of a flag."""
+    return "TENSORFERRY_" + flag.replace("-", "_").upper()
 
 
 def options_in(group: type, title: str) -> Iterator[Option]:

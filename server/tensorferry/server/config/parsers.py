@@ -197,13 +197,3 @@ def _parse_host(text: str) -> str:
 
 
 host_name = Parser(_parse_host, "an address or host name", "address", "HOST")
-
-
-def _parse_names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if not all(name and name == name.strip() for name in names):
-        raise ValueError
-    return names
-
-
-names = Parser(_parse_names, "names, separated by commas", "list of names", "NAME,...")

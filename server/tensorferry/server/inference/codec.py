@@ -87,7 +87,7 @@ def decode_request(
     Numeric raw contents are not copied: the tensors refer to the request's bytes. Tensors in shared memory are copied.
     The lease gets the regions, and the caller releases it, also after an error. Raises a ServerError, or RequestTooLarge.
     """
-    check_string_counts(request, limits)
+    check_string_counts(request)
     parameters = read_parameters(request)
     inputs = _inputs_by_name(request, model, signature)
     signature = signature.with_given_inputs(inputs)

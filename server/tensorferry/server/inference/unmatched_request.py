@@ -42,7 +42,7 @@ class UnmatchedRequest:
     def parse(self) -> None:
         """Check the message against the bounds and parse it."""
         try:
-            structure.check_message(self._data, pb.ModelInferRequest, max_strings=self._limits.strings)
+            structure.check_message(self._data, pb.ModelInferRequest)
         except InvalidRequestError:
             self.request_id = structure.peek_request_id(self._data)
             raise

@@ -24,10 +24,9 @@ MODEL_HELP = (
 
 # The options that a model's configuration depends on, and those of the log.
 _FIELDS = frozenset((
-    "model_cache", "allow_http", "custom_ops", "device", "cuda_memory_bytes", "cuda_memory_growth", "cudnn_search", "tf32",
-    "fp16", "fp16_tolerance", "fp16_except", "instances", "threads", "inter_threads", "providers", "max_batch_size",
-    "batching", "batching_rewrite", "max_queue_delay", "preferred_batch_sizes", "priority_weights", "default_priority",
-    "run_timeout", "log_format", "log_level",
+    "model_cache", "allow_http", "custom_ops", "device", "cuda_memory_bytes", "tf32", "fp16", "fp16_tolerance",
+    "instances", "threads", "providers", "max_batch_size", "batching", "batching_rewrite", "max_queue_delay",
+    "preferred_batch_sizes", "priority_weights", "default_priority", "run_timeout", "log_format", "log_level",
 ))  # fmt: skip
 MODEL_OPTIONS: Sequence[Option] = [option for option in OPTIONS if option.field in _FIELDS]
 

@@ -53,16 +53,12 @@ _DECISIVE: Mapping[str, tuple[str, _Decides]] = {
     ),
     "instances": ("instance_group", lambda config: bool(config.instance_group)),
     "threads": _parameter("intra_op_thread_count"),
-    "inter_threads": _parameter("inter_op_thread_count"),
     "providers": ("execution_accelerators", has_providers),
     "cuda_graphs": ("optimization.cuda.graphs", lambda config: config.optimization.cuda.graphs),
     "cuda_memory_bytes": _cuda_parameter("gpu_mem_limit"),
-    "cuda_memory_growth": _cuda_parameter("arena_extend_strategy"),
-    "cudnn_search": _cuda_parameter("cudnn_conv_algo_search"),
     "tf32": _cuda_parameter("use_tf32"),
     "fp16": _parameter("fp16"),
     "fp16_tolerance": _parameter("fp16_tolerance"),
-    "fp16_except": _parameter("fp16_except"),
 }
 
 

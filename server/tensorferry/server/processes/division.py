@@ -106,7 +106,6 @@ def share_of(config: ServerConfig, processes: int) -> ServerConfig:
             client_max_rows=part(one.client_max_rows),
             client_max_bytes=part(one.client_max_bytes),
             client_rate=one.client_rate / processes,
-            client_burst=part(one.client_burst),
         )
 
     options = {

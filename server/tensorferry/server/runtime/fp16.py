@@ -38,8 +38,8 @@ _RANDOM_INPUTS = 3
 _REWRITTEN = ("rewritten with a variable batch axis", "--batching-rewrite false serves it as it is")
 IN_FP16 = (
     "converted to FP16",
-    "disable FP16, or name the operators or nodes that must stay in FP32, by --fp16-except or its configuration's parameter "
-    "fp16_except",
+    "disable FP16, or name the operators or nodes that must stay in FP32, by the parameter fp16_except of its "
+    "configuration",
 )
 
 
@@ -293,8 +293,8 @@ def check_accuracy(
         by = f"by {worst:.2g} of its greatest magnitude" if math.isfinite(worst) else "where it is finite"
         raise StartError(
             f"model {name!r} in FP16: output {where!r} differs from FP32 {by}, which is more than the tolerance, "
-            f"{tolerance:g}; disable FP16, name the operators or nodes that must stay in FP32 by --fp16-except, or "
-            "raise --fp16-tolerance (in its configuration, the parameters fp16, fp16_except and fp16_tolerance)"
+            f"{tolerance:g}; disable FP16, name the operators or nodes that must stay in FP32 by the parameter fp16_except of "
+            "its configuration, or raise --fp16-tolerance (there: the parameters fp16 and fp16_tolerance)"
         )
     if where:
         _log.info(

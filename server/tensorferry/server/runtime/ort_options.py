@@ -80,8 +80,6 @@ _PRECISIONS: Mapping[str, Mapping[str, str]] = {
     "INT8": {"trt_int8_enable": "1"},
 }
 # The index of a value is ONNX Runtime's number for it.
-_GROWTHS = ("doubling", "exact")
-_SEARCHES = ("exhaustive", "heuristic", "default")
 
 # Set by the server itself, because it captures each graph for one batch shape.
 _GRAPH_OPTIONS = ("enable_cuda_graph", "trt_cuda_graph_enable")
@@ -174,10 +172,6 @@ def with_server_defaults(
     if set(devices) - {"cpu"}:
         if server_config.cuda_memory_bytes is not None:
             given["gpu_mem_limit"] = str(server_config.cuda_memory_bytes)
-        if server_config.cuda_memory_growth != defaults.cuda_memory_growth:
-            given["arena_extend_strategy"] = str(_GROWTHS.index(server_config.cuda_memory_growth))
-        if server_config.cudnn_search != defaults.cudnn_search:
-            given["cudnn_conv_algo_search"] = str(_SEARCHES.index(server_config.cudnn_search))
         if server_config.tf32 != defaults.tf32:
             given["use_tf32"] = str(int(server_config.tf32))
     for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
@@ -186,15 +180,10 @@ def with_server_defaults(
                 given.pop(name, None)
     if server_config.threads:
         given["intra_op_thread_count"] = str(server_config.threads)
-    if server_config.inter_threads:
-        given["inter_op_thread_count"] = str(server_config.inter_threads)
-        given["execution_mode"] = "1"
     if _Reader(config).boolean("fp16", server_config.fp16):
         given["fp16"] = "1"
         if server_config.fp16_tolerance != defaults.fp16_tolerance:
             given["fp16_tolerance"] = str(server_config.fp16_tolerance)
-        if server_config.fp16_except:
-            given["fp16_except"] = ",".join(server_config.fp16_except)
     for name, value in given.items():
         if name not in completed.parameters:
             completed.parameters[name].string_value = value

@@ -18,6 +18,8 @@ from tensorferry.server.security.method_roles import HEALTH, SELF_AUTHORIZING, r
 from tensorferry.server.status import status_of
 
 _log = logging.getLogger("tensorferry.server")
+# The inference methods authorize their calls themselves; load balancers and orchestrators have no token.
+_EXEMPT = SELF_AUTHORIZING | HEALTH
 
 
 def certificate_from_context(context: grpc.ServicerContext) -> ClientCertificate:
@@ -29,14 +31,13 @@ def certificate_from_context(context: grpc.ServicerContext) -> ClientCertificate
 
 
 class AccessInterceptor(grpc.ServerInterceptor):
-    """Refusal of unauthorized calls; with `exempt_health`, health checks need no authorization. Thread-safe.
+    """Refusal of unauthorized calls. Health checks need no authorization. Thread-safe.
 
     A log line names the client of each call that needs the control role.
     """
 
-    def __init__(self, access: AccessControl, *, exempt_health: bool) -> None:
+    def __init__(self, access: AccessControl) -> None:
         self._access = access
-        self._exempt = SELF_AUTHORIZING | HEALTH if exempt_health else SELF_AUTHORIZING
 
     def intercept_service(
         self,
@@ -46,7 +47,7 @@ class AccessInterceptor(grpc.ServerInterceptor):
         """Wrap the handler of a method. grpcio calls this for each call."""
         found = continuation(handler_call_details)
         method = handler_call_details.method
-        if found is None or method in self._exempt:
+        if found is None or method in _EXEMPT:
             return found
         handler: Any = found
         make, behaviour = _KINDS[handler.request_streaming, handler.response_streaming]

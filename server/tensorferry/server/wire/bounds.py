@@ -46,6 +46,9 @@ MAX_FIELDS = 32_768
 # Varints in typed contents, because parsing each takes about 40 ns. Raw contents have no such bound.
 MAX_INTEGERS = 1 << 20
 
+# Strings in a tensor, and in the typed contents of a request, because each is decoded on its own.
+MAX_STRINGS = 1 << 16
+
 # The largest message of a method other than ModelInfer, ModelStreamInfer and RepositoryModelLoad.
 MAX_MESSAGE_BYTES = 1 << 20
 

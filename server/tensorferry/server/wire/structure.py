@@ -65,13 +65,10 @@ def _rules_of(message: Any) -> Mapping[int, _Rule]:
     return rules
 
 
-def check_message(data: Data, kind: type[Message], *, max_strings: int = bounds.ANY_LENGTH) -> None:
-    """Raise InvalidRequestError for a serialised message of this type that exceeds a bound.
-
-    `max_strings` bounds the strings in typed contents.
-    """
+def check_message(data: Data, kind: type[Message]) -> None:
+    """Raise InvalidRequestError for a serialised message of this type that exceeds a bound."""
     try:
-        _MessageCheck(data, max_strings).check(0, len(data), _rules_of(kind.DESCRIPTOR), "")
+        _MessageCheck(data).check(0, len(data), _rules_of(kind.DESCRIPTOR), "")
     except MalformedError:
         raise InvalidRequestError(
             f"the message of {len(data)} bytes is not a {kind.DESCRIPTOR.name}"
@@ -96,16 +93,15 @@ class _MessageCheck:
         "_data",
         "_fields_left",
         "_integers_left",
-        "_max_strings",
         "_strings_left",
         "_unchecked_left",
     )
 
-    def __init__(self, data: Data, max_strings: int) -> None:
+    def __init__(self, data: Data) -> None:
         self._data = data
         self._fields_left = bounds.MAX_FIELDS
         self._integers_left = bounds.MAX_INTEGERS
-        self._max_strings = self._strings_left = max_strings
+        self._strings_left = bounds.MAX_STRINGS
         self._unchecked_left = _UNCHECKED_ELEMENTS
 
     def check(self, start: int, stop: int, rules: Mapping[int, _Rule], path: str) -> None:
@@ -161,8 +157,8 @@ class _MessageCheck:
                 self._strings_left -= 1
                 if self._strings_left < 0:
                     raise InvalidRequestError(
-                        f"{path}contents has more than {self._max_strings} strings, which is the most this server takes in a "
-                        "request: send less at once, or start it with a larger --max-strings"
+                        f"{path}contents has more than {bounds.MAX_STRINGS} strings, which is the most this server takes in a "
+                        "request: send less at once"
                     )
                 continue
             self._fields_left -= 1

@@ -60,13 +60,6 @@ class ClientLimitOptions:
         scope=OptionScope.STANDALONE,
         per_model=True,
     )
-    client_burst: int = option(
-        0,
-        integer(0, unit="rows"),
-        "with --client-rate: most rows that an idle client may send at once; 0: the rows of one second",
-        scope=OptionScope.STANDALONE,
-        per_model=True,
-    )
     fair_share: bool = option(
         False,
         switch,

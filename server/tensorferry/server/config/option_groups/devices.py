@@ -11,8 +11,6 @@ from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import (
     Parser,
     integer,
-    names,
-    one_of,
     parse_integers,
     path,
     positive_number,
@@ -104,13 +102,6 @@ class DeviceOptions:
         "the server processes",
         per_model=True,
     )
-    inter_threads: int = option(
-        0,
-        integer(0, MOST_THREADS, unit="threads"),
-        "threads of ONNX Runtime in each session that run different operators at the same time, if the graph permits; 0: "
-        "operators run one after another",
-        per_model=True,
-    )
     providers: tuple[str, ...] = option(
         (),
         _providers,
@@ -123,22 +114,6 @@ class DeviceOptions:
         None,
         size(),
         "most GPU memory that ONNX Runtime's arena takes for each instance of a model; without it, there is no limit",
-        scope=OptionScope.CUDA,
-        per_model=True,
-    )
-    cuda_memory_growth: str = option(
-        "doubling",
-        one_of("doubling", "exact"),
-        "how ONNX Runtime's arena grows on a GPU; doubling: to the next power of two, with few allocations; exact: by the "
-        "bytes that are needed",
-        scope=OptionScope.CUDA,
-        per_model=True,
-    )
-    cudnn_search: str = option(
-        "exhaustive",
-        one_of("exhaustive", "heuristic", "default"),
-        "how cuDNN chooses the algorithm of a convolution with a new shape; exhaustive: time all algorithms; heuristic: "
-        "predict the best; default: always use the same",
         scope=OptionScope.CUDA,
         per_model=True,
     )
@@ -161,15 +136,6 @@ class DeviceOptions:
         positive_number,
         "with --fp16: largest error of an output, relative to its greatest magnitude; a model with a larger error is not "
         "loaded",
-        per_model=True,
-    )
-    fp16_except: tuple[str, ...] = option(
-        (),
-        Parser(
-            names.parse, "operators or names of nodes, separated by commas", "list of names", names.metavar
-        ),
-        "with --fp16: operators and nodes that stay in FP32, such as Softmax,/encoder/norm/Pow; can be given several times",
-        separator=",",
         per_model=True,
     )
     cuda_graphs: tuple[int, ...] | None = option(

@@ -27,11 +27,6 @@ class RequestLimitOptions:
     max_request_rows: int = option(
         0, integer(0, unit="rows"), "most rows of one request; 0: the value of --max-queue-size"
     )
-    max_strings: int = option(
-        1 << 16,
-        integer(1, unit="strings"),
-        "most strings in a BYTES tensor; the limit exists because each string is decoded on its own",
-    )
     max_string_bytes: int = option(16 << 20, size(), "longest string in a BYTES tensor")
     max_calls: int = option(
         16384,

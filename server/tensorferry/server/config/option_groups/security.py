@@ -47,12 +47,6 @@ class SecurityOptions:
         "again when it changes",
         scope=OptionScope.STANDALONE,
     )
-    auth_exempt_health: bool = option(
-        True,
-        switch,
-        "answer health checks (Check and Watch), ServerLive and ServerReady without authentication",
-        scope=OptionScope.STANDALONE,
-    )
     auth_over_plaintext: bool = option(
         False,
         switch,
