@@ -30,7 +30,7 @@ from tensorferry.server.wire.fields import (
 # Above the bound on fields; the bound on integers is larger.
 BOMBS = [
     bomb
-    for size, is_integers in ((150_000, False), (3 << 20, True))
+    for size, is_integers in ((200_000, False), (3 << 20, True))
     for bomb in bombs(size)
     if (bomb.name == "packed int64_contents") is is_integers
 ]
