@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,8 +18,6 @@ from tensorferry.protos import inference_pb2_grpc
 from tensorferry.protos.standard import reflection_pb2 as standard
 from tensorferry.server.addresses import address_of
 from tensorferry.server.app import App
-from tensorferry.server.config.server_config import ModelSource
-from tensorferry.server.errors import StartError
 from tensorferry.server.names import REFLECTION_SERVICES
 from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
@@ -81,37 +78,12 @@ def test_a_server_without_a_model_is_ready_only_if_clients_can_load_one(
         assert health(channel) == (SERVING if ready else NOT_SERVING)
 
 
-def test_a_port_in_use_is_an_error(make: Make) -> None:
-    first = make()
-    first.start()
-    with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{first.port}: the address is in use"):
-        make(port=first.port).start()
-
-
 @pytest.mark.parametrize(
     ("host", "address"),
     [("127.0.0.1", "127.0.0.1:7"), ("::1", "[::1]:7"), ("[::1]", "[::1]:7"), ("localhost", "localhost:7")],
 )
 def test_the_address_of_an_ipv6_host_has_brackets(host: str, address: str) -> None:
     assert address_of(host, 7) == address
-
-
-def test_the_first_model_that_cannot_be_loaded_is_named(make: Make, tmp_path: Path) -> None:
-    app = make(models=(ModelSource("gone", tmp_path / "gone.onnx"),))
-    with pytest.raises(StartError, match=r"gone\.onnx: no such file"):
-        app.load()
-
-
-def test_the_size_of_messages_is_limited(make: Make) -> None:
-    app = make(max_message_bytes=10_000)
-    app.start()
-    app.load()
-    with connect(app) as channel:
-        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        assert stub.ModelInfer(request({"x": fp32(500, 3)}), timeout=PATIENCE)
-        with pytest.raises(grpc.RpcError) as refused:
-            stub.ModelInfer(request({"x": np.zeros((1000, 3), np.float32)}), timeout=PATIENCE)
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_reflection_lists_every_service_with_its_files(make: Make) -> None:

@@ -70,27 +70,6 @@ def test_a_directory_stands_for_its_highest_version(
     assert source_in(home) == source
 
 
-def test_a_directory_without_configuration_names_the_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(repository(tmp_path, None, "1"))
-    assert show_config.main(["."]) == 0
-    assert parse_config(capsys.readouterr().out, "").name == "m"
-
-
-def test_a_version_can_be_a_directory_with_the_file(tmp_path: Path) -> None:
-    (tmp_path / "m" / "1" / "model.onnx").mkdir(parents=True)
-    assert source_in(tmp_path / "m").path == tmp_path / "m" / "1" / "model.onnx" / "model.onnx"
-
-
-def test_environment_variables_apply_as_for_a_server(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TENSORFERRY_MAX_BATCH_SIZE", "5")
-    assert show_config.main([str(small.twice(tmp_path / "m.onnx"))]) == 0
-    assert parse_config(capsys.readouterr().out, "").max_batch_size == 5
-
-
 def test_the_table_of_the_model_applies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,24 +126,6 @@ def test_a_model_that_cannot_be_served_has_no_configuration(
 ) -> None:
     assert show_config.main([str(repository(tmp_path, "max_batch_size: 4\nbatch: 2\n", "1"))]) == 1
     assert "config.pbtxt: line 2, column 1: " in capsys.readouterr().err
-
-
-def test_a_directory_without_versions(tmp_path: Path) -> None:
-    (tmp_path / "m" / "src").mkdir(parents=True)
-    with pytest.raises(
-        StartError, match="at least one version must be available under the version policy of model 'm'"
-    ):
-        source_in(tmp_path / "m")
-
-
-def test_a_version_that_the_policy_excludes_is_ignored(tmp_path: Path) -> None:
-    home = repository(tmp_path, "version_policy { specific { versions: [ 1, 2 ] } }", "1", "2", "3")
-    assert source_in(home).version == "2"
-
-
-def test_a_symbolic_link_gives_its_own_name(tmp_path: Path) -> None:
-    (tmp_path / "n").symlink_to(repository(tmp_path, None, "1"))
-    assert source_in(tmp_path / "n").name == "n"
 
 
 def test_a_directory_whose_name_is_no_model_name_is_refused(tmp_path: Path) -> None:

@@ -54,14 +54,6 @@ def test_every_batch_up_to_max_batch_size_runs_captured(
     assert len(graphs_run) == 7
 
 
-def test_the_flag_names_the_captured_sizes(load: Load, graphs_run: list[int | None]) -> None:
-    model = load(small.twice, max_batch_size=6, cuda_graphs=(4, 64))
-    graphs_run.clear()
-    for rows in (3, 5):
-        model.batcher.submit_rows({"x": fp32(rows, 3)}).result(30)
-    assert [graph is not None for graph in graphs_run] == [True, False]
-
-
 def test_sizes_in_the_configuration_override_the_flag(load: Load, graphs_run: list[int | None]) -> None:
     config = "max_batch_size: 8 dynamic_batching { } optimization { cuda { graphs: true graph_spec { batch_size: 2 } } }"
     model = load(small.twice, config, cuda_graphs=(8,))
@@ -115,17 +107,6 @@ def test_a_configuration_that_requires_impossible_graphs_is_an_error(load: Load)
         )
 
 
-def test_batches_of_a_model_that_mixes_rows_are_not_padded(load: Load, graphs_run: list[int | None]) -> None:
-    config = "max_batch_size: 4 dynamic_batching { } optimization { cuda { graphs: true } }"
-    model = load(small.centred, config)
-    graphs_run.clear()
-    for rows in (3, 4):
-        x = fp32(rows, 3)
-        answer = model.batcher.submit_rows({"x": x}).result(30)["y"]
-        assert np.allclose(answer, x - x.mean(axis=0))
-    assert [graph is not None for graph in graphs_run] == [False, True]
-
-
 # Options.
 
 
@@ -174,11 +155,6 @@ def test_sizes_below_one_are_refused(spec: str) -> None:
         parse_ort_options(
             parse_config(f"optimization {{ cuda {{ graphs: true graph_spec {{ {spec} }} }} }}", "test")
         )
-
-
-def test_graph_specs_alone_enable_nothing() -> None:
-    config = parse_config("optimization { cuda { graph_spec { batch_size: 1 } } }", "test")
-    assert parse_ort_options(config).graphs is None
 
 
 # The server's own options.

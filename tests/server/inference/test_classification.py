@@ -15,30 +15,21 @@ from hypothesis.extra import numpy as arrays
 from support.models import small
 from support.server.rig import (
     Array,
-    Replies,
     fp32,
-    infer,
     reproducible,
-    request,
-    response_of,
-    signature,
     spec,
 )
 
-from tensorferry.batcher import Batcher, Outcome
-from tensorferry.batcher.testing import ScriptedRunner
-from tensorferry.protos import inference_pb2 as pb
+from tensorferry.batcher import Outcome
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.protos.tensors import DATATYPES, decode_raw
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError
 from tensorferry.server.inference.classification import Classifier
 from tensorferry.server.inference.codec import ResponseSpec, encode_response
-from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.labels import read_labels
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
-from tensorferry.server.models.registry import Model, ModelRegistry
 
 ROWS = Classifier(batched=True)
 RANKED = ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP32", "FP64"]
@@ -153,38 +144,6 @@ def test_a_response_has_classes_beside_values(typed: bool) -> None:
         assert response.raw_output_contents[1] == np.array([7, 8]).tobytes()
 
 
-def asking(count: int) -> pb.ModelInferRequest:
-    message = request({"x": fp32(1, 3)})
-    message.outputs.add(name="y").parameters["classification"].int64_param = count
-    message.parameters["explain"].bool_param = True
-    return message
-
-
-def served(batcher: Batcher, **options: Any) -> InferenceService:
-    """A service with one model: x FP32 [batch, 3] → y of the same shape."""
-    registry = ModelRegistry()
-    made = signature(spec("x", "FP32", "batch", 3), outputs=(spec("y", "FP32", "batch", 3),))
-    registry.mark_ready(Model("m", "1", made, 8, "", batcher, **options))
-    return InferenceService(registry)
-
-
-def test_requests_for_different_numbers_of_classes_share_a_batch() -> None:
-    runner = ScriptedRunner(lambda inputs: {"y": inputs["x"]}, gated=True)
-    with Batcher(runner, 8) as batcher:
-        service = served(batcher)
-        answers = []
-        for message in (asking(1), asking(1), asking(2), request({"x": fp32(1, 3)}), asking(2)):
-            answers.append(Replies())
-            service.submit(message.SerializeToString(), math.inf, answers[-1])
-            # The first request runs alone; those that arrive meanwhile share a batch.
-            runner.await_batches(1)
-        runner.open()
-        _, *responses = [response_of(replies.first()) for replies in answers]
-    assert [list(response.outputs[0].shape) for response in responses] == [[1, 1], [1, 2], [1, 3], [1, 2]]
-    assert [response.outputs[0].datatype for response in responses] == ["BYTES", "BYTES", "FP32", "BYTES"]
-    assert responses[0].parameters["batch_requests"].int64_param == 4
-
-
 def config(*files: tuple[str, str]) -> ModelConfig:
     made = ModelConfig()
     for name, file in files:
@@ -246,14 +205,3 @@ def test_a_model_is_loaded_with_its_labels(tmp_path: Path) -> None:
         assert model.labels == {"y": ("low", "middle", "high")}
     finally:
         model.batcher.close(drain=False)
-
-
-def test_a_served_models_classes_have_its_labels() -> None:
-    with Batcher(lambda inputs: {"y": inputs["x"]}, 8) as batcher:
-        service = served(batcher, labels={"y": ("low", "middle", "high")})
-        for _ in range(2):
-            # First decoded, then matched by the template.
-            response = infer(service, asking(2))
-            assert decode_raw(response.raw_output_contents[0], DATATYPES["BYTES"], [1, 2]).tolist() == [
-                [b"2.000000:2:high", b"1.000000:1:middle"]
-            ]

@@ -139,12 +139,6 @@ def test_binary_elements_have_the_limits_of_strings(typed: bool) -> None:
             decode_request(message, "m", signature(B), True, RegionLease(Regions()), limits)
 
 
-def test_malformed_elements_of_a_binary_input() -> None:
-    message = request({"s": np.array([[b"text"]], dtype=object)})
-    message.raw_input_contents[0] = b"\5\0\0\0text"
-    assert "BYTES element 0 should have 5 bytes, only 4 are left" in refused(message, signature(B))
-
-
 def test_without_raw_contents_a_request_is_typed() -> None:
     assert decoded(good(typed=True)).response_spec.typed
     assert not decoded(good()).response_spec.typed
@@ -241,17 +235,14 @@ GOT_X = "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['x'], b
         (double, "input 'x' already exists in request for model 'm'"),
         (datatype("FP64"), "inference input 'x' data-type is 'FP64', but model 'm' expects 'FP32'"),
         (datatype("fp32"), "datatype 'fp32' is not one of BOOL"),
-        (datatype(""), "datatype '' is not one of BOOL"),
         (shape(), "input 'x' has no shape but model 'm' requires a batch dimension"),
         (
             shape(6),
             "unexpected shape for input 'x' for model 'm'. Expected [-1, 3], got [6] (axis 0 counts rows)",
         ),
         (shape(2, 3, 1), "Expected [-1, 3], got [2, 3, 1]"),
-        (shape(3, 2), "Expected [-1, 3], got [3, 2]"),
         (shape(2, -1), "Expected [-1, 3], got [2, -1]"),
         (shape(-1, 3), "Expected [-1, 3], got [-1, 3]"),
-        (shape(-2, -3), "Expected [-1, 3], got [-2, -3]"),
         (
             shape(1, 3),
             "input byte size mismatch for input 'x' for model 'm'. Expected 12, got 24 (FP32 of shape [1, 3])",
@@ -263,7 +254,6 @@ GOT_X = "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['x'], b
         ),
         (raw(bytes(24), bytes(16), b""), "raw_input_contents has 3 entries for the 2 inputs of model 'm'"),
         (raw(bytes(24), bytes(15)), "for input 'n' for model 'm'. Expected 16, got 15 (INT64 of shape [2])"),
-        (raw(bytes(25), bytes(16)), "Expected 24, got 25 (FP32 of shape [2, 3])"),
         (raw(b"", bytes(16)), "Expected 24, got 0 (FP32 of shape [2, 3])"),
         (
             raw(),
@@ -357,8 +347,6 @@ def test_all_outputs_unless_some_are_named() -> None:
     ("names", "message"),
     [
         (["w"], "unexpected inference output 'w' for model 'm'; it gives ['y', 'z']"),
-        (["y", "w"], "unexpected inference output 'w'"),
-        ([""], "unexpected inference output ''"),
         (["z", "y", "z"], "output 'z' already exists in request for model 'm'"),
     ],
 )
@@ -410,22 +398,8 @@ def test_datatypes_without_an_order_have_no_classes(kind: str) -> None:
     )
 
 
-def test_other_parameters_are_ignored() -> None:
-    message = good()
-    message.parameters["anything"].string_param = "x"
-    message.inputs[0].parameters["binary_data_size"].int64_param = 24
-    message.outputs.add(name="y").parameters["binary_data"].bool_param = True
-    assert decoded(message).rows == 2
-
-
-@pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05abc", b"\x0a\x01\xff", b"text", b"\0"])
-@pytest.mark.parametrize("kind", [pb.ModelInferRequest, pb.ModelReadyRequest])
-def test_bytes_that_are_no_message_are_refused(data: bytes, kind: Any) -> None:
+@pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05abc", b"\x0a\x01\xff"])
+def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        parse(data, kind)
-    assert str(caught.value) == f"the message of {len(data)} bytes is not a {kind.__name__}"
-
-
-def test_unknown_fields_are_ignored() -> None:
-    unknown = b"\xfa\x7f\x03new"
-    assert parse(good().SerializeToString() + unknown, pb.ModelInferRequest).model_name == "m"
+        parse(data, pb.ModelInferRequest)
+    assert str(caught.value) == f"the message of {len(data)} bytes is not a ModelInferRequest"

@@ -225,14 +225,6 @@ def plain(request_id: str = "", value: float = 0.0, **fields: Any) -> bytes:
     return request(arrays, id=request_id, **fields).SerializeToString()
 
 
-@given(st.text(max_size=300), st.text(max_size=300))
-@reproducible
-def test_an_id_of_any_length(first: str, second: str) -> None:
-    cache = cache_with(plain(first))
-    assert check(cache, plain(first, 7.0))
-    assert check(cache, plain(second, 7.0)) == (len(first.encode()) == len(second.encode()))
-
-
 @pytest.mark.parametrize("bad", [b"\xff", b"\xc3(", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80"])
 def test_an_id_that_is_no_utf8_does_not_match_and_is_refused(bad: bytes) -> None:
     good = plain("a" * len(bad))

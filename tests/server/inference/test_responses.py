@@ -15,7 +15,6 @@ from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.inference.codec import ResponseSpec, encode_response
 from tensorferry.server.inference.responses import ResponseTemplate, id_field_of
 from tensorferry.server.inference.stream_responses import stream_response
-from tensorferry.server.wire.fields import encode_varint
 
 RAW = [name for name, datatype in DATATYPES.items() if datatype.size]
 
@@ -81,16 +80,3 @@ def test_kept_shapes_are_bounded() -> None:
         response = pb.ModelInferResponse.FromString(b"".join(template.pieces(b"", outcome)))
         assert list(response.outputs[0].shape) == [1, columns]
         assert len(template._constant_parts) <= 64
-
-
-@given(st.integers(0, (1 << 64) - 1))
-@reproducible
-def test_varints_are_written_as_by_protobuf(value: int) -> None:
-    written = pb.InferParameter(uint64_param=value).SerializeToString()
-    assert written.endswith(encode_varint(value))
-
-
-@given(st.text(max_size=500))
-@reproducible
-def test_the_id_field_is_written_as_by_protobuf(request_id: str) -> None:
-    assert id_field_of(request_id) == pb.ModelInferResponse(id=request_id).SerializeToString()

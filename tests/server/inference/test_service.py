@@ -110,15 +110,6 @@ def test_requests_share_a_batch_and_each_gets_its_own_rows(serve: Serve, runner:
     assert [batch["x"].shape[0] for batch in runner.batches] == [1, 5]
 
 
-def test_a_request_gets_a_description_of_its_batch_on_demand(serve: Serve) -> None:
-    service = serve(lambda inputs: {"y": inputs["x"]})
-    response = infer(
-        service, request({"x": fp32(3, 1)}, parameters={"explain": pb.InferParameter(bool_param=True)})
-    )
-    assert response.parameters["batch_rows"].int64_param == 3
-    assert response.parameters["batch_requests"].int64_param == 1
-
-
 @pytest.mark.parametrize("shape", [(0, 3), (1, 0), (0, 0), (11, 2)])
 def test_requests_without_rows_or_columns_or_larger_than_a_batch(
     serve: Serve, shape: tuple[int, int]
@@ -155,15 +146,6 @@ def test_bytes_of_requests_in_one_batch_reach_the_function_as_they_are(serve: Se
             raw = response.raw_output_contents[0]
             assert decode_raw(raw, DATATYPES["BYTES"], [len(elements)]).tolist() == expected
     assert [batch["x"].tolist() for batch in runner.batches] == [[b"\x80"], [*sent[0], *sent[1], *sent[2]]]
-
-
-def test_a_model_of_bytes_answers_requests_without_rows(serve: Serve) -> None:
-    binary = signature(spec("x", "BYTES", "batch", binary=True))
-    response = infer(
-        serve(lambda inputs: inputs, signature=binary), request({"x": np.empty(0, dtype=object)})
-    )
-    assert list(response.outputs[0].shape) == [0]
-    assert response.raw_output_contents == [b""]
 
 
 def test_a_model_that_is_not_batched_runs_each_request_alone(serve: Serve, runner: ScriptedRunner) -> None:
@@ -310,24 +292,6 @@ def test_a_request_names_its_class_and_an_unknown_class_means_the_default(
     service = serve(lambda inputs: {"y": inputs["x"]}, priority_weights=(4, 2, 1), default_priority=2)
     response = infer(service, request({"x": fp32(1, 1)}, parameters=priority(wanted)))
     assert response.parameters["priority"].int64_param == got
-
-
-def test_without_classes_a_priority_changes_nothing(serve: Serve) -> None:
-    service = serve(lambda inputs: {"y": inputs["x"]})
-    response = infer(service, request({"x": fp32(1, 1)}, parameters=priority(7)))
-    assert response.parameters["priority"].int64_param == 1
-
-
-def test_a_high_class_is_served_first(serve: Serve, runner: ScriptedRunner) -> None:
-    service = serve(runner, 4, priority_weights=(3, 1))
-    running = submit(service, fp32(1, 1))[1]
-    runner.await_batches(1)
-    low = [submit(service, fp32(1, 1) + 10, parameters=priority(2))[1] for _ in range(6)]
-    high = [submit(service, fp32(1, 1) + 20, parameters=priority(1))[1] for _ in range(3)]
-    runner.open()
-    for replies in (running, *low, *high):
-        assert response_of(replies.first())
-    assert runner.batches[1]["x"].ravel().tolist() == [20, 20, 20, 10]
 
 
 def test_a_wrong_priority_is_refused_with_its_meaning(serve: Serve) -> None:

@@ -127,31 +127,6 @@ def test_a_watcher_of_an_unknown_service_gets_its_first_status(health: HealthSer
     watch.await_statuses(STATUS.SERVICE_UNKNOWN, STATUS.SERVING)
 
 
-def test_a_watcher_that_does_not_read_delays_no_other_call(health: HealthService) -> None:
-    """It delays no set, check or watch, nor the polling thread, which reports that a watcher has left."""
-    silent, reading = Watch(health), Watch(health)
-    reading.reads.set()
-    assert silent.sending.wait(PATIENCE)
-    done = threading.Event()
-
-    def others() -> None:
-        health.set("m", serving=False)
-        reading.await_statuses(STATUS.SERVING, STATUS.NOT_SERVING)
-        request = health_pb2.HealthCheckRequest(service="m")
-        assert health.check(request, None).status == STATUS.NOT_SERVING  # type: ignore[arg-type]
-        reading.left()
-        silent.left()
-        health.set("m", serving=True)
-        done.set()
-
-    threading.Thread(target=others, daemon=True).start()
-    assert done.wait(PATIENCE)
-    assert silent.got == []
-    silent.cancel()
-    silent.await_statuses(STATUS.SERVING)
-    assert reading.got == [STATUS.SERVING, STATUS.NOT_SERVING], "a watcher that has left gets no status"
-
-
 def test_a_watcher_that_reads_late_gets_the_last_changes(health: HealthService) -> None:
     watch = Watch(health)
     assert watch.sending.wait(PATIENCE)

@@ -89,12 +89,10 @@ def test_settings_begin_with_those_of_the_command_line(
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
-        ({}, "info warning error critical"),
         ({"log_info": False}, "warning error critical"),
         ({"log_warning": False}, "info error critical"),
         ({"log_error": False}, "info warning"),
         ({"log_info": False, "log_warning": False, "log_error": False}, ""),
-        ({"log_verbose_level": 1}, "debug info warning error critical"),
         ({"log_verbose_level": 3, "log_info": False}, "debug warning error critical"),
     ],
 )

@@ -65,7 +65,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     ("text", "build", "most", "merges", "words"),
     [
         (None, small.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
-        ("", small.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
         (X, small.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
         (
             "dynamic_batching { }",
@@ -105,13 +104,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
         ),
         ("", small.centred, 0, False, "unbatched (ReduceMean mean reduces over the batch axis"),
         (
-            "max_batch_size: 8",
-            small.centred,
-            8,
-            False,
-            "requests of up to 8 rows, each alone (ReduceMean mean reduces over the batch axis)",
-        ),
-        (
             "max_batch_size: 8 dynamic_batching { }",
             small.centred,
             8,
@@ -143,12 +135,6 @@ def test_how_a_model_is_batched(
     assert model.batching.startswith(words)
 
 
-def test_trust_lets_requests_share_batches_anyway(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    model = load("max_batch_size: 8 dynamic_batching { }", small.centred, batching="trust")
-    assert model.batching == "batches of up to 8 rows (trusted)"
-    assert warnings(caplog) == ["model m is batched unchecked (--batching trust)"]
-
-
 def test_the_log_says_how_to_turn_batching_on(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     load("max_batch_size: 8 " + XY)
@@ -163,16 +149,6 @@ def test_a_refused_model_gives_a_warning(load: Load, caplog: pytest.LogCaptureFi
     (warning,) = warnings(caplog)
     assert warning.startswith("model m: each request runs alone: ReduceMean mean reduces over the batch axis")
     assert warning.endswith("(--batching trust lets requests share batches anyway)")
-
-
-def test_an_inconclusive_check_trusts_the_configuration_with_a_warning(
-    load: Load, caplog: pytest.LogCaptureFixture
-) -> None:
-    load("max_batch_size: 8 dynamic_batching { }", mixing.hashed_elevens)
-    assert (
-        "model m is batched unchecked, because its configuration has dynamic_batching: it does not run on random"
-        in caplog.text
-    )
 
 
 @pytest.fixture
@@ -224,20 +200,6 @@ def test_reshape_and_fixed_dims(load: Load) -> None:
     assert model.batching == "batches of up to 4 rows (proved)"
     answer = model.batcher.submit_rows({"image": fp32(2, 8, 8)}).result(PATIENCE)["label"]
     assert (answer.shape, answer.dtype) == ((2, 1), np.int64)
-
-
-def test_an_image_model_of_one_fixed_row_is_reshaped_as_in_triton_s_examples(
-    load: Load, tmp_path: Path
-) -> None:
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "l.txt").write_text("zero\none\ntwo\n")
-    model = load(
-        'input { name: "x" data_type: TYPE_FP32 dims: 3 reshape { shape: [ 1, 3 ] } } '
-        'output { name: "y" data_type: TYPE_FP32 dims: [ 3, 1 ] reshape { shape: [ 1, 3 ] } label_filename: "l.txt" }',
-        lambda path: small.twice(path, dims=(1, 3)),
-    )
-    assert (str(model.signature), model.max_batch_size) == ("(x: FP32[3]) -> (y: FP32[3, 1])", 0)
-    assert model.batcher.submit_rows({"x": fp32(3)}).result(PATIENCE)["y"].tolist() == [[0], [2], [4]]
 
 
 @pytest.mark.parametrize(("repository", "shown"), [(True, "[-1, 1]"), (False, "[-1]")])

@@ -123,29 +123,6 @@ def test_a_pipeline_still_gets_to_the_model_that_it_names(serve: Callable[..., A
     assert value(running) == 3
 
 
-def test_a_pipeline_still_gets_to_a_model_that_is_being_unloaded(serve: Callable[..., App]) -> None:
-    started, opened = threading.Event(), threading.Event()
-    opened.set()
-
-    def first(x: Any) -> Any:
-        started.set()
-        assert opened.wait(PATIENCE)
-        return x
-
-    head = model(inputs={"x": FP32[-1]}, outputs={"x2": FP32[-1]}, name="head")(first)
-    named = model(inputs={"x2": FP32[-1]}, outputs={"y": FP32[-1]}, name="a")(lambda x2: 3 * x2)
-    app = serve(pipeline("z", head, "a"), named)
-    opened.clear()
-    started.clear()
-    running = send(app, "z")
-    assert started.wait(PATIENCE)
-    unloaded = app.registry.get("a")
-    app.registry.mark_unloading(unloaded)
-    app._control._unloader.unload(unloaded)
-    assert drained(app, opened.set)
-    assert value(running) == 3
-
-
 def test_draining_waits_for_no_window_of_a_called_model(serve: Callable[..., App]) -> None:
     gate = Gate("a")
     gate.opened.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from functools import partial
 
@@ -54,25 +53,6 @@ def served(served_repository: ServedRepository) -> ServedRepository:
     served_repository.write("first", small.twice)
     served_repository.write("second", small.twice)
     return served_repository
-
-
-def test_an_ensemble_answers_with_its_models(served: ServedRepository) -> None:
-    served.write("e", config=CHAIN)
-    served.start("*")
-    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
-    model = served.registry.get("e")
-    assert (model.max_batch_size, model.batching_verdict) == (8, "proved")
-    assert str(model.signature) == "(image: FP32[-1, 3]) -> (scores: FP32[-1, 3])"
-
-
-def test_the_configuration_for_clients_is_the_file_with_its_defaults(served: ServedRepository) -> None:
-    served.write("e", config=CHAIN)
-    served.start("e")
-    config = served.registry.get("e").config
-    assert (config.name, config.platform, config.backend) == ("e", "ensemble", "")
-    assert config.version_policy.latest.num_versions == 1
-    steps = [(step.model_name, step.model_version) for step in config.ensemble_scheduling.step]
-    assert steps == [("first", -1), ("second", -1)]
 
 
 def test_the_models_count_their_part(served: ServedRepository) -> None:
@@ -142,12 +122,6 @@ def test_ensembles_are_nested_to_a_limit(served: ServedRepository) -> None:
     assert served.ask("e8").tolist() == (2 * fp32(2, 3)).tolist()
     with pytest.raises(LoadFailedError, match="for more than 8 levels"):
         control.load("e9")
-
-
-def test_the_same_model_may_run_several_steps(served: ServedRepository) -> None:
-    served.write("e", config=ensemble(("first", "image", "middle"), ("first", "middle", "scores")))
-    served.start("e")
-    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
 
 
 def test_a_step_may_want_a_version(served: ServedRepository) -> None:
@@ -351,32 +325,3 @@ def test_unloading_answers_the_requests_that_the_ensemble_has_accepted(
     served.runner.open()
     assert answer.result(PATIENCE).tolist() == (4 * fp32(2, 3)).tolist()
     assert served.control.drain(time.monotonic() + PATIENCE)
-
-
-def test_a_rolling_reload_loses_no_request(served: ServedRepository) -> None:
-    served.write("e", config=CHAIN)
-    control = served.start("*")
-    ended, wrong = threading.Event(), list[object]()
-
-    def call() -> None:
-        while not ended.is_set():
-            try:
-                if served.ask().tolist() != (4 * fp32(2, 3)).tolist():
-                    wrong.append("another answer")
-            except Exception as error:
-                wrong.append(error)
-
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for _ in range(4):
-        for name in ("first", "second", "e"):
-            served.write(
-                name, None if name == "e" else small.twice, config=CHAIN + "\n" if name == "e" else ""
-            )
-            control.load(name)
-            served.service.models_changed()
-    ended.set()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert wrong == []

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnxruntime
 import pytest
@@ -109,164 +109,115 @@ def pad_value(model: Model, recorded: Recorded) -> Any:
 CLIENTS = of_batcher("clients")
 ON_GPU = 'device = "cuda:0"\n'
 
-# By the option: the lines above all tables, those of the table, the model, what to look at, and its value with the table
-# and without it.
-EFFECTS: dict[str, tuple[str, str, Build, Callable[[Model, Recorded], Any], Any, Any]] = {
-    "custom-ops": (
-        "",
+
+class Effect(NamedTuple):
+    """The lines of a table and those above all tables, the model, what to look at, and its value with and without the table."""
+
+    table: str
+    look: Callable[[Model, Recorded], Any]
+    with_table: Any
+    without: Any
+    above: str = ""
+    build: Build = small.twice
+
+
+EFFECTS = {
+    "custom-ops": Effect(
         f"custom-ops = {__file__!r}",
-        small.twice,
         lambda m, r: [library.path for library in r.options[-1].op_libraries],
         [Path(__file__)],
         [],
     ),
-    "device": ("", 'device = "cuda:1"', small.twice, lambda m, r: r.devices, ["cuda:1"], ["cpu"]),
-    "instances": ("", "instances = 2", small.twice, lambda m, r: r.devices, ["cpu", "cpu"], ["cpu"]),
-    "threads": ("", "threads = 1", small.twice, of_session("intra_op_threads"), 1, 0),
-    "providers": (
-        ON_GPU,
+    "device": Effect('device = "cuda:1"', lambda m, r: r.devices, ["cuda:1"], ["cpu"]),
+    "instances": Effect("instances = 2", lambda m, r: r.devices, ["cpu", "cpu"], ["cpu"]),
+    "threads": Effect("threads = 1", of_session("intra_op_threads"), 1, 0),
+    "providers": Effect(
         'providers = ["TensorRT", "OpenVINO"]',
-        small.twice,
         lambda m, r: (r.options[-1].gpu, r.options[-1].cpu),
         ((ExecutionProvider("TensorrtExecutionProvider"),), ()),
         ((), ()),
+        above=ON_GPU,
     ),
-    "cuda-memory-bytes": (
-        ON_GPU,
-        'cuda-memory-bytes = "1KiB"',
-        small.twice,
-        cuda_option("gpu_mem_limit"),
-        "1024",
-        None,
+    "cuda-memory-bytes": Effect(
+        'cuda-memory-bytes = "1KiB"', cuda_option("gpu_mem_limit"), "1024", None, above=ON_GPU
     ),
-    "tf32": (ON_GPU, "tf32 = false", small.twice, cuda_option("use_tf32"), "0", None),
-    "fp16": ("", "fp16 = true", small.mlp, of_session("fp16"), Fp16(0.02), None),
-    "fp16-tolerance": (
-        "fp16 = true",
+    "tf32": Effect("tf32 = false", cuda_option("use_tf32"), "0", None, above=ON_GPU),
+    "fp16": Effect("fp16 = true", of_session("fp16"), Fp16(0.02), None, build=small.mlp),
+    "fp16-tolerance": Effect(
         "fp16-tolerance = 0.5",
-        small.mlp,
         of_session("fp16"),
         Fp16(0.5),
         Fp16(0.02),
+        above="fp16 = true",
+        build=small.mlp,
     ),
-    "cuda-graphs": (
-        ON_GPU,
+    "cuda-graphs": Effect(
         "cuda-graphs = [1, 4]",
-        small.twice,
         of_session("graphs"),
         GraphOptions((GraphSpec(1), GraphSpec(4))),
         None,
+        above=ON_GPU,
     ),
-    "run-timeout-seconds": (
-        "",
-        "run-timeout-seconds = 5",
-        small.twice,
-        lambda m, r: r.limits[-1].run_seconds,
-        5.0,
-        600.0,
+    "run-timeout-seconds": Effect(
+        "run-timeout-seconds = 5", lambda m, r: r.limits[-1].run_seconds, 5.0, 600.0
     ),
-    "max-batch-size": ("", "max-batch-size = 4", small.twice, lambda m, r: m.max_batch_size, 4, 32),
-    "batch-rows": (
-        "",
-        'batch-rows = "max"',
-        small.twice,
-        lambda m, r: m.batcher.settings.adaptive,
-        False,
-        True,
-    ),
-    "batching-rewrite": (
-        "",
+    "max-batch-size": Effect("max-batch-size = 4", lambda m, r: m.max_batch_size, 4, 32),
+    "batch-rows": Effect('batch-rows = "max"', lambda m, r: m.batcher.settings.adaptive, False, True),
+    "batching-rewrite": Effect(
         "batching-rewrite = false",
-        partial(small.twice, dims=(1, 3)),
         lambda m, r: m.max_batch_size,
         0,
         32,
+        build=partial(small.twice, dims=(1, 3)),
     ),
-    "batching": (
-        "",
+    "batching": Effect(
         'batching = "trust"',
-        small.softmax_over_rows,
         lambda m, r: m.batching_verdict,
         "trusted",
         "refused",
+        build=small.softmax_over_rows,
     ),
-    "pad-lengths": (
-        "",
+    "pad-lengths": Effect(
         'pad-lengths = "sequence=4,8"\npad-values = ["ids=0", "mask=0"]',
-        small.masked_mean,
         lambda m, r: m.padding and m.padding.lengths,
         (4, 8),
         None,
+        build=small.masked_mean,
     ),
-    "pad-values": (
-        'pad-lengths = "sequence=4"\npad-values = "ids=0,mask=0"',
+    "pad-values": Effect(
         'pad-values = "ids=7,mask=0"',
-        small.masked_mean,
         pad_value,
         7,
         0,
+        above='pad-lengths = "sequence=4"\npad-values = "ids=0,mask=0"',
+        build=small.masked_mean,
     ),
-    "max-queue-delay-ms": (
-        "",
-        "max-queue-delay-ms = 5",
-        small.twice,
-        of_batcher("max_queue_delay"),
-        0.005,
-        0.0,
-    ),
-    "preferred-batch-sizes": (
-        "max-queue-delay-ms = 5",
+    "max-queue-delay-ms": Effect("max-queue-delay-ms = 5", of_batcher("max_queue_delay"), 0.005, 0.0),
+    "preferred-batch-sizes": Effect(
         "preferred-batch-sizes = [4, 8]",
-        small.twice,
         of_batcher("preferred_batch_sizes"),
         (4, 8),
         (),
+        above="max-queue-delay-ms = 5",
     ),
-    "priority-weights": (
-        "",
-        "priority-weights = [8, 1]",
-        small.twice,
-        of_batcher("priority_weights"),
-        (8, 1),
-        (1,),
+    "priority-weights": Effect("priority-weights = [8, 1]", of_batcher("priority_weights"), (8, 1), (1,)),
+    "default-priority": Effect(
+        "default-priority = 1", of_batcher("default_priority"), 1, 2, above="priority-weights = [8, 1]"
     ),
-    "default-priority": (
-        "priority-weights = [8, 1]",
-        "default-priority = 1",
-        small.twice,
-        of_batcher("default_priority"),
-        1,
-        2,
-    ),
-    "slo-ms": ("", "slo-ms = 60000", small.twice, lambda m, r: m.slo, 60.0, float("inf")),
-    "max-queue-size": ("", "max-queue-size = 64", small.twice, of_batcher("max_queue_size"), 64, 4096),
-    "max-queue-bytes": (
-        "",
-        'max-queue-bytes = "1MiB"',
-        small.twice,
-        of_batcher("max_queue_bytes"),
-        1 << 20,
-        1 << 30,
-    ),
-    "client-max-requests": (
-        "",
-        "client-max-requests = 3",
-        small.twice,
-        CLIENTS,
-        ClientPolicy(max_requests=3),
-        None,
-    ),
-    "client-max-rows": ("", "client-max-rows = 3", small.twice, CLIENTS, ClientPolicy(max_rows=3), None),
-    "client-max-bytes": ("", "client-max-bytes = 3", small.twice, CLIENTS, ClientPolicy(max_bytes=3), None),
-    "client-rate": ("", "client-rate = 3", small.twice, CLIENTS, ClientPolicy(rate=3), None),
-    "fair-share": ("", "fair-share = true", small.twice, CLIENTS, ClientPolicy(fair=True), None),
-    "client-weights": (
-        "fair-share = true",
+    "slo-ms": Effect("slo-ms = 60000", lambda m, r: m.slo, 60.0, float("inf")),
+    "max-queue-size": Effect("max-queue-size = 64", of_batcher("max_queue_size"), 64, 4096),
+    "max-queue-bytes": Effect('max-queue-bytes = "1MiB"', of_batcher("max_queue_bytes"), 1 << 20, 1 << 30),
+    "client-max-requests": Effect("client-max-requests = 3", CLIENTS, ClientPolicy(max_requests=3), None),
+    "client-max-rows": Effect("client-max-rows = 3", CLIENTS, ClientPolicy(max_rows=3), None),
+    "client-max-bytes": Effect("client-max-bytes = 3", CLIENTS, ClientPolicy(max_bytes=3), None),
+    "client-rate": Effect("client-rate = 3", CLIENTS, ClientPolicy(rate=3), None),
+    "fair-share": Effect("fair-share = true", CLIENTS, ClientPolicy(fair=True), None),
+    "client-weights": Effect(
         'client-weights = "a=2"',
-        small.twice,
         CLIENTS,
         ClientPolicy(fair=True, weights={"a": 2}),
         ClientPolicy(fair=True),
+        above="fair-share = true",
     ),
 }
 
@@ -279,7 +230,7 @@ def test_every_option_of_one_model_is_tested() -> None:
 def test_an_option_has_an_effect_on_its_model_only(
     flag: str, load: Callable[..., Model], recorded: Recorded
 ) -> None:
-    above, table, build, look, with_table, without = EFFECTS[flag]
+    table, look, with_table, without, above, build = EFFECTS[flag]
     device = "" if "device" in above else 'device = "cpu"'
     text = f"{device}\n{above}\n[models.m]\n{table}"
     assert look(load("m", text, build), recorded) == with_table

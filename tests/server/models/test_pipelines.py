@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx as onnx_file
 import pytest
 from support.models import sentence_encoder, small
 
-from tensorferry.batcher import Batcher, DeadlineExceeded, Pipeline, Request
+from tensorferry.batcher import Batcher, Pipeline, Request
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError, StepFailedError
 from tensorferry.server.functions.app_file import import_app
@@ -123,40 +121,6 @@ def test_rows_of_different_lengths_are_padded_and_batched_by_length(load: Load, 
     assert np.allclose(np.ravel(together), [np.arange(1, len(text) + 1).mean() for text in texts], atol=1e-6)
 
 
-@pytest.mark.parametrize("pooled", [True, False])
-def test_rows_of_a_large_request_get_the_answers_that_they_get_alone(
-    load: Load, tmp_path: Path, pooled: bool
-) -> None:
-    """More texts than the tokenizer and the encoder take at once: equal ones, empty ones, and longer than is padded."""
-    pytest.importorskip("tokenizers", reason="needs the package tokenizers")
-    sentence_encoder.build(tmp_path)
-    encoder = onnx_file.load(tmp_path / "minilm.onnx")
-    if not pooled:
-        onnx_file.save(sentence_encoder.without_pooling(encoder), tmp_path / "minilm.onnx")
-
-    @model(
-        inputs={"last_hidden_state": FP32[-1, "tokens", 384], "attention_mask": INT64[-1, "tokens"]},
-        outputs={"sentence_embedding": FP32[-1, 384]},
-    )
-    def pool(last_hidden_state: Any, attention_mask: Any) -> Any:
-        mask = attention_mask[:, :, None].astype(np.float32)
-        return (last_hidden_state * mask).sum(axis=1) / mask.sum(axis=1)
-
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    encode = onnx("minilm.onnx", pad_lengths=("tokens", [8, 16]), pad_values=dict.fromkeys(names, 0))
-    tokenize = tokenizer(tmp_path / "tokenizer.json", max_batch_size=32)
-    declared = pipeline("p", tokenize, encode) if pooled else pipeline("p", tokenize, encode, pool)
-    served = load(declared, max_batch_size=8)
-    words = np.random.default_rng(1).integers(0, 40, 60)
-    texts = np.array([" ".join(["a man is eating food"] * 8)[: 3 * count] for count in words], object)
-    together = served.batcher.submit_rows({"text": texts}).result(60)["sentence_embedding"]
-    alone = [served.batcher.submit_rows({"text": texts[at : at + 1]}) for at in range(len(texts))]
-    expected = np.concatenate([future.result(60)["sentence_embedding"] for future in alone])
-    assert "" in texts
-    assert len(set(texts)) < len(texts)
-    assert np.abs(together - expected).max() < 1e-5
-
-
 def test_the_padding_of_a_stage_of_several_steps_has_the_pipelines_names(load: Load, tmp_path: Path) -> None:
     small.mean_of_numbers(tmp_path / "mean.onnx")
     mean = onnx("mean.onnx", pad_lengths=("sequence", [4, 8]), pad_values={"ids": 0, "mask": 0})
@@ -222,34 +186,6 @@ def test_one_bad_row_of_32_in_each_step(load: Load, bad: int) -> None:
     assert f"step 'step{bad}' of model 'p' failed" in str(error)
     assert "secret" not in str(error)
     assert outcomes == [[n] for n in range(32) if n != 13]
-
-
-def test_nothing_later_runs_after_the_deadline(load: Load) -> None:
-    ran: list[str] = []
-    until: list[float] = []
-
-    def make(name: str, takes: str, gives: str, batch: int) -> FunctionModel:
-        def run(x: Any) -> Any:
-            if until:
-                ran.append(name)
-                threading.Event().wait(max(0.0, until[0] - time.monotonic()))
-            return x
-
-        return model(inputs={takes: FP32[-1]}, outputs={gives: FP32[-1]}, name=name, max_batch_size=batch)(
-            run
-        )
-
-    served = load(
-        pipeline("p", make("first", "x", "y", 4), make("second", "y", "z", 4), make("third", "z", "w", 2))
-    )
-    # The first step runs until after the deadline.
-    until.append(time.monotonic() + 0.2)
-    future = served.batcher.submit_rows({"x": np.ones(1, np.float32)}, timeout=0.1)
-    with pytest.raises(DeadlineExceeded):
-        future.result(60)
-    served.batcher.close()
-    # On a very slow machine not even the first one has begun in time.
-    assert ran in (["first"], [])
 
 
 @pytest.mark.parametrize("steady", [True, False])

@@ -31,13 +31,6 @@ def test_only_requested_models_are_loaded_at_the_start(repository: ScriptedRepos
     assert repository.control.models_without_versions() == {"b": ""}
 
 
-def test_all_models_can_be_loaded_at_the_start(repository: ScriptedRepository) -> None:
-    repository.write("a", "1")
-    repository.write("b", "3")
-    repository.start("*", mode="none")
-    assert repository.states() == [("a", "1", READY), ("b", "3", READY)]
-
-
 def test_a_broken_model_fails_the_start_only_if_strict(repository: ScriptedRepository) -> None:
     repository.write("a", "1", "broken")
     repository.write("b", "1")

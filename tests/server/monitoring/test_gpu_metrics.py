@@ -44,12 +44,6 @@ def test_devices_are_matched_by_bus_id() -> None:
     ]
 
 
-def test_the_cpu_has_no_readings() -> None:
-    nvml, gpus = rig(FakeGpu(FIRST, "GPU-a"))
-    assert gpus.statistics(["cpu"]) == []
-    assert nvml.asked == []
-
-
 def test_partitions_of_one_gpu_are_reported_once() -> None:
     _, gpus = rig(FakeGpu(FIRST, "GPU-a"), places=(FIRST, FIRST))
     assert [gpu.device for gpu in gpus.statistics(["cuda:0", "cuda:1"])] == ["cuda:0"]
@@ -81,28 +75,12 @@ def test_unsupported_readings_are_none() -> None:
         assert gpus.statistics(["cuda:0"]) == [dataclasses.replace(whole, **without)]
 
 
-def test_a_lost_gpu_has_no_readings_and_raises_nothing() -> None:
-    gpu = FakeGpu(FIRST, "GPU-a")
-    _, gpus = rig(gpu)
-    gpus.statistics(["cuda:0"])
-    gpu.unsupported = {"utilization", "memory", "temperature", "power", "limit", "energy"}
-    assert gpus.statistics(["cuda:0"]) == [GpuStatistics("cuda:0", "GPU-a", *[None] * 7)]
-
-
 def test_there_are_no_readings_after_close() -> None:
     nvml, gpus = rig(FakeGpu(FIRST, "GPU-a"))
     gpus.close()
     gpus.close()
     assert nvml.ready == 0
     assert gpus.statistics(["cuda:0"]) == []
-
-
-def test_nvml_is_initialised(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    nvml = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert isinstance(open_nvml(), GpuReader)
-    assert nvml.ready == 1
-    assert not caplog.text
 
 
 @pytest.mark.parametrize(

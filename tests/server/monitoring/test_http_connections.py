@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -97,23 +96,3 @@ def test_slow_clients_do_not_block_a_probe(monkeypatch: pytest.MonkeyPatch) -> N
             probe.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             assert probe.makefile("rb").read().endswith(b"page\n")
     server.close()
-
-
-def test_the_threads_of_closed_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_MAX_PER_ADDRESS", 1)
-    # Web servers of other tests may still have threads.
-    others = set(threading.enumerate())
-    server = MetricsServer(listen_for_metrics("127.0.0.1", 0), lambda accept: (b"page\n", "text/plain"))
-    parts = urlsplit(server.url)
-    with ExitStack() as stack:
-        connections = [
-            stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE))
-            for _ in range(5)
-        ]
-        for connection in connections[:-1]:
-            assert connection.recv(1) == b""
-    server.close()
-    handlers = {one for one in threading.enumerate() if "process_request_thread" in one.name} - others
-    for handler in handlers:
-        handler.join(PATIENCE)
-    assert not any(handler.is_alive() for handler in handlers)

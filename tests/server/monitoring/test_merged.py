@@ -17,7 +17,6 @@ from support.server.rig import PATIENCE, signature, spec
 
 from tensorferry.batcher import Batcher, RequestTooLarge
 from tensorferry.batcher.testing import ScriptedRunner
-from tensorferry.client.cli.top_view import StatusSamples, lines_of
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
@@ -159,14 +158,6 @@ def test_labels_may_have_any_text() -> None:
     assert len(found) == 2
 
 
-def test_statistics_of_one_process_are_the_same(start: Start) -> None:
-    process = start()
-    for requests in (0, 2):
-        process.serve(requests)
-        response = process.statistics()
-        assert merged_statistics([response]) == response
-
-
 def test_statistics_are_sums_by_model_and_batch_size(start: Start) -> None:
     one, other = start(), start()
     for process, sizes in ((one, (1, 3)), (other, (3, 2, 3))):
@@ -226,14 +217,6 @@ def as_json(status: Any) -> Any:
     return json.loads(json.dumps(status, allow_nan=False))
 
 
-def test_status_of_one_process_is_the_same(start: Start) -> None:
-    process = start()
-    process.serve(2)
-    report = process.report()
-    assert as_json(merged_status([report])) == as_json(report)
-    assert as_json(merged_status([as_json(report)])) == as_json(report), "also after it was JSON"
-
-
 def test_status_of_several_processes(start: Start) -> None:
     processes = [start(), start(), start()]
     for requests, process in enumerate(processes, start=1):
@@ -267,22 +250,6 @@ def test_status_of_several_processes(start: Start) -> None:
     assert encode["batches"]["rows"] == 6
     assert sorted(batch["instance"] for batch in encode["last_batches"]) == [0, 1, 1, 2, 2, 2]
     assert p["settings"]["devices"] == ["cpu", "cuda:1", "cpu"] * 3
-
-
-def test_queues_are_summed(start: Start) -> None:
-    processes = [start(), start()]
-    for process in processes:
-        process.batcher.submit(1.0)
-        process.runner.await_batches(1)
-        process.batcher.submit_rows(np.zeros(2), priority=2)
-    m = merged_status([process.report() for process in processes])["models"][0]
-    assert m["queue"] == {
-        "requests": 2,
-        "rows": 4,
-        "rows_by_priority": [0, 4],
-        "running": 2,
-        "bytes": 6 * 8,
-    }
 
 
 def test_the_last_batches_are_the_newest_of_all_processes(start: Start) -> None:
@@ -327,16 +294,6 @@ def test_readiness_and_problems_are_those_of_any_process(start: Start) -> None:
     ]
 
 
-def test_the_learned_batch_size_is_that_of_one_process(start: Start) -> None:
-    reports = [as_json(process.report()) for process in (start(), start(), start())]
-    learned: list[tuple[int | None, dict[str, float]]] = [(None, {}), (2, {"2": 0.1}), (4, {"4": 0.2})]
-    for report, (rows, times) in zip(reports, learned, strict=True):
-        report["models"][0]["batches"] |= {"full_rows": rows, "row_seconds": times}
-    batches = merged_status(reports)["models"][0]["batches"]
-    assert (batches["full_rows"], batches["row_seconds"]) == (4, {"4": 0.2})
-    assert merged_status(reports[:1])["models"][0]["batches"]["full_rows"] is None
-
-
 def test_stages_and_steps_that_other_models_run_have_no_counts(start: Start) -> None:
     reports = [as_json(process.report()) for process in (start(), start())]
     for report in reports:
@@ -356,17 +313,3 @@ def test_steps_of_the_same_name_are_kept_apart(start: Start) -> None:
         for ran, step in enumerate(steps):
             step["ran"] = ran
     assert [step["ran"] for step in merged_status(reports)["models"][1]["steps"]] == [0, 2, 4, 6]
-
-
-def test_top_shows_a_merged_status(start: Start) -> None:
-    processes = [start(), start()]
-    shown = StatusSamples()
-    for _ in range(2):
-        shown.add(as_json(merged_status([process.report() for process in processes])))
-        for process in processes:
-            process.serve(1)
-    shown.add(as_json(merged_status([process.report() for process in processes])))
-    lines = lines_of(shown, 200)
-    assert lines[0].startswith("tensorferry 0.1.0 on 127.0.0.1:1: ready, lane transport")
-    assert "m v3: in batches, on cuda:0, cuda:0" in lines
-    assert sum(line.rstrip().endswith("of m") for line in lines) == 4

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-import struct
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,38 +12,21 @@ from urllib.parse import urlsplit
 import grpc
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from support.server.nvml import FakeGpu, FakeNvml
 from support.server.pipelines import PROCESS, BranchedModel
 from support.server.rig import PATIENCE, ask, has_ipv6, signature, spec
 
-from tensorferry.batcher import BOUNDS, Batcher, QueueFull
+from tensorferry.batcher import Batcher, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.monitoring.gpu_metrics import GpuReader
-from tensorferry.server.monitoring.http_server import MetricsServer, PageRenderer, _Handler, _Server
-from tensorferry.server.monitoring.metric_names import (
-    GpuMetric,
-    ModelMetric,
-    ProcessMetric,
-    ServerMetric,
-    StepMetric,
-)
+from tensorferry.server.monitoring.http_server import MetricsServer, PageRenderer
 from tensorferry.server.monitoring.metrics import Metrics, ServerStatistics
 from tensorferry.server.monitoring.processes import ProcessStatus
 from tensorferry.server.recovery.instance_health import InstanceEvent
 
-# Metrics of the process from prometheus-client.
-PROCESS_METRICS = (
-    "process_virtual_memory_bytes",
-    "process_resident_memory_bytes",
-    "process_start_time_seconds",
-    "process_cpu_seconds_total",
-    "process_open_fds",
-    "process_max_fds",
-)
 # Content type of the text format, which is the default.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
@@ -159,36 +139,6 @@ def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry)
             )
 
 
-def test_all_metrics_are_in_metric_names(registry: ModelRegistry) -> None:
-    branched = BranchedModel(name="m2", processes=(PROCESS,))
-    registry.mark_ready(branched.model)
-    served = {name: type for name, type in types(page(registry, *GPUS)).items() if not name.startswith("nv_")}
-    branched.close()
-    groups = ModelMetric, StepMetric, ServerMetric, ProcessMetric, GpuMetric
-    ours = [metric for group in groups for metric in group]
-    assert {name for name in served if name.startswith("process_")} == set(PROCESS_METRICS)
-    assert {name: type for name, type in served.items() if name not in PROCESS_METRICS} == {
-        metric.on_page: metric.type for metric in ours
-    }
-
-
-def test_the_page_is_valid_for_prometheus_parser(registry: ModelRegistry) -> None:
-    branched = BranchedModel(name="m2", processes=(PROCESS,))
-    registry.mark_ready(branched.model)
-    text = page(registry, *GPUS)
-    branched.close()
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert len(families) == len(types(text))
-    for family in families.values():
-        assert family.documentation
-        assert family.samples, "even before the first request"
-        for sample in family.samples:
-            if "gpu_uuid" in sample.labels:
-                assert sample.labels["gpu_uuid"] == "GPU-b"
-            elif "model" in sample.labels:
-                assert (sample.labels["model"], sample.labels["version"]) in (("m", "3"), ("m2", "1"))
-
-
 def test_triton_metrics_have_triton_s_names_types_and_labels(registry: ModelRegistry) -> None:
     text = page(registry)
     assert 'nv_inference_request_failure{model="m",reason="REJECTED",version="3"} 0\n' in text
@@ -238,27 +188,6 @@ def test_values_of_queued_running_and_ended_requests(registry: ModelRegistry, ru
     assert found["tensorferry_batches_left_total", (("reason", "full"),)] == 1
 
 
-def test_histograms_of_times(registry: ModelRegistry, runner: ScriptedRunner) -> None:
-    (model,) = registry.models()
-    runner.open()
-    for _ in range(3):
-        model.batcher.submit(1.0).result(PATIENCE)
-    found = samples(page(registry))
-    statistics = model.batcher.statistics()
-    for name, seconds in (
-        ("latency", statistics.answer_times.total_sum),
-        ("queue_delay", statistics.answer_times.queue_delay_sum),
-        ("compute_time", statistics.answer_times.compute_time_sum),
-    ):
-        metric = f"tensorferry_{name}_seconds"
-        buckets = [v for (n, _), v in found.items() if n == f"{metric}_bucket"]
-        assert len(buckets) == len(BOUNDS) + 1
-        assert buckets == sorted(buckets)
-        assert buckets[-1] == found[f"{metric}_count", ()] == 3
-        assert found[f"{metric}_sum", ()] == seconds > 0
-        assert found[f"{metric}_bucket", (("le", "50.0"),)] == 3
-
-
 def test_metrics_of_the_server(registry: ModelRegistry) -> None:
     found = samples(page(registry))
     assert found["tensorferry_server_info", (("release", "0.1.0"), ("transport", "lane"))] == 1
@@ -277,11 +206,6 @@ def test_metrics_of_processes(registry: ModelRegistry) -> None:
         assert found["tensorferry_processes", (("state", state),)] == count
 
 
-def test_one_process_has_no_metrics_of_processes(registry: ModelRegistry) -> None:
-    text, _ = Metrics(registry, lambda: replace(SERVER, processes=())).page()
-    assert b"tensorferry_process" not in text
-
-
 def test_readiness_of_models(registry: ModelRegistry) -> None:
     registry.mark_loading("late", "1")
     registry.mark_failed("broken", "2", "no such operator")
@@ -295,15 +219,6 @@ def test_readiness_of_models(registry: ModelRegistry) -> None:
     assert 'model="m"' not in page(registry)
     # The fixture closes the model's batcher.
     registry.mark_ready(model)
-
-
-def test_instances_that_are_down_are_counted(registry: ModelRegistry) -> None:
-    (model,) = registry.models()
-    model.health.mark_down(0, "the device failed")
-    found = samples(page(registry))
-    assert (found["tensorferry_instances", ()], found["tensorferry_instances_out", ()]) == (1, 1)
-    model.health.mark_up(0)
-    assert samples(page(registry))["tensorferry_instances_out", ()] == 0
 
 
 def test_events_of_instances_are_counted(registry: ModelRegistry) -> None:
@@ -354,17 +269,6 @@ def test_unsupported_readings_are_left_out(registry: ModelRegistry) -> None:
     assert not [name for name in types(text) if "utilization" in name or "energy" in name]
 
 
-def test_without_gpus_there_are_no_gpu_metrics(registry: ModelRegistry) -> None:
-    assert "gpu" not in page(registry)
-    assert "gpu" not in page(ModelRegistry(), *GPUS)
-
-
-def test_without_models_there_are_process_metrics() -> None:
-    found = samples(page(ModelRegistry()))
-    assert found["process_resident_memory_bytes", ()] > 0
-    assert found["tensorferry_server_ready", ()] == 1
-
-
 Serve = Callable[..., MetricsServer]
 
 
@@ -398,23 +302,6 @@ def test_the_page_is_served_over_http(serve: Serve, host: str) -> None:
     assert ask(server.url, "/metrics?what=ever")[2] == b"two\n"
 
 
-def test_other_paths_and_methods_are_refused(serve: Serve) -> None:
-    server = serve()
-    assert ask(server.url, "/")[0] == 404
-    assert ask(server.url, "/metrics/m")[0] == 404
-    assert ask(server.url, method="POST")[0] == 405
-
-
-def test_a_failing_page_reveals_no_reason(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(accept: str) -> tuple[bytes, str]:
-        raise RuntimeError("a secret")
-
-    status, _, body = ask(serve(broken).url)
-    assert status == 500
-    assert b"secret" not in body
-    assert "a secret" in caplog.text
-
-
 def test_an_address_in_use_names_the_flags(serve: Serve) -> None:
     port = urlsplit(serve().url).port
     with pytest.raises(StartError, match=rf"127\.0\.0\.1 port {port}: .*--metrics-host and --metrics-port"):
@@ -430,31 +317,3 @@ def test_a_silent_connection_does_not_block_others(serve: Serve) -> None:
     with pytest.raises(ConnectionRefusedError):
         ask(server.url)
     server.close()
-
-
-def test_a_client_that_disconnects_causes_no_traceback(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    ended = threading.Event()
-    end = _Server.process_request_thread
-
-    def noted(self: _Server, *args: Any) -> None:
-        end(self, *args)
-        ended.set()
-
-    monkeypatch.setattr(_Server, "process_request_thread", noted)
-    parts = urlsplit(serve(lambda accept: (bytes(64 << 20), CONTENT_TYPE)).url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as leaving:
-        leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        leaving.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        leaving.recv(1)
-    assert ended.wait(PATIENCE)
-    assert capfd.readouterr().err == ""
-
-
-def test_a_silent_connection_is_closed_after_a_while(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 0 < _Handler.timeout <= 60
-    monkeypatch.setattr(_Handler, "timeout", 0.01)
-    parts = urlsplit(serve().url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as silent:
-        assert silent.recv(1) == b""

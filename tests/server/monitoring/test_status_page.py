@@ -16,12 +16,12 @@ import pytest
 from support.server.pipelines import PROCESS, BranchedModel
 from support.server.rig import PATIENCE, ask, signature, spec
 
-from tensorferry.batcher import Batcher, Pipeline, QueueFull, QueuePolicy, Stage, StageModel
+from tensorferry.batcher import Batcher, QueueFull, QueuePolicy
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.registry import Model, ModelRegistry, ModelStep
+from tensorferry.server.models.registry import Model, ModelRegistry
 from tensorferry.server.monitoring.http_server import HttpResponse, MetricsServer
 from tensorferry.server.monitoring.processes import ProcessStatus
 from tensorferry.server.monitoring.status_page import content_security_policy, routes_of
@@ -236,25 +236,6 @@ def test_status_of_a_model(served: ServedRoutes, model: Model, runner: ScriptedR
     assert moments == sorted(moments)
 
 
-def test_status_of_the_server(served: ServedRoutes, model: Model) -> None:
-    status = served.status()
-    assert status["server"]["address"] == "127.0.0.1:1"
-    assert (status["ready"], status["draining"], status["problems"]) == (True, False, [])
-    served.service.begin_drain()
-    status = served.status()
-    assert (status["ready"], status["draining"]) == (False, True)
-    assert status["problems"] == ["the server is draining"]
-
-
-def test_a_model_that_is_not_loaded_has_a_state_and_a_reason(
-    served: ServedRoutes, registry: ModelRegistry
-) -> None:
-    registry.mark_failed("m", "1", "no such file")
-    assert served.status()["models"] == [
-        {"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": "no such file"}
-    ]
-
-
 def test_every_field_is_documented_and_nothing_else_is(
     served: ServedRoutes, model: Model, runner: ScriptedRunner
 ) -> None:
@@ -329,19 +310,6 @@ def test_the_steps_and_stages_of_a_pipeline(served: ServedRoutes) -> None:
     assert reported["batches"]["compute_seconds"] == pytest.approx(
         sum(stage["batches"]["compute_seconds"] for stage in stages.values())
     )
-
-
-def test_a_stage_that_another_model_runs_names_it(served: ServedRoutes, model: Model) -> None:
-    stage = Stage("m#2", lambda: StageModel(model.batcher), {"x": "x"}, {"y": "y"})
-    with Pipeline("p", [stage], inputs=["x"], outputs=["y"]) as pipeline:
-        step = ModelStep("m", "model", "m#2", {"x": "x"}, {"y": "y"})
-        served.registry.mark_ready(
-            Model("p", "1", model.signature, 6, "its own batches", pipeline, steps=(step,))
-        )
-        reported = next(one for one in served.status()["models"] if one["name"] == "p")
-    assert reported["stages"] == [{"name": "m#2", "model": "m"}]
-    assert (reported["steps"][0]["ran"], reported["steps"][0]["compute_seconds"]) == (None, None)
-    assert reported["batches"]["compute_seconds"] == 0
 
 
 def test_hostile_text_is_escaped(served: ServedRoutes, registry: ModelRegistry) -> None:

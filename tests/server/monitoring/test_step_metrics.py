@@ -139,18 +139,6 @@ def test_steps_of_other_models_are_counted_there_alone() -> None:
             assert not [name for name in samples(model) if "_step_" in name or "_stage_" in name]
 
 
-def test_steps_of_the_same_name_are_counted_together() -> None:
-    times = StepTimes(), StepTimes()
-    for one in times:
-        one.add(0.5)
-    steps = [ModelStep("f", "python", "f+f", {"x": "x"}, {"y": "y"}, (one,)) for one in times]
-    with Batcher(lambda x: x, 4) as batcher:
-        model = Model("p", "1", signature(spec("x", "FP64", "b")), 4, "", batcher, steps=tuple(steps))
-        found = samples(model)
-        assert found['tensorferry_step_batches_total step="f"'] == 2
-        assert found['tensorferry_step_seconds_total step="f"'] == 1.0
-
-
 class StandIn:
     """What is read of a process."""
 
@@ -167,8 +155,3 @@ def test_the_processes_of_a_function() -> None:
     assert found['tensorferry_step_process_restarts_total step="clean"'] == 3
     assert found['tensorferry_step_processes_resident_bytes step="clean"'] > 1e6
     assert 'tensorferry_step_processes step="split"' not in found
-
-
-def test_each_stage_has_its_own_devices(branched: BranchedModel) -> None:
-    devices = {stage.name: list(stage.devices) for stage in counts_of(branched.model).stages}
-    assert devices == {"clean+split": ["cpu"], "encode": ["cuda:1"], "count": ["cpu"]}

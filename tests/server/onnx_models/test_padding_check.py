@@ -265,14 +265,11 @@ def reason(
     return padding_dependence(made, run, padding, "sequence", 4)
 
 
-@pytest.mark.parametrize("datatype", [name for name in DATATYPES if name != "BYTES"])
-@pytest.mark.parametrize("lengths", [(1,), (2,), (1, 2), (3, 4, 40)])
-def test_every_datatype_and_set_of_lengths_passes(datatype: str, lengths: tuple[int, ...]) -> None:
-    assert reason(lambda x: x, lengths, datatype) == ""
-
-
-def test_strings_pass() -> None:
-    assert reason(lambda x: x, (2, 8), "BYTES", "") == ""
+def test_every_datatype_and_set_of_lengths_passes() -> None:
+    for datatype in DATATYPES:
+        assert reason(lambda x: x, (3, 4, 40), datatype, "" if datatype == "BYTES" else 0) == ""
+    for lengths in ((1,), (2,), (1, 2)):
+        assert reason(lambda x: x, lengths) == ""
 
 
 def test_differences_of_single_lengths_are_found() -> None:
@@ -326,10 +323,16 @@ def test_a_random_row_is_never_all_padding() -> None:
 # The service.
 
 
-@pytest.mark.parametrize("typed", [False, True])
-@pytest.mark.parametrize("rows", [1, 3, 7])
 @pytest.mark.parametrize(
-    ("length", "padded"), [(0, None), (1, 4), (3, 4), (4, 4), (5, 8), (8, 8), (9, None)], ids=str
+    ("length", "padded", "rows", "typed"),
+    [
+        (0, None, 1, False),
+        (1, 4, 7, True),
+        (4, 4, 3, False),
+        (5, 8, 7, False),
+        (8, 8, 1, True),
+        (9, None, 3, True),
+    ],
 )
 def test_an_answer_has_the_length_of_its_request(
     load: Load, tmp_path: Path, length: int, padded: int | None, rows: int, typed: bool

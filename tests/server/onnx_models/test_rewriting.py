@@ -146,14 +146,6 @@ def test_weights_in_another_file_are_found(load: Load) -> None:
     assert load(external).batching == REWRITTEN
 
 
-def test_all_instances_have_the_copy(load: Load) -> None:
-    model = load(perceptron, instances=2, threads=1)
-    assert model.batching == REWRITTEN
-    x = np.ones((3, 2, 4), np.float32)
-    futures = [model.batcher.submit_rows({"x": x}) for _ in range(8)]
-    assert {future.result(30)["y"].shape for future in futures} == {(3, 3)}
-
-
 def test_a_session_that_is_made_again_has_the_copy(tmp_path: Path) -> None:
     """After a failed device, from the options of the model's sessions."""
     source = ModelSource("m", perceptron(tmp_path / "m.onnx"))
@@ -164,13 +156,6 @@ def test_a_session_that_is_made_again_has_the_copy(tmp_path: Path) -> None:
         again = model_file(source.path, options, scratch).session("cpu", options)
     assert again.signature == prepared.session.signature
     assert again.run({"x": np.ones((2, 2, 4), np.float32)})["y"].shape == (2, 3)
-
-
-def test_the_copy_can_be_in_fp16(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    model = load(perceptron, fp16=True)
-    assert model.batching == REWRITTEN
-    assert "in FP16: outputs differ from FP32 by at most" in caplog.text
 
 
 def inspected(path: Path, **wanted: Any) -> Inspection:

@@ -141,9 +141,3 @@ def test_a_wrong_result_is_described_to_the_client() -> None:
     found = failures.wrong_return(problem, "embed", "tokenize")
     assert str(found) == f"step 'tokenize' of model 'embed' failed on this request: {problem}"
     assert (found.reason, found.details) == (f"step 'tokenize' returned a wrong result: {problem}", "")
-
-
-def test_a_failure_without_a_reason_has_its_message_in_the_log() -> None:
-    assert (StepFailedError("why").reason, StepFailedError("why").details) == ("why", "")
-    copied = pickle.loads(pickle.dumps(StepFailedError("why", "reason", "details")))
-    assert (str(copied), copied.reason, copied.details) == ("why", "reason", "details")

@@ -149,14 +149,10 @@ def scaled_if_large(x: Any) -> Any:
     "function",
     [
         lambda x: x - x.mean(0),
-        lambda x: x - x[0],
-        lambda x: np.cumsum(x, axis=0),
         lambda x: np.sort(x, axis=0)[::-1],
         lambda x: np.rint(x / np.abs(x).max() * 127) * np.abs(x).max() / 127,
         lambda x: x + np.arange(len(x), dtype=np.float32)[:, None],
-        lambda x: x / len(x),
         lambda x: x - min(0, x.min()),
-        lambda x: np.exp(x - x.max()),
         scaled_if_large,
     ],
 )
@@ -176,7 +172,7 @@ def test_a_request_of_a_function_whose_rows_affect_each_other_runs_alone(
         np.testing.assert_allclose(future.result()["y"], function(x[at : at + 2]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("accumulate", [np.cumsum, np.maximum.accumulate, np.minimum.accumulate, np.sort])
+@pytest.mark.parametrize("accumulate", [np.cumsum, np.minimum.accumulate])
 def test_rows_that_are_accumulated_are_found_in_a_batch_of_two(
     load: LoadFunction, accumulate: Callable[..., Any]
 ) -> None:

@@ -59,18 +59,6 @@ def test_a_function_is_a_batched_model(load: LoadFunction) -> None:
     assert served.batcher.submit_rows({"x": x}).result()["y"].tolist() == [1.0, 5.0, 9.0]
 
 
-def test_learned_times_are_those_of_the_warm_up(load: LoadFunction) -> None:
-    seen: list[int] = []
-
-    @model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, max_batch_size=4)
-    def recorded(x: Any) -> Any:
-        seen.append(len(x))
-        return x
-
-    load(recorded)
-    assert set(seen) == {1, 2, 4}
-
-
 def test_strings_and_bytes_have_their_types(load: LoadFunction) -> None:
     @model(inputs={"text": STRING[-1], "blob": BYTES[-1]}, outputs={"both": STRING[-1], "sizes": INT64[-1]})
     def join(text: Any, blob: Any) -> Any:
@@ -118,16 +106,6 @@ def test_a_class_is_loaded_once_for_each_worker(load: LoadFunction) -> None:
     assert made == ["loaded", "loaded"]
     assert served.devices == ("cpu", "cpu")
     assert served.batcher.submit_rows({"x": np.ones(2, np.float32)}).result()["y"].tolist() == [3.0, 3.0]
-
-
-def test_a_model_without_rows(load: LoadFunction) -> None:
-    @model(inputs={"x": FP32[2, 2]}, outputs={"y": FP32[()]}, max_batch_size=0)
-    def trace(x: Any) -> Any:
-        return np.float32(np.trace(x))
-
-    served = load(trace)
-    assert not served.batched
-    assert served.batcher.submit_rows({"x": np.eye(2, dtype=np.float32)}).result()["y"] == 2.0
 
 
 def test_rows_of_different_lengths_are_padded_for_each_request(load: LoadFunction) -> None:
@@ -267,45 +245,6 @@ def test_parameters_must_fit_the_inputs(load: LoadFunction) -> None:
     declared = model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, name="m")(lambda a, b: a)
     with pytest.raises(StartError, match=r"has the inputs \['x'\], but its function takes \['a', 'b'\]"):
         load(declared)
-
-
-def test_one_bad_row_of_many(load: LoadFunction) -> None:
-    started, go_on = threading.Event(), threading.Event()
-
-    @model(inputs={"x": INT64[-1]}, outputs={"y": INT64[-1]})
-    def strict(x: Any) -> Any:
-        if x[0] == 99:
-            started.set()
-            go_on.wait(60)
-        if (x == 7).any():
-            raise ValueError("a secret about 7")
-        return x
-
-    served = load(strict)
-    held = served.batcher.submit_rows({"x": np.array([99])})
-    assert started.wait(60)
-    futures = [served.batcher.submit_rows({"x": np.array([k])}) for k in range(32)]
-    go_on.set()
-    assert held.result()["y"].tolist() == [99]
-    answers = [future.exception() or future.result()["y"].tolist() for future in futures]
-    (failed,) = [answer for answer in answers if isinstance(answer, StepFailedError)]
-    assert answers.index(failed) == 7
-    assert [answer for answer in answers if answer is not failed] == [[k] for k in range(32) if k != 7]
-    assert "secret" not in str(failed)
-    assert "ValueError: a secret about 7" in failed.details
-
-
-def test_exit_in_a_function_fails_its_request_only(load: LoadFunction) -> None:
-    @model(inputs={"x": INT64[-1]}, outputs={"y": INT64[-1]})
-    def leave(x: Any) -> Any:
-        if (x == 5).any():
-            raise SystemExit(3)
-        return x
-
-    served = load(leave)
-    with pytest.raises(StepFailedError):
-        served.batcher.submit_rows({"x": np.array([5])}).result()
-    assert served.batcher.submit_rows({"x": np.array([6])}).result()["y"].tolist() == [6]
 
 
 @pytest.mark.parametrize("example", [None, {"x": [1.0]}])

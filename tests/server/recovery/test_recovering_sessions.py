@@ -33,8 +33,6 @@ from tensorferry.server.runtime.session import Session
 BROKEN = "CUDA failure 700: cudaErrorIllegalAddress"
 KINDS: dict[str, dict[str, Any]] = {
     "staged": {},
-    "captured": {"cuda_graphs": ()},
-    "fp16": {"fp16": True},
     "all": {"fp16": True, "cuda_graphs": ()},
 }
 

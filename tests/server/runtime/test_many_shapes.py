@@ -23,7 +23,7 @@ from tensorferry.server.models.registry import ModelRegistry
 
 _MIB = 1 << 20
 # Distinct shapes of one half, more than any cache holds.
-_SHAPES = 1_000
+_SHAPES = 600
 
 
 def _message(index: int) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from support.models import small
 
 from tensorferry.server.runtime.onnx_file import string_lists
@@ -70,15 +70,3 @@ def test_truncated_or_invalid_files_raise_nothing(tmp_path: Path) -> None:
     for content in (*(data[:cut] for cut in range(len(data))), b"\xff" * 100, b"\x0b" + data):
         (tmp_path / "cut.onnx").write_bytes(content)
         assert set(string_lists(tmp_path / "cut.onnx")) <= whole
-
-
-def test_other_formats_have_no_strings(tmp_path: Path) -> None:
-    path = small.without_stop_words(tmp_path / "m.onnx").rename(tmp_path / "m.ort")
-    assert string_lists(path) == ()
-
-
-def test_a_model_without_strings_has_none(tmp_path: Path) -> None:
-    model = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch"])
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [model], [])
-    onnx.save(helper.make_model(graph), str(tmp_path / "m.onnx"))
-    assert list(string_lists(tmp_path / "m.onnx")) == []

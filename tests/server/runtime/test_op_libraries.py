@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from support.models import custom_operator, extensions
@@ -15,7 +14,6 @@ from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOperations
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import StartError
 from tensorferry.server.runtime.op_libraries import (
-    OpLibrary,
     libraries_for,
     replacing_library,
     server_libraries,
@@ -85,16 +83,6 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
         server_libraries.__wrapped__((EXTENSIONS,))
 
 
-def test_a_package_that_cannot_be_imported_is_named_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "onnxruntime_extensions.py").write_text("raise ImportError('libstdc++ is too old')")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "onnxruntime_extensions", raising=False)
-    with pytest.raises(StartError, match=r"cannot be imported: libstdc\+\+ is too old; install it again"):
-        server_libraries.__wrapped__((EXTENSIONS,))
-
-
 @pytest.mark.parametrize("before", [{}, {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "upb"}])
 def test_the_import_of_the_package_leaves_the_environment(
     before: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,15 +100,6 @@ def test_the_import_of_the_package_leaves_the_environment(
     assert server_libraries.__wrapped__((EXTENSIONS,))[0].path == library
     monkeypatch.delitem(sys.modules, "onnxruntime_extensions")
     assert os.environ.get(name) == before.get(name)
-
-
-def test_a_file_precedes_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = custom_operator.library(tmp_path / EXTENSIONS)
-    monkeypatch.setitem(sys.modules, "onnxruntime_extensions", ModuleType("unused"))
-    (library,) = server_libraries.__wrapped__((EXTENSIONS,))
-    assert library.path == path
-    assert not library.own_domains
 
 
 def test_a_library_is_registered_once(tmp_path: Path) -> None:
@@ -161,12 +140,3 @@ def test_a_configuration_names_files_of_its_version_then_of_its_model(tmp_path: 
     )
     with pytest.raises(StartError, match=r"'/third.so', but there is no such file; "):
         libraries_for(configured("/third.so"), source, ())
-
-
-def test_a_library_that_has_become_unusable_is_named(tmp_path: Path) -> None:
-    path = custom_operator.model(tmp_path / "m.onnx")
-    libraries = (OpLibrary(tmp_path / "gone.so", "--custom-ops names 'gone.so'"),)
-    with pytest.raises(
-        StartError, match=r"^--custom-ops names 'gone.so', which ONNX Runtime cannot load: .*gone.so"
-    ):
-        Session(path, settings=OrtOptions(op_libraries=libraries))

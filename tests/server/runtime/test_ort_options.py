@@ -260,16 +260,6 @@ def test_providers_of_options_are_used_on_their_devices_unless_the_configuration
     assert [each.name for each in accelerators.cpu_execution_accelerator] == cpu
 
 
-def test_options_from_flags() -> None:
-    assert parse_ort_options(with_server_defaults(parse_config("", "test"), FLAGS, ["cuda:0"])) == OrtOptions(
-        cuda=(
-            ("gpu_mem_limit", "5"),
-            ("use_tf32", "0"),
-        ),
-        fp16=Fp16(0.123456789),
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "on_cpu", "on_gpu"),
     [

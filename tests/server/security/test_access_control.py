@@ -14,13 +14,11 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2
 from support.server.rig import PATIENCE, Make, fp32, request
 from support.server.scripted_service import OpenStream, ServedTransport
 from support.server.tokens import (
     DENIED,
     EVERY,
-    HEALTH,
     METHODS,
     OK,
     REFLECTION,
@@ -61,40 +59,23 @@ class TestEveryMethod:
     def test_an_unknown_method_requires_the_control_role(self) -> None:
         assert required_role("/another.Service/Method") == "control"
 
-    @pytest.mark.parametrize("name", EVERY)
-    def test_calls_without_a_token_are_refused(self, channel: grpc.Channel, name: str) -> None:
-        code, _ = outcome(channel, EVERY[name])
-        assert (code is UNAUTHENTICATED) == (name not in EXEMPT), code
+    def test_calls_without_a_token_or_with_a_wrong_one_are_refused(self, channel: grpc.Channel) -> None:
+        for name, method in EVERY.items():
+            for metadata in ((), bearer("wrong-secret")):
+                code, message = outcome(channel, method, metadata)
+                assert (code is UNAUTHENTICATED) == (name not in EXEMPT), name
+                assert "wrong-secret" not in message
 
-    @pytest.mark.parametrize("name", EVERY)
-    def test_calls_with_a_wrong_token_are_refused(self, channel: grpc.Channel, name: str) -> None:
-        code, message = outcome(channel, EVERY[name], bearer("wrong-secret"))
-        assert (code is UNAUTHENTICATED) == (name not in EXEMPT), code
-        assert "wrong-secret" not in message
-
-    @pytest.mark.parametrize("name", EVERY)
     @pytest.mark.parametrize("roles", TOKENS)
-    def test_a_method_requires_its_role(self, channel: grpc.Channel, name: str, roles: str) -> None:
-        wanted = REQUIRED_ROLES.get(name, "infer")
-        code, message = outcome(channel, EVERY[name], bearer(TOKENS[roles]))
-        if wanted in roles.split(",") or name in EXEMPT:
-            assert code not in (UNAUTHENTICATED, DENIED), message
-        else:
-            assert code is DENIED
-            assert repr(wanted) in message
-
-    def test_health_watches_work_behind_the_interceptor(self, start: Make, tokens: Path) -> None:
-        """Watches need no thread each, also behind the interceptor."""
-        app = start(auth_tokens=tokens)
-        with grpc.insecure_channel(app.address) as channel:
-            method: Any = channel.unary_stream(
-                HEALTH["Watch"], response_deserializer=health_pb2.HealthCheckResponse.FromString
-            )
-            watch = method(b"", timeout=PATIENCE)
-            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-            app._grpc.publish_health({}, server=False)
-            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            watch.cancel()
+    def test_a_method_requires_its_role(self, channel: grpc.Channel, roles: str) -> None:
+        for name, method in EVERY.items():
+            wanted = REQUIRED_ROLES.get(name, "infer")
+            code, message = outcome(channel, method, bearer(TOKENS[roles]))
+            if wanted in roles.split(",") or name in EXEMPT:
+                assert code not in (UNAUTHENTICATED, DENIED), (name, message)
+            else:
+                assert code is DENIED, name
+                assert repr(wanted) in message
 
     def test_reflection_can_be_switched_off(self, start: Make) -> None:
         app = start(reflection=False)
@@ -146,10 +127,6 @@ class TestTokens:
             "this call needs a token that this server accepts, as the metadata 'authorization: Bearer TOKEN'",
         )
 
-    def test_the_message_of_a_refused_call_is_not_parsed(self, channel: grpc.Channel) -> None:
-        assert outcome(channel, METHODS["ModelInfer"], data=b"\xff")[0] is UNAUTHENTICATED
-        assert outcome(channel, METHODS["ModelMetadata"], data=b"\xff")[0] is UNAUTHENTICATED
-
     def test_a_removed_token_is_refused_even_if_it_was_just_used(
         self, channel: grpc.Channel, tokens: Path
     ) -> None:
@@ -165,12 +142,6 @@ class TestTokens:
         assert [self.infer(channel, f"Bearer {token}") for token in (old, new)] == [OK, OK]
         tokens.write_text(line("a", "infer", new))
         assert [self.infer(channel, f"Bearer {token}") for token in (old, new)] == [UNAUTHENTICATED, OK]
-
-    def test_roles_can_be_changed(self, channel: grpc.Channel, tokens: Path) -> None:
-        header = f"Bearer {TOKENS['infer']}"
-        assert self.infer(channel, header) is OK
-        tokens.write_text(line("a", "control", TOKENS["infer"]))
-        assert self.infer(channel, header) is DENIED
 
     @pytest.mark.parametrize("content", [None, "what is this", b"\xff\xfe"])
     def test_a_file_that_cannot_be_used_changes_nothing(

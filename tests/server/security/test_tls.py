@@ -118,15 +118,6 @@ def test_plain_connections_are_refused(start: Make, files: Files) -> None:
     assert served(app, files.ca)
 
 
-def test_a_certificate_for_another_host_is_refused_by_the_client(start: Make, files: Files) -> None:
-    files.replace(issue(files.ca, "server", LOCAL[:1]))
-    app = start(**files.options())
-    with dial(app, files.ca) as channel:
-        assert refusal(channel) is grpc.StatusCode.UNAVAILABLE
-    with dial(app, files.ca, host="localhost") as channel:
-        assert infer(channel) == 12
-
-
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_tls_is_1_2_or_1_3(start: Make, files: Files, version: ssl.TLSVersion) -> None:
     app = start(**files.options())

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import text_format
 from support.models.scaled import with_defaults
 from support.models.small import node, save, value
-from support.server.rig import Replies, infer, request, response_of
+from support.server.rig import Replies, request, response_of
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
@@ -35,25 +35,6 @@ def service_of(model: Model) -> InferenceService:
     registry = ModelRegistry()
     registry.mark_ready(model)
     return InferenceService(registry)
-
-
-@pytest.mark.parametrize("max_batch_size", [0, 8])
-def test_an_optional_input_is_used_batched_or_not(tmp_path: Path, max_batch_size: int) -> None:
-    model = load(with_defaults(tmp_path / "m.onnx"), max_batch_size=max_batch_size)
-    service = service_of(model)
-    try:
-        assert str(model.signature) == "(x: FP32[-1, 3], 2 optional) -> (y: FP32[-1, 3])"
-        for _ in range(2):
-            for scale in (3, 4):
-                given = {"x": X, "scale": np.array(scale, np.float32)}
-                (raw,) = infer(service, request(given)).raw_output_contents
-                np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), np.full(6, scale))
-        # A request larger than a batch is split, and each part gets the input.
-        rows = np.ones((20, 3), np.float32)
-        (raw,) = infer(service, request({"bias": rows[0], "x": rows}, typed=False)).raw_output_contents
-        np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), np.full(60, 3))
-    finally:
-        model.batcher.close()
 
 
 def later(batcher: InlineRunner) -> None:

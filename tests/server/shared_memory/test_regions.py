@@ -127,13 +127,6 @@ def test_unregistering_closes_the_file(regions: Regions, tmp_path: Path) -> None
     assert not is_open(tmp_path / "key")
 
 
-def test_the_empty_name_unregisters_all(regions: Regions) -> None:
-    for name in "abc":
-        regions.register_system(name, "key", 0, 8)
-    regions.unregister("", SystemSharedMemory)
-    assert names(regions) == []
-
-
 def test_an_unregistered_region_is_closed_after_its_last_use(regions: Regions, tmp_path: Path) -> None:
     regions.register_system("r", "key", 0, 8)
     regions.register_system("idle", "key", 0, 8)
@@ -169,16 +162,6 @@ def test_no_further_request_gets_an_unregistered_region(regions: Regions) -> Non
     after.release()
     before.release()
     assert names(regions) == []
-
-
-def test_a_released_region_stays_registered(regions: Regions) -> None:
-    regions.register_system("r", "key", 0, 8)
-    lease = RegionLease(regions)
-    lease.span(input_in(nbytes=1))
-    assert lease
-    lease.release()
-    assert not lease
-    assert names(regions) == ["r"]
 
 
 def test_the_region_of_a_refused_span_is_released(regions: Regions) -> None:
@@ -264,14 +247,6 @@ def test_a_shortened_file_is_a_client_error(regions: Regions, tmp_path: Path) ->
         with pytest.raises(InvalidRequestError, match="the file of key 'key' has become smaller"):
             use()
     assert (tmp_path / "key").stat().st_size == 63
-
-
-def test_an_unlinked_file_stays_usable(regions: Regions, tmp_path: Path) -> None:
-    regions.register_system("r", "key", 0, 64)
-    (tmp_path / "key").unlink()
-    span = RegionLease(regions).span(input_in(nbytes=2))
-    assert span is not None
-    assert span.read() == b"\0\1"
 
 
 def test_a_failed_write_is_an_error(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,16 +23,11 @@ def test_later_versions_may_append_fields() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        "",
-        "nonsense",
         f"00-{TRACE}-{SPAN}-00",
         f"00-{TRACE}-{SPAN}-02",
         f"00-{TRACE}-{SPAN}-01-more",
-        f"00-{TRACE}-{SPAN}-1",
-        f"00-{TRACE.upper()}-{SPAN}-01",
         f"00-{'0' * 32}-{SPAN}-01",
         f"ff-{TRACE}-{SPAN}-01",
-        f"00-{TRACE}-{SPAN}-01\n",
         f'00-{TRACE[:-1]}"-{SPAN}-01',
         f"00-{TRACE}-{SPAN}-01".encode(),
         b"\xff" * 55,

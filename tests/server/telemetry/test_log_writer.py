@@ -117,20 +117,6 @@ def test_the_thread_continues_after_a_fault_and_a_pause(disk: Disk, open_writer:
     assert disk.writes == [["kept"]]
 
 
-def test_each_repeated_fault_causes_a_pause_and_stop_waits_for_none(disk: Disk, open_writer: Open) -> None:
-    clock = VirtualClock()
-    disk.faults = [SystemExit("a fault") for _ in range(9)]
-    writer = open_writer(backoff=RestartBackoff(clock))
-    for seconds in (0.01, 0.02):
-        assert writer.put("lost")
-        clock.await_sleepers(until=clock.now() + seconds)
-        clock.advance(seconds)
-    assert writer.put("lost")
-    clock.await_sleepers(until=clock.now() + 0.04)
-    assert writer.stop(PATIENCE)
-    assert len(disk.faults) == 6
-
-
 def test_a_destructor_may_log_while_its_thread_logs(disk: Disk, open_writer: Open) -> None:
     """The garbage collector may run in `put`."""
     writer = open_writer()

@@ -17,7 +17,6 @@ from support.server.rig import PATIENCE
 
 from tensorferry.server.telemetry import logs
 from tensorferry.server.telemetry.log_format import EXCEPTION, JsonFormatter, text_formatter
-from tensorferry.server.telemetry.repeated_warnings import MAX_REPEATS
 
 
 @pytest.fixture
@@ -55,16 +54,6 @@ def test_extra_fields_of_any_type_are_added() -> None:
     assert (line["model"], line["rows"], line["error"]) == ("digits", 3, "gone")
 
 
-def test_an_exception_is_in_the_line() -> None:
-    try:
-        raise ValueError("why")
-    except ValueError:
-        made = record("failed", exc_info=sys.exc_info())
-    line = JsonFormatter().format(made)
-    assert "\n" not in line
-    assert json.loads(line)["exception"].endswith("ValueError: why")
-
-
 # A field of this name has a traceback as text; its exception quotes a client.
 DETAILS = 'Traceback (most recent call last):\n  File "app.py", line 1\nValueError: a\x1b[2Jb\n12:00:00 ERROR forged\r'
 
@@ -98,12 +87,6 @@ def test_json_lines_from_the_level_upwards_are_on_stderr(
     assert json.loads(line)["message"] == "but this"
 
 
-def test_text_lines_are_on_stderr(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
-    logs.configure("text", "info")
-    logging.getLogger("some").info("this")
-    assert log_lines.written(capfd).endswith("INFO    this\n")
-
-
 def test_a_text_message_stays_on_one_line(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure("text", "info")
     logging.getLogger("some").info("a\r\nb\x1b[2J\u2028 %s é", "c\nd")
@@ -127,15 +110,6 @@ def test_text_of_clients_is_quoted_and_shortened() -> None:
     assert logs.quote("a'b\n") == '"a\'b\\n"'
     assert logs.quote("ü" * 1000) == ascii("ü" * 128 + "...")
     assert logs.request_fields("", ("m", ""), None) == {"model": "m"}
-
-
-def test_configuring_twice_does_not_duplicate_lines(
-    root: logging.Logger, capfd: pytest.CaptureFixture[str]
-) -> None:
-    logs.configure("text", "info")
-    logs.configure("json", "info")
-    logging.getLogger("some").info("once")
-    assert len(log_lines.written(capfd).splitlines()) == 1
 
 
 @pytest.mark.parametrize("level", ["info", "debug"])
@@ -223,20 +197,6 @@ def test_an_unwritable_stderr_raises_nothing(
     logging.getLogger("some").info("lost")
     assert output.flush()
     os.close(file)
-
-
-def test_repeated_warnings_are_limited_and_counted_at_the_end(
-    root: logging.Logger, capfd: pytest.CaptureFixture[str]
-) -> None:
-    output = logs.configure("text", "info")
-    for _ in range(2000):
-        logging.getLogger("some").warning("model %s failed on request %s", "m", "r")
-    assert output.flush(PATIENCE)
-    *shown, last = capfd.readouterr().err.splitlines()
-    assert len(shown) == MAX_REPEATS
-    assert last.endswith(
-        f"{2000 - MAX_REPEATS} warnings or errors that repeat others were left out of the log"
-    )
 
 
 def test_the_last_lines_are_written_at_the_end_of_the_process() -> None:

@@ -159,25 +159,6 @@ def test_requests_do_not_wait_while_the_log_is_not_read(
     assert [vars(record).get("left_out") for record in lines.kept] == [None] * 5 + [6]
 
 
-def test_the_writer_continues_after_a_fault(lines: Lines, caplog: pytest.LogCaptureFixture) -> None:
-    faults = iter([SystemExit("a fault")])
-
-    def fails(record: logging.LogRecord) -> bool:
-        for fault in faults:
-            raise fault
-        return True
-
-    lines.addFilter(fails)
-    log = AccessLog(10)
-    log.start()
-    ended(log, request_id="a")
-    assert log._writer.flush(PATIENCE)
-    ended(log, request_id="b")
-    assert log.stop(PATIENCE)
-    assert [vars(record)["request_id"] for record in lines.kept] == ["b"]
-    assert "the thread access-log crashed (bug)" in caplog.text
-
-
 def test_text_of_a_client_stays_on_one_line(lines: Lines) -> None:
     log = AccessLog(9)
     log.start()

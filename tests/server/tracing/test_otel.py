@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,17 +11,14 @@ import grpc
 import numpy as np
 import pytest
 from opentelemetry.trace import StatusCode
-from support.server import raw_h2
 from support.server.pipelines import BranchedModel
 from support.server.rig import PATIENCE, fp32, request
 from support.server.scripted_service import ServedTransport
 from support.server.spans import ROUNDING_NS, SAMPLED, SPAN, TRACE, UNSAMPLED, TracedService, ids_of, of
 
-from tensorferry.batcher import DeadlineExceeded, Pipeline, Stage, StageModel, StageOutcome
-from tensorferry.protos import inference_pb2 as pb
+from tensorferry.batcher import DeadlineExceeded, StageOutcome
 from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.status import mapped_status
-from tensorferry.server.steps.stage_function import StageFunction, StageStep
 from tensorferry.server.tracing import otel
 from tensorferry.server.tracing.trace import RequestTrace
 
@@ -127,16 +123,6 @@ def test_the_links_of_a_batch_are_bounded(traced: Callable[..., TracedService]) 
     assert (len(batch.links), batch.dropped_links) == (2, 2)
 
 
-def test_a_split_request_links_to_the_batch_of_its_last_part(traced: Callable[..., TracedService]) -> None:
-    at = traced()
-    at.runner.open()
-    assert at.infer("large", rows=6).result(PATIENCE).id == "large"
-    spans = at.spans(1, 1)
-    assert of(spans.requests["large"])["tensorferry.request.rows"] == 6
-    (link,) = spans.stages("large")["batch"].links
-    assert [link.context] == [batch.context for batch in spans.batches.values()]
-
-
 @pytest.fixture
 def branched() -> Iterator[BranchedModel]:
     made = BranchedModel()
@@ -209,39 +195,6 @@ def test_stages_that_gave_no_outputs_have_no_batch(traced: Callable[..., TracedS
         stage = parts[f"stage {name}"]
         assert [one.name for one in spans.all if one.parent == stage.context] == expected
         assert stage.end_time == parts["respond"].start_time
-
-
-def test_a_stage_that_is_a_pipeline_itself_has_its_stages(
-    traced: Callable[..., TracedService], branched: BranchedModel
-) -> None:
-    at = traced()
-    branched.encode.open()
-    outputs = {"vector": "vector", "number": "number"}
-    stage = Stage("inner", lambda: StageModel(branched.pipeline), {"x": "x"}, outputs)
-    with Pipeline("p", [stage], inputs=["x"], outputs=["vector", "number"]) as outer:
-        at.served.registry.mark_ready(replace(branched.model, batcher=outer, steps=()))
-        message = request({"x": np.zeros(2)}, id="one", model="p")
-        at.served.stub.ModelInfer(message, metadata=[("traceparent", SAMPLED)], timeout=PATIENCE)
-        spans = at.spans(1, 1)
-        parts = {one.name: one for one in spans.all if one.parent == spans.requests["one"].context}
-        assert set(parts) == {"decode", "stage inner", "respond"}
-        inner = {one.name: one for one in spans.all if one.parent == parts["stage inner"].context}
-        assert set(inner) == {"stage clean+split", "stage encode", "stage count"}
-        # Each batch has one span, and none stands for the whole pipeline.
-        batches = [of(one).get("tensorferry.stage.name") for one in spans.all if one.parent is None]
-        assert sorted(filter(None, batches)) == ["clean+split", "count", "encode"]
-
-
-def test_the_steps_of_a_function_are_in_its_batch(traced: Callable[..., TracedService]) -> None:
-    function = StageFunction("m", [StageStep("double", lambda inputs: {"y": inputs["x"] * 2})], None)
-    at = traced(fn=function)
-    assert at.infer("one").result(PATIENCE).id == "one"
-    spans = at.spans(1, 1)
-    batch = spans.stages("one")["batch"]
-    (step,) = [one for one in spans.all if one.parent == batch.context]
-    assert step.name == "step double"
-    moments = [batch.start_time, step.start_time, step.end_time, batch.end_time]
-    assert moments == sorted(moment or 0 for moment in moments)
 
 
 def test_each_message_of_a_stream_has_a_span(traced: Callable[..., TracedService]) -> None:
@@ -341,21 +294,6 @@ def test_requests_cancelled_and_expired_in_the_queue_have_spans(traced: Callable
     first.result(PATIENCE)
 
 
-def test_a_grpc_deadline_is_recorded_as_expired(traced: Callable[..., TracedService]) -> None:
-    """gRPC core ends the call by its own timer, possibly before the server checks the deadline."""
-    at = traced()
-    first = at.infer("first")
-    at.runner.await_batches(1)
-    message = raw_h2.message(request({"x": fp32(1, 2)}, id="late").SerializeToString())
-    with raw_h2.RawClient(at.served.address) as client:
-        client.begin(1, raw_h2.UNARY, ("grpc-timeout", "200m"))
-        client.send(1, message, last=True)
-        span = at.spans(1).requests["late"]
-    assert (of(span)["error.type"], span.status.status_code) == ("DEADLINE_EXCEEDED", StatusCode.ERROR)
-    at.runner.open()
-    first.result(PATIENCE)
-
-
 def test_requests_refused_and_shed_under_overload_have_spans(traced: Callable[..., TracedService]) -> None:
     at = traced(max_queue_size=1, priority_weights=(8, 1), default_priority=2)
     first = at.infer("first")
@@ -403,41 +341,13 @@ def test_a_cancelled_stream_ends_the_spans_of_its_requests(traced: Callable[...,
     assert "batch" in spans.stages("running")
 
 
-@pytest.mark.parametrize("order", ["request", "completion"])
-def test_a_stream_that_ends_at_its_first_error_ends_all_spans(
-    traced: Callable[..., TracedService], order: str
-) -> None:
-    at = traced()
-    ends = ("triton_grpc_error", "true")
-    stream = at.served.stream(order, metadata=[("traceparent", SAMPLED), ends])
-    stream.send_bytes(request({"x": fp32(1, 2)}, id="running").SerializeToString())
-    at.runner.await_batches(1)
-    stream.send_bytes(request({"x": fp32(1, 2)}, id="bad", model="other").SerializeToString())
-    if order == "request":
-        stream.send_bytes(request({"x": fp32(1, 2)}, id="behind").SerializeToString())
-        at.await_queued(1)
-        at.runner.release()
-        assert stream.read_ids(1) == ["running"]
-    assert stream.end().code() is grpc.StatusCode.NOT_FOUND
-    if order == "request":
-        spans = at.spans(3, 1)
-        assert of(spans.requests["behind"])["error.type"] == "CANCELLED"
-    else:
-        spans = at.spans(2)
-        assert of(spans.requests["running"])["error.type"] == "CANCELLED"
-    assert "respond" in spans.stages("bad")
-
-
 @pytest.mark.parametrize(
     ("sampler", "argument", "sampled"),
     [
         ("", "", {"child", "root"}),
-        ("parentbased_always_off", "", {"child"}),
         ("parentbased_traceidratio", "0", {"child"}),
-        ("parentbased_traceidratio", "1.0", {"child", "root"}),
         ("always_on", "", {"child", "root", "not"}),
         ("always_off", "", set()),
-        ("traceidratio", "1", {"child", "root", "not"}),
     ],
 )
 def test_requests_are_sampled_by_the_configured_sampler(
@@ -469,11 +379,3 @@ def test_batch_spans_keep_no_reference_to_requests(traced: Callable[..., TracedS
     at.spans(300, 300)
     assert len(at.source._batches) <= 256
     assert math.isfinite(sum(batch.info.compute_time for batch in at.source._batches.values()))
-
-
-def test_a_nearly_empty_request_has_a_span(traced: Callable[..., TracedService]) -> None:
-    """A nearly empty message is a request too."""
-    at = traced()
-    with pytest.raises(grpc.RpcError):
-        at.served.stub.ModelInfer(pb.ModelInferRequest())
-    assert list(at.spans(1).stages("")) == ["decode", "respond"]

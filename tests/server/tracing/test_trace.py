@@ -93,25 +93,6 @@ def test_each_request_has_one_trace_even_if_its_model_is_replaced(monkeypatch: p
     assert second[0].close()
 
 
-def test_a_request_whose_model_is_unloaded_meanwhile_is_answered_and_traced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    desk = Desk()
-    batcher = desk.serve("1")
-    assert batcher.close()
-
-    enqueue = batcher.enqueue
-
-    def unload(taken: Request, *, notify: bool) -> bool:
-        desk.unload()
-        return enqueue(taken, notify=notify)
-
-    monkeypatch.setattr(batcher, "enqueue", unload)
-    with pytest.raises(Exception, match="m"):
-        response_of(desk.ask("gone").first())
-    assert desk.traced() == [("gone", "1", False)]
-
-
 def test_an_exception_of_a_sink_does_not_affect_the_response(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         context = None

@@ -10,7 +10,7 @@ import pytest
 from support.server.rig import PATIENCE
 from support.server.scripted_service import ServedTransport, error_of, success
 
-from tensorferry.batcher import DeadlineExceeded, QueueFull
+from tensorferry.batcher import QueueFull
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 
@@ -60,15 +60,6 @@ def test_any_text_is_a_status_message(served: ServedTransport, text: str) -> Non
     assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, text)
 
 
-def test_an_expired_deadline_is_the_calls_status(served: ServedTransport) -> None:
-    call = served.infer("1", timeout=PATIENCE)
-    served.service.await_received(1)
-    served.service.fail("1", DeadlineExceeded("the deadline could not be met"))
-    error = error_of(call)
-    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert error.details() == "Request timeout expired: the deadline could not be met"
-
-
 def test_a_status_with_details_and_a_long_message_arrives_complete(served: ServedTransport) -> None:
     call = served.infer("1")
     served.service.await_received(1)
@@ -94,16 +85,6 @@ def test_only_the_first_of_two_messages_is_served(served: ServedTransport) -> No
     served.service.answer_at_once = success
     answer = calling(served)(iter([message("1"), message("2")]), timeout=PATIENCE)
     assert pb.ModelInferResponse.FromString(answer).id == "1"
-    assert served.service.received == ["1"]
-
-
-def test_a_request_that_is_too_large_is_refused(serve: Serve) -> None:
-    served = serve(options=LIMITS)
-    served.service.answer_at_once = success
-    error = error_of(served.infer(TOO_LARGE))
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert f"{len(message(TOO_LARGE))} vs. {MOST_BYTES}" in error.details()
-    assert served.infer("1").result(PATIENCE).id == "1"
     assert served.service.received == ["1"]
 
 

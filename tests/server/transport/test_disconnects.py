@@ -48,7 +48,7 @@ def others_are_served(served: ServedTransport, request_id: str = "other") -> Non
 
 
 @either_way
-@pytest.mark.parametrize("length", [0, 3, 5, 8], ids=["nothing", "prefix", "length", "message"])
+@pytest.mark.parametrize("length", [0, 8], ids=["nothing", "message"])
 def test_a_disconnect_before_the_message_is_complete(
     served: ServedTransport, leave: Leave, length: int
 ) -> None:
@@ -227,27 +227,5 @@ def test_a_disconnect_during_submit(served: ServedTransport, hooked: Hooked, at_
     assert is_cancelled(call)
     if not at_once:
         assert hooked.withdrawn.wait(PATIENCE)
-    other_call(served)
-    assert hooked.completed == 1
-
-
-def test_a_stream_cancelled_while_a_reply_is_built(served: ServedTransport, hooked: Hooked) -> None:
-    building, built = threading.Event(), threading.Event()
-
-    def build() -> list[bytes]:
-        building.set()
-        assert built.wait(PATIENCE)
-        return [pb.ModelInferResponse(id="1").SerializeToString()]
-
-    stream = served.stream()
-    stream.send("1")
-    assert hooked.arrived.wait(PATIENCE)
-    replier = threading.Thread(target=hooked.complete, args=(BuiltReply("1", build),))
-    replier.start()
-    assert building.wait(PATIENCE)
-    stream.cancel()
-    assert stream.end().code() is grpc.StatusCode.CANCELLED
-    built.set()
-    replier.join(PATIENCE)
     other_call(served)
     assert hooked.completed == 1

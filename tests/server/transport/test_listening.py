@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from polling import until
-from support.server.certificates import Issued
-from support.server.raw_h2 import UNARY, RawClient, message
+from support.server.raw_h2 import UNARY
 from support.server.rig import PATIENCE, has_ipv6
-from support.server.scripted_service import OpenStream, ServedTransport, calls_of, opened, success
+from support.server.scripted_service import ServedTransport, calls_of, opened, success
 
 from tensorferry.batcher import BatcherClosed
-from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.transport.lane.unary import UnaryCall
 
 Serve = Callable[..., ServedTransport]
@@ -56,61 +53,6 @@ def test_over_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
     works(serve(listen=listen))
 
 
-def test_over_tls(serve: Serve, tmp_path: Path) -> None:
-    issued = Issued.in_folder(tmp_path)
-    certificate, key = (path.read_bytes() for path in issued.server)
-    credentials = grpc.ssl_server_credentials([(key, certificate)])
-    trusted = grpc.ssl_channel_credentials(issued.ca.read_bytes())
-    works(
-        serve(
-            listen=lambda server: f"localhost:{server.add_secure_port('localhost:0', credentials)}",
-            dial=lambda address: grpc.secure_channel(address, trusted),
-        )
-    )
-
-
-def test_on_several_ports_at_once(serve: Serve, tmp_path: Path) -> None:
-    addresses = [f"unix:{tmp_path / name}" for name in ("one", "two")]
-
-    def listen(server: grpc.Server) -> str:
-        for address in addresses:
-            server.add_insecure_port(address)
-        return addresses[0]
-
-    served = serve(listen=listen)
-    works(served)
-    with grpc.insecure_channel(addresses[1]) as channel:
-        stream = OpenStream(channel)
-        stream.send("3")
-        assert stream.read_ids(1) == ["3"]
-        stream.cancel()
-        stream.half_close()
-
-
-def test_many_connections_at_once(serve: Serve) -> None:
-    """Each connection has a unary call and a stream in flight, and gets its own responses."""
-    served = serve()
-    with ExitStack() as stack:
-        calls: list[Any] = []
-        streams: list[OpenStream] = []
-        # The threaded servicer of this test has 32 threads, and each connection takes two.
-        for number in range(15):
-            pool = [("grpc.use_local_subchannel_pool", 1)]
-            channel = stack.enter_context(grpc.insecure_channel(served.address, options=pool))
-            read = pb.ModelInferResponse.FromString
-            infer: Any = channel.unary_unary(UNARY, response_deserializer=read)
-            calls.append(infer.future(pb.ModelInferRequest(id=f"u{number}").SerializeToString()))
-            streams.append(OpenStream(channel))
-            streams[-1].send(f"s{number}")
-        served.service.await_received(30)
-        served.service.answer(*sorted(served.service.received))
-        for number, (call, stream) in enumerate(zip(calls, streams, strict=True)):
-            assert call.result(PATIENCE).id == f"u{number}"
-            assert stream.read_ids(1) == [f"s{number}"]
-            stream.half_close()
-            assert stream.rest() == []
-
-
 @pytest.mark.parametrize("transport", ["lane"], scope="module")  # the other keeps a thread for each
 def test_no_call_leaves_a_thread(serve: Serve) -> None:
     served = serve()
@@ -144,18 +86,6 @@ def test_ended_calls_are_released_while_another_is_open(serve: Serve) -> None:
         del left
     served.service.answer("kept")
     assert kept.read_ids(1) == ["kept"]
-
-
-def test_a_ping_is_answered_while_a_call_waits(served: ServedTransport) -> None:
-    """Clients send pings to keep a connection alive."""
-    with RawClient(served.address) as client:
-        client.begin(1, UNARY)
-        client.send(1, message(pb.ModelInferRequest(id="1").SerializeToString()), last=True)
-        served.service.await_received(1)
-        client.ping(b"alive, 1")
-        client.ping(b"alive, 2")
-        served.service.answer("1")
-        client.await_data(1)
 
 
 @pytest.fixture

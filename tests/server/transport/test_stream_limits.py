@@ -38,20 +38,6 @@ def test_no_more_than_the_limit_is_in_flight(serve: Serve, order: str) -> None:
         assert stream.read_ids(1) == [request_id]
 
 
-def test_requests_wait_for_room_in_order_of_arrival(serve: Serve) -> None:
-    served = serve(max_in_flight=LIMIT)
-    stream = served.stream()
-    ids = [str(number) for number in range(LIMIT + 3)]
-    stream.send(*ids)
-    served.service.await_received(LIMIT)
-    # All but the first are done, but none is sent before the first, so none makes room.
-    served.service.answer(*ids[1:LIMIT])
-    assert served.service.received == ids[:LIMIT]
-    served.service.answer(ids[0])
-    assert stream.read_ids(LIMIT) == ids[:LIMIT]
-    served.service.await_received(LIMIT + 3)
-
-
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_consumer_that_does_not_take_responses_stops_the_reader(ordered: bool) -> None:
     """Without gRPC in between, the reader is never further ahead than the limit."""
@@ -80,51 +66,6 @@ def test_a_consumer_that_does_not_take_responses_stops_the_reader(ordered: bool)
     assert service.received == [str(number) for number in range(count)]
 
 
-def test_a_client_that_does_not_read_stops_being_read(serve: Serve) -> None:
-    """Large responses fill HTTP/2's windows; then far fewer requests reach the service than were sent."""
-    served = serve(max_in_flight=LIMIT)
-    served.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
-    silent = served.stream()
-    ids = [str(number) for number in range(150)]
-    silent.send(*ids)
-    silent.half_close()
-    served.service.await_received(LIMIT)
-    # Another client is served all the while.
-    talker = served.stream()
-    for number in range(20):
-        talker.send(f"talker {number}")
-        assert talker.read_ids(1) == [f"talker {number}"]
-    received = [request_id for request_id in served.service.received if request_id.isdecimal()]
-    assert len(received) <= 50
-    assert silent.rest() == ids
-
-
-def test_a_disconnect_at_the_stream_limit(serve: Serve) -> None:
-    served = serve(max_in_flight=LIMIT)
-    stream = served.stream()
-    stream.send(*(str(number) for number in range(20)))
-    served.service.await_received(LIMIT)
-    stream.cancel()
-    served.service.await_cancelled(LIMIT)
-    assert served.service.received == ["0", "1", "2", "3"]
-
-
-def test_a_drain_while_a_client_is_at_its_limit(serve: Serve) -> None:
-    """A request that was read meanwhile may still be answered. The stream ends with UNAVAILABLE."""
-    served = serve(max_in_flight=1)
-    stream = served.stream()
-    stream.send("1", "2")
-    served.service.await_received(1)
-    served.service.answer_at_once = success
-    served.drain_streams()
-    served.service.answer("1")
-    got: list[str] = []
-    with pytest.raises(grpc.RpcError) as ended:
-        got.extend(response.infer_response.id for response in stream.call)
-    assert got in (["1"], ["1", "2"])
-    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
 def test_streams_beyond_the_limit_are_refused(serve: Serve) -> None:
     served = serve(max_streams=2)
     streams = [served.stream() for _ in range(2)]
@@ -138,17 +79,6 @@ def test_streams_beyond_the_limit_are_refused(serve: Serve) -> None:
     )
     served.service.answer("0", "1")
     assert [stream.read_ids(1) for stream in streams] == [["0"], ["1"]]
-
-
-def test_a_stream_that_ended_makes_room_for_another(serve: Serve) -> None:
-    served = serve(max_streams=1)
-    for number in range(3):
-        stream = served.stream()
-        stream.send(str(number))
-        stream.half_close()
-        served.service.await_received(number + 1)
-        served.service.answer(str(number))
-        assert stream.rest() == [str(number)]
 
 
 def test_a_stream_whose_client_left_makes_room_for_another(serve: Serve) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 import grpc
@@ -10,18 +9,11 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from support.server.rig import PATIENCE
-from support.server.scripted_service import ServedTransport, error_of, success
+from support.server.scripted_service import ServedTransport, error_of
 
 from tensorferry.batcher import BatcherClosed, QueueFull
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, ModelFailedError, NotFoundError
-
-
-def test_each_call_gets_its_own_response(served: ServedTransport) -> None:
-    calls = [served.infer(str(number)) for number in range(5)]
-    served.service.await_received(5)
-    served.service.answer("3", "1", "0", "4", "2")
-    assert [call.result(PATIENCE).id for call in calls] == ["0", "1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize(
@@ -84,16 +76,6 @@ def test_a_status_reaches_the_client_however_long_its_quotes_are(
     assert f"model_name has {100_000 * len(letter.encode())} bytes" in str(caught.value.details())
 
 
-def test_a_disconnect_cancels_the_request(served: ServedTransport) -> None:
-    leaver, other = served.infer("leaver"), served.infer("other")
-    served.service.await_received(2)
-    leaver.cancel()
-    served.service.await_cancelled(1)
-    assert served.service.cancelled == ["leaver"]
-    served.service.answer("other")
-    assert other.result(PATIENCE).id == "other"
-
-
 def test_a_deadline_is_passed_on_and_cancels_the_request(served: ServedTransport) -> None:
     before = time.monotonic()
     call = served.infer("1", timeout=0.2)
@@ -101,16 +83,3 @@ def test_a_deadline_is_passed_on_and_cancels_the_request(served: ServedTransport
     if served.service.received:  # a deadline may pass before the server has read the call
         served.service.await_cancelled(1)
         assert before < served.service.deadlines["1"] < time.monotonic() + 0.2
-
-
-def test_without_a_deadline_there_is_none(served: ServedTransport) -> None:
-    call = served.infer("1")
-    served.service.await_received(1)
-    assert served.service.deadlines["1"] == math.inf
-    served.service.answer("1")
-    assert call.result(PATIENCE).id == "1"
-
-
-def test_a_request_that_completes_before_submit_returns(served: ServedTransport) -> None:
-    served.service.answer_at_once = success
-    assert served.infer("1").result(PATIENCE).id == "1"

@@ -182,15 +182,3 @@ def test_axes_of_length_zero_are_checked(world: World) -> None:
     )
     with pytest.raises(InvalidInput, match="has length zero, which model 'm' is not known to support"):
         world.call("m", {"x": np.zeros((1, 0), "f4")})
-
-
-def test_more_rows_than_a_batch_are_split(world: World) -> None:
-    world.add("m", echo, MATRIX, max_batch_size=2)
-    x = np.arange(10, dtype=np.float32).reshape(5, 2)
-    assert world.call("m", {"x": x})["y"].tolist() == x.tolist()
-
-
-def test_a_model_without_rows(world: World) -> None:
-    plain = signature(spec("x", "FP32", 3), outputs=(spec("y", "FP32", 3),))
-    world.add("m", echo, plain, max_batch_size=0)
-    assert world.call("m", {"x": [1, 2, 3]})["y"].tolist() == [1, 2, 3]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from polling import until
 from support.server.calling_models import Observed, World, request
-from support.server.rig import Replies, fp32, infer, response_of, signature, spec
+from support.server.rig import Replies, infer, response_of, signature, spec
 from support.server.rig import request as message
 
 from tensorferry.batcher import (
@@ -54,15 +54,6 @@ def double(inputs: Mapping[str, Any]) -> Any:
 def caller(function: Any, name: str = "caller", **options: Any) -> Any:
     """Declare a function from x to y as a model."""
     return model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, name=name, **options)(function)
-
-
-def test_a_function_chooses_the_model_it_calls(world: World) -> None:
-    world.add("double", double, VECTOR)
-    world.add("negate", lambda inputs: {"y": -inputs["x"]}, VECTOR)
-    world.load(caller(lambda x: call("double" if x[0] > 0 else "negate", x=x)["y"]))
-    for value, expected in ((3, 6), (-3, 3)):
-        response = infer(world.service, message({"x": np.array([value], "f4")}, model="caller"))
-        assert np.frombuffer(response.raw_output_contents[0], "<f4").tolist() == [expected]
 
 
 def test_calls_share_batches_with_each_other_and_with_clients(world: World) -> None:
@@ -196,38 +187,6 @@ def test_a_function_can_go_on_after_an_error(world: World) -> None:
     assert np.frombuffer(response.raw_output_contents[0], "<f4").tolist() == [0, -1, -2]
 
 
-def test_one_bad_request_fails_alone(world: World) -> None:
-    def positive(inputs: Mapping[str, Any]) -> Any:
-        if (inputs["x"] < 0).any():
-            raise InvalidRequestError("negative")
-        return inputs
-
-    world.add("m", positive, signature(spec("x", "FP32", "batch")))
-    gate, started = threading.Event(), threading.Event()
-
-    def function(x: Any) -> Any:
-        started.set()
-        assert gate.wait(30)
-        return call("m", x=x)["x"]
-
-    gate.set()
-    world.load(caller(function))
-    gate.clear()
-    replies = [Replies() for _ in range(6)]
-    started.clear()
-    for number, reply in enumerate(replies):
-        x = np.array([-1 if number == 4 else number], "f4")
-        world.service.submit(message({"x": x}, model="caller").SerializeToString(), math.inf, reply)
-        assert started.wait(30)
-    gate.set()
-    for number, reply in enumerate(replies):
-        if number == 4:
-            with pytest.raises(InvalidRequestError, match="negative"):
-                response_of(reply.first())
-        else:
-            assert response_of(reply.first()).raw_output_contents
-
-
 @pytest.mark.parametrize("error", [QueueFull("no", 0.5), DeadlineExceeded("no"), NotReadyError("no")])
 def test_a_batch_whose_call_is_not_accepted_runs_once(world: World, error: Exception) -> None:
     gate, rows = threading.Event(), []
@@ -332,19 +291,6 @@ def test_a_thread_of_the_function_calls_in_a_copy_of_its_context(world: World) -
         call("m", x=X)
 
 
-def test_outputs_are_the_functions_own(world: World) -> None:
-    kept: list[Any] = []
-
-    def run(inputs: Mapping[str, Any]) -> Any:
-        kept.append(np.zeros((8, 1000), "f4"))
-        return {"y": kept[0][: len(inputs["x"])]}
-
-    world.add("m", run, signature(spec("x", "FP32", "batch"), outputs=(spec("y", "FP32", "batch", 1000),)))
-    found = world.call("m", {"x": X})["y"]
-    found[:] = 1
-    assert not kept[0].any()
-
-
 def test_a_rejected_call_keeps_nothing_alive(world: World) -> None:
     world.add("m", double, VECTOR, max_queue_size=2)
     x = np.zeros(4, np.float32)
@@ -387,25 +333,6 @@ class Source:
 SPAN = TraceContext("a" * 32, "f" * 16, True)
 
 
-def test_a_call_has_a_span_below_that_of_the_first_traced_request(world: World) -> None:
-    seen, calls, clients = Observed(double), Source(traces_calls=True), Source(traces_calls=False)
-    world.add("m", seen, VECTOR)
-    for source in (calls, clients):
-        world.tracer.switch(source, on=True)
-    traced = request(owner=RequestOrigin(trace=SPAN))
-    world.call("m", {"x": X}, request(), traced)
-    world.call("m", {"x": X}, request())
-    assert calls.events == [
-        ("completed", "m", "caller", SPAN, None),
-        ("ended", "m", "caller", SPAN, None),
-    ]
-    assert clients.events == []
-    # What the called model calls is below the call's span.
-    called, untraced = (batch[0] for batch in seen.batches)
-    assert called.owner == RequestOrigin(trace=TraceContext("a" * 32, "1" * 16, True))
-    assert untraced.owner is None
-
-
 def test_the_trace_of_a_rejected_call_ends(world: World) -> None:
     source = Source(traces_calls=True)
     batcher = world.add("m", double, VECTOR).batcher
@@ -415,36 +342,6 @@ def test_the_trace_of_a_rejected_call_ends(world: World) -> None:
         world.call("m", {"x": X}, request(owner=RequestOrigin(trace=SPAN)))
     assert [event[0] for event in source.events] == ["completed", "ended"]
     assert source.events[0][4].__name__ == "BatcherClosed"
-
-
-def test_requests_of_clients_have_their_span_as_origin(world: World) -> None:
-    seen, source = Observed(double), Source(traces_calls=True)
-    world.add("m", seen, VECTOR)
-    infer(world.service, message({"x": fp32(2)}))
-    world.tracer.switch(source, on=True)
-    infer(world.service, message({"x": fp32(2)}))
-    origins = [batch[0].owner for batch in seen.batches]
-    assert origins == [None, RequestOrigin(trace=TraceContext("a" * 32, "1" * 16, True))]
-
-
-def test_a_model_is_replaced_while_functions_use_it(world: World) -> None:
-    world.add("m", double, VECTOR)
-    answers: list[Any] = []
-
-    def calls() -> None:
-        for _ in range(300):
-            answers.append(world.call("m", {"x": X})["y"].tolist())
-
-    threads = [threading.Thread(target=calls) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(20):
-        old = world.registry.get("m")
-        world.add("m", double, VECTOR)
-        assert old.batcher.close()
-    for thread in threads:
-        thread.join()
-    assert answers == [[0, 2, 4]] * 600
 
 
 def test_a_model_that_is_unloaded_answers_the_calls_that_it_has_accepted(world: World) -> None:
