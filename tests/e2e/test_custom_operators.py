@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from e2e.fixtures import Serve
 from polling import PATIENCE, until
 from support.models import custom_operator, extensions
 from support.processes import observed
-from support.processes.server import ServerProcess, command, environment
+from support.processes.server import ServerProcess
 from tritonclient.utils import InferenceServerException
 
 from tensorferry.client import InferenceClient, Unavailable
@@ -113,18 +112,6 @@ def test_a_new_process_has_the_operators(transport: str, tmp_path: Path) -> None
         until(answers(client))
         assert not {*processes(server)} & {*killed}
     assert server.stop() == 0, server.log
-
-
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_an_unusable_library_ends_the_start(processes: str, tmp_path: Path) -> None:
-    path = custom_operator.model(tmp_path / "m.onnx")
-    arguments = ("--custom-ops", path, "--processes", processes, "--port", "0")
-    done = subprocess.run(
-        command("serve", path, *arguments), env=environment(), capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 1
-    assert f"tensorferry serve: --custom-ops names '{path}', which ONNX Runtime cannot load: " in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_library_of_one_model_leaves_the_others_proved(serve: Serve, tmp_path: Path) -> None:

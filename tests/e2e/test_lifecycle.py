@@ -7,8 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -22,7 +20,6 @@ from support.processes.probe import OpenStream, answer, output, request
 from support.processes.server import ServerProcess, command, environment
 
 from tensorferry.client import InferenceClient, Unavailable
-from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
 # A file of text, which is not a model.
@@ -49,19 +46,6 @@ def test_the_ready_line_has_address_signatures_and_batching(
     assert models["mixing"]["batching"] == "unbatched (Softmax share normalises over the batch axis)"
 
 
-def test_a_model_that_mixes_its_rows_is_served_unbatched_and_right(serve: Serve, mixing_model: Path) -> None:
-    server = serve(mixing_model)
-    x = np.log(np.array([[1, 2, 3], [3, 2, 1]], np.float32))
-    with InferenceClient(server.address) as client:
-        futures = [client.submit("mixing", {"x": x[[0]]}) for _ in range(20)]
-        for future in futures:
-            np.testing.assert_allclose(future.result(30)["share"], [[1, 1, 1]])
-        together = client.infer("mixing", {"x": x})["share"]
-    np.testing.assert_allclose(together, [[0.25, 0.5, 0.75], [0.75, 0.5, 0.25]], rtol=1e-5)
-    assert server.stop() == 0
-    assert any("served unbatched: Softmax share" in line for line in server.log)
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -79,12 +63,6 @@ def test_a_bad_option_exits_2_and_a_bad_model_exits_1(arguments: list[str], code
     assert result.returncode == code, result.stderr
     assert message in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_cuda_without_a_device_is_an_error_at_start(digits_model: Path) -> None:
-    result = run("serve", digits_model, "--port", "0", "--device", "cuda:99")
-    assert result.returncode == 1
-    assert "--device is 'cuda:99'" in result.stderr
 
 
 def test_a_port_in_use_is_named(digits_model: Path) -> None:
@@ -114,17 +92,6 @@ def test_environment_and_file_configure_the_server(tmp_path: Path, digits_model:
         assert "batches of up to 8 rows" in process.stdout.readline()
         process.terminate()
         assert process.wait(60) == 0
-
-
-def test_health_of_the_server_and_of_each_model(serve: Serve, digits_model: Path) -> None:
-    server = serve(f"digits={digits_model}")
-    with grpc.insecure_channel(server.address) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
-        for service in ("", "digits", "inference.GRPCInferenceService"):
-            assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING
-        with pytest.raises(grpc.RpcError) as caught:
-            health.Check(health_pb2.HealthCheckRequest(service="other"))
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -280,45 +247,6 @@ def test_many_streams_come_and_go_without_threads_or_memory_growing(serve: Serve
     # soon.
     until(lambda: threads() <= before[0] + 60)
     assert resident_kib() <= before[1] + 30_000
-
-
-def test_a_client_that_does_not_read_stops_being_read(serve: Serve, echo_model: Path) -> None:
-    """Flow control works: the server takes a bounded number of requests from it, and serves others."""
-    server = serve(echo_model)
-    x = np.zeros((1, 50_000), np.float32)
-    message = pb.ModelInferRequest(model_name="echo")
-    message.inputs.add(name="x", datatype="FP32", shape=x.shape)
-    message.raw_input_contents.append(x.tobytes())
-    taken = 0
-    stalled = threading.Event()
-    done = threading.Event()
-
-    def requests() -> Iterator[pb.ModelInferRequest]:
-        nonlocal taken
-        while not done.is_set():
-            taken += 1
-            if taken > 5000:
-                stalled.set()
-                return
-            yield message
-
-    with grpc.insecure_channel(server.address) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        call = stub.ModelStreamInfer(requests(), timeout=120)
-        first = next(call)
-        assert not first.error_message
-        with InferenceClient(server.address) as client:
-            # While these are answered, the silent client sends until flow control stops it.
-            previous = -1
-            while previous != taken:
-                previous = taken
-                for _ in range(300):
-                    client.infer("echo", {"x": np.ones((1, 4), np.float32)}, timeout=30)
-        assert not stalled.is_set()
-        # 64 in the server, and the messages of 200 KB in HTTP/2's windows and buffers.
-        assert taken < 1000
-        done.set()
-        call.cancel()
 
 
 def test_a_server_that_is_gone_is_unavailable(serve: Serve, digits_model: Path) -> None:

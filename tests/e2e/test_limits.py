@@ -6,17 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import queue
 import socket
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
-import numpy as np
 import pytest
 from e2e.fixtures import Serve
-from e2e.test_metrics import scrape
-from support.processes import models
 from support.processes.probe import OpenStream, request
 from support.processes.server import SERVER_PROCESSES
 
@@ -113,48 +109,6 @@ def is_served(connection: socket.socket) -> bool:
         return False
 
 
-def test_calls(serve: Serve, probe_model: Path) -> None:
-    """A call beyond the limit is refused before its message is read, even if the other calls have not
-    sent theirs.
-    """
-    # A connection has one process, which has its part of the limit.
-    server = serve(probe_model, "--max-calls", str(2 * int(SERVER_PROCESSES or 1)), "--metrics-port", "0")
-    method = "/inference.GRPCInferenceService/ModelInfer"
-    with grpc.insecure_channel(server.address) as channel:
-        messages: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(2)]
-        # On one connection, so that they precede the next calls; waiting calls would start in any
-        # order.
-        grpc.channel_ready_future(channel).result(PATIENCE)
-        begin: Any = channel.stream_unary(method)
-        held = [begin.future(iter(message.get, None), timeout=PATIENCE) for message in messages]
-        infer: Any = channel.unary_unary(method)
-        with pytest.raises(grpc.RpcError) as caught:
-            infer(request(3).SerializeToString(), timeout=PATIENCE)
-        assert caught.value.code() is EXHAUSTED
-        assert "2 calls are in progress" in (caught.value.details() or "")
-        assert scrape(server)["tensorferry_calls_refused_total{code=RESOURCE_EXHAUSTED}"] == 1
-        for number, message in enumerate(messages):
-            message.put(request(number).SerializeToString())
-            message.put(None)
-        for number, call in enumerate(held):
-            assert pb.ModelInferResponse.FromString(call.result()).id == str(number)
-
-
-def test_streams(serve: Serve, probe_model: Path) -> None:
-    server = serve(probe_model, "--max-streams", "1", "--metrics-port", "0")
-    with grpc.insecure_channel(server.address) as channel:
-        first = OpenStream(channel)
-        first.send(request(1))
-        second = OpenStream(channel)
-        with pytest.raises(grpc.RpcError) as caught:
-            second.send(request(2))
-        assert caught.value.code() is EXHAUSTED
-        assert "1 streams are open" in (caught.value.details() or "")
-        assert scrape(server)["tensorferry_calls_refused_total{code=RESOURCE_EXHAUSTED}"] == 1
-        second.half_close()
-        first.cancel()
-
-
 def test_a_client_has_its_part_and_others_theirs(serve: Serve, probe_model: Path, tmp_path: Path) -> None:
     """Clients are distinguished by token: one at its limit is refused with a retry time, the other is
     served.
@@ -206,24 +160,3 @@ def stream_error(address: str) -> None:
         assert "client '127.0.0.1' sends more" in answer.error_message
         assert answer.infer_response.parameters["tensorferry_status"].string_param == EXHAUSTED.name
         stream.cancel()
-
-
-def test_strings(serve: Serve, tmp_path: Path) -> None:
-    model = models.echo(tmp_path / "strings.onnx", "BYTES", ("batch", 1))
-    server = serve(model, "--max-string-bytes", "8")
-    for texts, words in (
-        ([b"a"] * 65_537, "65536"),
-        ([b"123456789"], "has a string of 9 bytes; this server takes at most 8"),
-    ):
-        for typed in (False, True):
-            message = pb.ModelInferRequest(model_name="strings")
-            tensor = message.inputs.add(name="x", datatype="BYTES", shape=[len(texts), 1])
-            if typed:
-                tensor.contents.bytes_contents.extend(texts)
-            else:
-                message.raw_input_contents.append(
-                    b"".join(np.uint32(len(text)).tobytes() + text for text in texts)
-                )
-            error = refusal(server.address, message)
-            assert error.code is INVALID
-            assert words in error.details

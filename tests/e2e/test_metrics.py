@@ -194,10 +194,6 @@ def test_the_page_is_there_until_the_server_stops(serve_faulty: Serve, tmp_path:
         scrape(server)
 
 
-def test_there_are_none_unless_asked_for(serve: Serve, probe_model: Path) -> None:
-    assert "metrics" not in serve(probe_model).ready
-
-
 def test_a_port_in_use_ends_the_server_with_the_flags_name(
     serve: Serve, probe_model: Path, transport: str
 ) -> None:
@@ -213,20 +209,3 @@ def test_a_port_in_use_ends_the_server_with_the_flags_name(
     assert f"cannot serve metrics on 127.0.0.1 port {port}" in ended.stderr
     assert "--metrics-port" in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_the_ready_line_says_where(probe_model: Path, transport: str) -> None:
-    arguments = ("--port", "0", "--metrics-port", "0", "--transport", transport)
-    process = subprocess.Popen(
-        command("serve", probe_model, *arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment(),
-    )
-    assert process.stdout is not None
-    with process:
-        line = process.stdout.readline()
-        process.terminate()
-    assert ", metrics on http://127.0.0.1:" in line
-    assert process.returncode == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import urllib.request
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from e2e.fixtures import Serve
 from support.models import small
-from support.processes.server import SERVER_PROCESSES, command, environment
 
 from tensorferry.client import InferenceClient
 
@@ -81,24 +79,3 @@ def test_each_model_has_the_options_of_its_table(serve: Serve, file: Path) -> No
         "masked": [2, ["cpu"], 60, 600, [4, 8]],
         "plain": [16, ["cpu"], 30, 600, []],
     }
-
-
-def test_the_log_names_a_table_of_no_model(serve: Serve, file: Path) -> None:
-    server = serve(f"twic={file.parent / 'other.onnx'}", "--config", file)
-    assert [model["name"] for model in server.ready["models"]] == ["twic"]
-    assert server.stop() == 0
-    warnings = [line for line in server.log if "has no effect: no model of that name is served" in line]
-    assert [line.count("did you mean [models.twic]?") for line in warnings] == [1, 0, 0] * int(
-        SERVER_PROCESSES or 1
-    )
-
-
-def test_a_wrong_key_ends_the_server_with_its_name(file: Path) -> None:
-    file.write_text(file.read_text().replace("threads = 1", "tread = 1"))
-    done = subprocess.run(
-        command("serve", "--config", file), capture_output=True, text=True, env=environment(), timeout=60
-    )
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"tensorferry serve: [models.twice] of {file} has the unknown key 'tread'; did you mean threads?\n"
-    )

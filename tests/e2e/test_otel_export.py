@@ -5,7 +5,6 @@ collector.
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ import tritonclient.grpc as triton
 from opentelemetry.sdk.trace import TracerProvider
 from support.processes.collector import Collector, attributes, collecting
 from support.processes.probe import request
-from support.processes.server import STOP_SECONDS, ServerProcess, command, environment
+from support.processes.server import STOP_SECONDS, ServerProcess
 
 from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2_grpc
@@ -127,18 +126,6 @@ def test_headers_of_foreign_clients_and_unsampled_requests(
     assert collector.resources[0]["service.name"] == "tensorferry"
 
 
-def test_the_last_spans_are_sent_at_the_stop(start: Start, collector: Collector, probe_model: Path) -> None:
-    server = start(
-        *(probe_model, "--otel"),
-        OTEL_EXPORTER_OTLP_ENDPOINT=f"http://{collector.address}",
-        OTEL_BSP_SCHEDULE_DELAY="3600000",
-    )
-    with InferenceClient(server.address) as client:
-        client.infer("probe", inputs())
-    assert server.stop() == 0
-    assert len(collector.spans(6)) == 6
-
-
 def test_a_collector_that_hangs_delays_no_request_and_the_stop_for_a_bounded_time(
     start: Start, probe_model: Path
 ) -> None:
@@ -188,16 +175,3 @@ def test_log_lines_have_request_ids_and_clients_cannot_break_them(start: Start, 
         assert ids.items() <= line.items()
         assert line["duration_seconds"] > 0
     assert {"rows": 1, "batch_requests": 1, "method": "ModelInfer"}.items() <= access[0].items()
-
-
-def test_invalid_variables_end_the_start(probe_model: Path) -> None:
-    ended = subprocess.run(
-        command("serve", probe_model, "--otel", "--port", "0"),
-        env={**environment(), "OTEL_TRACES_SAMPLER": "often"},
-        capture_output=True,
-        text=True,
-        timeout=STOP_SECONDS,
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert "tensorferry serve: OTEL_TRACES_SAMPLER is 'often'; it must be one of always_on" in ended.stderr

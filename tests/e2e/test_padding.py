@@ -85,12 +85,3 @@ def test_a_request_that_is_cut_up_is_padded_in_each_of_its_parts(serve: Serve, m
     (result,) = ask(server.address, [sent])
     session = onnxruntime.InferenceSession(str(masked_model), providers=["CPUExecutionProvider"])
     np.testing.assert_array_equal(result["tokens"], session.run(["tokens"], sent)[0])
-
-
-def test_a_model_that_counts_its_padding_is_served_unpadded(serve: Serve, model_dir: Path) -> None:
-    path = small.plain_mean(model_dir / "plain.onnx")
-    server = serve(path, "--pad-lengths", "sequence=8,16,32", "--pad-values", "x=0")
-    assert "padded" not in server.ready["models"][0]["batching"]
-    with InferenceClient(server.address) as client:
-        x = np.ones((1, 3, 2), np.float32)
-        np.testing.assert_allclose(client.infer("plain", {"x": x})["y"], np.ones((1, 2)))

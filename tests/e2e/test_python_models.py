@@ -127,30 +127,6 @@ def test_an_import_error_is_shown_as_python_does(tmp_path: Path, transport: str,
     assert "AttributeError: module 'numpy' has no attribute 'no_such_name'" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("x = 1", "declares no model"),
-        ("from tensorferry.serving import onnx\nm = onnx('gone.onnx')", "gone.onnx: no such file"),
-        (
-            "from tensorferry.serving import FP32, model\n\n"
-            "@model\ndef scale(x: FP32[-1]) -> FP32[-1]:\n    x /= 255\n    return x\n",
-            "model 'scale', trial run: app.py:5: 'x /= 255' writes to a read-only array; inputs are read-only",
-        ),
-    ],
-)
-def test_a_file_that_cannot_be_served_is_an_error(
-    tmp_path: Path, transport: str, source: str, message: str
-) -> None:
-    app = tmp_path / "app.py"
-    app.write_text(source)
-    arguments = ("serve", app, "--port", "0", "--transport", transport)
-    done = subprocess.run(command(*arguments), env=environment(), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_changed_file_is_served_again(serve: Serve, app: Path) -> None:
     server = serve(app, "--reload")
     with InferenceClient(server.address) as client:

@@ -204,12 +204,3 @@ def test_a_device_that_cannot_be_brought_back_ends_the_process_where_that_is_ask
         else:
             assert server.wait() == 1
     assert any("restart the server" in line for line in server.log)
-
-
-def test_a_device_that_recovers_late_serves_again(serve_faulty: Serve) -> None:
-    server = serve_faulty(FAULTY_VAIN="6")
-    with dial(server) as channel:
-        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        assert infer(stub, faulty.ONCE) == "UNAVAILABLE"
-        infer_when_ready(stub)
-        assert stub.ModelReady(pb.ModelReadyRequest(name="probe"), timeout=PATIENCE).ready

@@ -175,10 +175,6 @@ def test_the_deadline_of_one_passes_while_running(held_scene: Scene) -> None:
     held_scene.check_neighbours(first=HANG)
 
 
-def _wrong_datatype(message: pb.ModelInferRequest) -> None:
-    message.inputs[0].datatype = "INT32"
-
-
 def _wrong_shape(message: pb.ModelInferRequest) -> None:
     message.inputs[0].shape[1] = 5
 
@@ -187,11 +183,7 @@ def _too_few_bytes(message: pb.ModelInferRequest) -> None:
     message.raw_input_contents[0] = message.raw_input_contents[0][:-1]
 
 
-def _huge_shape(message: pb.ModelInferRequest) -> None:
-    message.inputs[0].shape[0] = 2**62
-
-
-@pytest.mark.parametrize("spoil", [_wrong_datatype, _wrong_shape, _too_few_bytes, _huge_shape])
+@pytest.mark.parametrize("spoil", [_wrong_shape, _too_few_bytes])
 @pytest.mark.parametrize("streamed", [False, True], ids=["unary", "streamed"])
 def test_one_sends_a_malformed_tensor(
     scene: Scene, spoil: Callable[[pb.ModelInferRequest], None], streamed: bool

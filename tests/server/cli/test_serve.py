@@ -122,14 +122,6 @@ def test_an_unknown_flag_is_reported_in_one_line_with_the_nearest_flag(
     assert capsys.readouterr().err == f"tensorferry serve: {message} (--help shows all options)\n"
 
 
-def test_the_flag_none_switches_off_the_metrics_of_the_environment(
-    served: list[ServerConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TENSORFERRY_METRICS_PORT", "8002")
-    assert serve.main(["m.onnx", "--metrics-port", "none"]) == 0
-    assert served[0].metrics_port is None
-
-
 def test_an_unknown_variable_is_logged_as_a_warning(
     served: list[ServerConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

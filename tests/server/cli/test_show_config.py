@@ -121,13 +121,6 @@ def test_an_error_is_one_line(
     assert len(streams.err.splitlines()) == 1
 
 
-def test_a_model_that_cannot_be_served_has_no_configuration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert show_config.main([str(repository(tmp_path, "max_batch_size: 4\nbatch: 2\n", "1"))]) == 1
-    assert "config.pbtxt: line 2, column 1: " in capsys.readouterr().err
-
-
 def test_a_directory_whose_name_is_no_model_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".m").mkdir()
     with pytest.raises(StartError, match=r"is named '\.m', which is not a valid model name: rename it"):
@@ -163,23 +156,6 @@ def test_an_ensemble_is_printed_with_its_defaults(
     (tmp_path / "m" / "config.pbtxt").write_text(text.replace('value: "y"', 'value: "z"'))
     assert show_config.main([str(tmp_path / "m")]) == 1
     assert "ensemble output 'y' for ensemble 'm' is not used" in capsys.readouterr().err
-
-
-def test_a_python_model_of_a_repository_is_printed_as_it_is_served(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    (tmp_path / "m" / "config.pbtxt").write_text("max_batch_size: 4 instance_group { count: 2 }")
-    (tmp_path / "m" / "1" / "model.py").write_text(
-        "from tensorferry.serving import FP32, model\n"
-        '@model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]})\n'
-        "def double(x):\n    return 2 * x\n"
-    )
-    assert show_config.main([str(tmp_path / "m")]) == 0
-    first, rest = capsys.readouterr().out.split("\n", 1)
-    config = parse_config(rest, "")
-    assert first == "# batches of up to 4 rows (tested)"
-    assert (config.backend, config.max_batch_size, config.instance_group[0].count) == ("python", 4, 2)
 
 
 def test_every_model_of_a_python_file_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,15 +54,6 @@ def test_every_batch_up_to_max_batch_size_runs_captured(
     assert len(graphs_run) == 7
 
 
-def test_sizes_in_the_configuration_override_the_flag(load: Load, graphs_run: list[int | None]) -> None:
-    config = "max_batch_size: 8 dynamic_batching { } optimization { cuda { graphs: true graph_spec { batch_size: 2 } } }"
-    model = load(small.twice, config, cuda_graphs=(8,))
-    graphs_run.clear()
-    for rows in (1, 3):
-        model.batcher.submit_rows({"x": fp32(rows, 3)}).result(30)
-    assert [graph is not None for graph in graphs_run] == [True, False]
-
-
 def test_each_padded_length_has_its_graphs(load: Load, graphs_run: list[int | None]) -> None:
     model = load(
         small.masked_mean,

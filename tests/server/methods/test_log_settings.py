@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -123,19 +122,6 @@ def test_times_in_text_change_to_iso_8601_and_back(capfd: pytest.CaptureFixture[
     log_lines.written(capfd)
     logging.getLogger("some").handle(record)
     assert log_lines.written(capfd).endswith(":13:20 INFO    line\n")
-
-
-def test_json_has_iso_times_and_stays_json(capfd: pytest.CaptureFixture[str]) -> None:
-    settings = settings_with("json")
-    assert settings_after(settings, log_format="ISO8601") == DEFAULTS | {"log_format": "ISO8601"}
-    with pytest.raises(
-        InvalidRequestError, match=r"got: default; this server logs JSON \(--log-format json\)"
-    ):
-        settings_after(settings, log_format="default")
-    settings_after(settings, log_info=False)
-    log_lines.written(capfd)
-    logging.getLogger("some").warning("still")
-    assert json.loads(log_lines.written(capfd))["message"] == "still"
 
 
 def test_a_change_is_logged_before_it_takes_effect(capfd: pytest.CaptureFixture[str]) -> None:

@@ -302,11 +302,6 @@ def test_a_model_with_a_failing_sample_is_not_loaded(load: Load) -> None:
         load("max_batch_size: 4 " + sample % (3, "zero_data: true"), lambda path: small.lookup(path, size=0))
 
 
-def test_a_sample_without_rows_gives_a_warning(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    load(SAMPLE % (0, "zero_data: true"))
-    assert "the warm-up sample 'w' of model 'm' has batch_size 0 and is left out" in caplog.text
-
-
 # Warnings and errors.
 
 
@@ -373,10 +368,3 @@ def test_a_tested_model_is_not_batched_if_only_proved_models_are(load: Load) -> 
     assert "it is only tested" in model.batching
     # dynamic_batching in the file does not change this.
     assert load(text, mixing.hashed_elevens, batching="proved").batching_verdict == "refused"
-
-
-def test_an_invalid_batching_parameter_is_refused(load: Load) -> None:
-    with pytest.raises(
-        StartError, match="parameter batching is 'maybe'; expected values for batching are proved, tested"
-    ):
-        load('parameters { key: "batching" value { string_value: "maybe" } }')

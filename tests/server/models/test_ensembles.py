@@ -140,18 +140,6 @@ def test_a_version_that_is_not_loaded_is_named(served: ServedRepository) -> None
         served.start("e")
 
 
-def test_an_ensemble_is_ready_while_its_models_are(served: ServedRepository) -> None:
-    served.write("e", config=CHAIN)
-    control = served.start("e")
-    control.unload("second")
-    assert served.states() == {"e": UNAVAILABLE, "first": READY, "second": served.states()["second"]}
-    assert "its steps need model 'second', which is" in served.reason()
-    with pytest.raises(NotReadyError, match="model 'e' version 1 is not at ready state: it is UNAVAILABLE"):
-        served.ask()
-    control.load("second")
-    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
-
-
 def test_a_broken_model_is_the_reason_why_its_ensemble_is_not_loaded(served: ServedRepository) -> None:
     served.write("second", config="batch: 1")
     served.write("e", config=CHAIN)

@@ -292,24 +292,3 @@ def test_readiness_and_problems_are_those_of_any_process(start: Start) -> None:
         ("p", "READY", "", True),
         ("late", "LOADING", "", False),
     ]
-
-
-def test_stages_and_steps_that_other_models_run_have_no_counts(start: Start) -> None:
-    reports = [as_json(process.report()) for process in (start(), start())]
-    for report in reports:
-        p = report["models"][1]
-        p["stages"][0] = {"name": "m#2", "model": "m"}
-        p["steps"][0] |= {"ran": None, "compute_seconds": None}
-    p = merged_status(reports)["models"][1]
-    assert p["stages"][0] == {"name": "m#2", "model": "m"}
-    assert (p["steps"][0]["ran"], p["steps"][0]["compute_seconds"]) == (None, None)
-
-
-def test_steps_of_the_same_name_are_kept_apart(start: Start) -> None:
-    reports = [as_json(process.report()) for process in (start(), start())]
-    for report in reports:
-        steps = report["models"][1]["steps"]
-        steps[1]["name"] = steps[0]["name"]
-        for ran, step in enumerate(steps):
-            step["ran"] = ran
-    assert [step["ran"] for step in merged_status(reports)["models"][1]["steps"]] == [0, 2, 4, 6]

@@ -13,7 +13,7 @@ from polling import until
 from support.server.pipelines import BranchedModel
 from support.server.rig import PATIENCE, signature, spec
 
-from tensorferry.batcher import Batcher, DeadlineExceeded, Pipeline, Stage, StageModel
+from tensorferry.batcher import Batcher, Pipeline, Stage, StageModel
 from tensorferry.server.models.registry import Model, ModelRegistry, ModelStep
 from tensorferry.server.monitoring.metrics import Metrics, ServerStatistics
 from tensorferry.server.monitoring.step_statistics import counts_of
@@ -83,37 +83,6 @@ def test_each_stage_has_its_queue_and_batches(branched: BranchedModel) -> None:
     delay = found['tensorferry_stage_queue_delay_seconds_sum stage="encode"']
     assert 0 < delay < found['tensorferry_stage_request_seconds_total stage="encode"']
     assert found['tensorferry_stage_requests_total outcome="answered" stage="count"'] == 3
-
-
-def test_a_pipeline_counts_each_request_once_and_the_devices_of_all_stages(branched: BranchedModel) -> None:
-    branched.encode.open()
-    for _ in range(2):
-        branched.submit(2).result(PATIENCE)
-    found = samples(branched.model)
-    assert found['tensorferry_requests_total outcome="answered"'] == 2
-    assert found["nv_inference_request_success"] == 2
-    assert found["tensorferry_latency_seconds_count"] == 2
-    stages = [batcher.statistics().compute_time_sum for batcher in branched.batchers.values()]
-    assert found['tensorferry_batch_seconds_total stage="compute"'] == pytest.approx(sum(stages))
-
-
-def test_requests_that_a_stage_drops_are_counted_there(branched: BranchedModel) -> None:
-    first = branched.submit()
-    branched.encode.await_batches(1)
-    late = branched.submit(timeout=0.05)
-    with pytest.raises(DeadlineExceeded):
-        late.result(PATIENCE)
-    branched.encode.open()
-    first.result(PATIENCE)
-    found = samples(branched.model)
-    dropped = [
-        found[f'tensorferry_stage_requests_total outcome="{outcome}" stage="{stage}"']
-        for stage in branched.batchers
-        for outcome in ("expired", "refused")
-    ]
-    assert sum(dropped) == 1
-    assert found['tensorferry_requests_total outcome="expired"'] == 1
-    assert found['tensorferry_requests_total outcome="answered"'] == 1
 
 
 def test_a_model_of_one_function_has_a_step_and_no_stage() -> None:

@@ -115,15 +115,6 @@ def test_a_request_without_rows_gets_outputs_without_rows(client: InferenceClien
     assert (got["y"].shape, got["next"].shape) == ((0, 4), (2, 0, 4))
 
 
-def test_tensors_in_shared_memory_are_as_in_the_file(client: InferenceClient) -> None:
-    given, shapes = inputs(3), {"state": (2, 3, 4), "next": (2, 3, 4)}
-    with client.shared_memory("m", rows=3, shapes=shapes) as memory:
-        for name, array in given.items():
-            memory.inputs[name][:] = array
-        got = memory.infer()
-        np.testing.assert_allclose(got["next"], expected(given)["next"], rtol=1e-6)
-
-
 def test_classes_are_only_of_outputs_whose_rows_are_first(client: InferenceClient) -> None:
     found = client.infer("m", inputs(2), outputs={"y": Classification(1)})
     assert len(found["y"]) == 2

@@ -69,13 +69,6 @@ def test_pad_values_have_the_datatype_of_the_input(datatype: str, text: str, val
     assert padding.plan(("x",), [(DATATYPES[datatype].storage, (1, 3))]) is not None
 
 
-def test_the_pad_value_of_a_binary_input_is_bytes() -> None:
-    made = signature(spec("x", "BYTES", "batch", "sequence", binary=True))
-    padding = parse_padding(made, LENGTHS, {"x": "\N{LATIN SMALL LETTER E WITH ACUTE}"})
-    assert isinstance(padding.inputs, Mapping)
-    assert padding.inputs["x"] == (1, b"\xc3\xa9")
-
-
 @pytest.mark.parametrize(
     ("datatype", "text"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inspection.inspection import Inspection, Wanted, inspect_model
 from tensorferry.server.onnx_models import rewriting
-from tensorferry.server.onnx_models.preparation import prepare_model
 from tensorferry.server.runtime.fp16 import model_file
-from tensorferry.server.runtime.session import Session
 
 REWRITTEN = "batches of up to 32 rows (proved, rewritten)"
 
@@ -45,17 +42,6 @@ def test_it_is_batched_and_clients_see_a_variable_axis(load: Load, caplog: pytes
     assert (model.max_batch_size, model.batching, model.batching_verdict) == (32, REWRITTEN, "proved")
     assert str(model.signature) == "(x: FP32[-1, 2, 4]) -> (y: FP32[-1, 3])"
     assert "it is rewritten with a variable batch axis, and batches give the file's answers" in caplog.text
-
-
-def test_rows_together_get_the_answers_of_the_file(load: Load, tmp_path: Path) -> None:
-    model = load(perceptron)
-    own = Session(perceptron(tmp_path / "own.onnx"))
-    x = np.random.default_rng(1).standard_normal((6, 2, 4)).astype(np.float32)
-    alone = np.concatenate([own.run({"x": x[at : at + 1]})["y"] for at in range(6)])
-    futures = [model.batcher.submit_rows({"x": x[at : at + 1]}) for at in range(6)]
-    together = np.concatenate([future.result(30)["y"] for future in futures])
-    np.testing.assert_allclose(together, alone, rtol=1e-5)
-    np.testing.assert_allclose(model.batcher.submit_rows({"x": x}).result(30)["y"], alone, rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"batching_rewrite": False}, {"max_batch_size": 0}])
@@ -146,18 +132,6 @@ def test_weights_in_another_file_are_found(load: Load) -> None:
     assert load(external).batching == REWRITTEN
 
 
-def test_a_session_that_is_made_again_has_the_copy(tmp_path: Path) -> None:
-    """After a failed device, from the options of the model's sessions."""
-    source = ModelSource("m", perceptron(tmp_path / "m.onnx"))
-    with ExitStack() as scratch:
-        prepared = prepare_model(source, ServerConfig((source,), device="cpu"), "cpu", scratch)
-    options = prepared.settings.ort_options
-    with ExitStack() as scratch:
-        again = model_file(source.path, options, scratch).session("cpu", options)
-    assert again.signature == prepared.session.signature
-    assert again.run({"x": np.ones((2, 2, 4), np.float32)})["y"].shape == (2, 3)
-
-
 def inspected(path: Path, **wanted: Any) -> Inspection:
     source = ModelSource(path.stem, path)
     (found,) = inspect_model(source, ServerConfig((source,), device="cpu"), Wanted(measure=False, **wanted))
@@ -177,20 +151,3 @@ def test_inspect_writes_the_copy(tmp_path: Path) -> None:
     app.write_text("")
     with pytest.raises(StartError, match="takes an ONNX file"):
         inspected(app, write_batched=target)
-
-
-def test_inspect_writes_a_copy_with_the_batch_axis_first(tmp_path: Path, load: Load) -> None:
-    path, target = small.streaming(tmp_path / "own.onnx"), tmp_path / "first.onnx"
-    found = inspected(path, write_batched=target)
-    assert (found.decision.rewritten, found.decision.description) == (True, REWRITTEN)
-    model = load(lambda _: target)
-    assert model.batching == "batches of up to 32 rows (proved)"
-    x, state = (
-        np.random.default_rng(1).standard_normal(shape).astype(np.float32) for shape in ((5, 4), (5, 2, 4))
-    )
-    got = model.batcher.submit_rows({"x": x, "state": state}).result(30)
-    own = Session(path)
-    for at in range(5):
-        right = own.run({"x": x[at : at + 1], "state": state[at : at + 1].swapaxes(0, 1)})
-        np.testing.assert_allclose(got["y"][at : at + 1], right["y"], rtol=1e-6)
-        np.testing.assert_allclose(got["next"][at : at + 1].swapaxes(0, 1), right["next"], rtol=1e-6)

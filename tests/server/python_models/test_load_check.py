@@ -6,7 +6,7 @@ import ctypes
 import logging
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from tensorferry.batcher import Outcome, Request
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError, StepFailedError
-from tensorferry.server.functions.app_file import import_app
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
 from tensorferry.server.models.registry import Model
@@ -111,13 +110,6 @@ def test_a_write_in_a_later_run_is_explained_in_the_log_only(load: LoadFunction)
         f"test_load_check.py:{line}: 'x /= 255' writes to a read-only array; inputs are"
         in failed.value.reason
     )
-
-
-def test_an_error_of_the_function_itself_is_no_write(load: LoadFunction) -> None:
-    def refuses(x: Any) -> Any:
-        raise ValueError("the cache is read-only")
-
-    assert load(declared(refuses)).batching_verdict == "trusted"
 
 
 def test_no_answer_changes_when_the_function_runs_again(load: LoadFunction) -> None:
@@ -244,22 +236,6 @@ def test_outputs_that_differ_from_run_to_run_cannot_be_compared(load: LoadFuncti
 def test_the_batching_option_holds_for_functions(load: LoadFunction, policy: str, verdict: str) -> None:
     assert load(declared(lambda x: x), batching="proved").batching_verdict == "refused"
     assert load(declared(lambda x: x - x.mean(0)), batching=policy).batching_verdict == verdict
-
-
-def test_rows_in_processes_are_compared_and_writes_are_found(load: LoadFunction, tmp_path: Path) -> None:
-    app = tmp_path / "app.py"
-    app.write_text(
-        "from tensorferry.serving import FP32, model\n"
-        "X, Y = {'x': FP32[-1, 2]}, {'y': FP32[-1, 2]}\n\n"
-        "@model(inputs=X, outputs=Y, processes=1)\n"
-        "def centred(x):\n    return x - x.mean(0)\n\n"
-        "@model(inputs=X, outputs=Y, processes=1)\n"
-        "def divided(x):\n    x /= 255\n    return x\n"
-    )
-    models: Mapping[str, Any] = import_app(app)
-    assert load(models["centred"], app).batching_verdict == "refused"
-    with pytest.raises(StartError, match=r"trial run: app\.py:10: 'x /= 255' writes to a read-only array"):
-        load(models["divided"], app)
 
 
 # What is run.

@@ -63,15 +63,6 @@ def test_an_unusable_library_is_named_with_the_reason(given: str, message: str) 
         server_libraries((given,))
 
 
-def test_another_shared_library_lacks_the_function(tmp_path: Path) -> None:
-    path = custom_operator.library(tmp_path / "other.so")
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"RegisterCustomOps", b"RegisterCustomOpz"))
-    expected = "undefined symbol: RegisterCustomOps; a library of custom operators for ONNX Runtime exports the function"
-    with pytest.raises(StartError, match=expected):
-        server_libraries((str(path),))
-
-
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

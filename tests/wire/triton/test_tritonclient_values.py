@@ -42,13 +42,13 @@ def echoed(client: triton.InferenceServerClient, model: str, array: Any) -> Any:
     return client.infer(model, [tensor("x", array, model.split("-")[1])]).as_numpy("y")
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)], ids=str)
-@pytest.mark.parametrize("name", DATATYPES)
-def test_no_elements(client: triton.InferenceServerClient, name: str, shape: tuple[int, int]) -> None:
-    result = client.infer(f"echo-{name}", [tensor("x", np.empty(shape, DATATYPES[name]), name)])
-    (output,) = result.get_response().outputs
-    assert (output.datatype, tuple(output.shape)) == (name, shape)
-    assert list(result.get_response().raw_output_contents) == [b""]
+def test_no_elements(client: triton.InferenceServerClient) -> None:
+    for name, dtype in DATATYPES.items():
+        for shape in ((0, 3), (2, 0), (0, 0)):
+            result = client.infer(f"echo-{name}", [tensor("x", np.empty(shape, dtype), name)])
+            (output,) = result.get_response().outputs
+            assert (output.datatype, tuple(output.shape)) == (name, shape)
+            assert list(result.get_response().raw_output_contents) == [b""]
 
 
 def test_no_dimensions(client: triton.InferenceServerClient) -> None:
