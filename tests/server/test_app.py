@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.server.rig import PATIENCE, Make, fp32, request
 
 from tensorferry.protos import inference_pb2 as pb
@@ -64,49 +61,12 @@ def test_the_life_of_a_server_from_start_to_stop(make: Make, transport: str) -> 
     assert app.stop()
 
 
-@pytest.mark.parametrize(("mode", "ready"), [("none", False), ("poll", False), ("explicit", True)])
-def test_a_server_without_a_model_is_ready_only_if_clients_can_load_one(
-    make: Make, tmp_path: Path, mode: str, ready: bool
-) -> None:
-    (tmp_path / "models").mkdir()
-    app = make(models=(), model_repositories=(tmp_path / "models",), model_control=mode)
-    app.start()
-    app.load()
-    with connect(app) as channel:
-        stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        assert stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready is ready
-        assert health(channel) == (SERVING if ready else NOT_SERVING)
-
-
 @pytest.mark.parametrize(
     ("host", "address"),
     [("127.0.0.1", "127.0.0.1:7"), ("::1", "[::1]:7"), ("[::1]", "[::1]:7"), ("localhost", "localhost:7")],
 )
 def test_the_address_of_an_ipv6_host_has_brackets(host: str, address: str) -> None:
     assert address_of(host, 7) == address
-
-
-def test_reflection_lists_every_service_with_its_files(make: Make) -> None:
-    app = make()
-    app.start()
-    services = {
-        "inference.GRPCInferenceService",
-        "grpc.health.v1.Health",
-        "grpc.reflection.v1.ServerReflection",
-        "grpc.reflection.v1alpha.ServerReflection",
-    }
-    request = reflection_pb2.ServerReflectionRequest
-    requests = [request(list_services=""), *(request(file_containing_symbol=symbol) for symbol in services)]
-    with connect(app) as channel:
-        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
-        listed, *files = stub.ServerReflectionInfo(iter(requests), timeout=PATIENCE)
-    assert {service.name for service in listed.list_services_response.service} == services
-    # A client adds the files to its own pool, imports first.
-    for file in files:
-        pool = DescriptorPool()
-        for part in reversed(file.file_descriptor_response.file_descriptor_proto):
-            pool.AddSerializedFile(part)
-        assert pool.FindServiceByName(file.original_request.file_containing_symbol).methods
 
 
 @pytest.mark.parametrize("service", REFLECTION_SERVICES)

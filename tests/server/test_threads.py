@@ -9,9 +9,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -29,8 +27,6 @@ from tensorferry.server.monitoring import http_server
 from tensorferry.server.monitoring.http_server import MetricsServer
 from tensorferry.server.recovery.watchdog import Watchdog, WatchedRun
 from tensorferry.server.threads import HandlerThreads, ThreadKind, new_thread, watch_threads
-from tensorferry.server.transport.lane import tcp_cork
-from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -107,13 +103,6 @@ def test_an_exception_of_a_handler_is_in_its_future_and_the_thread_continues() -
     assert isinstance(threads.submit(crash).exception(PATIENCE), SystemExit)
     assert threads.submit(str, 2).result(PATIENCE) == "2"
     threads.shutdown()
-
-
-def test_the_standard_thread_pool_raises_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason for `HandlerThreads`: the exception would end grpcio's polling thread."""
-    monkeypatch.setattr(threading.Thread, "start", _cannot_start)
-    with pytest.raises(RuntimeError):
-        ThreadPoolExecutor(8).submit(int)
 
 
 @pytest.mark.parametrize("kind", [None, *ThreadKind])
@@ -228,19 +217,6 @@ def run_on_polling_thread(app: App, function: Callable[[], None], monkeypatch: p
     monkeypatch.setattr(polling, "_process_event_and_continue", process)
     with grpc.insecure_channel(app.address) as channel:
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
-
-
-def test_responses_are_sent_uncorked_if_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(path: str) -> Any:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    held = TcpCork()
-    held.serve(1)
-    monkeypatch.setattr(tcp_cork, "os", SimpleNamespace(listdir=exhausted, path=os.path))
-    held.begin(32)
-    assert not held.corked
-    held.flush()
-    held.end()
 
 
 def test_the_metrics_server_recovers_if_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource
 
 MAX_BYTES = 10_000
-Infer = Callable[[pb.ModelInferRequest], pb.ModelInferResponse]
 
 
 def repeated(path: Path, width: int) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from support.server import log_lines
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import InvalidRequestError, UnsupportedError
+from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.methods.log_settings import LogSettingsMethods
 from tensorferry.server.telemetry import logs
 
@@ -69,23 +69,6 @@ def written(capfd: pytest.CaptureFixture[str]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("level", "differs"),
-    [
-        ("debug", {"log_verbose_level": 1}),
-        ("info", {}),
-        ("warning", {"log_info": False}),
-        ("error", {"log_info": False, "log_warning": False}),
-    ],
-)
-def test_settings_begin_with_those_of_the_command_line(
-    level: str, differs: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
-    settings = settings_with(level=level)
-    assert settings_after(settings) == DEFAULTS | differs
-    assert written(capfd) == {name for name in LEVELS if LEVELS[name] >= LEVELS[level]}
-
-
-@pytest.mark.parametrize(
     ("changes", "shown"),
     [
         ({"log_info": False}, "warning error critical"),
@@ -124,17 +107,6 @@ def test_times_in_text_change_to_iso_8601_and_back(capfd: pytest.CaptureFixture[
     assert log_lines.written(capfd).endswith(":13:20 INFO    line\n")
 
 
-def test_a_change_is_logged_before_it_takes_effect(capfd: pytest.CaptureFixture[str]) -> None:
-    settings = settings_with()
-    settings_after(settings, log_warning=False, log_verbose_level=2, log_info=True)
-    assert log_lines.written(capfd).endswith(
-        "WARNING a client changes what is logged: log_warning from True to False, log_verbose_level from 0 to 2\n"
-    )
-    settings_after(settings)
-    settings_after(settings, log_info=True)
-    assert log_lines.written(capfd) == ""
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -165,16 +137,6 @@ def test_a_setting_without_a_value_is_refused() -> None:
         InvalidRequestError, match="expect boolean for 'log_info', in bool_param; got no value"
     ):
         settings_with().log_settings(message)
-
-
-@pytest.mark.parametrize("path", ["/var/log/other.log", ""])
-def test_clients_cannot_change_the_log_file(path: str) -> None:
-    settings = settings_with()
-    with pytest.raises(
-        UnsupportedError, match="log file location can not be updated through network protocol"
-    ):
-        settings_after(settings, log_file=path, log_info=False)
-    assert settings_after(settings) == DEFAULTS
 
 
 def test_a_concurrent_change_is_kept() -> None:

@@ -33,17 +33,6 @@ def answers(model: Model) -> list[list[float]]:
     return y
 
 
-def test_a_model_with_a_custom_operator_is_tested(
-    load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    library = custom_operator.library(tmp_path / "twice.so")
-    model = load(custom_operator.model, custom_ops=(str(library),))
-    assert model.batching_verdict == "tested"
-    assert "com.acme.Twice b is an operator that cannot be analysed" in caplog.text
-    assert answers(model) == (2 * (X + 1) + 1).tolist()
-
-
 def test_a_custom_operator_that_mixes_rows_is_refused(load: Load, tmp_path: Path) -> None:
     library = custom_operator.library(tmp_path / "mixing.so", compute="minus_mean")
     model = load(custom_operator.model, custom_ops=(str(library),))
@@ -81,14 +70,6 @@ def test_the_package_replaces_no_operator(load: Load) -> None:
     assert load(relu, custom_ops=("onnxruntime-extensions",)).batching_verdict == "proved"
 
 
-@pytest.mark.parametrize(("length", "verdict"), [(8, "tested"), (None, "refused")])
-def test_a_tokeniser_is_batched_if_its_length_is_fixed(length: int | None, verdict: str, load: Load) -> None:
-    """Without a fixed length, all rows are as long as the longest of the batch."""
-    extensions.skip_without()
-    model = load(partial(extensions.tokenizer, length=length), custom_ops=("onnxruntime-extensions",))
-    assert model.batching_verdict == verdict
-
-
 def test_every_instance_and_a_replacement_have_the_operators(tmp_path: Path) -> None:
     library = custom_operator.library(tmp_path / "twice.so")
     source = ModelSource("m", custom_operator.model(tmp_path / "m.onnx"))
@@ -100,18 +81,6 @@ def test_every_instance_and_a_replacement_have_the_operators(tmp_path: Path) -> 
     factory = SessionFactory(source, prepared.io_mapping, prepared.settings, plan)
     rebuilt = factory.rebuild("cpu", runs=True)
     assert rebuilt.run({"x": X})["y"].tolist() == (2 * (X + 1) + 1).tolist()
-
-
-def test_instances_of_a_repository_model_have_the_operators_of_its_configuration(
-    load: Load, tmp_path: Path
-) -> None:
-    custom_operator.library(tmp_path / "twice.so")
-    config = 'instance_group { count: 2 } model_operations { op_library_filename: "twice.so" }'
-    model = load(custom_operator.model, config)
-    assert model.devices == ("cpu", "cpu")
-    assert model.batching_verdict == "tested"
-    assert list(model.config.model_operations.op_library_filename) == ["twice.so"]
-    assert answers(model) == (2 * (X + 1) + 1).tolist()
 
 
 def test_custom_operators_stay_in_fp32(load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -211,10 +210,6 @@ def test_all_fields_of_statistics_are_merged() -> None:
     }
     assert b.response_stats["9"] == pb.InferResponseStatistics(cancel=duration(2))
     assert merged_statistics([]) == pb.ModelStatisticsResponse()
-
-
-def as_json(status: Any) -> Any:
-    return json.loads(json.dumps(status, allow_nan=False))
 
 
 def test_status_of_several_processes(start: Start) -> None:

@@ -131,19 +131,6 @@ def test_neither_does_a_stream(
     assert b"secret" not in answers[1].SerializeToString()
 
 
-def test_an_output_whose_elements_are_no_strings_is_an_error_of_the_model(
-    served: ServedTransport, serve_function: Serve
-) -> None:
-    serve_function(lambda inputs: {"y": np.array([5] * len(inputs["x"]), dtype=object)})
-    public = "the model failed on this request: output 'y': an element of a BYTES tensor must be bytes or str, got int"
-    with pytest.raises(grpc.RpcError) as caught:
-        served.stub.ModelInfer(message("a"), timeout=PATIENCE)
-    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INTERNAL, public)
-    stream = served.stream()
-    stream.send_bytes(message("a").SerializeToString())
-    assert stream.read().error_message == public
-
-
 def test_a_failure_among_others_is_logged_once_when_it_failed_alone(
     served: ServedTransport, serve_function: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:

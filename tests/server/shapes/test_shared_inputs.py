@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from google.protobuf import text_format
 from support.models.scaled import scaled, sometimes_mixing
 from support.models.small import node, save, value
-from support.server.rig import infer, request, signature, spec
+from support.server.rig import signature, spec
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.batching_check.row_comparison import ComparisonSettings
 from tensorferry.server.batching_check.shared_inputs import mixing_through_shared_inputs
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
-from tensorferry.server.errors import InvalidRequestError, StartError
-from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.errors import StartError
 from tensorferry.server.models.load_context import LoadContext
 from tensorferry.server.models.loader import load_model
-from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.models.registry import Model
 from tensorferry.server.runtime.session import Session
 
 
@@ -46,25 +44,6 @@ def test_which_signatures_have_a_batch_axis() -> None:
         )
     assert signature(spec("x", "FP32", 1, 3), outputs=(y,)).no_batch_axis_reason() is not None
     assert signature(x, outputs=(spec("y", "FP32"),)).no_batch_axis_reason() == "output 'y' is a scalar"
-
-
-def test_a_template_matches_equal_shared_inputs_only(tmp_path: Path) -> None:
-    """Each request gets the result for its own value."""
-    model = load(scaled(tmp_path / "m.onnx"))
-    registry = ModelRegistry()
-    registry.mark_ready(model)
-    service = InferenceService(registry)
-    try:
-        for rows in (1, 2, 40):
-            for scale in (2, 3, 2, -1):
-                x = np.full((rows, 3), scale + rows, np.float32)
-                message = request({"x": x, "scale": np.array(scale, np.float32)})
-                (raw,) = infer(service, message).raw_output_contents
-                np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), (x * scale).reshape(-1))
-        with pytest.raises(InvalidRequestError, match="unexpected shape for input 'scale'"):
-            infer(service, request({"x": x, "scale": np.ones(2, np.float32)}))
-    finally:
-        model.batcher.close()
 
 
 def test_a_model_with_shared_inputs_is_batched(tmp_path: Path) -> None:
@@ -112,14 +91,6 @@ def test_the_batching_test_runs_several_values(tmp_path: Path) -> None:
 def test_wrong_configurations_are_refused(tmp_path: Path, inputs: str, reason: str) -> None:
     with pytest.raises(StartError, match=reason):
         load(scaled(tmp_path / "m.onnx"), f"max_batch_size: 8 input {inputs}")
-
-
-def test_a_fixed_batch_axis_is_refused(tmp_path: Path) -> None:
-    path = save(
-        tmp_path / "m.onnx", [node("Add", "x x", "y")], [value("x", dims=[1, 3])], [value("y", dims=[1, 3])]
-    )
-    with pytest.raises(StartError, match="first dimension must be -1"):
-        load(path, "max_batch_size: 8")
 
 
 def test_a_model_with_shared_inputs_is_not_padded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 from support.open_files import open_files
-from support.server.regions import extension, input_in, names
+from support.server.regions import input_in, names
 
-from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import (
     AlreadyExistsError,
     InvalidRequestError,
     LimitError,
     NotFoundError,
-    ServerError,
-    UnsupportedError,
 )
-from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.shared_memory.system import SystemSharedMemory
 
@@ -237,18 +233,6 @@ def test_an_unknown_region_is_refused(regions: Regions) -> None:
         RegionLease(Regions()).span(input_in())
 
 
-def test_a_shortened_file_is_a_client_error(regions: Regions, tmp_path: Path) -> None:
-    """Access to a mapping of it would kill the process."""
-    regions.register_system("r", "key", 0, 64)
-    span = RegionLease(regions).span(input_in(nbytes=64))
-    assert span is not None
-    os.truncate(tmp_path / "key", 63)
-    for use in (span.read, lambda: span.write(memoryview(bytes(64)))):
-        with pytest.raises(InvalidRequestError, match="the file of key 'key' has become smaller"):
-            use()
-    assert (tmp_path / "key").stat().st_size == 63
-
-
 def test_a_failed_write_is_an_error(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
     regions.register_system("r", "key", 0, 64)
     span = RegionLease(regions).span(input_in())
@@ -272,41 +256,3 @@ def test_short_reads_and_writes_are_continued(regions: Regions, monkeypatch: pyt
     assert span.read() == bytes(range(10))
     span.write(memoryview(b"0123456789"))
     assert span.read() == b"0123456789"
-
-
-def test_the_methods(regions: Regions) -> None:
-    methods = extension(regions)
-    register = pb.SystemSharedMemoryRegisterRequest(name="r", key="/key", offset=8, byte_size=16)
-    assert methods["SystemSharedMemoryRegister"](register) == pb.SystemSharedMemoryRegisterResponse()
-    for name in ("", "r"):
-        status = methods["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest(name=name))
-        assert list(status.regions) == ["r"]
-        region = status.regions["r"]
-        assert (region.name, region.key, region.offset, region.byte_size) == ("r", "/key", 8, 16)
-    with pytest.raises(NotFoundError, match="Unable to find system shared memory region: 'other'"):
-        methods["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest(name="other"))
-    methods["SystemSharedMemoryUnregister"](pb.SystemSharedMemoryUnregisterRequest(name="r"))
-    assert not methods["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest()).regions
-    assert SharedMemoryMethods(regions).names[0] == "system_shared_memory"
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        "SystemSharedMemoryRegister",
-        "SystemSharedMemoryUnregister",
-        "CudaSharedMemoryRegister",
-        "CudaSharedMemoryUnregister",
-    ],
-)
-def test_if_not_allowed_the_error_names_the_flag(method: str) -> None:
-    regions = Regions()
-    request = getattr(pb, f"{method}Request")(name="r")
-    with pytest.raises(UnsupportedError) as caught:
-        extension(regions)[method](request)
-    assert str(caught.value).startswith(
-        "Client shared memory is disabled. Start the server with --allow-shared-memory"
-    )
-    assert isinstance(caught.value, ServerError)
-    assert not extension(regions)["SystemSharedMemoryStatus"](pb.SystemSharedMemoryStatusRequest()).regions
-    assert SharedMemoryMethods(regions).names == ()

@@ -16,11 +16,8 @@ from support.server.rig import PATIENCE, fp32, request
 from support.server.scripted_service import ServedTransport
 from support.server.spans import ROUNDING_NS, SAMPLED, SPAN, TRACE, UNSAMPLED, TracedService, ids_of, of
 
-from tensorferry.batcher import DeadlineExceeded, StageOutcome
 from tensorferry.server.errors import ModelFailedError
-from tensorferry.server.status import mapped_status
 from tensorferry.server.tracing import otel
-from tensorferry.server.tracing.trace import RequestTrace
 
 UNARY = "inference.GRPCInferenceService/ModelInfer"
 STREAMED = "inference.GRPCInferenceService/ModelStreamInfer"
@@ -172,29 +169,6 @@ def test_each_stage_and_step_of_a_pipeline_has_a_span(
         assert of_batch.parent is None
         assert of(of_batch)["tensorferry.stage.name"] == name
         assert ids_of([one.context for one in of_batch.links]) == ids_of([whole.context])
-
-
-def test_stages_that_gave_no_outputs_have_no_batch(traced: Callable[..., TracedService]) -> None:
-    at = traced()
-    sink = at.source.sample(None, None)
-    assert sink is not None
-    trace = RequestTrace([sink], "late", 1.0)
-    trace.queued = 2.0
-    stages = (
-        StageOutcome("failed", 3.0, 1.5, None),
-        StageOutcome("waited", 3.0, 0.0, None),
-        StageOutcome("refused", math.nan, 0.0, None),
-    )
-    error = DeadlineExceeded("")
-    trace.completed(None, 1.5, error, mapped_status(error), rows=1, stages=stages)
-    trace.sent()
-    spans = at.spans(1)
-    parts = {one.name: one for one in spans.all if one.parent == spans.requests["late"].context}
-    assert set(parts) == {"decode", "stage failed", "stage waited", "respond"}
-    for name, expected in (("failed", ["queue", "batch"]), ("waited", ["queue"])):
-        stage = parts[f"stage {name}"]
-        assert [one.name for one in spans.all if one.parent == stage.context] == expected
-        assert stage.end_time == parts["respond"].start_time
 
 
 def test_each_message_of_a_stream_has_a_span(traced: Callable[..., TracedService]) -> None:

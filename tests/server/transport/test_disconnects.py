@@ -22,7 +22,6 @@ from tensorferry.server.inference.reply import BuiltReply, InferenceCall, Infere
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.registry import ModelRegistry
 
-Serve = Callable[..., ServedTransport]
 Leave = Callable[[RawClient], None]
 
 LEAVES: list[Leave] = [lambda client: client.cancel(1), lambda client: client.leave()]
