@@ -14,7 +14,6 @@ from support.models import mixing, small
 from support.server.rig import PATIENCE, Array, fp32
 
 from tensorferry.batcher import RequestTooLarge
-from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.model_config.pbtxt import parse_config
@@ -135,15 +134,6 @@ def test_how_a_model_is_batched(
     assert model.batching.startswith(words)
 
 
-def test_the_log_says_how_to_turn_batching_on(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    load("max_batch_size: 8 " + XY)
-    assert (
-        "model m: each request runs alone, as its configuration has no dynamic_batching; add 'dynamic_batching { }'"
-        in caplog.text
-    )
-
-
 def test_a_refused_model_gives_a_warning(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     load("max_batch_size: 8 dynamic_batching { }", small.centred)
     (warning,) = warnings(caplog)
@@ -178,13 +168,6 @@ def test_requests_that_run_alone_keep_their_rows(load: Load, runs: list[tuple[Se
     assert [values for _, values in runs] == [[float(tag)] * size for tag, size in enumerate(sizes)]
     with pytest.raises(RequestTooLarge, match="batch-size must be <= 4 for 'm': the request has 5 rows"):
         model.batcher.submit_rows({"x": fp32(5, 3)})
-
-
-def test_a_model_without_a_batch_axis_cannot_have_a_max_batch_size(load: Load) -> None:
-    with pytest.raises(
-        StartError, match="for the model to support batching the shape should have at least 1 dim"
-    ):
-        load("max_batch_size: 4", lambda path: small.twice(path, dims=(1, 3)))
 
 
 # Signatures that clients see.
@@ -240,12 +223,6 @@ def test_several_instances_take_from_one_queue_at_the_same_time(
         [2.0 * tag] * 3 for tag in range(3)
     ]
     assert len(set(map(id, used))) == 3
-
-
-def test_every_instance_has_run_a_row(load: Load, runs: list[tuple[Session, list[float]]]) -> None:
-    load("max_batch_size: 2 instance_group { count: 2 kind: KIND_CPU }" + XY)
-    sizes = {id(session): {len(values) for at, values in runs if at is session} for session, _ in runs}
-    assert list(sizes.values()) == [{1}, {1}]
 
 
 @pytest.mark.parametrize(("device", "why"), [("cpu", "--device is cpu"), ("auto", "")])
@@ -325,20 +302,15 @@ def test_unsupported_fields_and_unknown_parameters_give_warnings(
         ('name: "other"', "has the name 'other'; it must be 'm'"),
         (X.replace("FP32", "FP16"), "configuration expects datatype TYPE_FP16 for input 'x'"),
         ("optimization { graph { level: 9 } }", "model 'm': optimization.graph.level is 9"),
+        (
+            'parameters { key: "batching" value { string_value: "maybe" } }',
+            "parameter batching is 'maybe'; expected values for batching are proved, tested",
+        ),
     ],
 )
 def test_invalid_configurations_are_refused(text: str, message: str, load: Load) -> None:
     with pytest.raises(StartError, match=message):
         load(text)
-
-
-def test_the_given_configuration_is_not_changed(load: Load, tmp_path: Path) -> None:
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    path = small.twice(tmp_path / "m" / "1" / "model.onnx")
-    given = ModelConfig()
-    source = ModelSource("m", path, "1", given, tmp_path / "m")
-    assert load_model(source, LoadContext(ServerConfig((source,)))).batcher.close()
-    assert given == ModelConfig()
 
 
 @pytest.mark.parametrize(

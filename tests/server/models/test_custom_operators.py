@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import onnx
 import pytest
-from support.models import custom_operator, extensions, small
+from support.models import custom_operator, small
 from support.server.rig import PATIENCE, Load, fp32
 
-from tensorferry.server.config.server_config import ModelSource, ServerConfig
-from tensorferry.server.errors import StartError
 from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, ProbedModel
 from tensorferry.server.model_config.io_mapping import IoMapping
 from tensorferry.server.models.registry import Model
-from tensorferry.server.onnx_models.preparation import prepare_model
-from tensorferry.server.onnx_models.session_factory import SessionFactory, WarmupPlan
 from tensorferry.server.runtime.check_cache import CheckCache
 from tensorferry.server.runtime.fp16 import convert_to_fp16
 from tensorferry.server.runtime.op_libraries import server_libraries
@@ -40,12 +35,6 @@ def test_a_custom_operator_that_mixes_rows_is_refused(load: Load, tmp_path: Path
     assert "output 'y' of a row depends on other rows" in model.batching
 
 
-def test_only_proved_models_are_batched_if_the_option_says_so(load: Load, tmp_path: Path) -> None:
-    library = custom_operator.library(tmp_path / "twice.so")
-    model = load(custom_operator.model, custom_ops=(str(library),), batching="proved")
-    assert model.batching_verdict == "refused"
-
-
 relu = partial(custom_operator.model, name="Relu", domain="")
 
 
@@ -63,24 +52,6 @@ def test_a_library_that_may_replace_operators_ends_the_proof(
     assert answers(model) == (2 * (X + 1) + 1).tolist()
     mixing = custom_operator.library(tmp_path / "mixing.so", "Relu", "", "minus_mean")
     assert load(relu, custom_ops=(str(mixing),)).batching_verdict == "refused"
-
-
-def test_the_package_replaces_no_operator(load: Load) -> None:
-    extensions.skip_without()
-    assert load(relu, custom_ops=("onnxruntime-extensions",)).batching_verdict == "proved"
-
-
-def test_every_instance_and_a_replacement_have_the_operators(tmp_path: Path) -> None:
-    library = custom_operator.library(tmp_path / "twice.so")
-    source = ModelSource("m", custom_operator.model(tmp_path / "m.onnx"))
-    with ExitStack() as scratch:
-        prepared = prepare_model(source, ServerConfig((source,), custom_ops=(str(library),)), "cpu", scratch)
-        options = prepared.settings.ort_options
-        assert prepared.file.session("cpu", options).run({"x": X})["y"].shape == X.shape
-    plan = WarmupPlan((), prepared.working_size, [{}], 4)
-    factory = SessionFactory(source, prepared.io_mapping, prepared.settings, plan)
-    rebuilt = factory.rebuild("cpu", runs=True)
-    assert rebuilt.run({"x": X})["y"].tolist() == (2 * (X + 1) + 1).tolist()
 
 
 def test_custom_operators_stay_in_fp32(load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -109,13 +80,6 @@ def test_custom_operators_stay_in_fp32(load: Load, tmp_path: Path, caplog: pytes
     casts = {node.output[0]: node.attribute[0].i for node in converted.graph.node if node.op_type == "Cast"}
     assert casts[custom.input[0]] == onnx.TensorProto.FLOAT
     assert list(casts.values()).count(onnx.TensorProto.FLOAT16) == 2, "the input, and after the operator"
-
-
-def test_a_model_without_its_library_is_not_converted(load: Load) -> None:
-    with pytest.raises(
-        StartError, match=r"com.acme:Twice.* is not a registered function/op. Operators of com.acme are"
-    ):
-        load(custom_operator.model, fp16=True)
 
 
 def probed(path: Path, library: Path) -> ProbedModel:

@@ -14,10 +14,8 @@ from support.models.served_repository import ServedRepository
 from support.server.rig import PATIENCE, Array, fp32, infer, request
 
 from tensorferry.batcher import InvalidRequest
-from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import LoadFailedError, NotReadyError, StartError
-from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.models.registry import ModelState
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
@@ -53,17 +51,6 @@ def served(served_repository: ServedRepository) -> ServedRepository:
     served_repository.write("first", small.twice)
     served_repository.write("second", small.twice)
     return served_repository
-
-
-def test_the_models_count_their_part(served: ServedRepository) -> None:
-    served.write("e", config=CHAIN)
-    served.start("e")
-    served.ask()
-    served.ask(x=fp32(3, 3))
-    stats = StatisticsMethods(served.registry).model_statistics(pb.ModelStatisticsRequest())
-    counts = {each.name: (each.inference_count, each.execution_count) for each in stats.model_stats}
-    assert counts == {"e": (5, 2), "first": (5, 2), "second": (5, 2)}
-    assert {each.inference_stats.success.count for each in stats.model_stats} == {2}
 
 
 def test_models_are_loaded_with_their_ensemble(served: ServedRepository) -> None:
@@ -247,15 +234,6 @@ def test_inputs_without_rows_and_optional_ones(served: ServedRepository) -> None
     threads = [run_in_thread(partial(ask, shift)) for shift in range(8)]
     for shift, answer in enumerate(threads):
         assert answer.result(PATIENCE).tolist() == (4 * fp32(2, 3) + 2 * shift).tolist()
-
-
-def test_priorities_are_those_of_the_finest_model(served: ServedRepository) -> None:
-    served.write("second", config="dynamic_batching { priority_levels: 3 default_priority_level: 2 }")
-    served.write("e", config=CHAIN)
-    served.start("*")
-    batcher = served.registry.get("e").batcher
-    assert (batcher.priorities, batcher.settings.default_priority) == (3, 2)
-    assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
 
 
 def test_labels_are_those_of_the_model_unless_the_ensemble_has_its_own(served: ServedRepository) -> None:

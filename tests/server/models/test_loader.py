@@ -59,15 +59,6 @@ def fixed(path: Path) -> Path:
     return small.twice(path, dims=(1, 3))
 
 
-def test_a_proved_model_is_batched(load: Load) -> None:
-    model = load(small.twice, max_batch_size=8)
-    assert (model.name, model.version, model.max_batch_size, model.batched) == ("named", "1", 8, True)
-    assert model.batching == "batches of up to 8 rows (proved)"
-    assert str(model.signature) == "(x: FP32[-1, 3]) -> (y: FP32[-1, 3])"
-    future = model.batcher.submit_rows({"x": fp32(2, 3)})
-    assert future.result(30)["y"].tolist() == (fp32(2, 3) * 2).tolist()
-
-
 def test_max_batch_size_0_turns_batching_off(load: Load, runs: list[int]) -> None:
     model = load(small.twice, max_batch_size=0)
     assert (model.max_batch_size, model.batching) == (0, "unbatched (--max-batch-size 0)")
@@ -93,12 +84,6 @@ def test_a_model_that_mixes_rows_is_unbatched_and_the_log_says_why_and_what_to_d
     assert model.batching.startswith("unbatched (Softmax share normalises over the batch axis)")
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert warning.getMessage().endswith("(--batching trust batches it anyway)")
-
-
-def test_trust_batches_it_anyway(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    model = load(small.softmax_over_rows, batching="trust", max_batch_size=4)
-    assert (model.max_batch_size, model.batching) == (4, "batches of up to 4 rows (trusted)")
-    assert "model named is batched unchecked (--batching trust)" in caplog.text
 
 
 def test_trust_does_not_batch_a_model_without_a_batch_axis(load: Load) -> None:
@@ -236,11 +221,6 @@ def test_the_queue_is_bounded_as_configured(load: Load) -> None:
         model.batcher.submit_rows({"x": np.zeros((1, 26), np.float32)})
 
 
-def test_a_missing_file_is_named(load: Load, tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"m\.onnx: no such file"):
-        load(lambda path: path)
-
-
 def test_the_run_times_of_the_check_are_predicted_for_the_first_request(load: Load) -> None:
     model = load(small.twice, max_batch_size=4)
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -260,11 +240,6 @@ def test_limits_that_no_full_batch_fits_give_warnings(load: Load, caplog: pytest
     )
     assert any("--slo-ms is 1e-06: batches will have fewer rows" in text for text in warnings)
     assert any("no batch can have more than 5 rows" in text for text in model.batcher.statistics().warnings)
-
-
-def test_limits_that_a_full_batch_fits_give_no_warning(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    load(small.twice, max_batch_size=8, slo=60.0)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_closed_model_keeps_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import onnxruntime
 import pytest
 from support.models import small
-from support.server.rig import PATIENCE, fp32, made_apps
+from support.server.rig import made_apps
 
 from tensorferry.batcher import ClientPolicy
 from tensorferry.server.app import App
@@ -237,30 +237,6 @@ def test_an_option_has_an_effect_on_its_model_only(
     recorded.devices.clear()
     recorded.options.clear()
     assert look(load("n", text, build), recorded) == without
-
-
-def test_several_instances_serve_on_real_sessions(load: Callable[..., Model]) -> None:
-    model = load("m", 'device = "cpu"\n[models.m]\ninstances = 2\nthreads = 1')
-    assert model.devices == ("cpu", "cpu")
-    assert model.config.instance_group[0].count == 2
-    parameters = {name: value.string_value for name, value in model.config.parameters.items()}
-    assert parameters == {"intra_op_thread_count": "1"}
-    assert model.batcher.submit_rows({"x": fp32(2, 3)}).result(PATIENCE)["y"].tolist() == [
-        [0, 2, 4],
-        [6, 8, 10],
-    ]
-
-
-def test_instances_are_on_each_device(load: Callable[..., Model], recorded: Recorded) -> None:
-    load("m", "[models.m]\ndevice = 'cuda:0,1'\ninstances = 2")
-    assert recorded.devices == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
-
-
-def test_a_provider_that_is_not_installed_is_an_error(load: Callable[..., Model]) -> None:
-    if "OpenVINOExecutionProvider" in onnxruntime.get_available_providers():
-        pytest.skip("this ONNX Runtime has it")
-    with pytest.raises(StartError, match="requires OpenVINOExecutionProvider, which the installed"):
-        load("m", 'device = "cpu"\n[models.m]\nproviders = "openvino"')
 
 
 def test_the_configuration_of_a_model_precedes_its_table(

@@ -98,13 +98,6 @@ def test_steps_of_equal_batches_share_one_batcher(load: Load, tmp_path: Path) ->
     assert [sum(times.batches for times in each.times) for each in served.steps] == [1, 1]
 
 
-def test_one_model_with_other_names(load: Load, tmp_path: Path) -> None:
-    small.twice(tmp_path / "twice.onnx")
-    served = load(pipeline("p", step(onnx("twice.onnx"), inputs={"x": "image"}, outputs={"y": "score"})))
-    assert str(served.signature) == "(image: FP32[-1, 3]) -> (score: FP32[-1, 3])"
-    assert served.batcher.submit_rows({"image": rows(4)}).result()["score"].tolist() == rows(8).tolist()
-
-
 def test_rows_of_different_lengths_are_padded_and_batched_by_length(load: Load, tmp_path: Path) -> None:
     small.mean_of_numbers(tmp_path / "mean.onnx")
     mean = onnx("mean.onnx", pad_lengths=("sequence", [4, 8]), pad_values={"ids": 0, "mask": 0})
@@ -294,20 +287,6 @@ def test_no_step_changes_what_another_step_or_the_client_reads(
         with pytest.raises(StepFailedError) as failed:
             served.batcher.submit_rows({"x": rows(*range(count))}).result()
         assert "app.py:6: 'np.exp(y, out=y)' writes to a read-only array" in failed.value.reason
-
-
-def test_a_list_of_equal_rows_is_an_array_for_the_next_step_of_the_stage(load: Load) -> None:
-    @model(inputs={"x": FP32[-1, 3]}, outputs={"a": FP32[-1, 3]})
-    def listed(x: Any) -> Any:
-        return list(x)
-
-    @model(inputs={"a": FP32[-1, 3]}, outputs={"b": FP32[-1, 3]})
-    def doubled(a: Any) -> Any:
-        return a * 2
-
-    served = load(pipeline("p", listed, doubled))
-    assert isinstance(served.batcher, Batcher)
-    assert served.batcher.submit_rows({"x": rows(1, 2)}).result()["b"].tolist() == rows(2, 4).tolist()
 
 
 def test_a_step_whose_rows_affect_each_other_gets_each_request_alone(load: Load) -> None:

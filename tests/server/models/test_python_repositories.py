@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from support.models import small
 from support.models.served_repository import ServedRepository
-from support.server.rig import fp32
 
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import InvalidRequestError, LoadFailedError, StartError
@@ -138,19 +137,6 @@ def test_a_pipeline_of_the_command_line_may_name_a_model_of_a_repository(
     served.write("twice", small.twice)
     control.load("twice")
     assert ask(served) == 2
-
-
-def test_an_ensemble_may_have_python_steps(served_repository: ServedRepository) -> None:
-    served = served_repository
-    served.write_code("p", times(3))
-    served.write(
-        "e",
-        config="""platform: "ensemble" max_batch_size: 4 input { name: "image" data_type: TYPE_FP32 dims: 3 }
-        output { name: "scores" data_type: TYPE_FP32 dims: 3 } ensemble_scheduling { step { model_name: "p" model_version: -1
-        input_map { key: "x" value: "image" } output_map { key: "y" value: "scores" } } }""",
-    )
-    served.start("*")
-    assert served.ask().tolist() == (3 * fp32(2, 3)).tolist()
 
 
 def test_models_of_tritons_python_backend_are_refused(served_repository: ServedRepository) -> None:

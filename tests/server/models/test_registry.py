@@ -17,15 +17,6 @@ def model(name: str, version: str = "1", max_batch_size: int = 8) -> Model:
     )
 
 
-def test_the_latest_version_is_the_default() -> None:
-    registry = ModelRegistry()
-    for version in ("9", "10", "2"):
-        registry.mark_ready(model("m", version))
-    assert registry.get("m").version == "10"
-    assert registry.get("m", "").version == "10"
-    assert registry.get("m", "9").version == "9"
-
-
 def test_a_server_without_models_is_ready_only_if_models_can_be_loaded() -> None:
     for may_be_empty in (True, False):
         registry = ModelRegistry(may_be_empty=may_be_empty)

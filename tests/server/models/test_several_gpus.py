@@ -24,7 +24,6 @@ from support.server.rig import PATIENCE, Array, Load, made_apps
 from tensorferry.server import app as app_module
 from tensorferry.server.app import App
 from tensorferry.server.config.option_groups.batching import PadLengths
-from tensorferry.server.errors import StartError
 from tensorferry.server.models.registry import Model
 from tensorferry.server.monitoring.gpu_metrics import GpuReader
 from tensorferry.server.onnx_models import padding_check
@@ -151,12 +150,6 @@ def test_the_devices_of_sessions(
     assert model.devices == tuple(made)
 
 
-def test_gpu_options_are_used_for_every_session(load: Load, scripted: Devices) -> None:
-    load("cuda:0,1", cuda_memory_bytes=1 << 30, tf32=False)
-    wanted = {"gpu_mem_limit": str(1 << 30), "use_tf32": "0"}
-    assert [dict(settings.cuda) for _, settings in scripted.made] == [wanted, wanted]
-
-
 @pytest.mark.parametrize(("tf32", "how"), [(True, "(tested)"), (False, "depends on other rows")])
 def test_the_batching_check_uses_the_precision_of_the_device(
     tf32: bool, how: str, load: Load, scripted: Devices
@@ -182,12 +175,6 @@ def test_the_padding_check_uses_the_precision_of_the_device(
     values = (("ids", "0"), ("mask", "0"))
     model = load("cuda:0", build=small.masked_mean, tf32=tf32, pad_lengths=lengths, pad_values=values)
     assert (model.padding is not None) is padded
-
-
-@pytest.mark.parametrize("device", ["cuda:0,2", "cuda:2,0"])
-def test_a_missing_device_is_an_error(device: str, load: Load) -> None:
-    with pytest.raises(StartError, match=f"--device is '{device}', but there is no CUDA device 2"):
-        load(device)
 
 
 @pytest.fixture

@@ -105,23 +105,3 @@ def test_drain_waits_for_models_that_are_being_unloaded(repository: ScriptedRepo
     runner_of[model.batcher].open()
     assert control.drain(float("inf"))
     assert future.done()
-
-
-def test_an_unloading_thread_that_can_be_seen_has_started(
-    repository: ScriptedRepository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server that stops joins the threads that it sees, which fails if one has not started."""
-    repository.write("m", "1", "fast")
-    control = repository.start("m")
-    hidden = []
-
-    class Thread(threading.Thread):
-        def start(self) -> None:
-            if self.name.startswith("unload-"):
-                hidden.append(control._unloader._lock.locked())
-            super().start()
-
-    monkeypatch.setattr(threading, "Thread", Thread)
-    control.unload("m")
-    assert hidden == [True]
-    repository.await_state(("m", "1", UNAVAILABLE))

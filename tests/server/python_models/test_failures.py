@@ -10,11 +10,11 @@ import grpc
 import pytest
 
 from tensorferry.batcher import DeadlineExceeded, InstanceFailed, OutOfMemory
-from tensorferry.server.errors import InvalidRequestError, LimitError, NotReadyError, StepFailedError
+from tensorferry.server.errors import LimitError, NotReadyError, StepFailedError
 from tensorferry.server.functions.failure import describe
 from tensorferry.server.processes.functions.errors import FunctionRaised
 from tensorferry.server.python_models import failures
-from tensorferry.server.status import mapped_status, status_of
+from tensorferry.server.status import status_of
 from tensorferry.serving import InvalidInput
 
 
@@ -60,15 +60,6 @@ def test_an_exception_is_for_the_log_only() -> None:
 def test_a_function_that_is_the_whole_model_is_named_once() -> None:
     found = failures.request_error(raised(failing), "embed", "embed")
     assert str(found) == "model 'embed' failed on this request: the server's log has the reason"
-
-
-def test_the_text_of_an_invalid_input_is_for_the_client() -> None:
-    found = failures.request_error(raised(refusing("the image is no JPEG file")), "embed", "decode")
-    assert (type(found), str(found)) == (InvalidRequestError, "the image is no JPEG file")
-    assert (found.__cause__, found.__context__) == (None, None)
-    status = mapped_status(found)
-    assert status is not None
-    assert status.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_the_text_of_an_invalid_input_is_bounded_and_never_empty() -> None:
@@ -134,10 +125,3 @@ def test_a_description_can_come_from_another_process() -> None:
             failures.request_error(FunctionRaised(found), "m", "s"),
         ):
             assert (type(there), str(there)) == (type(here), str(here))
-
-
-def test_a_wrong_result_is_described_to_the_client() -> None:
-    problem = "output 'y' is INT32[2, 5], declared FP32[-1]"
-    found = failures.wrong_return(problem, "embed", "tokenize")
-    assert str(found) == f"step 'tokenize' of model 'embed' failed on this request: {problem}"
-    assert (found.reason, found.details) == (f"step 'tokenize' returned a wrong result: {problem}", "")
