@@ -218,6 +218,12 @@ class TestSuspects:
         process.runner.await_batches(4)
         assert process.running() == [Running(bytes(8), hashes[1], tried=False)]
 
+    def test_others_wait_for_the_trial_and_get_their_answers(self, process: Process, hashes: Hashes) -> None:
+        replies = [process.submit(fp32(1, 2))[1] for _ in range(3)]
+        process.runner.open()
+        for each in replies:
+            assert response_of(each.first()).raw_output_contents[0] == fp32(1, 2).tobytes()
+
     def test_one_waits_until_all_processes_serve(self, process: Process, hashes: Hashes) -> None:
         process.all_serve = False
         waiting = process.submit(fp32(1, 2))[1]
