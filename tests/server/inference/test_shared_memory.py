@@ -61,6 +61,15 @@ def test_inputs_are_read_from_a_region_and_outputs_written_to_it(
     assert (tmp_path / "key").read_bytes() == expected
 
 
+def test_outputs_without_a_place_are_in_the_response(service: InferenceService, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(X.tobytes() + bytes(56))
+    message = request({"t": T, "x": X})
+    del message.raw_input_contents[1]
+    placed(message.inputs[1], 0, 8)
+    response = infer(service, message)
+    assert list(response.raw_output_contents) == [(2 * X).tobytes(), b"\2\0\0\0" + "é".encode()]
+
+
 def too_small(message: pb.ModelInferRequest) -> None:
     placed(message.outputs.add(name="u"), 0, 64)
     placed(message.outputs.add(name="y"), 0, 7)
