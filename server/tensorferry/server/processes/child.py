@@ -187,7 +187,8 @@ class Child:
         with self._lock:
             self._reaped = True
         self._finalizer()
-        return ExitStatus.of(self._process.returncode)
+        # At the end of the interpreter, another thread may be running the finalizer.
+        return ExitStatus.of(self._process.wait())
 
     def abandon(self) -> None:
         """Leave a killed process that does not end, for instance because it hangs in a driver, to the kernel."""
