@@ -39,7 +39,7 @@ NEED_OTHER_PACKAGES = (
     "tests/e2e/test_images.py",
     "tests/e2e/test_otel_export.py",
     "tests/e2e/test_remote_models.py",
-    "tests/server/remote",
+    "tests/server/models/remote",
 )
 
 

@@ -49,11 +49,11 @@ from tensorferry.batcher import Batcher, Outcome  # noqa: E402
 from tensorferry.batcher.execution.collate import request_of  # noqa: E402
 from tensorferry.protos.tensors import DATATYPES  # noqa: E402
 from tensorferry.server.errors import StartError  # noqa: E402
-from tensorferry.server.gpu.cuda_graphs import GraphOptions  # noqa: E402
-from tensorferry.server.gpu.pinned_memory import DeviceMemory  # noqa: E402
+from tensorferry.server.runtime.checks.sampling import random_inputs  # noqa: E402
 from tensorferry.server.runtime.devices import choose_device  # noqa: E402
+from tensorferry.server.runtime.gpu.cuda_graphs import GraphOptions  # noqa: E402
+from tensorferry.server.runtime.gpu.pinned_memory import DeviceMemory  # noqa: E402
 from tensorferry.server.runtime.ort_options import OrtOptions  # noqa: E402
-from tensorferry.server.runtime.sampling import random_inputs  # noqa: E402
 from tensorferry.server.runtime.session import Session  # noqa: E402
 
 Array = npt.NDArray[Any]

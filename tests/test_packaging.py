@@ -63,7 +63,7 @@ def test_the_wheel_has_every_module_and_the_command(wheel: dict[str, bytes]) -> 
         for file in (folder / "tensorferry" / package).rglob("*"):
             if file.suffix in (".py", ".pyi", ".proto", ".typed", ".html"):
                 assert str(file.relative_to(folder)) in wheel
-    assert "tensorferry/server/monitoring/status.html" in wheel
+    assert "tensorferry/server/observability/monitoring/status.html" in wheel
     (entry_points,) = (content for name, content in wheel.items() if name.endswith("entry_points.txt"))
     assert b"tensorferry = tensorferry.server.__main__:main" in entry_points
 

@@ -18,7 +18,7 @@ from support.processes.faulty import _BROKEN, failed
 from tensorferry.batcher.execution.executor import BatchExecutor
 from tensorferry.batcher.request import BatchAssignment, Request
 from tensorferry.server.__main__ import main
-from tensorferry.server.recovery import recovering_instance
+from tensorferry.server.runtime.recovery import recovering_instance
 from tensorferry.server.runtime.session import Session
 
 # Duration of a run that hangs.

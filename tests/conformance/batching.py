@@ -24,12 +24,12 @@ from conformance.exported import exported
 from conformance.running_alone import passes_by_running
 from onnx import numpy_helper
 
-from tensorferry.server.batching_check.row_comparison import (
+from tensorferry.server.onnx.batching.row_comparison import (
     ComparisonOutcome,
     ComparisonSettings,
     compare_rows,
 )
-from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing, analyse_batching
+from tensorferry.server.onnx.graph import BatchAnalysis, RowMixing, analyse_batching
 from tensorferry.server.runtime.session import Session
 
 # Rows of one model, and the number of batches made of them.

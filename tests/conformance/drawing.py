@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tensorferry.server.onnx_graph.control_flow import captured_names
+from tensorferry.server.onnx.graph.control_flow import captured_names
 
 # Numbers of rows with which a graph is tried while it is drawn.
 ROWS = 3

@@ -18,7 +18,7 @@ from onnx import numpy_helper, parser
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
 from support.models import hidden_mixing
 
-from tensorferry.server.onnx_graph import RowMixing
+from tensorferry.server.onnx.graph import RowMixing
 
 _FILES = Path(__file__).parent / "exporters"
 _HEADER = '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'

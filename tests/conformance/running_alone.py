@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from tensorferry.server.batching_check import verdict
-from tensorferry.server.batching_check.row_comparison import ComparisonSettings
-from tensorferry.server.batching_check.verdict import BatchingVerdict, check_batching
-from tensorferry.server.onnx_graph import BatchAnalysis, RowMixing
-from tensorferry.server.runtime.onnx_file import string_lists
+from tensorferry.server.onnx.batching import verdict
+from tensorferry.server.onnx.batching.row_comparison import ComparisonSettings
+from tensorferry.server.onnx.batching.verdict import BatchingVerdict, check_batching
+from tensorferry.server.onnx.graph import BatchAnalysis, RowMixing
+from tensorferry.server.runtime.files.onnx_file import string_lists
 from tensorferry.server.runtime.session import Session
 
 

@@ -8,8 +8,8 @@ from conformance.batching import Model, compare, variants
 from conformance.cases import node_cases
 from conformance.exported import Exported, exported
 
-from tensorferry.server.onnx_graph import RowMixing
-from tensorferry.server.onnx_graph.analysis import analysis_of
+from tensorferry.server.onnx.graph import RowMixing
+from tensorferry.server.onnx.graph.analysis import analysis_of
 
 MODULES = [
     "argmax", "batch_normalization", "concat", "conv", "cumsum", "einsum", "expand", "flatten", "gather",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from conformance.compositions import compare_all
 
-from tensorferry.server.onnx_graph import RowMixing
+from tensorferry.server.onnx.graph import RowMixing
 
 
 def test_no_graph_that_mixes_rows_is_proved() -> None:

@@ -10,7 +10,7 @@ from conformance.exported import Exported, exported
 from conformance.inspected import before_and_after, generated_part, said_of
 from support.models import extensions
 
-from tensorferry.server.onnx_graph import RowMixing
+from tensorferry.server.onnx.graph import RowMixing
 
 WORDS = {
     RowMixing.SEPARATE: {"proved"},

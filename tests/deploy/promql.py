@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 from support.server.pipelines import PROCESS, BranchedModel
 
-from tensorferry.server.monitoring.metric_names import GPU_LABELS, GpuMetric
-from tensorferry.server.monitoring.metrics import process_families
-from tensorferry.server.monitoring.processes import ProcessStatus
-from tensorferry.server.monitoring.step_metrics import step_families
-from tensorferry.server.monitoring.step_statistics import counts_of
+from tensorferry.server.observability.monitoring.metrics.metric_names import GPU_LABELS, GpuMetric
+from tensorferry.server.observability.monitoring.metrics.metrics import process_families
+from tensorferry.server.observability.monitoring.metrics.step_metrics import step_families
+from tensorferry.server.observability.monitoring.processes import ProcessStatus
+from tensorferry.server.observability.monitoring.step_statistics import counts_of
 
 # Labels that Prometheus adds to every series, and its own series about each scrape.
 TARGET = ("job", "instance")

@@ -17,16 +17,16 @@ from support.server.tokens import TOKENS, line
 
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
-from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models import loader
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.registry import Model
-from tensorferry.server.onnx_models import loading as onnx_loading
-from tensorferry.server.runtime import fp16
+from tensorferry.server.inference.shared_memory.regions import Regions
+from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
+from tensorferry.server.models.lifecycle import loader
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.onnx.loading import loading as onnx_loading
 from tensorferry.server.runtime.devices import choose_device
+from tensorferry.server.runtime.files import fp16
 from tensorferry.server.runtime.session import Session
 from tensorferry.server.security import access_control
-from tensorferry.server.shared_memory.regions import Regions
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ from support.server.rig import PATIENCE, Make, fp32, request
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.protos.standard import reflection_pb2 as standard
-from tensorferry.server.addresses import address_of
 from tensorferry.server.app import App
 from tensorferry.server.names import REFLECTION_SERVICES
+from tensorferry.server.system.addresses import address_of
 from tensorferry.server.transport.lane.tcp_cork import TcpCork
 
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from tensorferry.server import malloc
-from tensorferry.server.installed_versions import imported
+from tensorferry.server.system import malloc
+from tensorferry.server.system.installed_versions import imported
 from tensorferry.server.transport import grpc_environment
 
 # Module, function and description of each subcommand. A module is imported by name when it is needed, so that the client's

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.config.checks import changed_cuda_options
 from tensorferry.server.config.limits import request_limits
 from tensorferry.server.config.model_tables import table_name, unserved_tables
@@ -22,9 +21,9 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.grpc_server import GrpcServer, Listener
 from tensorferry.server.inference.calls.model_calls import ModelCalls
-from tensorferry.server.inference.crash_watch import CrashWatch, note_running
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.malloc import UnusedMemory
+from tensorferry.server.inference.shared_memory.regions import Regions
+from tensorferry.server.inference.suspects.crash_watch import CrashWatch, note_running
 from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.methods.log_settings import LogSettingsMethods
 from tensorferry.server.methods.model_config import ModelConfigMethods
@@ -33,32 +32,33 @@ from tensorferry.server.methods.repository import RepositoryMethods
 from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
-from tensorferry.server.models.declared_sources import declared_sources
-from tensorferry.server.models.draining import wait_until_idle
-from tensorferry.server.models.fetched_sources import fetched_sources, open_repository
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.loader import load_model
-from tensorferry.server.models.registry import Model, ModelRegistry
-from tensorferry.server.models.repository_control import RepositoryController
-from tensorferry.server.monitoring.gpu_metrics import GpuReader, open_nvml
-from tensorferry.server.monitoring.metrics import ServerStatistics
-from tensorferry.server.monitoring.processes import ProcessStatus
+from tensorferry.server.models.lifecycle.draining import wait_until_idle
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.loader import load_model
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.models.repository.declared_sources import declared_sources
+from tensorferry.server.models.repository.fetched_sources import fetched_sources, open_repository
+from tensorferry.server.models.repository.repository_control import RepositoryController
+from tensorferry.server.observability.logs.logs import LogOutput
+from tensorferry.server.observability.monitoring.metrics.gpu_metrics import GpuReader, open_nvml
+from tensorferry.server.observability.monitoring.metrics.metrics import ServerStatistics
+from tensorferry.server.observability.monitoring.processes import ProcessStatus
+from tensorferry.server.observability.tracing.wiring import RequestTelemetry
 from tensorferry.server.processes.peers import Peers
-from tensorferry.server.recovery.instance_health import InstanceHealth
-from tensorferry.server.recovery.watchdog import REBUILD_SECONDS, Watchdog
+from tensorferry.server.runtime.checks.trial_runs import loads_still_run
 from tensorferry.server.runtime.devices import choose_device
-from tensorferry.server.runtime.op_libraries import server_libraries
-from tensorferry.server.runtime.trial_runs import loads_still_run
-from tensorferry.server.scratch_directory import remove_abandoned
-from tensorferry.server.shared_memory.regions import Regions
-from tensorferry.server.telemetry.logs import LogOutput
-from tensorferry.server.tracing.wiring import RequestTelemetry
+from tensorferry.server.runtime.files.op_libraries import server_libraries
+from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
+from tensorferry.server.runtime.recovery.watchdog import REBUILD_SECONDS, Watchdog
+from tensorferry.server.system.addresses import listen_for_metrics
+from tensorferry.server.system.malloc import UnusedMemory
+from tensorferry.server.system.scratch_directory import remove_abandoned
 from tensorferry.server.transport.core_leaks import warning_of as leak_warning
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 from tensorferry.server.transport.threaded_servicer import Extension
 
 if TYPE_CHECKING:
-    from tensorferry.server.monitoring.http_server import MetricsServer
+    from tensorferry.server.observability.monitoring.http_server import MetricsServer
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -226,11 +226,11 @@ class App:
                 return
             listening = listen_for_metrics(self.config.metrics_host, self.config.metrics_port)
         # Imported here, because the import is slow.
-        from tensorferry.server.monitoring.all_processes import page_of_all, status_of_all
-        from tensorferry.server.monitoring.http_server import MetricsServer, PageRenderer
-        from tensorferry.server.monitoring.metrics import Metrics
-        from tensorferry.server.monitoring.status_page import routes_of
-        from tensorferry.server.monitoring.status_report import StatusReport
+        from tensorferry.server.observability.monitoring.all_processes import page_of_all, status_of_all
+        from tensorferry.server.observability.monitoring.http_server import MetricsServer, PageRenderer
+        from tensorferry.server.observability.monitoring.metrics.metrics import Metrics
+        from tensorferry.server.observability.monitoring.status_page import routes_of
+        from tensorferry.server.observability.monitoring.status_report import StatusReport
 
         status = StatusReport(
             self.registry,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import grpc
 
 from tensorferry.protos import POOL, SERVICE_NAME
-from tensorferry.server.addresses import address_of, cannot_listen
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.inference.service import InferenceService
@@ -21,7 +20,8 @@ from tensorferry.server.names import HEALTH_SERVICE, REFLECTION_SERVICES
 from tensorferry.server.security.access_control import access_control_for
 from tensorferry.server.security.interceptor import AccessInterceptor
 from tensorferry.server.security.tls import TlsFiles
-from tensorferry.server.threads import HandlerThreads, essential_threads
+from tensorferry.server.system.addresses import address_of, cannot_listen
+from tensorferry.server.system.threads import HandlerThreads, essential_threads
 from tensorferry.server.transport.channel_args import core_options
 from tensorferry.server.transport.core_sockets import close_connections, close_port
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher

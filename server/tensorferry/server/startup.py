@@ -12,12 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tensorferry.server import malloc
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.load import load_config
 from tensorferry.server.config.server_config import OPTIONS, ServerConfig
-from tensorferry.server.installed_versions import imported
 from tensorferry.server.names import printable
+from tensorferry.server.system import malloc
+from tensorferry.server.system.installed_versions import imported
 from tensorferry.server.transport import grpc_environment
 
 if TYPE_CHECKING:

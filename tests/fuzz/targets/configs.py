@@ -26,16 +26,16 @@ from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ServerError, StartError
 from tensorferry.server.methods import repository
 from tensorferry.server.methods.repository import RepositoryMethods
-from tensorferry.server.model_config.pbtxt import config_text, parse_config, read_config
-from tensorferry.server.models.labels import read_labels
-from tensorferry.server.models.registry import Model, ModelState
-from tensorferry.server.models.repository import Repository
-from tensorferry.server.models.repository_control import RepositoryController
-from tensorferry.server.models.stages import make_batcher
-from tensorferry.server.onnx_models import preparation
-from tensorferry.server.onnx_models.preparation import PreparedModel
-from tensorferry.server.onnx_models.warmup_samples import warmup_samples
-from tensorferry.server.runtime.onnx_file import has_steady_run_time, string_lists
+from tensorferry.server.models.config_pbtxt.pbtxt import config_text, parse_config, read_config
+from tensorferry.server.models.lifecycle.registry import Model, ModelState
+from tensorferry.server.models.lifecycle.stages import make_batcher
+from tensorferry.server.models.repository.labels import read_labels
+from tensorferry.server.models.repository.repository import Repository
+from tensorferry.server.models.repository.repository_control import RepositoryController
+from tensorferry.server.onnx.loading import preparation
+from tensorferry.server.onnx.loading.preparation import PreparedModel
+from tensorferry.server.onnx.loading.warmup_samples import warmup_samples
+from tensorferry.server.runtime.files.onnx_file import has_steady_run_time, string_lists
 from tensorferry.server.signature import Signature
 from tensorferry.server.transport.threaded_servicer import Extension
 

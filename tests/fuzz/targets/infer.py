@@ -15,7 +15,7 @@ from support.server.rig import fp32, request
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_contents, decode_raw
-from tensorferry.server.inference.request_templates import Match, RequestTemplateCache
+from tensorferry.server.inference.requests.request_templates import Match, RequestTemplateCache
 from tensorferry.server.inference.service import InferenceService
 
 _EXPLAINED = (

@@ -19,8 +19,8 @@ from tensorferry.server.methods.model_config import ModelConfigMethods
 from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
-from tensorferry.server.telemetry.logs import LogOutput
-from tensorferry.server.tracing.trace import Tracer
+from tensorferry.server.observability.logs.logs import LogOutput
+from tensorferry.server.observability.tracing.trace import Tracer
 from tensorferry.server.transport.threaded_servicer import Extension, ThreadedServicer
 
 

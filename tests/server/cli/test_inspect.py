@@ -16,11 +16,11 @@ from support.remote.web_server import web_server
 
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.cli import inspect, show_config
-from tensorferry.server.inspection.batch_times import BatchTime
-from tensorferry.server.inspection.core_layouts import LayoutTime
-from tensorferry.server.inspection.inspection import Inspection
-from tensorferry.server.inspection.measuring import Measurements
-from tensorferry.server.model_config.pbtxt import BatchingDecision
+from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision
+from tensorferry.server.onnx.inspection.batch_times import BatchTime
+from tensorferry.server.onnx.inspection.core_layouts import LayoutTime
+from tensorferry.server.onnx.inspection.inspection import Inspection
+from tensorferry.server.onnx.inspection.measuring import Measurements
 from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.server.startup import print_ready_line
 
@@ -33,7 +33,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("TENSORFERRY_"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr("tensorferry.server.telemetry.logs.configure", lambda log_format, level: None)
+    monkeypatch.setattr(
+        "tensorferry.server.observability.logs.logs.configure", lambda log_format, level: None
+    )
 
 
 def in_json(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tensorferry.server import __main__ as command
-from tensorferry.server import installed_versions
+from tensorferry.server.system import installed_versions
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from support.processes.server import command, environment
 from tensorferry.server.cli import show_config
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.inspection.model_argument import source_in
-from tensorferry.server.model_config.pbtxt import config_text, parse_config
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.config_pbtxt.pbtxt import config_text, parse_config
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.loader import load_model
+from tensorferry.server.onnx.inspection.model_argument import source_in
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("TENSORFERRY_"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr("tensorferry.server.telemetry.logs.configure", lambda log_format, level: None)
+    monkeypatch.setattr(
+        "tensorferry.server.observability.logs.logs.configure", lambda log_format, level: None
+    )
 
 
 def repository(root: Path, text: str | None, *versions: str, file: str = "model.onnx") -> Path:

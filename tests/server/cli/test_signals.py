@@ -8,7 +8,7 @@ import sys
 
 from support.server.rig import PATIENCE
 
-from tensorferry.server.stop_signals import StopSignals
+from tensorferry.server.system.stop_signals import StopSignals
 
 _RECEIVED_BY_ANOTHER_THREAD = f"""
 import os, queue, signal, threading

@@ -25,11 +25,11 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.protos.tensors import DATATYPES, decode_raw
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError
-from tensorferry.server.inference.classification import Classifier
-from tensorferry.server.inference.codec import ResponseSpec, encode_response
-from tensorferry.server.models.labels import read_labels
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.inference.requests.codec import ResponseSpec, encode_response
+from tensorferry.server.inference.responses.classification import Classifier
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.loader import load_model
+from tensorferry.server.models.repository.labels import read_labels
 
 ROWS = Classifier(batched=True)
 RANKED = ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP32", "FP64"]

@@ -17,18 +17,18 @@ from tensorferry.batcher import Batcher, Cancelled
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.errors import LimitError, ModelFailedError, NotReadyError, SuspectError
 from tensorferry.server.identity import ANONYMOUS, ROLES, ClientIdentity
-from tensorferry.server.inference import waiting_suspects
-from tensorferry.server.inference.crash_watch import (
+from tensorferry.server.inference.reply import InferenceCall
+from tensorferry.server.inference.requests.request_templates import Match
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.inference.suspects import waiting_suspects
+from tensorferry.server.inference.suspects.crash_watch import (
     CrashWatch,
     WatchedRequest,
     digest_of,
     note_running,
     owner_of,
 )
-from tensorferry.server.inference.reply import InferenceCall
-from tensorferry.server.inference.request_templates import Match
-from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.processes.running_page import Running, RunningPage, create_page, read_page
 from tensorferry.server.processes.suspect_requests import Findings, TrialLock
 

@@ -12,9 +12,9 @@ from tensorferry.batcher import BatchInfo, CloseReason, Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES, decode_contents, decode_raw
 from tensorferry.server.errors import ModelFailedError
-from tensorferry.server.inference.codec import decode_request, encode_response
-from tensorferry.server.inference.responses import ResponseTemplate, id_field_of
-from tensorferry.server.shared_memory.regions import RegionLease, Regions
+from tensorferry.server.inference.requests.codec import decode_request, encode_response
+from tensorferry.server.inference.responses.responses import ResponseTemplate, id_field_of
+from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
 
 SPECS = {
     "y": spec("y", "FP32", "batch", 3),

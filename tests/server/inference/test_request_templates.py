@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from support.server.rig import PATIENCE, fp32, reproducible, request, signature, spec
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.inference import request_templates
-from tensorferry.server.inference.codec import decode_request
-from tensorferry.server.inference.request_templates import RequestTemplate, RequestTemplateCache
-from tensorferry.server.models.registry import Model
-from tensorferry.server.shared_memory.regions import RegionLease, Regions
+from tensorferry.server.inference.requests import request_templates
+from tensorferry.server.inference.requests.codec import decode_request
+from tensorferry.server.inference.requests.request_templates import RequestTemplate, RequestTemplateCache
+from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
+from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.wire.fields import encode_varint
 from tensorferry.server.wire.receiving import parse
 

@@ -12,9 +12,9 @@ from support.server.rig import Array, reproducible, spec
 from tensorferry.batcher import Outcome
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
-from tensorferry.server.inference.codec import ResponseSpec, encode_response
-from tensorferry.server.inference.responses import ResponseTemplate, id_field_of
-from tensorferry.server.inference.stream_responses import stream_response
+from tensorferry.server.inference.requests.codec import ResponseSpec, encode_response
+from tensorferry.server.inference.responses.responses import ResponseTemplate, id_field_of
+from tensorferry.server.inference.responses.stream_responses import stream_response
 
 RAW = [name for name, datatype in DATATYPES.items() if datatype.size]
 

@@ -33,8 +33,8 @@ from tensorferry.server.errors import (
     StepFailedError,
 )
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.registry import Model, ModelRegistry
-from tensorferry.server.shapes.empty_axes import EmptyAxes
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
 from tensorferry.server.status import status_of
 

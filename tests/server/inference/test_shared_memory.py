@@ -14,8 +14,8 @@ from tensorferry.batcher import Batcher
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.registry import Model, ModelRegistry
-from tensorferry.server.shared_memory.regions import Regions
+from tensorferry.server.inference.shared_memory.regions import Regions
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 
 X, T = np.array([[1.5, -2]], np.float32), np.array(["é"], object)
 

@@ -14,8 +14,8 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import TensorError
 from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import InvalidRequestError
-from tensorferry.server.inference.codec import DecodedRequest, decode_request
-from tensorferry.server.shared_memory.regions import RegionLease, Regions
+from tensorferry.server.inference.requests.codec import DecodedRequest, decode_request
+from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.signature import Signature
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.structure import check_message

@@ -20,7 +20,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.inference import service
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
-from tensorferry.server.inference.unpacking import Unpacker
+from tensorferry.server.inference.requests.unpacking import Unpacker
 from tensorferry.server.wire.compression import decompress
 
 

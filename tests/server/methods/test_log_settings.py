@@ -13,7 +13,7 @@ from support.server import log_lines
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.methods.log_settings import LogSettingsMethods
-from tensorferry.server.telemetry import logs
+from tensorferry.server.observability.logs import logs
 
 DEFAULTS = {
     "log_file": "",

@@ -15,7 +15,7 @@ from tensorferry.batcher.testing import VirtualClock
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
 from tensorferry.server.methods.statistics import StatisticsMethods
-from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 
 Ready = Callable[..., Model]
 

@@ -10,7 +10,7 @@ from support.server.rig import signature, spec
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, UnsupportedError
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
-from tensorferry.server.models.registry import Model, ModelRegistry
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 
 OFF = {
     "trace_file": [""],

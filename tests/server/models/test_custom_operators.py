@@ -11,12 +11,12 @@ import pytest
 from support.models import custom_operator, small
 from support.server.rig import PATIENCE, Load, fp32
 
-from tensorferry.server.model_checks.empty_axes_probe import EmptyAxesProbe, ProbedModel
-from tensorferry.server.model_config.io_mapping import IoMapping
-from tensorferry.server.models.registry import Model
-from tensorferry.server.runtime.check_cache import CheckCache
-from tensorferry.server.runtime.fp16 import convert_to_fp16
-from tensorferry.server.runtime.op_libraries import server_libraries
+from tensorferry.server.models.config_pbtxt.io_mapping import IoMapping
+from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.onnx.probes.empty_axes_probe import EmptyAxesProbe, ProbedModel
+from tensorferry.server.runtime.checks.check_cache import CheckCache
+from tensorferry.server.runtime.files.fp16 import convert_to_fp16
+from tensorferry.server.runtime.files.op_libraries import server_libraries
 from tensorferry.server.runtime.ort_options import Fp16, OrtOptions
 from tensorferry.server.runtime.session import Session
 

@@ -16,7 +16,7 @@ from support.server.rig import PATIENCE, Array, fp32, infer, request
 from tensorferry.batcher import InvalidRequest
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import LoadFailedError, NotReadyError, StartError
-from tensorferry.server.models.registry import ModelState
+from tensorferry.server.models.lifecycle.registry import ModelState
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 

@@ -24,15 +24,15 @@ from tensorferry.batcher import Outcome, RequestTooLarge
 from tensorferry.batcher.execution.collate import request_of
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.inspection.inspection import Wanted, inspect_model
-from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models import loader
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.onnx_models import preparation
-from tensorferry.server.recovery.watchdog import Watchdog
-from tensorferry.server.runtime.load_budget import LoadBudget
+from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
+from tensorferry.server.models.lifecycle import loader
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.onnx.inspection.inspection import Wanted, inspect_model
+from tensorferry.server.onnx.loading import preparation
+from tensorferry.server.runtime.checks.load_budget import LoadBudget
+from tensorferry.server.runtime.checks.trial_runs import loads_still_run
+from tensorferry.server.runtime.recovery.watchdog import Watchdog
 from tensorferry.server.runtime.session import Session
-from tensorferry.server.runtime.trial_runs import loads_still_run
 
 
 @pytest.fixture

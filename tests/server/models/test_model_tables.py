@@ -18,16 +18,17 @@ from tensorferry.server.app import App
 from tensorferry.server.config.load import load_config
 from tensorferry.server.config.server_config import OPTIONS, ModelSource
 from tensorferry.server.errors import StartError
-from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
-from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models import loader
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.registry import Model
-from tensorferry.server.onnx_models import loading as onnx_loading
-from tensorferry.server.recovery.watchdog import RunLimits, Watchdog
-from tensorferry.server.runtime import devices, fp16, op_libraries
+from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
+from tensorferry.server.models.lifecycle import loader
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.onnx.loading import loading as onnx_loading
+from tensorferry.server.runtime import devices
 from tensorferry.server.runtime.devices import choose_device
+from tensorferry.server.runtime.files import fp16, op_libraries
+from tensorferry.server.runtime.gpu.cuda_graphs import GraphOptions, GraphSpec
 from tensorferry.server.runtime.ort_options import ExecutionProvider, Fp16, OrtOptions
+from tensorferry.server.runtime.recovery.watchdog import RunLimits, Watchdog
 from tensorferry.server.runtime.session import Session
 
 Build = Callable[[Path], Path]

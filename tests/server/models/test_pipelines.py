@@ -15,11 +15,11 @@ from support.models import sentence_encoder, small
 from tensorferry.batcher import Batcher, Pipeline, Request
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError, StepFailedError
-from tensorferry.server.functions.app_file import import_app
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.loader import load_model
-from tensorferry.server.models.registry import Model, ModelRegistry
-from tensorferry.server.steps.stage_function import CallsOfBatch, no_calls
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.loader import load_model
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.python.functions.app_file import import_app
+from tensorferry.server.python.steps.stage_function import CallsOfBatch, no_calls
 from tensorferry.serving import (
     FP32,
     INT64,

@@ -11,7 +11,7 @@ from support.server.rig import PATIENCE, Make
 from support.server.tokens import METHODS, TOKENS, bearer
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.models.public_reasons import without_paths
+from tensorferry.server.models.lifecycle.public_reasons import without_paths
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from support.models.served_repository import ServedRepository
 
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import InvalidRequestError, LoadFailedError, StartError
-from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models.declared_sources import declared_sources
-from tensorferry.server.models.registry import ModelState
+from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
+from tensorferry.server.models.lifecycle.registry import ModelState
+from tensorferry.server.models.repository.declared_sources import declared_sources
 
 READY = ModelState.READY
 

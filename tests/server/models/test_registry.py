@@ -8,7 +8,7 @@ import pytest
 from support.server.rig import signature, spec
 
 from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
-from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState
 
 
 def model(name: str, version: str = "1", max_batch_size: int = 8) -> Model:

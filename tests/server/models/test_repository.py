@@ -12,8 +12,8 @@ from google.protobuf import text_format
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.models import repository
-from tensorferry.server.models.repository import Repository, RepositoryError
+from tensorferry.server.models.repository import repository
+from tensorferry.server.models.repository.repository import Repository, RepositoryError
 
 
 def add(root: Path, name: str, *versions: str, config: str | None = None, file: str = "model.onnx") -> Path:

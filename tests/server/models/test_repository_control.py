@@ -17,7 +17,7 @@ from tensorferry.server.errors import (
     NotReadyError,
     StartError,
 )
-from tensorferry.server.models.registry import ModelRegistry, ModelState
+from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 

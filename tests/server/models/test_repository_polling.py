@@ -10,7 +10,7 @@ from support.server.rig import PATIENCE
 
 from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.batcher.testing import VirtualClock
-from tensorferry.server.models.registry import ModelState
+from tensorferry.server.models.lifecycle.registry import ModelState
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 

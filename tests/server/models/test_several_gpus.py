@@ -24,11 +24,12 @@ from support.server.rig import PATIENCE, Array, Load, made_apps
 from tensorferry.server import app as app_module
 from tensorferry.server.app import App
 from tensorferry.server.config.option_groups.batching import PadLengths
-from tensorferry.server.models.registry import Model
-from tensorferry.server.monitoring.gpu_metrics import GpuReader
-from tensorferry.server.onnx_models import padding_check
-from tensorferry.server.onnx_models.padding_check import padding_dependence
-from tensorferry.server.runtime import devices, fp16
+from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.observability.monitoring.metrics.gpu_metrics import GpuReader
+from tensorferry.server.onnx.loading import padding_check
+from tensorferry.server.onnx.loading.padding_check import padding_dependence
+from tensorferry.server.runtime import devices
+from tensorferry.server.runtime.files import fp16
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 

@@ -10,12 +10,12 @@ import pytest
 from support.models.controlled import ScriptedRepository, run_in_thread, runner_of
 from support.server.rig import PATIENCE
 
-from tensorferry.server import malloc
 from tensorferry.server.errors import (
     NotFoundError,
     NotReadyError,
 )
-from tensorferry.server.models.registry import ModelState
+from tensorferry.server.models.lifecycle.registry import ModelState
+from tensorferry.server.system import malloc
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
 

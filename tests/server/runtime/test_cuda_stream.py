@@ -13,8 +13,8 @@ import pytest
 from support.models import small
 from support.server.cuda_runtime import Runtime, cudaError_t, installed
 
-from tensorferry.server.gpu.pinned_memory import CudaDeviceMemory
-from tensorferry.server.model_config.pbtxt import parse_config
+from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
+from tensorferry.server.runtime.gpu.pinned_memory import CudaDeviceMemory
 from tensorferry.server.runtime.ort_options import KernelPriority, OrtOptions, parse_ort_options
 from tensorferry.server.runtime.session import Session
 

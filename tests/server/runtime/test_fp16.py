@@ -19,12 +19,12 @@ from support.server.rig import PATIENCE, Array, Load, fp32
 
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.loader import load_model
-from tensorferry.server.runtime.fp16 import IN_FP16, ModelFile, convert_to_fp16
+from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.loader import load_model
+from tensorferry.server.runtime.checks.sampling import random_inputs
+from tensorferry.server.runtime.files.fp16 import IN_FP16, ModelFile, convert_to_fp16
 from tensorferry.server.runtime.ort_options import Fp16, OrtOptions
-from tensorferry.server.runtime.sampling import random_inputs
 from tensorferry.server.runtime.session import Session
 
 

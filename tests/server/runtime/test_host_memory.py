@@ -12,9 +12,9 @@ from support.server.rig import Load, fp32
 
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.runtime.host_memory import (
     BatchMemory,
     GrowthCheck,

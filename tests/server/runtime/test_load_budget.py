@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tensorferry.server.runtime.load_budget import LoadBudget
+from tensorferry.server.runtime.checks.load_budget import LoadBudget
 
 
 class HandClock:

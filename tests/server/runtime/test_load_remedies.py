@@ -19,8 +19,8 @@ from support.models import custom_operator
 from support.models.small import node, value
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.runtime.load_remedies import remedy_for
-from tensorferry.server.runtime.op_libraries import OpLibrary
+from tensorferry.server.runtime.files.load_remedies import remedy_for
+from tensorferry.server.runtime.files.op_libraries import OpLibrary
 from tensorferry.server.runtime.session import Session
 
 ROOT = Path(__file__).resolve().parents[3]

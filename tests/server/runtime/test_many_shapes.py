@@ -17,9 +17,9 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.loader import load_model
-from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.loader import load_model
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 
 _MIB = 1 << 20
 # Distinct shapes of one half, more than any cache holds.

@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 from support.models import small
 
-from tensorferry.server.runtime.onnx_file import string_lists
+from tensorferry.server.runtime.files.onnx_file import string_lists
 
 
 def strings(name: str, *words: str) -> onnx.TensorProto:

@@ -11,9 +11,8 @@ from support.server.rig import fp32
 
 from tensorferry.server.config.option_groups.devices import MOST_THREADS
 from tensorferry.server.config.server_config import ServerConfig
-from tensorferry.server.cores import session_threads, usable_cores
 from tensorferry.server.errors import ModelConfigError, ModelFailedError, StartError
-from tensorferry.server.model_config.pbtxt import parse_config
+from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
 from tensorferry.server.runtime.ort_options import (
     ExecutionProvider,
     Fp16,
@@ -23,6 +22,7 @@ from tensorferry.server.runtime.ort_options import (
     with_server_defaults,
 )
 from tensorferry.server.runtime.session import Session
+from tensorferry.server.system.cores import session_threads, usable_cores
 
 
 def parameter(name: str, value: str) -> str:

@@ -13,9 +13,9 @@ from support.models.small import node, save, value
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelConfigError
-from tensorferry.server.model_config.io_mapping import io_mapping_of
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.loader import load_model
+from tensorferry.server.models.config_pbtxt.io_mapping import io_mapping_of
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.runtime.session import Session
 
 

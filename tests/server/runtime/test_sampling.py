@@ -10,7 +10,7 @@ import pytest
 from support.server.rig import Array, signature, spec
 
 from tensorferry.protos.tensors import DATATYPES
-from tensorferry.server.runtime.sampling import random_inputs, working_size
+from tensorferry.server.runtime.checks.sampling import random_inputs, working_size
 
 
 def test_random_inputs_are_valid_as_indices_masks_and_categories() -> None:

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, parser, save
 from support.processes import models
 
-from tensorferry.server.runtime.onnx_file import has_steady_run_time
+from tensorferry.server.runtime.files.onnx_file import has_steady_run_time
 
 
 def test_dense_layers_have_a_steady_run_time(digits_model: Path, echo_model: Path) -> None:

@@ -15,7 +15,7 @@ from support.server.scripted_service import ServedTransport
 
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after
 from tensorferry.server.transport.unread_responses import UnreadResponses
 

@@ -20,7 +20,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import BuiltReply, InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 
 Leave = Callable[[RawClient], None]
 

@@ -15,7 +15,7 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.stream_options import StreamOptions
-from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.threaded_stream import ResponseStream
 

@@ -13,7 +13,8 @@ from fuzz.attackers.raw import Connection, framed, headers_of
 from support.server.rig import PATIENCE, Make
 from support.server.tokens import EVERY, TOKENS, bearer, outcome
 
-from tensorferry.server.inference import service, unmatched_request
+from tensorferry.server.inference import service
+from tensorferry.server.inference.requests import unmatched_request
 from tensorferry.server.security.method_roles import HEALTH
 from tensorferry.server.wire import bounds, receiving, structure
 

@@ -20,9 +20,9 @@ from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import (
     StartError,
 )
-from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
-from tensorferry.server.models.repository import Repository
-from tensorferry.server.models.repository_control import RepositoryController
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState
+from tensorferry.server.models.repository.repository import Repository
+from tensorferry.server.models.repository.repository_control import RepositoryController
 
 
 class Commands(queue.SimpleQueue[Any]):

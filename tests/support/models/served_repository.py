@@ -13,11 +13,11 @@ from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.protos.model_config_pb2 import TYPE_FP32, ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.loader import load_model
-from tensorferry.server.models.registry import Model, ModelRegistry, ModelState
-from tensorferry.server.models.repository import Repository
-from tensorferry.server.models.repository_control import RepositoryController
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.loader import load_model
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState
+from tensorferry.server.models.repository.repository import Repository
+from tensorferry.server.models.repository.repository_control import RepositoryController
 from tensorferry.server.signature import Signature
 
 

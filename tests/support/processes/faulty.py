@@ -20,7 +20,7 @@ from tensorferry.batcher.execution.executor import BatchExecutor
 from tensorferry.batcher.request import BatchAssignment, Request
 from tensorferry.server.__main__ import main
 from tensorferry.server.errors import ModelFailedError, StartError
-from tensorferry.server.recovery import recovering_instance
+from tensorferry.server.runtime.recovery import recovering_instance
 from tensorferry.server.runtime.session import Session
 
 # From this value on a row breaks the device once; with exactly this value, in every run.

@@ -14,13 +14,13 @@ from tensorferry.batcher import Batcher, Outcome, Request, Tensor
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.inference.calls.model_calls import ModelCalls
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.load_context import LoadContext
-from tensorferry.server.models.loader import load_model
-from tensorferry.server.models.registry import Model, ModelRegistry
-from tensorferry.server.shapes.empty_axes import EmptyAxes
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.loader import load_model
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.observability.tracing.trace import Tracer
+from tensorferry.server.python.steps.named_model import ModelReference
+from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
 from tensorferry.server.signature import Signature
-from tensorferry.server.steps.named_model import ModelReference
-from tensorferry.server.tracing.trace import Tracer
 from tensorferry.serving import submit
 
 Array = npt.NDArray[Any]

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 
-from tensorferry.server.gpu.pinned_memory import MemoryBlock
+from tensorferry.server.runtime.gpu.pinned_memory import MemoryBlock
 
 
 class CpuDeviceMemory:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tensorferry.server.shared_memory.cuda_driver import INVALID_HANDLE, CudaDriver, CudaError, MappedMemory
+from tensorferry.server.inference.shared_memory.cuda_driver import (
+    INVALID_HANDLE,
+    CudaDriver,
+    CudaError,
+    MappedMemory,
+)
 
 ADDRESS = 1 << 20
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.inference.shared_memory.regions import Regions
 from tensorferry.server.methods.shared_memory import SharedMemoryMethods
-from tensorferry.server.shared_memory.regions import Regions
 
 
 def names(regions: Regions) -> list[str]:

@@ -22,7 +22,7 @@ from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import BuiltReply, InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.methods.core import CoreMethods
-from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.transport.lane.lane import Lane
 from tensorferry.server.transport.lane.stream import StreamCall

@@ -17,10 +17,10 @@ from support.server.scripted_service import ServedTransport
 from tensorferry.batcher import Batcher, ModelFunction
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.registry import Model
-from tensorferry.server.tracing.otel import OpenTelemetrySource
-from tensorferry.server.tracing.otel_sampling import sampler_of
-from tensorferry.server.tracing.trace import Tracer
+from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.observability.tracing.otel import OpenTelemetrySource
+from tensorferry.server.observability.tracing.otel_sampling import sampler_of
+from tensorferry.server.observability.tracing.trace import Tracer
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 
 SIGNATURE = signature(spec("x", "FP32", "batch", "n"), outputs=(spec("y", "FP32", "batch", "n"),))

@@ -24,8 +24,8 @@ from tensorferry.batcher.queue.request_queue import RequestQueue
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
-from tensorferry.server.model_config.pbtxt import parse_config
-from tensorferry.server.onnx_models import loading as onnx_loading
+from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
+from tensorferry.server.onnx.loading import loading as onnx_loading
 from tensorferry.server.runtime.session import Session
 
 XY = (

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.parsers import positive_number
 from tensorferry.server.errors import ConfigError, StartError
-from tensorferry.server.inspection.inspection import Wanted, inspect_model
-from tensorferry.server.inspection.json_form import failure_of, json_of, model_of
-from tensorferry.server.inspection.model_argument import MODEL_HELP, MODEL_OPTIONS, find_model
-from tensorferry.server.inspection.text_form import text_of
-from tensorferry.server.models.fetched_sources import fetched_sources
+from tensorferry.server.models.repository.fetched_sources import fetched_sources
 from tensorferry.server.names import printable_lines
-from tensorferry.server.telemetry import logs
+from tensorferry.server.observability.logs import logs
+from tensorferry.server.onnx.inspection.inspection import Wanted, inspect_model
+from tensorferry.server.onnx.inspection.json_form import failure_of, json_of, model_of
+from tensorferry.server.onnx.inspection.model_argument import MODEL_HELP, MODEL_OPTIONS, find_model
+from tensorferry.server.onnx.inspection.text_form import text_of
 
 _PROGRAM = "tensorferry inspect"
 # As shells report a program that SIGINT ends.

@@ -16,9 +16,9 @@ from tensorferry.server.cli.signals import forward_signals, ignore_signals
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.names import printable_lines
+from tensorferry.server.observability.logs import logs
 from tensorferry.server.startup import prepare_collector, print_ready_line, ready_fields
-from tensorferry.server.telemetry import logs
-from tensorferry.server.threads import ThreadKind, new_thread, watch_threads
+from tensorferry.server.system.threads import ThreadKind, new_thread, watch_threads
 
 _log = logging.getLogger("tensorferry.server")
 

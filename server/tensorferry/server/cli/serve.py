@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from tensorferry.server.addresses import listen_for_metrics
 from tensorferry.server.config.load import unknown_variables
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ConfigError, StartError
-from tensorferry.server.installed_versions import imported
 from tensorferry.server.names import printable_lines
 from tensorferry.server.processes import log_output
 from tensorferry.server.processes.division import Division, division_of
 from tensorferry.server.processes.event_loop import run_supervisor
 from tensorferry.server.processes.supervisor import SupervisorSettings
 from tensorferry.server.startup import config_file, read_config
+from tensorferry.server.system.addresses import listen_for_metrics
+from tensorferry.server.system.installed_versions import imported
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     run_one_process = imported("serve", "tensorferry.server.cli.one_process", "run_one_process")
     if run_one_process is None:
         return 1
-    from tensorferry.server.telemetry import logs
+    from tensorferry.server.observability.logs import logs
 
     output = logs.configure(config.log_format, config.log_level)
     _warn_of_unknown_variables()

@@ -14,21 +14,21 @@ from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.flags import CommandParser, add_flags, read_flags
 from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError, StartError
-from tensorferry.server.inspection.model_argument import (
+from tensorferry.server.models.config_pbtxt.ensembles import complete_ensemble, is_ensemble, named_models
+from tensorferry.server.models.config_pbtxt.pbtxt import config_text
+from tensorferry.server.models.config_pbtxt.supported_fields import ModelKind, check_fields
+from tensorferry.server.models.repository.declared_sources import declared_source, declared_sources
+from tensorferry.server.models.repository.fetched_sources import fetched_sources
+from tensorferry.server.names import printable, printable_lines
+from tensorferry.server.observability.logs import logs
+from tensorferry.server.onnx.inspection.model_argument import (
     MODEL_HELP,
     MODEL_OPTIONS,
     find_model,
     loaded_models,
 )
-from tensorferry.server.model_config.ensembles import complete_ensemble, is_ensemble, named_models
-from tensorferry.server.model_config.pbtxt import config_text
-from tensorferry.server.model_config.supported_fields import ModelKind, check_fields
-from tensorferry.server.models.declared_sources import declared_source, declared_sources
-from tensorferry.server.models.fetched_sources import fetched_sources
-from tensorferry.server.names import printable, printable_lines
-from tensorferry.server.onnx_models.preparation import prepare_model
+from tensorferry.server.onnx.loading.preparation import prepare_model
 from tensorferry.server.runtime.devices import choose_device
-from tensorferry.server.telemetry import logs
 
 _log = logging.getLogger("tensorferry.server")
 

@@ -6,8 +6,8 @@ import os
 import signal
 from collections.abc import Callable
 
-from tensorferry.server.stop_signals import StopSignals
-from tensorferry.server.threads import ThreadKind, new_thread
+from tensorferry.server.system.stop_signals import StopSignals
+from tensorferry.server.system.threads import ThreadKind, new_thread
 
 
 def forward_signals(on_signal: Callable[[int], None]) -> None:

@@ -15,8 +15,8 @@ from tensorferry.server.config.model_tables import read_tables
 from tensorferry.server.config.option import variable_of
 from tensorferry.server.config.server_config import OPTIONS, PYTHON_SUFFIX, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError
+from tensorferry.server.models.remote.url import is_remote, parse_file
 from tensorferry.server.names import NAME, NAME_RULE
-from tensorferry.server.remote.url import is_remote, parse_file
 
 # Kubernetes sets these variables in every pod if a Service is named tensorferry.
 _SERVICE_LINKS = re.compile(r"TENSORFERRY_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP)\w*)")

@@ -18,7 +18,7 @@ from tensorferry.server.config.option_groups.permissions import PermissionOption
 from tensorferry.server.config.option_groups.request_limits import RequestLimitOptions
 from tensorferry.server.config.option_groups.security import SecurityOptions
 from tensorferry.server.config.option_groups.shutdown import ShutdownOptions
-from tensorferry.server.remote.url import RemoteUrl
+from tensorferry.server.models.remote.url import RemoteUrl
 
 if TYPE_CHECKING:
     # The supervisor reads the configuration, and must import neither protobuf nor numpy.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tensorferry.batcher import QueueFull
-from tensorferry.server.models.registry import ModelRegistry
-from tensorferry.server.tracing.trace import Tracer
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
+from tensorferry.server.observability.tracing.trace import Tracer
 
 
 class EarlyRejection:

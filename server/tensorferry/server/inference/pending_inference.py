@@ -11,17 +11,17 @@ import numpy as np
 from tensorferry.batcher import BatchInfo, ModelRowsError, Outcome, Request
 from tensorferry.server.errors import ModelFailedError, StepFailedError
 from tensorferry.server.identity import Metadata
-from tensorferry.server.inference.batch_axes import with_clients_axes
-from tensorferry.server.inference.codec import ResponseSpec, write_outputs
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
-from tensorferry.server.inference.request_templates import Match
-from tensorferry.server.inference.stream_responses import Piece
-from tensorferry.server.shapes.shared_axes import explain_axis_mismatch
-from tensorferry.server.shared_memory.regions import RegionLease
-from tensorferry.server.telemetry import logs
-from tensorferry.server.telemetry.log_format import EXCEPTION
-from tensorferry.server.telemetry.trace_context import TRACEPARENT
-from tensorferry.server.tracing.trace import RequestTrace
+from tensorferry.server.inference.requests.batch_axes import with_clients_axes
+from tensorferry.server.inference.requests.codec import ResponseSpec, write_outputs
+from tensorferry.server.inference.requests.request_templates import Match
+from tensorferry.server.inference.responses.stream_responses import Piece
+from tensorferry.server.inference.shared_memory.regions import RegionLease
+from tensorferry.server.observability.logs import logs
+from tensorferry.server.observability.logs.log_format import EXCEPTION
+from tensorferry.server.observability.logs.trace_context import TRACEPARENT
+from tensorferry.server.observability.tracing.trace import RequestTrace
+from tensorferry.server.runtime.axes.shared_axes import explain_axis_mismatch
 
 _log = logging.getLogger("tensorferry.server")
 

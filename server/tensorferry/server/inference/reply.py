@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tensorferry.server.identity import Metadata
-from tensorferry.server.inference.stream_responses import Piece
-from tensorferry.server.telemetry import logs
-from tensorferry.server.telemetry.trace_context import parse_trace_context
+from tensorferry.server.inference.responses.stream_responses import Piece
+from tensorferry.server.observability.logs import logs
+from tensorferry.server.observability.logs.trace_context import parse_trace_context
 
 if TYPE_CHECKING:
-    from tensorferry.server.tracing.trace import RequestTrace
+    from tensorferry.server.observability.tracing.trace import RequestTrace
 
 
 class InferenceCall:

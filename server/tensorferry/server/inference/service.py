@@ -19,21 +19,21 @@ from tensorferry.server.errors import (
     SuspectError,
 )
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
-from tensorferry.server.inference.crash_watch import CrashWatch, WatchedRequest
 from tensorferry.server.inference.early_rejection import EarlyRejection
 from tensorferry.server.inference.interface import SHUTTING_DOWN, InlineRunner, status_of_reply
 from tensorferry.server.inference.pending_inference import PendingInference
 from tensorferry.server.inference.reply import FinishedCall, InferenceCall, InferenceReply, error_reply
-from tensorferry.server.inference.request_limits import DEFAULT_LIMITS
-from tensorferry.server.inference.request_origin import NO_ORIGIN, RequestOrigin
-from tensorferry.server.inference.request_templates import Match, RequestTemplateCache
+from tensorferry.server.inference.requests.request_limits import DEFAULT_LIMITS
+from tensorferry.server.inference.requests.request_origin import NO_ORIGIN, RequestOrigin
+from tensorferry.server.inference.requests.request_templates import Match, RequestTemplateCache
+from tensorferry.server.inference.requests.unmatched_request import UnmatchedRequest
+from tensorferry.server.inference.requests.unpacking import Unpacker
+from tensorferry.server.inference.shared_memory.regions import Regions
+from tensorferry.server.inference.suspects.crash_watch import CrashWatch, WatchedRequest
 from tensorferry.server.inference.traced_completion import metadata_of, traced_completion, traced_status
-from tensorferry.server.inference.unmatched_request import UnmatchedRequest
-from tensorferry.server.inference.unpacking import Unpacker
-from tensorferry.server.models.registry import ModelRegistry
-from tensorferry.server.shared_memory.regions import Regions
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
+from tensorferry.server.observability.tracing.trace import RequestTrace, Tracer
 from tensorferry.server.status import Status, StatusCode, code_of
-from tensorferry.server.tracing.trace import RequestTrace, Tracer
 from tensorferry.server.wire.compression import decompress, is_compressed
 
 

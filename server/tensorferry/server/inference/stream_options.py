@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tensorferry.server.errors import truncate
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.reply import InferenceReply
-from tensorferry.server.inference.stream_responses import stream_error, stream_response
+from tensorferry.server.inference.responses.stream_responses import stream_error, stream_response
 from tensorferry.server.status import Status, StatusCode
 
 # The metadata by which a client chooses the order of responses.

@@ -7,10 +7,10 @@ from typing import Any
 
 from tensorferry.server.identity import Metadata
 from tensorferry.server.inference.pending_inference import PendingInference
-from tensorferry.server.models.registry import Model
+from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.observability.logs.trace_context import TRACEPARENT
+from tensorferry.server.observability.tracing.trace import RequestTrace
 from tensorferry.server.status import INTERNAL_ERROR, Status, mapped_status
-from tensorferry.server.telemetry.trace_context import TRACEPARENT
-from tensorferry.server.tracing.trace import RequestTrace
 
 
 def traced_completion(

@@ -8,8 +8,8 @@ from typing import Any
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, ServerError
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.model_config.pbtxt import PLATFORM
-from tensorferry.server.models.registry import ModelRegistry, ModelState
+from tensorferry.server.models.config_pbtxt.pbtxt import PLATFORM
+from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState
 
 _OWN_EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy")
 

@@ -19,9 +19,9 @@ import grpc
 
 from tensorferry.protos.standard import health_pb2
 from tensorferry.server.names import HEALTH_SERVICE
+from tensorferry.server.observability.logs.logs import quote
 from tensorferry.server.status import status_of
-from tensorferry.server.telemetry.logs import quote
-from tensorferry.server.threads import HandlerThreads
+from tensorferry.server.system.threads import HandlerThreads
 from tensorferry.server.wire.receiving import receive
 
 _log = logging.getLogger("tensorferry.server")

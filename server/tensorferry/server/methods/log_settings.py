@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, UnsupportedError, truncate
-from tensorferry.server.telemetry.logs import LogLevels, LogOutput
+from tensorferry.server.observability.logs.logs import LogLevels, LogOutput
 
 _log = logging.getLogger("tensorferry.server")
 

@@ -13,8 +13,8 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import InvalidRequestError, truncate
 from tensorferry.server.identity import CONTROL, CURRENT_CLIENT
-from tensorferry.server.models.registry import ModelRegistry, ModelState
-from tensorferry.server.models.repository_control import RepositoryController
+from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState
+from tensorferry.server.models.repository.repository_control import RepositoryController
 from tensorferry.server.names import NAME, NAME_RULE
 from tensorferry.server.wire import bounds
 

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import NotFoundError, truncate
-from tensorferry.server.shared_memory.cuda import CudaSharedMemory
-from tensorferry.server.shared_memory.regions import RegionMemory, Regions
-from tensorferry.server.shared_memory.system import SystemSharedMemory
+from tensorferry.server.inference.shared_memory.cuda import CudaSharedMemory
+from tensorferry.server.inference.shared_memory.regions import RegionMemory, Regions
+from tensorferry.server.inference.shared_memory.system import SystemSharedMemory
 
 _Kind = TypeVar("_Kind", SystemSharedMemory, CudaSharedMemory)
 

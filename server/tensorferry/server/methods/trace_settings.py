@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError, ServerError, UnsupportedError, truncate
-from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 
 
 class TraceSettingsMethods:

@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from tensorferry.server.config.server_config import ServerConfig
-from tensorferry.server.cores import session_threads, usable_cores
+from tensorferry.server.system.cores import session_threads, usable_cores
 
 _DEVICES = Path("/dev")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -16,7 +16,7 @@ from tensorferry.server.processes.messages import MessageError
 from tensorferry.server.processes.port import PortReservation
 from tensorferry.server.processes.slot import ServerSlot
 from tensorferry.server.processes.supervisor import Supervisor, SupervisorSettings
-from tensorferry.server.scratch_directory import ScratchDirectory, remove_abandoned
+from tensorferry.server.system.scratch_directory import ScratchDirectory, remove_abandoned
 
 _log = logging.getLogger("tensorferry.server")
 

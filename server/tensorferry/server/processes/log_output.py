@@ -6,7 +6,7 @@ import logging
 import os
 import select
 
-from tensorferry.server.telemetry.log_format import JsonFormatter, text_formatter
+from tensorferry.server.observability.logs.log_format import JsonFormatter, text_formatter
 
 _log = logging.getLogger("tensorferry.server")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tensorferry.server.processes.messages import Channel, MessageError
-from tensorferry.server.threads import ThreadKind, new_thread
+from tensorferry.server.system.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from tensorferry.server.addresses import address_of, cannot_listen
+from tensorferry.server.system.addresses import address_of, cannot_listen
 
 # Attempts to find a port that is free on each address of a host name.
 _ATTEMPTS = 10

@@ -17,16 +17,16 @@ from tensorferry.server.app import App, OneOfSeveral
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.grpc_server import Listener
-from tensorferry.server.inference.crash_watch import CrashWatch
-from tensorferry.server.monitoring.processes import process_statuses
+from tensorferry.server.inference.suspects.crash_watch import CrashWatch
+from tensorferry.server.observability.logs import logs
+from tensorferry.server.observability.monitoring.processes import process_statuses
 from tensorferry.server.processes.division import share_of
 from tensorferry.server.processes.in_child import Parent, exit_at_once
 from tensorferry.server.processes.peers import Peers
 from tensorferry.server.processes.running_page import RunningPage
 from tensorferry.server.processes.suspect_requests import TrialLock
 from tensorferry.server.startup import prepare_collector, print_ready_line, read_config, ready_fields
-from tensorferry.server.telemetry import logs
-from tensorferry.server.threads import ThreadKind, new_thread, watch_threads
+from tensorferry.server.system.threads import ThreadKind, new_thread, watch_threads
 
 _log = logging.getLogger("tensorferry.server")
 

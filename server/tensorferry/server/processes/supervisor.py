@@ -20,7 +20,7 @@ from tensorferry.server.processes.messages import Message
 from tensorferry.server.processes.running_page import clear_page, read_page
 from tensorferry.server.processes.slot import PING_SECONDS, ServerSlot
 from tensorferry.server.processes.suspect_requests import CauseFinder, Findings, end_abandoned_trial
-from tensorferry.server.stop_signals import StopSignals
+from tensorferry.server.system.stop_signals import StopSignals
 
 _log = logging.getLogger("tensorferry.server")
 

@@ -21,11 +21,11 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.app import App
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.methods.model_config import ModelConfigMethods
+from tensorferry.server.observability.logs import logs
 from tensorferry.server.ray.configuration import configuration
 from tensorferry.server.ray.deadline import decode_deadline
 from tensorferry.server.ray.stream import RayStream
 from tensorferry.server.status import Status, status_of, trailing_metadata
-from tensorferry.server.telemetry import logs
 from tensorferry.server.transport.unread_responses import UnreadResponses
 from tensorferry.server.wire.receiving import receive
 

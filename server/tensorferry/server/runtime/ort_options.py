@@ -12,12 +12,12 @@ from tensorferry.server.config.option_groups.devices import MOST_THREADS
 from tensorferry.server.config.parsers import positive_number
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import ModelConfigError
-from tensorferry.server.gpu.cuda_graphs import GraphOptions, GraphSpec
-from tensorferry.server.runtime.op_libraries import OpLibrary
-from tensorferry.server.runtime.sampling import TOLERANCE
+from tensorferry.server.runtime.checks.sampling import TOLERANCE
+from tensorferry.server.runtime.files.op_libraries import OpLibrary
+from tensorferry.server.runtime.gpu.cuda_graphs import GraphOptions, GraphSpec
 
 if TYPE_CHECKING:
-    from tensorferry.server.onnx_graph.rewriting.free_rows import FreedRows
+    from tensorferry.server.onnx.graph.rewriting.free_rows import FreedRows
 
 TENSORRT = "TensorrtExecutionProvider"
 

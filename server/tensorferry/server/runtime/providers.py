@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tensorferry.server.cores import session_threads, usable_cores
 from tensorferry.server.runtime.ort import onnxruntime
 from tensorferry.server.runtime.ort_options import DEVICE_ALLOCATOR, OrtOptions
+from tensorferry.server.system.cores import session_threads, usable_cores
 
 CUDA = "CUDAExecutionProvider"
 

@@ -18,28 +18,28 @@ import numpy.typing as npt
 
 from tensorferry.batcher import StagedModel
 from tensorferry.server.errors import ModelFailedError, StartError
-from tensorferry.server.gpu import capture_lock
-from tensorferry.server.gpu.cuda_graphs import CapturedShapes, GraphOptions
-from tensorferry.server.gpu.pinned_memory import CudaDeviceMemory, DeviceMemory
-from tensorferry.server.gpu.staged_session import StagedSession
-from tensorferry.server.gpu.staging_buffers import (
+from tensorferry.server.onnx.graph.model_file import tensors_of_unknown_rank
+from tensorferry.server.runtime.checks.sampling import describe_difference, random_array
+from tensorferry.server.runtime.checks.trial_runs import is_loading, trial_run
+from tensorferry.server.runtime.files.load_remedies import remedy_for
+from tensorferry.server.runtime.files.op_libraries import OpLibrary, register
+from tensorferry.server.runtime.files.output_rows import with_output_rows
+from tensorferry.server.runtime.gpu import capture_lock
+from tensorferry.server.runtime.gpu.cuda_graphs import CapturedShapes, GraphOptions
+from tensorferry.server.runtime.gpu.cuda_stream import create_stream, keep_until_closed, with_stream
+from tensorferry.server.runtime.gpu.pinned_memory import CudaDeviceMemory, DeviceMemory
+from tensorferry.server.runtime.gpu.staged_session import StagedSession
+from tensorferry.server.runtime.gpu.staging_buffers import (
     CaptureError,
     StagedBatch,
     StagingBuffers,
     array_of_ortvalue,
 )
-from tensorferry.server.gpu.tensor_layout import Shape
-from tensorferry.server.onnx_graph.model_file import tensors_of_unknown_rank
-from tensorferry.server.runtime.cuda_stream import create_stream, keep_until_closed, with_stream
+from tensorferry.server.runtime.gpu.tensor_layout import Shape
 from tensorferry.server.runtime.host_memory import BatchMemory
-from tensorferry.server.runtime.load_remedies import remedy_for
-from tensorferry.server.runtime.op_libraries import OpLibrary, register
 from tensorferry.server.runtime.ort import onnxruntime, ort_message
 from tensorferry.server.runtime.ort_options import ARENA_SHRINKAGE, TENSORRT, OrtOptions
-from tensorferry.server.runtime.output_rows import with_output_rows
 from tensorferry.server.runtime.providers import CUDA, Providers, capturing, providers_of, session_options
-from tensorferry.server.runtime.sampling import describe_difference, random_array
-from tensorferry.server.runtime.trial_runs import is_loading, trial_run
 from tensorferry.server.signature import Signature, TensorSpec, signature_of
 
 _log = logging.getLogger("tensorferry.server")

@@ -18,7 +18,7 @@ from tensorferry.server.inference.stream_options import (
 )
 from tensorferry.server.security.access_control import StreamAuthorization
 from tensorferry.server.status import INTERNAL_ERROR, Status
-from tensorferry.server.threads import ThreadKind, new_thread
+from tensorferry.server.system.threads import ThreadKind, new_thread
 from tensorferry.server.transport.call_admission import StreamAdmission
 from tensorferry.server.transport.stream_state import StreamEntry, StreamState
 from tensorferry.server.transport.unread_responses import ResponseAccount, UnreadResponses

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
-from tensorferry.server.telemetry.logs import quote
+from tensorferry.server.observability.logs.logs import quote
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.bounds import FIELD_BOUNDS, FieldBound
 from tensorferry.server.wire.fields import DELIMITED, MAX_VARINT_BYTES, Data, MalformedError, fields

@@ -11,8 +11,8 @@ from support.server.calling_models import World, request
 from support.server.rig import PATIENCE, signature, spec
 
 from tensorferry.batcher.testing import ScriptedRunner
-from tensorferry.server.python_models.outputs import RaggedRows
-from tensorferry.server.shapes.empty_axes import EmptyAxes
+from tensorferry.server.python.models.outputs import RaggedRows
+from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
 from tensorferry.serving import InvalidInput, submit
 
 MATRIX = signature(spec("x", "FP32", "batch", 2), outputs=(spec("y", "FP32", "batch", 2),))

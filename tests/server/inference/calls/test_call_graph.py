@@ -12,7 +12,7 @@ from support.server.rig import request as message
 
 from tensorferry.server.errors import StepFailedError
 from tensorferry.server.inference.calls.call_graph import CallGraph
-from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.serving import FP32, model
 from tensorferry.serving import infer as call
 

@@ -36,10 +36,10 @@ from tensorferry.server.errors import (
     NotReadyError,
     StepFailedError,
 )
-from tensorferry.server.inference.request_origin import RequestOrigin
-from tensorferry.server.models.registry import Model
+from tensorferry.server.inference.requests.request_origin import RequestOrigin
+from tensorferry.server.models.lifecycle.registry import Model
+from tensorferry.server.observability.logs.trace_context import TraceContext
 from tensorferry.server.status import StatusCode, status_of
-from tensorferry.server.telemetry.trace_context import TraceContext
 from tensorferry.serving import FP32, InvalidInput, model, submit
 from tensorferry.serving import infer as call
 

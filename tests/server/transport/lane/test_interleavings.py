@@ -24,7 +24,7 @@ from tensorferry.server.errors import InvalidRequestError, NotReadyError, Unauth
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.transport.lane.lane import Lane
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import Parser, one_of, path, positive_seconds, switch
+from tensorferry.server.models.remote.url import RemoteUrl, is_remote, parse_repository
 from tensorferry.server.names import NAME
-from tensorferry.server.remote.url import RemoteUrl, is_remote, parse_repository
 
 
 def _parse_paths(text: str) -> tuple[Path, ...]:

@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from tensorferry.server.models.registry import ModelRegistry
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
 
 
 class CallGraph:

@@ -20,14 +20,14 @@ from tensorferry.server.identity import ANONYMOUS, ClientIdentity
 from tensorferry.server.inference.calls.array_requests import request_of_arrays
 from tensorferry.server.inference.calls.call_graph import CallGraph
 from tensorferry.server.inference.pending_inference import PendingInference
-from tensorferry.server.inference.request_origin import RequestOrigin
-from tensorferry.server.inference.request_templates import uncached_template
+from tensorferry.server.inference.requests.request_origin import RequestOrigin
+from tensorferry.server.inference.requests.request_templates import uncached_template
 from tensorferry.server.inference.traced_completion import metadata_of, traced_completion, traced_status
-from tensorferry.server.models.registry import Model, ModelRegistry
-from tensorferry.server.shapes.no_rows import empty_outputs
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.observability.logs.trace_context import TraceContext
+from tensorferry.server.observability.tracing.trace import RequestTrace, Tracer
+from tensorferry.server.runtime.axes.no_rows import empty_outputs
 from tensorferry.server.status import INTERNAL_ERROR, StatusCode, mapped_status
-from tensorferry.server.telemetry.trace_context import TraceContext
-from tensorferry.server.tracing.trace import RequestTrace, Tracer
 from tensorferry.serving import InvalidInput, calls_through
 
 _log = logging.getLogger("tensorferry.server")

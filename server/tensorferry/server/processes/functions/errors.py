@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from tensorferry.server.errors import NotReadyError, StepFailedError
-from tensorferry.server.functions.failure import Failure, text_of
 from tensorferry.server.processes.suspect_requests import REFUSED
+from tensorferry.server.python.functions.failure import Failure, text_of
 
 # Modules with the exceptions that are raised as they are. Of another one its next base is raised.
 _KNOWN = ("builtins", "tensorferry.serving.errors", "tensorferry.batcher.errors", "tensorferry.server.errors")

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from tensorferry.batcher import BatcherError
 from tensorferry.server.errors import ServerError, StartError
-from tensorferry.server.functions.app_file import find_function, import_app
-from tensorferry.server.functions.call import Call, bound_call
-from tensorferry.server.functions.failure import describe, traceback_text
 from tensorferry.server.processes.functions.arrays import ArrayMemory
 from tensorferry.server.processes.functions.errors import SentError
 from tensorferry.server.processes.functions.model_calls import CallsToServer
 from tensorferry.server.processes.functions.values import dumps, encode, loads
 from tensorferry.server.processes.in_child import Parent
-from tensorferry.server.threads import watch_threads
+from tensorferry.server.python.functions.app_file import find_function, import_app
+from tensorferry.server.python.functions.call import Call, bound_call
+from tensorferry.server.python.functions.failure import describe, traceback_text
+from tensorferry.server.system.threads import watch_threads
 from tensorferry.serving import DeclarationError, FunctionModel, calls_through
 
 # Kinds of messages. The child sends READY or NOT_READY once, and RETURNED, RAISED or ERROR for each RUN.

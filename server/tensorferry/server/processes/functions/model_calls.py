@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tensorferry.server.processes.functions.errors import SentError
 from tensorferry.server.processes.functions.values import dumps, encode, loads
 from tensorferry.server.processes.in_child import Parent
-from tensorferry.server.threads import ThreadKind, new_thread
+from tensorferry.server.system.threads import ThreadKind, new_thread
 from tensorferry.serving import InvalidInput, submit
 
 # Kinds of messages. The child sends CALL, with a number. The server sends ANSWER or FAILED for it, and after the run OVER.

@@ -27,8 +27,8 @@ from tensorferry.protos import SERVICE_NAME
 from tensorferry.server.identity import ClientIdentity, Metadata
 from tensorferry.server.inference.interface import MAX_INLINE_SECONDS, InlineRunner
 from tensorferry.server.inference.reply import InferenceCall, InferenceReply
+from tensorferry.server.inference.requests.unpacking import Unpacker
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.inference.unpacking import Unpacker
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.status import Status
 from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after

@@ -20,11 +20,11 @@ from tensorferry.server.config.limits import RequestLimits
 from tensorferry.server.errors import NotFoundError
 from tensorferry.server.identity import ANONYMOUS, ROLES, ClientIdentity, Metadata
 from tensorferry.server.inference.reply import BuiltReply, InferenceCall, InferenceReply
+from tensorferry.server.inference.responses.stream_responses import stream_response
 from tensorferry.server.inference.service import InferenceService
-from tensorferry.server.inference.stream_responses import stream_response
-from tensorferry.server.scratch_directory import ScratchDirectory
 from tensorferry.server.security.access_control import AccessControl, ClientCertificate
 from tensorferry.server.status import Status, StatusCode, status_of
+from tensorferry.server.system.scratch_directory import ScratchDirectory
 from tensorferry.server.transport.lane.lane import STREAM, Lane
 from tensorferry.server.transport.lane.unary import UNARY
 

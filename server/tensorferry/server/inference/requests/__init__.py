@@ -1,0 +1,1 @@
+"""Requests of clients: parsing, templates, limits and contents."""

@@ -1,0 +1,104 @@
+"""Requests that match no template: they are parsed and decoded, and most become a template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.config.limits import RequestLimits
+from tensorferry.server.errors import InvalidRequestError
+from tensorferry.server.identity import Metadata
+from tensorferry.server.inference.pending_inference import PendingInference, SharedMemoryInference
+from tensorferry.server.inference.requests.codec import ResponseSpec, decode_request
+from tensorferry.server.inference.requests.request_templates import (
+    Match,
+    RequestTemplateCache,
+    uncached_template,
+)
+from tensorferry.server.inference.responses.response_size import check_response_size
+from tensorferry.server.inference.responses.responses import id_field_of
+from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
+from tensorferry.server.models.lifecycle.registry import ModelRegistry
+from tensorferry.server.observability.tracing.trace import RequestTrace
+from tensorferry.server.runtime.axes.no_rows import empty_outputs
+from tensorferry.server.wire import structure
+from tensorferry.server.wire.receiving import parse
+
+
+class UnmatchedRequest:
+    """One request, read in the order `parse`, `match`, `pending`. Each of them may raise.
+
+    `request_id` and `addressed` (name and version of the model) hold what is known so far, for the error reply.
+    `empty_outputs` are the outputs of a request without rows, for which no model runs. Not thread-safe.
+    """
+
+    def __init__(self, data: bytes, regions: Regions, limits: RequestLimits) -> None:
+        self.request_id = ""
+        self.addressed = ("", "")
+        self.empty_outputs: Mapping[str, Any] | None = None
+        self._data = data
+        self._limits = limits
+        self._lease = RegionLease(regions)
+        self._message: pb.ModelInferRequest
+        self._response_spec: ResponseSpec
+
+    def parse(self) -> None:
+        """Check the message against the bounds and parse it."""
+        try:
+            structure.check_message(self._data, pb.ModelInferRequest)
+        except InvalidRequestError:
+            self.request_id = structure.peek_request_id(self._data)
+            raise
+        self._message = parse(self._data, pb.ModelInferRequest)
+        self.request_id = self._message.id
+        self.addressed = self._message.model_name, self._message.model_version
+
+    def match(self, registry: ModelRegistry, templates: RequestTemplateCache, generation: int) -> Match:
+        """Find the model, decode the request, and return its template and what is its own."""
+        model = registry.get(*self.addressed)
+        self.addressed = model.name, model.version
+        decoded = decode_request(
+            self._message,
+            model.name,
+            model.signature,
+            model.batched,
+            self._lease,
+            self._limits,
+            message_bytes=len(self._data),
+            queue_rows=model.batcher.settings.max_queue_size,
+        )
+        self._response_spec = decoded.response_spec
+        check_response_size(decoded, model.batched, self._limits.message_bytes)
+        if model.batched and not decoded.rows:
+            self.empty_outputs = empty_outputs(
+                model.name, decoded.signature, decoded.response_spec.outputs, decoded.tensors
+            )
+        else:
+            model.empty_axes.check(model.name, decoded.signature, decoded.tensors)
+        if self._lease or self.empty_outputs is not None:
+            template = uncached_template(model, decoded, self._limits.message_bytes)
+        else:
+            template = templates.add(self._data, self._message, model, decoded, generation)
+        return template, self.request_id, id_field_of(self.request_id), decoded.tensors
+
+    def pending(
+        self,
+        match: Match,
+        deadline: float,
+        client: str,
+        metadata: Metadata,
+        finish: Callable[[Any], None],
+        trace: RequestTrace | None,
+        owner: object = None,
+    ) -> PendingInference:
+        """Return the request for the batcher. It releases the shared memory when it has an outcome."""
+        if self._lease:
+            return SharedMemoryInference(
+                match, deadline, client, metadata, finish, trace, owner, self._lease, self._response_spec
+            )
+        return PendingInference(match, deadline, client, metadata, finish, trace, owner)
+
+    def release(self) -> None:
+        """Release the shared memory of a request that no batcher accepted. Idempotent."""
+        self._lease.release()

@@ -1,0 +1,1 @@
+"""Responses to clients: bytes, sizes and classes."""

@@ -1,0 +1,1 @@
+"""Requests that may end the process."""

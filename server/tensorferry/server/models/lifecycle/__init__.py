@@ -1,0 +1,1 @@
+"""Models from their load to their end: registry, loading, stages, unloading."""

@@ -1,0 +1,411 @@
+"""Registry of the server's models: lifecycle, and look-up by name and version."""
+
+from __future__ import annotations
+
+import enum
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tensorferry.batcher import Batcher, Padding, Pipeline, StageModel
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
+from tensorferry.server.observability.logs.exemplars import Exemplars
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
+from tensorferry.server.python.steps.named_model import ModelReference, stage_model
+from tensorferry.server.python.steps.stage_function import StepTimes
+from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
+from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
+from tensorferry.server.signature import Signature
+
+_UNLOADED = "unloaded"
+
+
+class ModelState(enum.Enum):
+    """LOADING → READY → UNLOADING → UNAVAILABLE. Only READY accepts requests.
+
+    If the devices of a version fail, or a model that its steps name is not READY, it is UNAVAILABLE, with its model, until
+    they work again.
+    """
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStep:
+    """A step of a model: a Python function ("python"), an ONNX model ("onnx") or another model of the server ("model").
+
+    `stage` is the name of the stage whose batches it runs. `inputs` and `outputs` map its names to the model's tensors.
+    `times` has what each instance ran; it is empty if the batcher of the stage knows that alone. `processes` are those that
+    the instances of a function run in, if they do not run in the server's.
+    """
+
+    name: str
+    kind: str
+    stage: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    times: tuple[StepTimes, ...] = field(default=(), compare=False)
+    processes: tuple[WorkerProcess, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded version of a model. If `max_batch_size` is 0, requests have no batch axis, and each runs alone.
+
+    `batching` describes batching to people; `batching_verdict` is as in `BatchingDecision`. `slo` limits the time of
+    every request, in seconds; inf is no limit. `padding` lets requests of different lengths share a batch. `config` is
+    the completed configuration. `labels` are class names by output. `devices` has the device of each instance, `health`
+    their state. `exemplars` collects traced requests for the metrics; None without metrics. `empty_axes` says which axes
+    of a request may have length zero. `steps` describes what a batch runs through, and `uses` has the other models that its
+    steps name. `release` ends what its instances started, after the batcher is closed. `stage` is how steps of other models
+    run this one.
+    """
+
+    name: str
+    version: str
+    signature: Signature
+    max_batch_size: int
+    batching: str
+    batcher: Batcher | Pipeline
+    slo: float = math.inf
+    padding: Padding | None = None
+    config: ModelConfig = field(default_factory=ModelConfig, compare=False)
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    health: InstanceHealth = field(default_factory=InstanceHealth, compare=False)
+    exemplars: Exemplars | None = field(default=None, compare=False)
+    empty_axes: EmptyAxes = field(default_factory=EmptyAxes)
+    batching_verdict: str = "off"
+    steps: tuple[ModelStep, ...] = ()
+    uses: tuple[ModelReference, ...] = ()
+    release: Callable[[], None] = field(default=lambda: None, compare=False)
+    stage: StageModel = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        stage = stage_model(
+            self.name, self.batcher, self.padding, self.signature, self.empty_axes, batched=self.batched
+        )
+        object.__setattr__(self, "stage", stage)
+
+    @property
+    def batched(self) -> bool:
+        """Whether axis 0 counts rows."""
+        return self.max_batch_size > 0
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.signature}, {self.batching}"
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryEntry:
+    """The state of a version, its model while it is loaded, and the reason if it is unavailable.
+
+    `public_reason` is the reason without paths of the server, for callers without permission to control models.
+    """
+
+    name: str
+    version: str
+    state: ModelState
+    model: Model | None = None
+    reason: str = ""
+    public_reason: str = ""
+
+    @property
+    def is_unloaded(self) -> bool:
+        """Whether the version was unloaded on request or replaced."""
+        return self.model is None and self.reason == _UNLOADED
+
+
+class ModelRegistry:
+    """Models by name and version. Every method is thread-safe.
+
+    `may_be_empty` says whether a server without models is ready, because clients may load some later.
+    """
+
+    def __init__(self, *, may_be_empty: bool = True) -> None:
+        self._may_be_empty = may_be_empty
+        # Guards _entries, generation and only_model. Held only for look-ups and updates, which may read a model's health.
+        # Models are loaded and closed without it. The last two are also read without it.
+        self._lock = threading.Lock()
+        self._entries: dict[str, dict[str, RegistryEntry]] = {}
+        # Increases when an entry changes, so that callers can detect stale look-ups.
+        self.generation = 0
+        # The loaded model, ready or unloading; None if there are several, or none.
+        self.only_model: Model | None = None
+        self._complete = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every model that is served from the start was loaded, or failed to load."""
+        return self._complete
+
+    def mark_complete(self) -> None:
+        """Record that the models served from the start were all tried."""
+        self._complete = True
+
+    def mark_loading(self, name: str, version: str) -> None:
+        """Record that a version is being loaded. If it is ready, it serves until it is replaced."""
+        with self._lock:
+            if not self._serves_locked(name, version):
+                broken = self._failed_model_locked(name, version)
+                self._put_locked(RegistryEntry(name, version, ModelState.LOADING, broken))
+
+    def mark_ready(self, model: Model) -> Model | None:
+        """Let a version accept requests. Returns the model that it replaces, which accepts none any more."""
+        with self._lock:
+            before = self._entries.get(model.name, {}).get(model.version)
+            self._put_loaded_locked(model)
+        return before.model if before is not None else None
+
+    def mark_failed(self, name: str, version: str, reason: str, public_reason: str | None = None) -> None:
+        """Record that a version could not be loaded. If it is ready, it continues to serve.
+
+        The default of `public_reason` is `reason`.
+        """
+        with self._lock:
+            if not self._serves_locked(name, version):
+                broken = self._failed_model_locked(name, version)
+                public = reason if public_reason is None else public_reason
+                self._put_locked(RegistryEntry(name, version, ModelState.UNAVAILABLE, broken, reason, public))
+
+    def health_changed(self, health: InstanceHealth) -> None:
+        """Update whether a model accepts requests after its instances failed or recovered."""
+        with self._lock:
+            entry = self._entries.get(health.name, {}).get(health.version)
+            if entry is None or entry.model is None or entry.model.health is not health:
+                return
+            if entry.state is not ModelState.UNLOADING and (
+                entry.state is ModelState.READY or health.reason is None
+            ):
+                self._put_loaded_locked(entry.model)
+
+    def _put_loaded_locked(self, model: Model) -> None:
+        """Put a loaded model, READY if one of its instances works, and so do the models that its steps name."""
+        self._put_locked(self._entry_of_locked(model))
+
+    def _entry_of_locked(self, model: Model) -> RegistryEntry:
+        reason, public_reason = model.health.reason or "", model.health.reason or ""
+        for used in model.uses:
+            if reason:
+                break
+            reason, public_reason = self._missing_locked(used)
+        state = ModelState.UNAVAILABLE if reason else ModelState.READY
+        return RegistryEntry(model.name, model.version, state, model, reason, public_reason)
+
+    def _missing_locked(self, used: ModelReference) -> tuple[str, str]:
+        """Return why a model that a step names cannot run it, and the same without paths; "" if it can."""
+        entry = self._used_locked(used)
+        which = f"model {used.name!r}" + (f" version {used.version}" if used.version else "")
+        if entry is None:
+            missing = f"its steps need {which}, which is not loaded"
+            return missing, missing
+        if entry.state is not ModelState.READY or entry.model is None:
+            begin = f"its steps need {which}, which is {entry.state.value}"
+            return (
+                f"{begin} ({entry.reason})" if entry.reason else begin,
+                f"{begin} ({entry.public_reason})" if entry.public_reason else begin,
+            )
+        incompatibility = used.incompatibility(entry.model.signature, batched=entry.model.batched)
+        reason = (
+            f"its steps need {which}, which was replaced by one that does not fit them: {incompatibility}"
+            if incompatibility
+            else ""
+        )
+        return reason, reason
+
+    def _used_locked(self, used: ModelReference) -> RegistryEntry | None:
+        versions = self._entries.get(used.name, {})
+        if used.version:
+            return versions.get(used.version)
+        return _latest_for_steps(versions) if versions else None
+
+    def _refresh_users_locked(self, name: str) -> None:
+        """Update whether models whose steps name this one accept requests."""
+        for user in self._users_locked(name):
+            before, now = self._entries[user.name][user.version], self._entry_of_locked(user)
+            changes = before.state is not now.state or before.reason != now.reason
+            if changes and before.state in (ModelState.READY, ModelState.UNAVAILABLE):
+                self._put_locked(now)
+
+    def _users_locked(self, name: str) -> Sequence[Model]:
+        """Return the loaded models whose steps name this one."""
+        return [
+            entry.model
+            for versions in self._entries.values()
+            for entry in versions.values()
+            if entry.model is not None and any(used.name == name for used in entry.model.uses)
+        ]
+
+    def _failed_model_locked(self, name: str, version: str) -> Model | None:
+        """Return the model of a version whose devices failed. It may recover until it is replaced."""
+        entry = self._entries.get(name, {}).get(version)
+        if entry is None or entry.state not in (ModelState.UNAVAILABLE, ModelState.LOADING):
+            return None
+        return entry.model
+
+    @property
+    def serving(self) -> bool:
+        """Whether loading at startup is complete and a model works, or no model is needed."""
+        with self._lock:
+            entries = [entry for versions in self._entries.values() for entry in versions.values()]
+        works = any(entry.state is ModelState.READY for entry in entries)
+        broken = any(
+            entry.model is not None and entry.state in (ModelState.UNAVAILABLE, ModelState.LOADING)
+            for entry in entries
+        )
+        return self._complete and (works or (self._may_be_empty and not broken))
+
+    def mark_unloading(self, model: Model) -> None:
+        """Record that a version is being unloaded, and accepts no requests."""
+        with self._lock:
+            self._put_locked(RegistryEntry(model.name, model.version, ModelState.UNLOADING, model))
+
+    def mark_unloaded(self, model: Model) -> None:
+        """Record that a version has answered its requests and was unloaded, unless it was loaded again."""
+        with self._lock:
+            entry = self._entries.get(model.name, {}).get(model.version)
+            if entry is not None and entry.model is model:
+                self._put_locked(
+                    RegistryEntry(
+                        model.name, model.version, ModelState.UNAVAILABLE, None, _UNLOADED, _UNLOADED
+                    )
+                )
+
+    def _serves_locked(self, name: str, version: str) -> bool:
+        entry = self._entries.get(name, {}).get(version)
+        return entry is not None and entry.state is ModelState.READY
+
+    def _put_locked(self, entry: RegistryEntry) -> None:
+        self._entries.setdefault(entry.name, {})[entry.version] = entry
+        entries = [each for versions in self._entries.values() for each in versions.values()]
+        models = [each.model for each in entries if each.model is not None]
+        self.only_model = models[0] if len(models) == 1 else None
+        self.generation += 1
+        # Ends, because a model is loaded only if its steps' models are: so none names itself.
+        self._refresh_users_locked(entry.name)
+
+    def get(self, name: str, version: str = "") -> Model:
+        """Return the model that serves this name and version ("" for the latest).
+
+        InvalidRequestError for a version that is not a number, NotFoundError for an unknown one, NotReadyError for one
+        that does not accept requests now.
+        """
+        entry = self._entry(name, version, _latest)
+        if entry.state is not ModelState.READY or entry.model is None:
+            raise _not_ready(entry)
+        return entry.model
+
+    def step_model(self, name: str, version: str = "") -> Model:
+        """Return the model that runs the steps that name it. Raises as `get`.
+
+        A model that is being unloaded still runs the steps of requests that were accepted before.
+        """
+        entry = self._entry(name, version, _latest_for_steps)
+        if entry.model is None or entry.state not in (ModelState.READY, ModelState.UNLOADING):
+            raise _not_ready(entry)
+        return entry.model
+
+    def needs(self, user: Model, model: Model) -> bool:
+        """Whether steps of a model are run by the other one, or by models that need it."""
+        with self._lock:
+            # By their ids, because equality compares all fields of models.
+            found = {id(user): user}
+            left = [user]
+            while left:
+                for used in left.pop().uses:
+                    entry = self._used_locked(used)
+                    if entry is not None and entry.model is not None and id(entry.model) not in found:
+                        found[id(entry.model)] = entry.model
+                        left.append(entry.model)
+            return id(model) in found
+
+    def _entry(
+        self, name: str, version: str, latest: Callable[[Mapping[str, RegistryEntry]], RegistryEntry]
+    ) -> RegistryEntry:
+        if version and not version.isdecimal():
+            raise InvalidRequestError(
+                f"failed to get model version from specified version string {version!r}: it must be a number of at "
+                "least 1, or empty for the latest"
+            )
+        with self._lock:
+            versions = self._entries.get(name)
+            if versions is None:
+                known = ", ".join(sorted(self._entries)) or "none"
+                raise NotFoundError(
+                    f"Request for unknown model: {name!r} is not found; the server has: {known}"
+                )
+            if not version:
+                return latest(versions)
+            if version in versions:
+                return versions[version]
+            raise NotFoundError(
+                f"Request for unknown model: {name!r} version {version} is not found; "
+                f"the server has version {', '.join(versions)}"
+            )
+
+    def users(self, name: str) -> Sequence[Model]:
+        """Return the loaded models whose steps name this one, or name such a model."""
+        with self._lock:
+            found: dict[tuple[str, str], Model] = {}
+            names = [name]
+            for each in names:
+                for user in self._users_locked(each):
+                    if found.setdefault((user.name, user.version), user) is user and user.name not in names:
+                        names.append(user.name)
+            return list(found.values())
+
+    def is_outdated(self, name: str, version: str) -> bool:
+        """Whether a loaded version must be loaded again, because a model that its steps name has changed."""
+        with self._lock:
+            entry = self._entries.get(name, {}).get(version)
+            if entry is None or entry.model is None:
+                return False
+            for used in entry.model.uses:
+                now = self._used_locked(used)
+                if now is None or now.state is not ModelState.READY or now.model is None:
+                    continue
+                if used.incompatibility(now.model.signature, batched=now.model.batched):
+                    return True
+            return False
+
+    def serves(self, name: str) -> bool:
+        """Whether a version of the model accepts requests."""
+        with self._lock:
+            return _latest(self._entries[name]).state is ModelState.READY if name in self._entries else False
+
+    def entries(self) -> Sequence[RegistryEntry]:
+        """Return all versions, sorted by name and version."""
+        with self._lock:
+            return [
+                self._entries[name][version]
+                for name in sorted(self._entries)
+                for version in sorted(self._entries[name], key=int)
+            ]
+
+    def models(self) -> Sequence[Model]:
+        """Return all loaded models, ready or unloading."""
+        return [entry.model for entry in self.entries() if entry.model is not None]
+
+
+def _not_ready(entry: RegistryEntry) -> NotReadyError:
+    why = f" ({entry.public_reason})" if entry.public_reason else ""
+    return NotReadyError(
+        f"model {entry.name!r} version {entry.version} is not at ready state: it is {entry.state.value}{why}"
+    )
+
+
+def _latest(versions: Mapping[str, RegistryEntry]) -> RegistryEntry:
+    """Return the default version: the highest ready version, or else the highest."""
+    return max(versions.values(), key=lambda entry: (entry.state is ModelState.READY, int(entry.version)))
+
+
+def _latest_for_steps(versions: Mapping[str, RegistryEntry]) -> RegistryEntry:
+    """Return the default version for steps: if none is ready, the highest that is being unloaded, or else the highest."""
+    latest = _latest(versions)
+    unloading = {key: entry for key, entry in versions.items() if entry.state is ModelState.UNLOADING}
+    return latest if latest.state is ModelState.READY or not unloading else _latest(unloading)

@@ -1,0 +1,221 @@
+"""The local cache: one directory for each address, with trees of files that never change.
+
+    CACHE/KEY/lock                   held by the process that fetches
+    CACHE/KEY/record.json            what was fetched, and how the host described it
+    CACHE/KEY/partial/...            the tree that is being made, which is renamed when it is complete
+    CACHE/KEY/trees/DIGEST/...       complete files
+    CACHE/KEY/trees/DIGEST.lock      held, shared, by every process that uses the tree
+
+Two processes can use one cache. CACHE/KEY is private.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+
+from tensorferry.server.models.remote.download import Fetch, RemoteFile
+from tensorferry.server.models.remote.failures import RemoteError
+from tensorferry.server.models.remote.url import RemoteUrl
+from tensorferry.server.system.private_files import make_private_folder, open_private
+
+_log = logging.getLogger("tensorferry.server")
+
+
+def default_cache() -> Path:
+    """Return the directory of the cache if the operator names none: tensorferry/models in that of the user's caches."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification says that relative paths are to be ignored.
+    base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
+    return base / "tensorferry" / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFile:
+    """A file of a tree, as its host described it when it was fetched."""
+
+    version: str | None
+    size: int
+    sha256: str
+
+    def is_of(self, file: RemoteFile) -> bool:
+        """Return whether the host has this version."""
+        return file.version is not None and file.version == self.version and file.size in (None, self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTree:
+    """A tree and its files, by their relative paths."""
+
+    digest: str
+    files: Mapping[str, CachedFile]
+
+
+class Tree:
+    """A directory of files that do not change. It stays at least as long as this object."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lock = open_private(_lock_of(path), "ab")
+        weakref.finalize(self, lock.close)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+
+
+def _lock_of(tree: Path) -> Path:
+    return tree.with_name(f"{tree.name}.lock")
+
+
+class CacheEntry:
+    """The cache's directory of one address, for use within `locked`.
+
+    `trees` has what was fetched: one tree of a model, one for each part of a repository. Call `save` after changes.
+    """
+
+    def __init__(self, cache: Path, url: RemoteUrl) -> None:
+        self.url = url
+        self.path = cache / url.key
+        self.trees: dict[str, CachedTree] = {}
+        self.partial = self.path / "partial"
+        self._folder = self.path / "trees"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of this address, for which other processes wait. RemoteError if the cache cannot be written."""
+        try:
+            make_private_folder(self._folder)
+            with open_private(self.path / "lock", "ab") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    _log.info("%s: another process is fetching it; waiting for that", self.url)
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                # A volume may open it to others. It may belong to another user.
+                with suppress(PermissionError):
+                    self.path.chmod(0o700)
+                self._load()
+                try:
+                    yield
+                finally:
+                    shutil.rmtree(self.partial, ignore_errors=True)
+        except OSError as error:
+            raise RemoteError(
+                f"{self.url}: the cache {self.path} cannot be used: {error.strerror or error}; name a directory that this "
+                "process may write by --model-cache"
+            ) from None
+
+    def _load(self) -> None:
+        self.trees = {}
+        try:
+            record = json.loads((self.path / "record.json").read_text())
+            for part, tree in record["trees"].items():
+                files = {name: CachedFile(**file) for name, file in tree["files"].items()}
+                self.trees[part] = CachedTree(tree["digest"], files)
+        except FileNotFoundError:
+            pass
+        except (ValueError, KeyError, TypeError, AttributeError):
+            _log.warning("%s: the record in %s is damaged; fetching again", self.url, self.path)
+            self.trees = {}
+
+    def save(self) -> None:
+        """Write the record, and remove the trees that it does not have and no process uses."""
+        trees = {part: asdict(tree) for part, tree in self.trees.items()}
+        temporary = self.path / "record.json.new"
+        with open_private(temporary, "w") as file:
+            json.dump({"url": str(self.url), "trees": trees}, file, indent=1)
+        temporary.replace(self.path / "record.json")
+        wanted = {tree.digest for tree in self.trees.values()}
+        for path in list(self._folder.iterdir()):
+            if path.suffix == ".lock" or path.name in wanted:
+                continue
+            with suppress(BlockingIOError), open_private(_lock_of(path), "ab") as lock:
+                # No process can begin to use it, because the lock of the address is held.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+                _lock_of(path).unlink()
+
+    def place(self, tree: CachedTree) -> Path:
+        """Return where a tree is."""
+        return self._folder / tree.digest
+
+    def remove(self, part: str) -> None:
+        """Remove the tree of a part, whose files are damaged."""
+        shutil.rmtree(self.place(self.trees.pop(part)))
+
+    def tree(self, part: str) -> Tree:
+        """Return the tree of a part that the record has."""
+        return Tree(self.place(self.trees[part]))
+
+
+class TreeBuilder:
+    """Makes the tree of one part of an entry's record. Call `add` for each file, then `finish`."""
+
+    def __init__(self, entry: CacheEntry, part: str, fetch: Fetch) -> None:
+        self._entry = entry
+        self._part = part
+        self._fetch = fetch
+        self._before = entry.trees.get(part, CachedTree("", {}))
+        self._files: dict[str, CachedFile] = {}
+        self._kept: dict[str, Path] = {}
+        shutil.rmtree(entry.partial, ignore_errors=True)
+
+    def add(self, name: str, file: RemoteFile, pin: str | None = None) -> Path:
+        """Obtain a file: from the last tree if it has this version. Return its path for now.
+
+        RemoteError if it does not have the hash `pin`.
+        """
+        path, cached = self._entry.place(self._before) / name, self._before.files.get(name)
+        if cached is not None and cached.is_of(file) and path.exists():
+            self._kept[name] = path
+        else:
+            path = self._entry.partial / name
+            digest = self._fetch.download(file, path)
+            cached = CachedFile(file.version, path.stat().st_size, digest)
+        if pin not in (None, cached.sha256):
+            raise RemoteError(
+                f"{file.url} has sha256={cached.sha256}, but sha256={pin} is pinned: it is refused and removed; use the file that "
+                "was meant, or pin the other hash if you trust it"
+            )
+        self._files[name] = cached
+        return path
+
+    def finish(self) -> None:
+        """Make the tree of the files, and write it into the record."""
+        lines = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(self._files.items()))
+        tree = CachedTree(hashlib.sha256(lines.encode()).hexdigest()[:32], self._files)
+        place = self._entry.place(tree)
+        if tree.digest not in {known.digest for known in self._entry.trees.values()}:
+            # It is of a record that was lost, so nothing is known of its files.
+            shutil.rmtree(place, ignore_errors=True)
+        if not place.is_dir():
+            make_private_folder(self._entry.partial)
+            for name, path in self._kept.items():
+                _link(path, self._entry.partial / name)
+            self._entry.partial.rename(place)
+        if tree != self._before:
+            self._entry.trees[self._part] = tree
+            self._entry.save()
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name; copy it where the file system has no links."""
+    make_private_folder(target.parent)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def is_safe(name: str) -> bool:
+    """Return whether a relative path stays in its directory."""
+    parts = PurePosixPath(name).parts
+    unsafe = not parts or name.startswith("/") or ".." in parts
+    return not unsafe and not any(ord(character) < 32 or character == "\\" for character in name)

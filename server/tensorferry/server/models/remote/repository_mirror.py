@@ -1,0 +1,190 @@
+"""Model repositories elsewhere, as directories of this machine that have Triton's layout.
+
+The directory of a mirror belongs to one process and has links to trees of the cache, which other processes use, too. A
+model's files are fetched when they are asked for, each version as one tree.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorferry.server.models.remote.cache import CacheEntry, Tree, TreeBuilder, is_safe
+from tensorferry.server.models.remote.download import LIMITS, Fetch, Limits, RemoteFile
+from tensorferry.server.models.remote.failures import ChangedError, RemoteError, UnreachableError
+from tensorferry.server.models.remote.stores import MOST_FILES, StoreOf
+from tensorferry.server.models.remote.url import RemoteUrl
+from tensorferry.server.system.scratch_directory import ScratchDirectory
+
+_log = logging.getLogger("tensorferry.server")
+
+# Suffixes of files that run in the server.
+_CODE_SUFFIXES = (".py", ".pyc", ".pyw", ".so", ".dll")
+
+
+class RepositoryMirror:
+    """A repository elsewhere. `root` is its directory on this machine, which is removed with this object.
+
+    Call `refresh` before anything else. Only for one thread at a time; other threads may read the directory.
+    """
+
+    def __init__(
+        self,
+        url: RemoteUrl,
+        cache: Path,
+        store_of: StoreOf,
+        *,
+        allow_code: bool,
+        limits: Limits = LIMITS,
+    ) -> None:
+        self.url = url
+        self.allow_code = allow_code
+        # Messages that name a file of the mirror say where it is from.
+        self._scratch = ScratchDirectory()
+        self.root = self._scratch.path / f"{url.scheme}:" / url.container / url.path
+        self._entry = CacheEntry(cache, url)
+        self._store_of = store_of
+        self._limits = limits
+        # The files of each part: "NAME" is what a model has outside of its versions, "NAME/VERSION" a version.
+        self._parts: dict[str, dict[str, RemoteFile]] = {}
+        # The trees that the directory links to, which are kept by that.
+        self._linked: dict[str, Tree] = {}
+
+    def refresh(self) -> None:
+        """List the repository. New models and versions appear in the directory, without their files; others go.
+
+        RemoteError if it cannot be listed. If the host cannot be reached, a warning is logged; the last list of this process
+        is used, else what is in the cache.
+        """
+        with self._entry.locked():
+            try:
+                files = Fetch(self._store_of(self.url), self._limits).list(self.url)
+            except UnreachableError as error:
+                self._parts = self._parts or {
+                    part: {
+                        name: RemoteFile(self.url.below(f"{part}/{name}"), file.version, file.size)
+                        for name, file in tree.files.items()
+                    }
+                    for part, tree in self._entry.trees.items()
+                }
+                if not self._parts:
+                    raise
+                _log.warning("%s; the copy in the cache is used, which may be outdated", error)
+            else:
+                self._parts = _parts(self.url, files)
+                self._entry.trees = {
+                    part: tree for part, tree in self._entry.trees.items() if part in self._parts
+                }
+                self._entry.save()
+        self._show()
+
+    def _show(self) -> None:
+        """Make the directories of the models and versions of the list, and remove others."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        for part in self._parts:
+            if not (self.root / part).is_symlink():
+                (self.root / part).mkdir(parents=True, exist_ok=True)
+        for model in list(self.root.iterdir()):
+            if model.name not in self._parts:
+                shutil.rmtree(model)
+                continue
+            # Version directories only; what else the model has changes when it is fetched.
+            for entry in list(model.iterdir()):
+                if _is_version(entry.name) and f"{model.name}/{entry.name}" not in self._parts:
+                    _remove(entry)
+        self._linked = {part: tree for part, tree in self._linked.items() if part in self._parts}
+
+    def fetch_model(self, name: str) -> None:
+        """Fetch what a model has outside of its versions, such as its config.pbtxt. RemoteError."""
+        if name not in self._parts:
+            return
+        tree = self._fetch(name)
+        present = {entry.name: entry for entry in tree.path.iterdir()}
+        for entry in list((self.root / name).iterdir()):
+            if entry.name not in present and f"{name}/{entry.name}" not in self._parts:
+                _remove(entry)
+        for entry in present.values():
+            _link(entry, self.root / name / entry.name)
+        self._linked[name] = tree
+
+    def fetch_version(self, name: str, version: int) -> None:
+        """Fetch the files of a model's version. RemoteError."""
+        part = f"{name}/{version}"
+        if part in self._parts:
+            tree = self._fetch(part)
+            _link(tree.path, self.root / part)
+            self._linked[part] = tree
+
+    def _fetch(self, part: str) -> Tree:
+        """Return the tree of a part, after what is not in the cache was fetched."""
+        files = self._allowed(part)
+        with self._entry.locked():
+            builder = TreeBuilder(self._entry, part, Fetch(self._store_of(self.url), self._limits))
+            try:
+                for name, file in files.items():
+                    builder.add(name, file)
+            except ChangedError as error:
+                raise RemoteError(f"{error}; with --model-control poll it is fetched again") from None
+            builder.finish()
+            return self._entry.tree(part)
+
+    def _allowed(self, part: str) -> Mapping[str, RemoteFile]:
+        """Return the files of a part that may be fetched. RemoteError if they are all code, which is not allowed."""
+        files = self._parts[part]
+        code = [name for name in files if name.lower().endswith(_CODE_SUFFIXES) and not self.allow_code]
+        if code and len(code) == len(files) and "/" in part:
+            raise RemoteError(
+                f"{self.url}/{part}/{code[0]} is code, which would run in the server: it is not fetched; if everyone who can "
+                "write to the repository may run code here, give --allow-remote-code"
+            )
+        return {name: file for name, file in files.items() if name not in code}
+
+
+def _parts(url: RemoteUrl, files: Mapping[str, RemoteFile]) -> dict[str, dict[str, RemoteFile]]:
+    """Return the files by part, each by its path in the part. RemoteError if there are too many."""
+    if len(files) > MOST_FILES:
+        raise RemoteError(
+            f"{url} lists more than {MOST_FILES:,} files and directories; give the address of a directory with models only"
+        )
+    parts: dict[str, dict[str, RemoteFile]] = {}
+    for path, file in files.items():
+        if not is_safe(path):
+            _log.warning("%s names %r, which is not below its directory; it is not fetched", url, path)
+            continue
+        model, slash, rest = path.partition("/")
+        if not slash:
+            # A file beside the models, such as a README.
+            continue
+        version, slash, name = rest.partition("/")
+        part, name = (f"{model}/{version}", name) if slash and _is_version(version) else (model, rest)
+        parts.setdefault(model, {})
+        of_part = parts.setdefault(part, {})
+        if name and not name.endswith("/"):
+            of_part[name] = file
+    return parts
+
+
+def _is_version(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and name[0] != "0"
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _link(target: Path, path: Path) -> None:
+    """Make or replace a link at once, so that other threads see the old or the new one."""
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    elif path.is_symlink() and os.readlink(path) == str(target):
+        return
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(target.absolute())
+    new.replace(path)

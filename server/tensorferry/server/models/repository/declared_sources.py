@@ -1,0 +1,111 @@
+"""Models that Python files declare, in the order in which they can be loaded."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tensorferry.server.config.server_config import PYTHON_SUFFIX, ModelSource
+from tensorferry.server.errors import StartError
+from tensorferry.server.models.config_pbtxt.ensembles import is_ensemble, named_models
+from tensorferry.server.python.functions.app_file import import_alone, import_app
+from tensorferry.serving import PipelineModel
+
+# The class that a model of Triton's Python backend has.
+_TRITON_CLASS = "TritonPythonModel"
+
+
+def declared_sources(sources: Sequence[ModelSource]) -> Sequence[ModelSource]:
+    """Return the sources, with the models of each Python file in its place.
+
+    A model that is a step of a pipeline is not served by itself, because it would be loaded twice. A pipeline follows the
+    models that it names as steps. StartError if a file cannot be imported, two models have the same
+    name, or pipelines name each other as steps.
+    """
+    found: dict[str, ModelSource] = {}
+    for source in sources:
+        for one in _models_of(source):
+            if (other := found.setdefault(one.name, one)) is not one:
+                raise StartError(
+                    f"two models are named {one.name!r}, in {other.path} and {one.path}; rename one of them"
+                )
+    return _in_order(found)
+
+
+def declared_source(source: ModelSource) -> ModelSource:
+    """Return a source in a repository with what its file declares, if that is a Python file: the model of the source's name.
+
+    StartError if the file cannot be imported, or declares other models only.
+    """
+    if source.path.suffix != PYTHON_SUFFIX or source.declaration is not None:
+        return source
+    _check_backend(source.path)
+    declared = import_alone(source.path)
+    declaration = declared.get(source.name)
+    if declaration is None and len(declared) == 1:
+        (declaration,) = declared.values()
+    if declaration is None:
+        raise StartError(
+            f"{source.path} declares the models {', '.join(map(repr, declared))}; a file in a model repository must declare one "
+            f"named {source.name!r}, as its directory is, or a single model"
+        )
+    return replace(source, declaration=declaration)
+
+
+def _check_backend(path: Path) -> None:
+    """Raise StartError for a model of Triton's Python backend. It cannot be imported, because Triton's module is missing."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        # The import says more.
+        return
+    if any(isinstance(node, ast.ClassDef) and node.name == _TRITON_CLASS for node in tree.body):
+        raise StartError(
+            f"{path} has the class {_TRITON_CLASS} of Triton's Python backend, which this server does not run. Declare a function "
+            "instead: @model(inputs={...}, outputs={...}) of tensorferry.serving, with what `execute` does to the arrays of a "
+            "batch; what `initialize` does belongs to `load` of a class"
+        )
+
+
+def _models_of(source: ModelSource) -> Sequence[ModelSource]:
+    if source.path.suffix != PYTHON_SUFFIX or source.declaration is not None:
+        return [source]
+    declared = import_app(source.path)
+    steps = {
+        step.model
+        for declaration in declared.values()
+        if isinstance(declaration, PipelineModel)
+        for step in declaration.steps
+    }
+    return [
+        replace(source, name=name, declaration=declaration)
+        for name, declaration in declared.items()
+        if declaration not in steps
+    ]
+
+
+def _in_order(found: dict[str, ModelSource]) -> Sequence[ModelSource]:
+    ordered: dict[str, ModelSource] = {}
+
+    def add(source: ModelSource, users: tuple[str, ...]) -> None:
+        if source.name in users:
+            raise StartError(f"pipelines name each other as steps: {' -> '.join((*users, source.name))}")
+        for name in named_steps(source):
+            if name in found:
+                add(found[name], (*users, source.name))
+        ordered.setdefault(source.name, source)
+
+    for source in found.values():
+        add(source, ())
+    return list(ordered.values())
+
+
+def named_steps(source: ModelSource) -> Sequence[str]:
+    """Return the names of the other models that the steps of a pipeline or an ensemble name, each once."""
+    if source.config is not None and is_ensemble(source.config):
+        return list(dict.fromkeys(named.name for named in named_models(source.config)))
+    if not isinstance(source.declaration, PipelineModel):
+        return ()
+    return list(dict.fromkeys(step.model for step in source.declaration.steps if isinstance(step.model, str)))

@@ -1,0 +1,71 @@
+"""Models and repositories elsewhere that the options or Python files name, fetched into the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import ConfigError, StartError
+from tensorferry.server.models.remote.cache import default_cache
+from tensorferry.server.models.remote.model_files import FetchedModel, ModelFiles
+from tensorferry.server.models.remote.repository_mirror import RepositoryMirror
+from tensorferry.server.models.remote.stores import stores
+from tensorferry.server.models.remote.url import RemoteUrl, parse_file
+from tensorferry.server.models.repository.repository import Repository
+from tensorferry.server.onnx.graph import external_files
+from tensorferry.serving import FunctionModel, OnnxModel
+
+
+def fetched_sources(sources: Sequence[ModelSource], config: ServerConfig) -> Sequence[ModelSource]:
+    """Return the sources, with the path in the cache of those that are elsewhere. StartError for the first that fails."""
+    files = _model_files(config)
+    return [source if source.origin is None else _fetched(source, source.origin, files) for source in sources]
+
+
+def _fetched(source: ModelSource, url: RemoteUrl, files: ModelFiles) -> ModelSource:
+    fetched = files.fetch(url)
+    return replace(source, path=fetched.path, keep_alive=fetched.tree)
+
+
+def fetch_declared(declared: OnnxModel, config: ServerConfig) -> FetchedModel:
+    """Return the file of an ONNX model that a Python file declares by its address. StartError."""
+    return _model_files(config).fetch(_parsed(declared.address, declared.name))
+
+
+def fetched_function(declared: FunctionModel, config: ServerConfig) -> tuple[FunctionModel, object]:
+    """Return a function whose file is fetched, and what keeps the copy while it is referred to. StartError."""
+    elsewhere = declared.elsewhere
+    if elsewhere is None:
+        return declared, None
+    fetched = _model_files(config, of_onnx=False).fetch(_parsed(elsewhere.address, declared.name))
+    return elsewhere.declare(fetched.path), fetched.tree
+
+
+def _parsed(address: str, name: str) -> RemoteUrl:
+    try:
+        return parse_file(address)
+    except ConfigError as error:
+        raise StartError(f"model {name!r}: {error}") from None
+
+
+def _model_files(config: ServerConfig, *, of_onnx: bool = True) -> ModelFiles:
+    return ModelFiles(
+        config.model_cache or default_cache(),
+        stores(allow_http=config.allow_http),
+        external_files if of_onnx else lambda path: (),
+    )
+
+
+def open_repository(config: ServerConfig) -> Repository:
+    """Return the model repositories of the options. Those elsewhere are listed when it is refreshed."""
+    store_of = stores(allow_http=config.allow_http)
+    cache = config.model_cache or default_cache()
+    return Repository(
+        [
+            RepositoryMirror(root, cache, store_of, allow_code=config.allow_remote_code)
+            if isinstance(root, RemoteUrl)
+            else root
+            for root in config.model_repositories
+        ]
+    )

@@ -1,0 +1,1 @@
+"""Logs, traces, metrics and the status page."""

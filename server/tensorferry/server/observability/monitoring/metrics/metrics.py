@@ -1,0 +1,268 @@
+"""Metrics page, generated from statistics when it is requested.
+
+Serving a request updates no metric. Names and help texts are in `metric_names.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import grpc
+from prometheus_client import ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+
+from tensorferry.batcher import CloseReason
+from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState, RegistryEntry
+from tensorferry.server.observability.monitoring.metrics.gpu_metrics import GpuReader, GpuStatistics
+from tensorferry.server.observability.monitoring.metrics.metric_families import (
+    empty_families,
+    row_buckets,
+    time_buckets,
+)
+from tensorferry.server.observability.monitoring.metrics.metric_names import (
+    GPU_LABELS,
+    MODEL_LABELS,
+    GpuMetric,
+    ModelMetric,
+    ProcessMetric,
+    ServerMetric,
+)
+from tensorferry.server.observability.monitoring.metrics.step_metrics import step_families
+from tensorferry.server.observability.monitoring.metrics.triton_metrics import triton_gpu_text, triton_text
+from tensorferry.server.observability.monitoring.processes import ProcessStatus
+from tensorferry.server.observability.monitoring.step_statistics import ModelCounts, counts_of
+from tensorferry.server.runtime.recovery.instance_health import InstanceEvent
+
+_OPENMETRICS = "application/openmetrics-text"
+_END = b"# EOF\n"
+
+_REFUSALS = ("queue_full", "too_large", "deadline", "closed", "unavailable", "invalid")
+_UNANSWERED = ("failed", "cancelled", "expired", "shed", "abandoned")
+_PROCESS_STATES = ("starting", "serving", "waiting", "ended")
+# Codes of requests that are refused before the queue. Other codes are listed once they occur.
+_CODES = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.INTERNAL,
+)
+# Attribute of GpuStatistics for each metric.
+_GPU_ATTRIBUTES: Mapping[GpuMetric, str] = {
+    GpuMetric.UTILIZATION: "utilization",
+    GpuMetric.MEMORY_USED: "memory_used_bytes",
+    GpuMetric.MEMORY_TOTAL: "memory_total_bytes",
+    GpuMetric.TEMPERATURE: "temperature_celsius",
+    GpuMetric.POWER: "power_watts",
+    GpuMetric.POWER_LIMIT: "power_limit_watts",
+    GpuMetric.ENERGY: "energy_joules",
+}
+
+# Values by the labels in addition to those of the group.
+_Values: TypeAlias = Mapping[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatistics:
+    """State of the server as a whole, in addition to the counts of its models' batchers.
+
+    `refused` counts by code the requests that were answered before they reached a model's queue. `transport` names
+    the transport of the inference methods. `unsent_bytes` is the size of responses that clients have yet to read.
+    `call_threads` counts threads in the pools for calls, which are started on demand. `processes` is empty if one process
+    does all.
+    """
+
+    release: str
+    transport: str
+    ready: bool
+    open_streams: int = 0
+    call_threads: int = 0
+    unsent_bytes: int = 0
+    refused: Mapping[grpc.StatusCode, int] = field(default_factory=dict)
+    processes: Sequence[ProcessStatus] = ()
+
+
+class Metrics:
+    """All metrics of a server. Thread-safe.
+
+    `gpus` returns the reader of GPUs, if there is one, and `server` the statistics of the server.
+    """
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        server: Callable[[], ServerStatistics],
+        gpus: Callable[[], GpuReader | None] = lambda: None,
+    ) -> None:
+        self._registry = registry
+        self._server = server
+        self._gpus = gpus
+        # Unregistered, so that collectors of other code have no effect.
+        self._process = ProcessCollector(registry=None)
+
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the current page and its content type. All values of a model are from one moment.
+
+        The header Accept selects OpenMetrics, which includes exemplars, or the text format.
+        """
+        entries = self._registry.entries()
+        models = [entry.model for entry in entries if entry.model is not None]
+        counted = [counts_of(model) for model in models]
+        server = self._server()
+        reader = self._gpus()
+        devices = sorted({device for model in models for device in model.devices})
+        gpus = reader.statistics(devices) if reader is not None else ()
+        encode, content_type = choose_encoder(accept)
+        openmetrics = content_type.startswith(_OPENMETRICS)
+        page: bytes = encode(
+            _Collected(
+                [
+                    *model_families(entries, counted),
+                    *step_families(counted),
+                    *server_families(server),
+                    *process_families(server.processes),
+                    *gpu_families(gpus),
+                    *self._process.collect(),
+                ]
+            )
+        )
+        # Written without the library, which would change the names.
+        models_text = triton_text([(one.model, one.counts) for one in counted], openmetrics)
+        triton = (models_text + triton_gpu_text(gpus, openmetrics)).encode()
+        if openmetrics:
+            return page.removesuffix(_END) + triton + _END, content_type
+        return page + triton, content_type
+
+
+class _Collected:
+    """Collected metrics in the form that prometheus-client expects."""
+
+    def __init__(self, collected: Iterable[Metric]) -> None:
+        self._collected = collected
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collected
+
+
+def model_families(entries: Sequence[RegistryEntry], counted: Sequence[ModelCounts]) -> Sequence[Metric]:
+    """Return the metrics of these models."""
+    found = empty_families(ModelMetric, MODEL_LABELS)
+    for entry in entries:
+        if not entry.is_unloaded:
+            ready = entry.state is ModelState.READY
+            found[ModelMetric.READY].add_metric((entry.name, entry.version), float(ready))
+    for one in counted:
+        model, counts = one.model, one.counts
+        of = (model.name, model.version)
+        for metric, values in _metric_values(one).items():
+            for labels, value in values.items():
+                found[metric].add_metric((*of, *labels), value)
+        found[ModelMetric.BATCH_ROWS].add_metric(
+            of, row_buckets(counts.batch_rows, model.max_batch_size), counts.rows
+        )
+        for metric, times, exemplars in (
+            (ModelMetric.LATENCY, counts.latencies, model.exemplars),
+            (ModelMetric.QUEUE_DELAY, counts.queue_delays, None),
+            (ModelMetric.COMPUTE_TIME, counts.compute_times, None),
+        ):
+            found[metric].add_metric(of, time_buckets(times, exemplars), times.sum)
+    return list(found.values())
+
+
+def server_families(server: ServerStatistics) -> Sequence[Metric]:
+    """Return the metrics of the server as a whole."""
+    found = empty_families(ServerMetric, ())
+    found[ServerMetric.INFO].add_metric((server.release, server.transport), 1)
+    found[ServerMetric.READY].add_metric((), float(server.ready))
+    found[ServerMetric.OPEN_STREAMS].add_metric((), server.open_streams)
+    found[ServerMetric.UNSENT_BYTES].add_metric((), server.unsent_bytes)
+    found[ServerMetric.CALL_THREADS].add_metric((), server.call_threads)
+    for code in dict.fromkeys((*_CODES, *server.refused)):
+        found[ServerMetric.CALLS_REFUSED].add_metric((code.name,), server.refused.get(code, 0))
+    return list(found.values())
+
+
+def process_families(processes: Sequence[ProcessStatus]) -> Sequence[Metric]:
+    """Return the metrics of a server's processes; none if one process does all."""
+    if not processes:
+        return ()
+    found = empty_families(ProcessMetric, ())
+    for state in _PROCESS_STATES:
+        count = sum(process.state == state for process in processes)
+        found[ProcessMetric.PROCESSES].add_metric((state,), count)
+    found[ProcessMetric.RESTARTS].add_metric((), sum(process.restarts for process in processes))
+    memory = sum(process.resident_bytes or 0 for process in processes)
+    found[ProcessMetric.MEMORY].add_metric((), memory)
+    return list(found.values())
+
+
+def gpu_families(gpus: Sequence[GpuStatistics]) -> Sequence[Metric]:
+    """Return the metrics of the GPUs, without those that no GPU supports."""
+    found = empty_families(GpuMetric, GPU_LABELS)
+    for metric, attribute in _GPU_ATTRIBUTES.items():
+        for gpu in gpus:
+            if (value := getattr(gpu, attribute)) is not None:
+                found[metric].add_metric((gpu.device, gpu.uuid), value)
+    return [family for family in found.values() if family.samples]
+
+
+def _metric_values(counted: ModelCounts) -> Mapping[ModelMetric, _Values]:
+    """Return the values of all metrics except histograms."""
+    counts = counted.counts
+    times, sizes = counts.answer_times, counts.sizes
+    # Of a pipeline, the devices of all stages.
+    batch_times = [time for one in counted.of_batchers for time in one.batch_times.values()]
+    health = counted.model.health.statistics()
+    return {
+        ModelMetric.INSTANCES: {(): health.instances},
+        ModelMetric.INSTANCES_OUT: {(): health.down},
+        ModelMetric.INSTANCE_EVENTS: {(event.value,): health.events.get(event, 0) for event in InstanceEvent},
+        ModelMetric.ACCEPTED: {(): counts.accepted},
+        ModelMetric.REQUESTS: {
+            (outcome,): getattr(counts, outcome) for outcome in ("answered", *_UNANSWERED)
+        },
+        ModelMetric.RETRIED: {(): counts.retried},
+        ModelMetric.REFUSED: {(reason,): counts.refusals.get(reason, 0) for reason in _REFUSALS},
+        ModelMetric.ROWS_UNANSWERED: {
+            (outcome,): counts.unanswered_rows.get(outcome, 0) for outcome in ("refused", *_UNANSWERED)
+        },
+        ModelMetric.REQUEST_SECONDS: {
+            ("queue",): times.queue_delay_sum,
+            ("input",): times.input_time_sum,
+            ("compute",): times.compute_time_sum,
+            ("output",): times.output_time_sum,
+        },
+        ModelMetric.UNANSWERED_SECONDS: {(): counts.unanswered_time_sum},
+        ModelMetric.BATCH_SECONDS: {
+            ("input",): sum(one.input_time_sum for one in batch_times),
+            ("compute",): sum(one.compute_time_sum for one in batch_times),
+            ("output",): sum(one.output_time_sum for one in batch_times),
+        },
+        ModelMetric.BATCHES_LEFT: {
+            (reason.value,): counts.close_reasons.get(reason, 0) for reason in CloseReason
+        },
+        ModelMetric.BATCHES_FAILED: {(): counts.failed_batches},
+        ModelMetric.BATCHES_PREDICTED: {(): counts.predictions},
+        ModelMetric.PREDICTED_SECONDS: {(): counts.predicted_time_sum},
+        ModelMetric.ACTUAL_SECONDS: {(): counts.actual_time_sum},
+        ModelMetric.PREDICTION_ERROR: {(): counts.prediction_error_sum},
+        ModelMetric.PADDED_POSITIONS: {
+            ("content",): counts.positions,
+            ("padding",): counts.padding_positions,
+        },
+        ModelMetric.QUEUED: {(): sizes.queued},
+        ModelMetric.QUEUED_ROWS: {
+            (str(priority),): rows for priority, rows in enumerate(sizes.class_rows, start=1)
+        },
+        ModelMetric.QUEUED_BUCKETS: {(): sum(bucket.queued > 0 for bucket in counts.buckets.values())},
+        ModelMetric.FULL_BATCH_ROWS: {
+            (): counts.full_batch_rows or counted.model.batcher.settings.max_batch_size
+        },
+        ModelMetric.RUNNING: {(): sizes.running},
+        ModelMetric.HELD_BYTES: {(): sizes.held_bytes},
+    }

@@ -1,0 +1,111 @@
+"""Export of OpenTelemetry spans through the SDK's queue, configured by the standard variables."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import SpanLimits
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+
+from tensorferry.batcher import ResponseBurstHook
+from tensorferry.server.errors import StartError
+from tensorferry.server.observability.tracing.otel import OpenTelemetrySource
+from tensorferry.server.observability.tracing.otel_sampling import sampler_of
+from tensorferry.server.system.threads import ThreadKind, new_thread
+
+_log = logging.getLogger("tensorferry.server")
+
+_EXPORTER = "OTEL_TRACES_EXPORTER"
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_DISABLED = "OTEL_SDK_DISABLED"
+_PROPAGATORS = "OTEL_PROPAGATORS"
+
+# Time for an aborted export to end.
+_ABORT_SECONDS = 0.5
+
+
+class SpanExport:
+    """Trace source for spans, and their exporter. `source` is None if the variables disable OpenTelemetry."""
+
+    def __init__(
+        self, environment: Mapping[str, str], version: str, response_hook: ResponseBurstHook
+    ) -> None:
+        """Create the exporter. StartError for invalid variables."""
+        self.source: OpenTelemetrySource | None = None
+        if environment.get(_DISABLED, "").strip().lower() == "true":
+            _log.warning("--otel has no effect: %s is true", _DISABLED)
+            return
+        sampler = sampler_of(environment)
+        propagators = environment.get(_PROPAGATORS, "tracecontext")
+        if "tracecontext" not in [name.strip() for name in propagators.lower().split(",")]:
+            raise StartError(
+                f"{_PROPAGATORS} is {propagators!r}; this server reads the W3C trace context of calls: add tracecontext"
+            )
+        exporter = _exporter(environment)
+        if exporter is None:
+            _log.warning("--otel has no effect: %s is none", _EXPORTER)
+            return
+        try:
+            limits = SpanLimits()
+            self._exporter = exporter
+            self._processor = BatchSpanProcessor(exporter)
+        except ValueError as error:
+            raise StartError(f"a variable OTEL_* is invalid: {error}") from None
+        self.source = OpenTelemetrySource(
+            self._processor, sampler, _resource(version), limits, version, response_hook
+        )
+
+    def stop(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for all spans to be sent. Return whether they were. Idempotent."""
+        if self.source is None:
+            return True
+        until = time.monotonic() + timeout
+        # On a thread, because it may wait for half a minute.
+        thread = new_thread("otel-shutdown", self._processor.shutdown, ThreadKind.EXPENDABLE)
+        thread.start()
+        thread.join(timeout)
+        if not thread.is_alive():
+            return time.monotonic() <= until
+        # Ends the pause before a retry, and the connection.
+        self._exporter.shutdown()
+        thread.join(_ABORT_SECONDS)
+        return False
+
+
+def _exporter(environment: Mapping[str, str]) -> SpanExporter | None:
+    name = environment.get(_EXPORTER, "").strip().lower() or "otlp"
+    if name == "none":
+        return None
+    if name == "console":
+        return ConsoleSpanExporter()
+    if name != "otlp":
+        raise StartError(f"{_EXPORTER} is {name!r}; it must be otlp, console or none")
+    for variable in _PROTOCOLS:
+        protocol = environment.get(variable, "").strip().lower()
+        if protocol not in ("", "grpc"):
+            raise StartError(
+                f"{variable} is {protocol!r}; this server supports only grpc: remove the variable, or set it to grpc"
+            )
+    # Imported only if needed, because it is slow to import.
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    try:
+        return OTLPSpanExporter()
+    except Exception as error:
+        raise StartError(
+            f"the OTLP exporter does not accept the variables OTEL_EXPORTER_OTLP_*: {error}"
+        ) from error
+
+
+def _resource(version: str) -> Resource:
+    """Return the resource from the variables, with a default service name."""
+    found = Resource.create()
+    named: Any = found.attributes.get(SERVICE_NAME, "")
+    release = {SERVICE_VERSION: version}
+    if not named or str(named).startswith("unknown_service"):
+        return found.merge(Resource({SERVICE_NAME: "tensorferry", **release}))
+    return Resource(release).merge(found)

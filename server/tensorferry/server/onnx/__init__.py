@@ -1,0 +1,1 @@
+"""ONNX files: analysis, checks of batching, probes, loading and inspection."""

@@ -1,0 +1,495 @@
+"""Comparison of runs of a model: do a row's outputs depend on the other rows of its batch?
+
+There are two comparisons. The first compares a row run alone with the same row in a batch. It finds dependence on the
+number of rows and on the position. Kernels may differ, so it tolerates rounding. The second compares a row with the same
+row at the same position beside extreme neighbours: huge, tiny, zero, NaN, infinite. It finds dependence on their values,
+and rounding explains almost no difference.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import cycle
+
+import numpy as np
+
+from tensorferry.server.onnx.batching.random_rows import RANDOM_ROWS, distinct_rows, rows_of, with_vocabulary
+from tensorferry.server.onnx.batching.row_difference import row_difference
+from tensorferry.server.onnx.batching.row_kinds import (
+    ROW_KINDS,
+    IntegerRange,
+    Row,
+    RowKind,
+    accepted_integers,
+    batch_of_rows,
+    rows_of_kind,
+)
+from tensorferry.server.runtime.checks.load_budget import LoadBudget
+from tensorferry.server.runtime.checks.sampling import Array, Run, describe_difference, working_size
+from tensorferry.server.signature import Signature, TensorSpec
+
+# Most draws of random rows until the model accepts enough of them.
+_DRAWS = 8
+# Limits of the largest batch: bytes of inputs and outputs, and the rows that it has even if they take long.
+_MOST_BYTES = 256 * 2**20
+_LEAST_LARGE = 8
+# The whole check takes as long as running this number of rows, or this time if that is longer.
+_MOST_ROWS = 300
+_LEAST_SECONDS = 0.1
+# Largest rounding of a proved model, as a share of its greatest value.
+_AMPLIFIED = 5e-2
+
+
+class ComparisonOutcome(enum.Enum):
+    """The result of a comparison."""
+
+    SEPARATE = "rows run together equal rows run alone"
+    MIXES = "a row depends on other rows"
+    FAILS = "one row runs, but not several together"
+    UNSTABLE = "a row gives different outputs from run to run"
+    DOES_NOT_RUN = "the model runs on no random input"
+    UNFINISHED = "the time did not suffice to compare rows"
+
+
+@dataclass(frozen=True, slots=True)
+class RowComparison:
+    """The outcome and its evidence.
+
+    `working_size` is a length of the other dynamic axes with which the model runs; None if none was found. `batches`
+    counts the compared batches by number of rows. `left_out` names the kinds of rows that the model rejects. `seconds` has
+    the shortest time of one row and of two, by rows.
+    """
+
+    outcome: ComparisonOutcome
+    reason: str
+    working_size: int | None
+    batches: Mapping[int, int] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    seconds: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def extent(self) -> str:
+        """A description of the compared batches."""
+        sizes = ", ".join(map(str, sorted(self.batches)))
+        out = (
+            f"; left out, because the model fails on them: rows of {', '.join(self.left_out)}"
+            if self.left_out
+            else ""
+        )
+        return f"{sum(self.batches.values())} batches of {sizes} rows{out}"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonSettings:
+    """Settings of a comparison: batch size, values, tolerance and time limit.
+
+    `max_batch_size` is the largest batch. `vocabularies` are lists of strings from the model's file. `precision` is the
+    device's relative precision, if it is worse than the outputs' datatypes. After `seconds`, only the minimum is run:
+    one draw of each kind of row, all in one batch, and if `thorough`, each kind in its own batch. When `budget` is used up,
+    the comparison ends; it is then unfinished, unless it is not `thorough` and two rows were compared.
+    """
+
+    max_batch_size: int = 32
+    vocabularies: Sequence[Sequence[str]] = ()
+    precision: float = 0.0
+    seconds: float = 1.0
+    thorough: bool = True
+    clock: Callable[[], float] = time.perf_counter
+    budget: LoadBudget = field(default_factory=partial(LoadBudget, math.inf))
+
+
+class _Ended(Exception):
+    """The comparison ended early, with an outcome and its reason."""
+
+    outcome = ComparisonOutcome.FAILS
+
+
+class _Mixes(_Ended):
+    """Rows cannot share a batch."""
+
+    outcome = ComparisonOutcome.MIXES
+
+
+class _Unstable(_Ended):
+    """The same row gives different outputs from run to run."""
+
+    outcome = ComparisonOutcome.UNSTABLE
+
+
+class _FewRowsAccepted(_Ended):
+    """The model fails on most random rows."""
+
+    outcome = ComparisonOutcome.DOES_NOT_RUN
+
+
+def compare_rows(
+    signature: Signature,
+    run: Run,
+    settings: ComparisonSettings,
+    first_run: Run | None = None,
+    run_alone: Run | None = None,
+) -> RowComparison:
+    """Compare rows of a model whose signature has a batch axis; never raises.
+
+    `first_run` runs a row of a new kind for the first time, and may limit the time of the run. `run_alone` runs a row for
+    the outputs that batches are compared with; it runs the file if `run` runs a changed copy. The default of both is `run`.
+    """
+    size, reason = working_size(signature, run)
+    if size is None:
+        return RowComparison(
+            ComparisonOutcome.DOES_NOT_RUN,
+            f"it does not run on random input ({reason}), so running shows nothing",
+            None,
+        )
+    comparer = _RowComparer(signature, run, first_run or run, run_alone, settings, size)
+    outcome, reason = ComparisonOutcome.SEPARATE, "rows run together equal rows run alone"
+    try:
+        comparer.compare_random_rows()
+        comparer.compare_extreme_rows()
+    except _Ended as end:
+        outcome, reason = end.outcome, str(end)
+    except _OutOfTime:
+        if settings.thorough:
+            outcome, reason = ComparisonOutcome.UNFINISHED, "comparing its rows takes longer than a load may"
+    except Exception as error:
+        outcome, reason = ComparisonOutcome.FAILS, f"it runs one row, but not several together ({error})"
+    left_out = tuple(dict.fromkeys(comparer.left_out))
+    return RowComparison(outcome, reason, size, comparer.batches, left_out, comparer.seconds)
+
+
+class _OutOfTime(BaseException):
+    """The budget is used up. No `except Exception`, which takes failed runs for an answer, goes on with it."""
+
+
+class _RowComparer:
+    """A comparison in progress."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        run: Run,
+        first_run: Run,
+        run_alone: Run | None,
+        settings: ComparisonSettings,
+        size: int,
+    ) -> None:
+        self._signature = signature
+        self._runs = run, first_run, run_alone or run
+        # Batches in which the rows that were run alone are compared.
+        self._orders = ([3, 0, 4, 2, 1], [1, 3], [4, 2, 0], *([[0]] if run_alone else []))
+        self._may_round = not settings.thorough and run_alone is None
+        self._settings = settings
+        self._size = size
+        self._generator = np.random.default_rng(1)
+        self._ends = 0.0
+        self._random: list[Row] = []
+        self._alone_outputs: list[Mapping[str, Array]] = []
+        self._row_seconds = 0.0
+        self._row_bytes = 1
+        self.batches: dict[int, int] = {}
+        self.left_out: list[str] = []
+        self.seconds: dict[int, float] = {}
+        # A difference was found, and must be explained however long that takes.
+        self._unlimited = False
+
+    def _run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        return self._run_in_time(self._runs[0], inputs)
+
+    def _first_run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        return self._run_in_time(self._runs[1], inputs)
+
+    def _run_alone(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        return self._run_in_time(self._runs[2], inputs)
+
+    def _run_in_time(self, run: Run, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Run and time a batch. Raise _OutOfTime if two rows were compared, and the budget allows no more."""
+        rows = next(len(inputs[spec.name]) for spec in self._signature.inputs if spec.has_row_axis)
+        settings = self._settings
+        if (
+            self.batches
+            and not self._unlimited
+            and not settings.budget.allows(rows, needed=settings.thorough)
+        ):
+            raise _OutOfTime
+        began = self._settings.clock()
+        outputs = run(inputs)
+        took = self._settings.clock() - began
+        if rows <= 2:
+            self.seconds[rows] = min(took, self.seconds.get(rows, took))
+        if rows == 1:
+            self._settings.budget.row_took(took)
+        return outputs
+
+    def compare_random_rows(self) -> None:
+        """Compare random rows run alone with the same rows in batches of several orders and sizes."""
+        alone = self._alone_outputs = self._draw_random()
+        in_rows = max(_LEAST_SECONDS, _MOST_ROWS * self._row_seconds)
+        self._ends = self._settings.clock() + min(self._settings.seconds, in_rows)
+        self._check_repeatable(alone[0])
+        self._compare_with_alone(self._random, alone)
+        if any(spec.datatype.name == "BYTES" for spec in self._signature.inputs):
+            for vocabulary in self._settings.vocabularies:
+                inputs = with_vocabulary(
+                    self._signature, batch_of_rows(self._signature, self._random), vocabulary
+                )
+                rows = rows_of(self._signature, inputs)
+                try:
+                    alone = [self._run_alone(row) for row in rows]
+                except Exception:
+                    # Some strings of the file may not be for this input.
+                    continue
+                self._compare_with_alone(rows, alone)
+
+    def _draw_random(self) -> list[Mapping[str, Array]]:
+        """Draw random rows until the model accepts enough of them; return the outputs of each run alone."""
+        outputs: list[Mapping[str, Array]] = []
+        reason = ""
+        shared: Row = {}
+        for seed in range(_DRAWS):
+            for drawn in rows_of(self._signature, distinct_rows(self._signature, self._size, seed)):
+                # Inputs without a batch axis are the same in all rows.
+                shared = shared or {
+                    spec.name: drawn[spec.name] for spec in self._signature.inputs if not spec.has_row_axis
+                }
+                row = {**drawn, **shared}
+                try:
+                    outputs.append(self._run_alone(row))
+                except Exception as error:
+                    reason = str(error)
+                    continue
+                self._random.append(row)
+                if len(outputs) == 2:
+                    # First, because it shows most, and a slow model has time for little else.
+                    self._compare_pair(outputs)
+                if len(outputs) == RANDOM_ROWS:
+                    self._row_seconds = self.seconds[1]
+                    self._row_bytes = max(
+                        1, sum(array.nbytes for array in (*row.values(), *outputs[0].values()))
+                    )
+                    return outputs
+        raise _FewRowsAccepted(f"it runs on few random inputs ({reason}), so running shows nothing")
+
+    def _compare_pair(self, alone: Sequence[Mapping[str, Array]]) -> None:
+        try:
+            self._check_alone(self._random, dict(enumerate(alone)), self._run_together(self._random))
+        except _Mixes:
+            # Random outputs always differ.
+            self._unlimited = True
+            self._check_repeatable(alone[0])
+            raise
+
+    def compare_extreme_rows(self) -> None:
+        """Compare rows beside extreme rows with the same rows beside random rows."""
+        ranges = accepted_integers(self._signature, self._first_run, self._random[0], self._settings.clock)
+        kinds = self._accepted_rows(ROW_KINDS, ranges)
+        subjects = [self._random[0], *(kinds[name] for name in ("tiny", "zeros", "spread") if name in kinds)]
+        self._compare_large_batch(subjects, kinds)
+        if self._settings.thorough:
+            self._compare_beside(3, subjects, kinds, at=(0, 2))
+        self._compare_all_beside_all([self._random[0], *kinds.values()], kinds)
+        redrawn = self._accepted_rows([kind for kind in ROW_KINDS if kind.name in kinds], ranges)
+        several = sum(spec.has_row_axis for spec in self._signature.inputs) > 1
+        for step in range(1, len(redrawn) if several else 2):
+            if self._time_is_up():
+                return
+            kinds = self._combined_kinds(redrawn, step)
+            self._compare_large_batch(list(kinds.values()), kinds)
+            subjects = [self._random[step % RANDOM_ROWS], *kinds.values()]
+            self._compare_all_beside_all(subjects if step == 1 else subjects[:2], kinds)
+
+    def _compare_all_beside_all(self, subjects: Sequence[Row], kinds: Mapping[str, Row]) -> None:
+        """Compare each subject beside each kind of row, in batches of 2 and 3, while time is left."""
+        for number, subject in enumerate(subjects):
+            others = [subject, subjects[number - 1]]
+            for rows, at in ((2, (number % 2,)), (3, (0, 2) if number % 2 else (1,))):
+                if self._time_is_up():
+                    return
+                self._compare_beside(rows, others, kinds, at)
+
+    def _time_is_up(self) -> bool:
+        return self._settings.clock() >= self._ends
+
+    def _check_repeatable(self, alone: Mapping[str, Array]) -> None:
+        again = self._run_alone(self._random[0])
+        for spec in self._signature.outputs:
+            difference = describe_difference(
+                spec, alone[spec.name], again[spec.name], self._settings.precision
+            )
+            if difference:
+                raise _Unstable(f"output {spec.name!r} of one row differs from run to run: {difference}")
+
+    def _compare_with_alone(self, rows: Sequence[Row], alone: Sequence[Mapping[str, Array]]) -> None:
+        for order in self._orders:
+            batch = [rows[row] for row in order]
+            self._check_alone(
+                batch, {at: alone[row] for at, row in enumerate(order)}, self._run_together(batch)
+            )
+
+    def _check_alone(
+        self, batch: Sequence[Row], alone: Mapping[int, Mapping[str, Array]], together: Mapping[str, Array]
+    ) -> None:
+        """Raise if the outputs of rows, by their positions in a batch, differ from those of the rows run alone."""
+        for spec in self._signature.outputs:
+            for at, outputs in alone.items():
+                got = together[spec.name][at : at + 1]
+                difference = describe_difference(spec, outputs[spec.name], got, self._settings.precision)
+                if difference and not self._is_rounding(spec, batch, at, outputs[spec.name], got):
+                    raise _Mixes(f"output {spec.name!r} of a row depends on other rows: {difference}")
+
+    def _is_rounding(
+        self, spec: TensorSpec, batch: Sequence[Row], at: int, alone: Array, together: Array
+    ) -> bool:
+        """Return whether a row of a proved model differs from the row alone by rounding only. Never true of a changed copy.
+
+        Kernels sum in another order for several rows, and some models amplify that. Such a difference is the same beside
+        other rows, such as copies of the row.
+        """
+        if not self._may_round or describe_difference(spec, alone, together, _AMPLIFIED):
+            return False
+        self._unlimited = True
+        beside = self._run_together([batch[at]] * len(batch))
+        self._unlimited = False
+        return np.array_equal(beside[spec.name][at : at + 1], together, equal_nan=True)
+
+    def _run_together(self, rows: Sequence[Row]) -> Mapping[str, Array]:
+        outputs = self._run(batch_of_rows(self._signature, rows))
+        for spec in self._signature.outputs:
+            shape = outputs[spec.name].shape
+            if shape[:1] != (len(rows),):
+                raise _Mixes(
+                    f"output {spec.name!r} has shape {list(shape)} for {len(rows)} rows: it does not follow the "
+                    "batch axis"
+                )
+        self.batches[len(rows)] = self.batches.get(len(rows), 0) + 1
+        return outputs
+
+    def _accepted_rows(self, kinds: Iterable[RowKind], ranges: Mapping[str, IntegerRange]) -> dict[str, Row]:
+        """Return an accepted row of each kind that changes an input; record the kinds that the model rejects."""
+        found: dict[str, Row] = {}
+        for kind in kinds:
+            rows = rows_of_kind(self._signature, kind, self._random[0], ranges, self._generator)
+            accepted = next((row for row in rows if self._accepts(row)), None)
+            if accepted is not None:
+                found[kind.name] = accepted
+            elif rows:
+                self.left_out.append(kind.name)
+        return found
+
+    def _accepts(self, row: Row) -> bool:
+        try:
+            self._first_run(row)
+        except Exception:
+            return False
+        return True
+
+    def _combined_kinds(self, kinds: Mapping[str, Row], step: int) -> dict[str, Row]:
+        """Return rows whose inputs have different kinds, if the model accepts them; else the given rows.
+
+        Over all steps below the number of kinds, the first two inputs have every pair of kinds.
+        """
+        names = list(kinds)
+        combined: dict[str, Row] = {}
+        for number, name in enumerate(names):
+            row = {
+                spec.name: kinds[names[(number + position * step) % len(names)]][spec.name]
+                for position, spec in enumerate(self._signature.inputs)
+            }
+            if self._accepts(row):
+                combined[f"{name} and other"] = row
+            else:
+                combined[name] = kinds[name]
+        return combined
+
+    def _compare_beside(
+        self, rows: int, subjects: Sequence[Row], kinds: Mapping[str, Row], at: Sequence[int]
+    ) -> None:
+        """Compare the subjects, at the positions `at`, beside each kind of row with the same beside random rows."""
+        positions = {position: subjects[number % len(subjects)] for number, position in enumerate(at)}
+        batch = _batch(rows, positions, self._random[1:])
+        first = self._run_together(batch)
+        for name, row in {**kinds, "equal": positions[at[0]]}.items():
+            other = self._run_together(_batch(rows, positions, [row]))
+            self._check(batch, first, other, positions, f"beside {name} rows, in a batch of {rows}")
+
+    def _compare_large_batch(self, subjects: Sequence[Row], kinds: Mapping[str, Row]) -> None:
+        """Compare in the largest batch that bytes and time allow, beside rows of all kinds.
+
+        Random rows are also compared with the same rows run alone.
+        """
+        rows = self._largest()
+        while rows > RANDOM_ROWS:
+            positions = {position: subjects[position // 2 % len(subjects)] for position in range(0, rows, 2)}
+            batch = _batch(rows, positions, self._random[1:])
+            try:
+                first = self._run_together(batch)
+                other = self._run_together(_batch(rows, positions, list(kinds.values()) or self._random))
+            except _Mixes:
+                raise
+            except Exception:
+                # The batch may be too large for the device or a table in the model.
+                rows //= 2
+                continue
+            numbers = {at: self._number_of(row) for at, row in enumerate(batch)}
+            self._check_alone(
+                batch,
+                {at: self._alone_outputs[number] for at, number in numbers.items() if number is not None},
+                first,
+            )
+            self._check(batch, first, other, positions, f"beside others, in a batch of {rows}")
+            return
+
+    def _number_of(self, row: Row) -> int | None:
+        return next((number for number, known in enumerate(self._random) if known is row), None)
+
+    def _largest(self) -> int:
+        left = self._ends - self._settings.clock()
+        most = self._settings.max_batch_size
+        in_time = int(left / (2 * self._row_seconds)) if self._row_seconds else most
+        by_bytes = _MOST_BYTES // self._row_bytes
+        return min(most, by_bytes, max(_LEAST_LARGE, in_time))
+
+    def _check(
+        self,
+        batch: Sequence[Row],
+        first: Mapping[str, Array],
+        other: Mapping[str, Array],
+        positions: Iterable[int],
+        where: str,
+    ) -> None:
+        """Raise if rows at these positions differ between `other` and `first`, the outputs of `batch`."""
+        if not _difference_at(self._signature, first, first, other, positions):
+            return
+        # The variation between runs is measured only here, because most devices compute the same each time.
+        self._unlimited = True
+        again = self._run_together(batch)
+        self._unlimited = False
+        found = _difference_at(self._signature, first, again, other, positions)
+        if found:
+            raise _Mixes(f"{found} ({where})")
+
+
+def _difference_at(
+    signature: Signature,
+    first: Mapping[str, Array],
+    again: Mapping[str, Array],
+    other: Mapping[str, Array],
+    positions: Iterable[int],
+) -> str:
+    for spec in signature.outputs:
+        one, same, beside = (outputs[spec.name] for outputs in (first, again, other))
+        for at in positions:
+            found = row_difference(spec, one[at : at + 1], same[at : at + 1], beside[at : at + 1])
+            if found:
+                return f"output {spec.name!r} of a row depends on other rows: {found}"
+    return ""
+
+
+def _batch(rows: int, positions: Mapping[int, Row], others: Sequence[Row]) -> list[Row]:
+    """Return a batch with the given rows at their positions, filled with others in turn."""
+    filling = cycle(others)
+    return [positions[at] if at in positions else next(filling) for at in range(rows)]

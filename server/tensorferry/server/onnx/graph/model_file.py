@@ -1,0 +1,190 @@
+"""Reading of ONNX files without their weights."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import external_data_helper, numpy_helper
+
+from tensorferry.server.onnx.graph.values import Content, Value, of_content
+from tensorferry.server.wire.fields import DELIMITED, encode_varint, fields
+
+# Constants with more numbers are not kept; axes, shapes and pads have few.
+_SMALL = 256
+# Tensor fields with more bytes are left out; 256 numbers need fewer.
+_LARGE = 4096
+
+# Nested messages by field number.
+_INSIDE: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor"},
+    "function": {7: "node"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
+    "tensor": {},
+}
+# Field numbers of an attribute's lists of numbers and strings.
+_LISTS = (7, 8, 9)
+
+
+class UnreadableModel(ValueError):
+    """The file is not an ONNX model."""
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """Return the model in a file, with large weights left empty; raise UnreadableModel if there is none.
+
+    The last result is cached, because loading a model needs it more than once. Callers must not change it.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise UnreadableModel(f"cannot be read: {error.strerror}") from error
+    return _read(path, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, _inode: int, _modified: int, size: int) -> onnx.ModelProto:
+    model = _parsed(path, size)
+    for tensor in _tensors(model):
+        if external_data_helper.uses_external_data(tensor):
+            _read_if_small(tensor, path.parent)
+    return model
+
+
+def external_files(path: Path) -> frozenset[str]:
+    """Return the names of the files that tensors of a model are in, relative to it; empty for an unreadable file.
+
+    The result is not cached, because these files may not be there yet.
+    """
+    try:
+        model = _parsed(path, path.stat().st_size)
+    except UnreadableModel:
+        return frozenset()
+    return frozenset(
+        entry.value
+        for tensor in _tensors(model)
+        if external_data_helper.uses_external_data(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    )
+
+
+def _parsed(path: Path, size: int) -> onnx.ModelProto:
+    if not size:
+        raise UnreadableModel("is empty")
+    if path.suffix == ".ort":
+        raise UnreadableModel("is in ONNX Runtime's own format, whose graph cannot be read")
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            model = onnx.ModelProto.FromString(_without_weights(data, 0, len(data), "model"))
+    except Exception as error:  # protobuf's error types differ between its versions
+        raise UnreadableModel("is not an ONNX model") from error
+    if not model.graph.node and not model.graph.output:
+        raise UnreadableModel("has no graph")
+    return model
+
+
+def _without_weights(data: mmap.mmap, start: int, end: int, message: str) -> bytes:
+    """Return the serialised message without the numbers of large tensors."""
+    parts = []
+    began = start
+    for number, kind, at, stop in fields(data, start, end):
+        if message == "attribute" and number in _LISTS:
+            # Attributes of tree ensembles have millions of entries and contain no tensor.
+            parts.append(data[began:end])
+            break
+        large = kind == DELIMITED and stop - at > _LARGE
+        inside = _INSIDE[message].get(number) if large else None
+        if inside is not None:
+            content = _without_weights(data, at, stop, inside)
+            parts += [encode_varint(number << 3 | DELIMITED), encode_varint(len(content)), content]
+        elif not (large and message == "tensor"):
+            parts.append(data[began:stop])
+        began = stop
+    return b"".join(parts)
+
+
+def operator_types(path: Path) -> frozenset[str]:
+    """Return the operators of all nodes, with those of functions and nested graphs; empty for an unreadable file."""
+    try:
+        model = read_model(path)
+    except UnreadableModel:
+        return frozenset()
+    graphs = (model.graph.node, *(function.node for function in model.functions))
+    return frozenset(node.op_type for nodes in graphs for node in _all_nodes(nodes))
+
+
+def tensors_of_unknown_rank(path: Path) -> frozenset[str]:
+    """Return the names of inputs and outputs declared without a shape; empty for a file that cannot be read."""
+    try:
+        graph = read_model(path).graph
+    except UnreadableModel:
+        return frozenset()
+    return frozenset(
+        value.name
+        for value in (*graph.input, *graph.output)
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
+    )
+
+
+def graphs_in(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Return the graphs inside a node, but not those inside the nodes of these."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for graph in graphs_in(node):
+            yield from _all_nodes(graph.node)
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    yield from model.graph.initializer
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        for node in _all_nodes(nodes):
+            yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))
+            for graph in graphs_in(node):
+                yield from graph.initializer
+
+
+def _read_if_small(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Read a small tensor's numbers from its external data file."""
+    if int(np.prod(tensor.dims, dtype=np.int64)) > _SMALL:
+        return
+    try:
+        external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+    except Exception:  # the numbers stay unknown; a node that needs them gives the reason
+        return
+    tensor.ClearField("external_data")
+    tensor.data_location = onnx.TensorProto.DEFAULT
+
+
+def constant(tensor: onnx.TensorProto) -> Value:
+    """Return a tensor of the file, with its numbers if it is small."""
+    shape = tuple(tensor.dims)
+    return _content(tensor, shape) or Value(shape)
+
+
+def _content(tensor: onnx.TensorProto, shape: tuple[int, ...]) -> Value | None:
+    if int(np.prod(shape, dtype=np.int64)) > _SMALL or tensor.data_type == onnx.TensorProto.STRING:
+        return None
+    if external_data_helper.uses_external_data(tensor):
+        return None
+    try:
+        array = numpy_helper.to_array(tensor)
+    except Exception:  # a datatype that this version of onnx lacks, or data in another file
+        return None
+    if array.dtype.kind not in "biuf" or array.shape != shape:
+        return None
+    content: Content = array.astype(object)
+    return of_content(content)

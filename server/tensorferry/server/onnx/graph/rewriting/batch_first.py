@@ -1,0 +1,92 @@
+"""Tensors whose batch axis is not their first, such as states [layers, batch, hidden]: a copy in which it is the first.
+
+Transposes at the inputs and outputs of the copy keep the graph inside as it is. The analysis chooses the axes.
+
+A variable axis behind the first of an only input may be a length, and requests may be long, so it counts no rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import onnx
+
+from tensorferry.server.onnx.graph.analysis import RowMixing, analysis_of, inputs_of
+from tensorferry.server.onnx.graph.rewriting.free_rows import (
+    FreedRows,
+    MovedAxis,
+    NotFreed,
+    ReshapeWalk,
+    callers_inputs,
+    changed,
+    read_changeable,
+)
+from tensorferry.server.onnx.graph.values import Value
+
+# Most combinations of axes that are tried; four inputs with two axes each have 16.
+_MOST_COMBINATIONS = 16
+
+
+def batch_first(path: Path, has_time: Callable[[], bool]) -> FreedRows:
+    """Return changes with which the rows are on the first axis of each input and output, and are proved independent.
+
+    The batch axes of the inputs are 1 in the file, or have one name; that of an only input may be a variable first axis.
+    Combinations are tried while `has_time`. Raises NotFreed if none is proved, or if no axis would be moved.
+    """
+    read = read_changeable(path)
+    inputs = [value for value in callers_inputs(read) if _possible(value)]
+    if not inputs:
+        raise NotFreed
+    names = tuple(value.name for value in inputs)
+    combinations = filter(partial(_is_batch, inputs), itertools.product(*map(_possible, inputs)))
+    reasons: list[str] = []
+    for axes in itertools.islice(combinations, _MOST_COMBINATIONS):
+        if not has_time():
+            break
+        moved = tuple(
+            MovedAxis(value.name, axis, len(value.type.tensor_type.shape.dim))
+            for value, axis in zip(inputs, axes, strict=True)
+            if axis
+        )
+        for fixes in (False, True):
+            try:
+                freed = _with_outputs(read, FreedRows(names, axes=moved), fixes=fixes)
+                analysis = analysis_of(changed(read, freed), freed.inputs)
+            except Exception as error:
+                reasons.append(f"{type(error).__name__}: {error}")
+                continue
+            if analysis.finding is RowMixing.SEPARATE and freed.axes:
+                return freed
+            reasons += analysis.reasons
+    raise NotFreed(*dict.fromkeys(reasons))
+
+
+def _possible(value: onnx.ValueInfoProto) -> list[int]:
+    dims = value.type.tensor_type.shape.dim
+    return [axis for axis, dim in enumerate(dims) if dim.dim_value == 1 or not dim.HasField("dim_value")]
+
+
+def _is_batch(inputs: Sequence[onnx.ValueInfoProto], axes: Sequence[int]) -> bool:
+    """Return whether these axes of the inputs may be the batch axis."""
+    dims = [value.type.tensor_type.shape.dim[axis] for value, axis in zip(inputs, axes, strict=True)]
+    if all(dim.dim_value == 1 for dim in dims):
+        return True
+    names = {dim.dim_param for dim in dims}
+    return tuple(axes) == (0,) or (len(inputs) > 1 and len(names) == 1 and "" not in names)
+
+
+def _with_outputs(read: onnx.ModelProto, freed: FreedRows, *, fixes: bool) -> FreedRows:
+    """Add the outputs whose rows the walk finds behind axis 0, and the new targets of Reshape."""
+    model = changed(read, freed)
+    walk = ReshapeWalk(model, fixes=fixes)
+    tensors: Mapping[str, Value | None] = walk.tensors_of(model.graph, {}, inputs_of(model, freed.inputs))
+    found = []
+    for output in model.graph.output:
+        value = tensors.get(output.name)
+        if value is not None and value.rows is not None and value.rows.axis and value.rank is not None:
+            found.append(MovedAxis(output.name, value.rows.axis, value.rank))
+    return replace(freed, reshapes=tuple(walk.found), axes=(*freed.axes, *found))

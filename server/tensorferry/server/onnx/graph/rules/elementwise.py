@@ -1,0 +1,133 @@
+"""Operators that compute each element from the elements at the same position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onnx import TensorProto
+
+from tensorferry.server.onnx.graph.operators import MICROSOFT, ML, USES_ROW_INDICES, Node, operator
+from tensorferry.server.onnx.graph.row_axis import broadcast, reject_rows_on, require_rows_only_in
+from tensorferry.server.onnx.graph.rules.folding import fold
+from tensorferry.server.onnx.graph.sizes import Product
+from tensorferry.server.onnx.graph.values import (
+    Content,
+    MixesRows,
+    RowProblems,
+    UnknownEffect,
+    Value,
+    of_content,
+)
+
+_OF_ONE = """
+    Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu
+    HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu
+    Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Affine
+    ImageScaler ParametricSoftplus ScaledTanh
+"""
+_OF_SEVERAL = """
+    Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual
+    Max Mean Min Mod Mul Or PRelu Pow StringConcat Sub Sum Where Xor
+"""
+
+# Before version 7, arithmetic on two tensors had an attribute that says how the second is aligned.
+_ARITHMETIC = ["Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "PRelu", "Pow", "Sub", "Xor"]
+
+
+@operator(f"{_OF_ONE} {_OF_SEVERAL} Clip", row_indices=True)
+@operator("BiasGelu FastGelu Gelu QuickGelu", MICROSOFT)
+def elementwise(node: Node) -> Value:
+    """Broadcast all inputs together."""
+    if node.operator in _ARITHMETIC and node.opset < 7 and node.attribute("broadcast"):
+        raise UnknownEffect("is aligned by the attributes of an old version")
+    content = fold(node)
+    if content is not None:
+        return of_content(content)
+    value = broadcast(node.given)
+    if any(one.row_indices for one in node.given):
+        # The shape stays known, because some exporters use only that.
+        return Value(value.shape, problems=RowProblems(unknown=(f"{node.label} {USES_ROW_INDICES}",)))
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """The rule of an operator that broadcasts only these inputs together. The others must not have rows.
+
+    `ignores`: the others may have rows, because only their datatype matters.
+    """
+
+    inputs: Sequence[int]
+    ignores: bool = False
+
+    def __call__(self, node: Node) -> Value:
+        """Return the output."""
+        if not self.ignores:
+            require_rows_only_in(node, *self.inputs)
+        return broadcast([node.input(index) for index in self.inputs])
+
+
+operator("Binarizer LabelEncoder CategoryMapper", ML)(Broadcast([0]))
+operator("RegexFullMatch BitCast")(Broadcast([0]))
+operator("CastLike")(Broadcast([0], ignores=True))
+# Their other inputs are scales and zero points.
+operator("QLinearSigmoid QLinearLeakyRelu", MICROSOFT)(Broadcast([0]))
+operator("QLinearAdd QLinearMul", MICROSOFT)(Broadcast([0, 3]))
+operator("QLinearWhere", MICROSOFT)(Broadcast([0, 1, 4]))
+
+
+@operator("Cast", row_indices=True)
+def cast(node: Node) -> Value:
+    """Convert each element; known numbers stay known."""
+    value = node.input(0)
+    content = None if value.content is None else _converted(value.content, node.attribute("to"))
+    if content is not None:
+        return of_content(content)
+    if value.row_indices and node.attribute("to") not in (TensorProto.INT32, TensorProto.INT64):
+        raise UnknownEffect(USES_ROW_INDICES)
+    return replace(broadcast([value]), row_indices=value.row_indices)
+
+
+_INTEGERS = {TensorProto.DataType.Value(f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)}
+
+
+def _converted(content: Content, to: object) -> Content | None:
+    """Return the numbers in another datatype; None if they are unknown there."""
+    convert: Callable[[Any], object] = bool if to == TensorProto.BOOL else int if to in _INTEGERS else float
+    result = content.copy()
+    for at, number in enumerate(content.flat):
+        if not isinstance(number, Product):
+            try:
+                result.flat[at] = convert(number)
+            except (OverflowError, ValueError):
+                return None
+        elif to == TensorProto.BOOL:
+            return None
+    return result
+
+
+@operator("QuantizeLinear DequantizeLinear")
+@operator("QuantizeLinear DequantizeLinear", MICROSOFT)
+def quantise(node: Node) -> Value:
+    """Quantise each element, with scales along one axis or for blocks along it."""
+    require_rows_only_in(node, 0)
+    value = node.input(0)
+    scale = node.input(1)
+    if value.rows is not None:
+        scales = scale.sizes
+        if len(scales) > 1:
+            raise UnknownEffect("has scales for blocks")
+        if scales and scales[0] != 1:
+            reject_rows_on(value, (int(node.attribute("axis", 1)) % len(value.sizes),), "has scales along")
+    return broadcast([value])
+
+
+@operator("DynamicQuantizeLinear")
+def quantise_dynamically(node: Node) -> list[Value]:
+    """Quantise with one scale for all elements, from the smallest and the greatest."""
+    value = node.input(0)
+    if value.rows is not None:
+        raise MixesRows("takes one scale from the values of all rows (dynamic quantisation)")
+    return [Value(value.shape), Value(()), Value(())]

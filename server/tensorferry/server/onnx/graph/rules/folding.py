@@ -1,0 +1,120 @@
+"""Constant folding: arithmetic on known numbers and symbolic sizes, which graphs use to compute shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from tensorferry.server.onnx.graph.operators import Node
+from tensorferry.server.onnx.graph.sizes import Product, is_size, product, quotient, total, unknown
+from tensorferry.server.onnx.graph.values import Content
+
+# Larger results are not folded.
+_MOST = 256
+
+
+def fold(node: Node) -> Content | None:
+    """Return the result of an elementwise operator on known inputs; None if it is unknown."""
+    compute = _OPERATORS.get(node.operator)
+    known = [value.content for value in node.given if value.content is not None]
+    if compute is None or not known or len(known) != len(node.inputs):
+        return None
+    try:
+        arrays = np.broadcast_arrays(*known)
+        if arrays[0].size > _MOST:
+            return None
+        result = np.empty(arrays[0].shape, object)
+        for at in np.ndindex(*result.shape):
+            numbers = [array[at] for array in arrays]
+            result[at] = _one(node.operator, compute, numbers)
+    except (ArithmeticError, ValueError, TypeError):
+        return None
+    return result
+
+
+def _one(name: str, compute: Callable[..., Any], numbers: list[Any]) -> Any:
+    found = compute(*numbers)
+    if isinstance(found, int) and abs(found) >= 2**63:
+        raise OverflowError("a number is too large")
+    return (
+        unknown(f"{name}({','.join(map(str, numbers))})", *numbers, is_size=False) if found is None else found
+    )
+
+
+def _either(
+    of_numbers: Callable[..., Any], of_sizes: Callable[..., Any] = lambda *_: None
+) -> Callable[..., Any]:
+    """Return a function that takes `of_sizes` if one of its arguments is a symbolic size; None is an unknown result."""
+    return lambda *given: (of_sizes if any(isinstance(one, Product) for one in given) else of_numbers)(*given)
+
+
+def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the arithmetic function of sizes; its result is unknown beside a fraction."""
+    return lambda *given: (
+        None if any(isinstance(one, float) and not one.is_integer() for one in given) else function(*given)
+    )
+
+
+def _divided(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return int(math.copysign(1, a) * math.copysign(1, b)) * (abs(a) // abs(b))
+    return a / b
+
+
+def _negative(number: Any) -> bool:
+    return not isinstance(number, Product) and number < 0
+
+
+def _equal(a: Any, b: Any) -> Any:
+    if a == b:
+        return True
+    return False if (is_size(a) and _negative(b)) or (is_size(b) and _negative(a)) else None
+
+
+def _less(a: Any, b: Any) -> Any:
+    return False if (is_size(a) and _negative(b)) or a == b else None
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    if isinstance(condition, Product):
+        return a if a == b else None
+    return a if condition else b
+
+
+def _greatest(*numbers: Any) -> Any:
+    sizes = {number for number in numbers if not _negative(number) and number != 0}
+    return sizes.pop() if len(sizes) == 1 and all(map(is_size, sizes)) else None
+
+
+_ADD = _either(lambda *given: sum(given), _exact(lambda *given: reduce(total, given)))
+
+_OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "Add": _ADD,
+    "Sum": _ADD,
+    "Sub": _either(lambda a, b: a - b, _exact(lambda a, b: total(a, product(-1, b)))),
+    "Mul": _either(lambda a, b: a * b, _exact(product)),
+    "Div": _either(_divided, _exact(quotient)),
+    "Mod": _either(lambda a, b: a % b),
+    "Neg": _either(lambda a: -a),
+    "Abs": _either(abs, lambda a: a if is_size(a) else None),
+    "Sqrt": _either(math.sqrt),
+    "Floor": _either(lambda a: float(math.floor(a)), lambda a: a),
+    "Ceil": _either(lambda a: float(math.ceil(a)), lambda a: a),
+    "Round": _either(lambda a: float(round(a)), lambda a: a),
+    "Min": _either(lambda *given: min(given), lambda a, *more: a if all(a == one for one in more) else None),
+    "Max": _either(lambda *given: max(given), _greatest),
+    "Equal": _either(lambda a, b: a == b, _equal),
+    "Less": _either(lambda a, b: a < b, _less),
+    "Greater": _either(lambda a, b: a > b, lambda a, b: _less(b, a)),
+    "LessOrEqual": _either(lambda a, b: a <= b),
+    "GreaterOrEqual": _either(lambda a, b: a >= b),
+    "Not": _either(lambda a: not a),
+    "And": _either(lambda a, b: bool(a and b)),
+    "Or": _either(lambda a, b: bool(a or b)),
+    "Where": _where,
+    "Identity": lambda a: a,
+}

@@ -1,0 +1,237 @@
+"""Loading of an ONNX model: preparation, padding, sessions."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+from tensorferry.batcher import Padding, StagedModel
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.observability.logs.load_progress import set_load_stage
+from tensorferry.server.onnx.loading.padding_check import decide_padding, declared_padding
+from tensorferry.server.onnx.loading.preparation import PreparedModel, prepare_model
+from tensorferry.server.onnx.loading.row_padding import RaggedInput, with_default_padding
+from tensorferry.server.onnx.loading.session_factory import SessionFactory, WarmupPlan
+from tensorferry.server.onnx.loading.warmup_samples import warmup_samples
+from tensorferry.server.onnx.probes.empty_axes_probe import EmptyAxesProbe, ProbedModel
+from tensorferry.server.python.steps.loaded_step import LoadedStep, StepInstance, WarmupTime
+from tensorferry.server.runtime.checks.sampling import Array, varies, working_size
+from tensorferry.server.runtime.files.fp16 import accuracy_inputs, check_accuracy, model_file
+from tensorferry.server.runtime.files.onnx_file import has_steady_run_time
+from tensorferry.server.runtime.files.op_libraries import replacing_library
+from tensorferry.server.runtime.host_memory import GrowthCheck, check_fits
+from tensorferry.server.runtime.ort_options import Fp16
+from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
+from tensorferry.server.runtime.recovery.recovering_instance import RecoveringInstance, RecoveringStagedModel
+from tensorferry.server.runtime.recovery.watchdog import RunLimits, Watchdog
+from tensorferry.server.runtime.session import Session
+from tensorferry.server.signature import Signature
+
+_log = logging.getLogger("tensorferry.server")
+
+# Rows of a random input that is run in both FP16 and FP32.
+_FP16_CHECK_ROWS = 4
+
+_NO_RAGGED_INPUTS: Mapping[str, RaggedInput] = MappingProxyType({})
+
+_Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+
+def load_onnx_step(
+    source: ModelSource,
+    config: ServerConfig,
+    device: str,
+    watchdog: Watchdog | None,
+    ragged: Mapping[str, RaggedInput] = _NO_RAGGED_INPUTS,
+    *,
+    moves_axes: bool,
+) -> LoadedStep:
+    """Load an ONNX model and check it. StartError names the file and the reason.
+
+    `ragged` has inputs that a function of the same pipeline makes, with rows of different lengths. `moves_axes` is as in
+    `prepare_model`.
+    """
+    started = time.monotonic()
+    with ExitStack() as scratch:
+        prepared = prepare_model(source, config, device, scratch, moves_axes=moves_axes)
+        config = with_default_padding(config, source.name, prepared.io_mapping.signature, ragged)
+        settings, io_mapping = prepared.settings, prepared.io_mapping
+        loaded = _load_sessions(source, config, prepared)
+        probe = EmptyAxesProbe(_probed_model(source, prepared), prepared.cache, scratch.pop_all())
+    load_seconds = time.monotonic() - started
+    _log.info(
+        "model %s version %s loaded from %s on %s in %.2f s: its session took %.2f s, checks and warm-up %.2f s%s",
+        source.name,
+        source.version,
+        source.path,
+        _device_counts(settings.devices),
+        load_seconds,
+        prepared.session_seconds,
+        prepared.budget.used(),
+        "" if loaded.runs else "; it does not run on random input",
+    )
+    # After the model is loaded, because its process competes for the cores.
+    probe.start()
+    rebuild = partial(loaded.factory.rebuild, runs=loaded.runs)
+    limits = RunLimits(watchdog, config.run_timeout, load_seconds)
+    sessions = dict(enumerate(loaded.sessions))
+
+    def make_instance(number: int, health: InstanceHealth, health_index: int) -> StepInstance:
+        # Removed, because an instance whose device fails must be able to free its session.
+        session = sessions.pop(number)
+        instance = RecoveringInstance(session, partial(rebuild, session.device), health, health_index, limits)
+        staged: StagedModel | None = None
+        if instance.staged and not io_mapping.inputs and not io_mapping.outputs:
+            # In stages only if clients' tensors need no reshape.
+            staged = RecoveringStagedModel(instance)
+        close = probe.close if number == 0 else (lambda: None)
+        return StepInstance(io_mapping.runner(instance.run), instance.on_hang, staged, close)
+
+    return LoadedStep(
+        name=source.name,
+        signature=io_mapping.signature,
+        settings=settings,
+        config=prepared.config,
+        decision=prepared.batching,
+        batching=loaded.batching,
+        make_instance=make_instance,
+        run_seconds=prepared.run_seconds,
+        # Without fixed shapes, a run's time depends on more than the rows.
+        warmup=()
+        if varies(io_mapping.signature)
+        else tuple(WarmupTime(rows, seconds) for rows, seconds in sorted(prepared.run_seconds.items())),
+        padding=loaded.padding,
+        empty_axes=probe.found,
+        steady="cpu" in settings.devices
+        and replacing_library(settings.ort_options.op_libraries) is None
+        and has_steady_run_time(source.path),
+    )
+
+
+def _probed_model(source: ModelSource, prepared: PreparedModel) -> ProbedModel:
+    return ProbedModel(
+        name=source.name,
+        path=prepared.file.path,
+        ort_options=prepared.settings.ort_options,
+        io_mapping=prepared.io_mapping,
+        max_batch_size=prepared.settings.max_batch_size,
+        working_size=prepared.working_size,
+    )
+
+
+class _LoadedSessions(NamedTuple):
+    """A model's sessions.
+
+    `runs` says whether they run random input. `batching` describes batching and padding to people.
+    """
+
+    factory: SessionFactory
+    sessions: Sequence[Session]
+    runs: bool
+    padding: Padding | None
+    batching: str
+
+
+def _load_sessions(source: ModelSource, config: ServerConfig, prepared: PreparedModel) -> _LoadedSessions:
+    settings, signature = prepared.settings, prepared.io_mapping.signature
+    samples, warnings = warmup_samples(prepared.config, signature, source.directory)
+    for warning in warnings:
+        _log.warning("%s", warning)
+    declared = declared_padding(prepared, config)
+    _check_batches_fit(source.name, settings.max_batch_size, config.max_queue_size, signature)
+    set_load_stage("checking padding")
+    run_first = prepared.io_mapping.runner(prepared.session.run)
+    padding = decide_padding(source.name, prepared, run_first, config, declared)
+    batching = prepared.batching.description
+    padded_sizes: list[Mapping[str, int]] = [{}]
+    if padding is not None and config.pad_lengths is not None:
+        axis, lengths = config.pad_lengths
+        padded_sizes = [{axis: length} for length in lengths]
+        batching += f", padded along {axis!r} to {', '.join(map(str, lengths))}"
+    plan = WarmupPlan(samples, prepared.working_size, padded_sizes, config.max_queue_size)
+    factory = SessionFactory(source, prepared.io_mapping, settings, plan)
+    sessions = [prepared.session]
+    # Each instance has its own copy of the weights.
+    memory = GrowthCheck()
+    for device in settings.devices[1:]:
+        if device == "cpu":
+            # ONNX Runtime checks the memory of GPUs.
+            memory.check(
+                f"model {source.name!r}: instance {len(sessions) + 1} of {len(settings.devices)}",
+                "lower the count of its instance_group, or --instances",
+                steps=len(sessions) - 1,
+            )
+        set_load_stage(f"making session {len(sessions) + 1} of {len(settings.devices)}")
+        sessions.append(factory.session(prepared.file, device))
+    if prepared.file.path != source.path and settings.ort_options.fp16 is not None:
+        inputs = [sample.inputs for sample in samples]
+        _check_fp16(source.name, prepared, run_first, padded_sizes[-1], inputs, settings.ort_options.fp16)
+    set_load_stage("capturing CUDA graphs and warming up")
+    captured = [factory.capture(session) for session in sessions]
+    if captured[0]:
+        _log.info("model %s: CUDA graphs for batches of %s", source.name, ", ".join(map(str, captured[0])))
+    known = prepared.working_size is not None
+    ran = [factory.warm_up(session, ran=known and session is prepared.session) for session in sessions]
+    return _LoadedSessions(factory, sessions, any(ran), padding, batching)
+
+
+def _check_batches_fit(name: str, max_batch_size: int, most: int, signature: Signature) -> None:
+    """Raise StartError if there is not enough memory for the inputs and outputs of a batch alone.
+
+    No batch has more than `most` rows, because the queue holds no more.
+    """
+    rows = min(max(1, max_batch_size), most)
+    row_bytes = sum(
+        math.prod(dim for dim in spec.dims[1:] if isinstance(dim, int)) * spec.datatype.size
+        for spec in signature.inputs + signature.outputs
+    )
+    check_fits(
+        f"model {name!r}: input and output of a batch of {rows} rows",
+        row_bytes * rows,
+        f"lower max_batch_size, which is {max_batch_size}",
+    )
+
+
+def _check_fp16(
+    name: str,
+    prepared: PreparedModel,
+    run: _Run,
+    sizes: Mapping[str, int],
+    samples: Sequence[Mapping[str, Array]],
+    fp16: Fp16,
+) -> None:
+    """Compare the converted model with the original in FP32, which runs on the CPU if possible."""
+    settings = replace(prepared.settings.ort_options, fp16=None)
+    device = prepared.settings.devices[0]
+    with ExitStack() as scratch:
+        file = model_file(prepared.file.source, settings, scratch)
+        try:
+            reference = Session(file.path, "cpu", settings)
+        except StartError:
+            # Some operators exist only on GPUs.
+            if device == "cpu":
+                raise
+            reference = Session(file.path, device, settings)
+    in_fp32 = prepared.io_mapping.runner(reference.run)
+    signature, size = prepared.io_mapping.signature, prepared.working_size
+    if size is None:
+        # A model that runs only in FP32 is reported by the check.
+        size, _ = working_size(signature, in_fp32)
+    rows = min(_FP16_CHECK_ROWS, max(1, prepared.settings.max_batch_size))
+    inputs = accuracy_inputs(signature, rows, size, sizes, samples)
+    check_accuracy(name, signature, run, in_fp32, inputs, fp16.tolerance)
+
+
+def _device_counts(devices: tuple[str, ...]) -> str:
+    return ", ".join(
+        device if count == 1 else f"{count} × {device}" for device, count in Counter(devices).items()
+    )

@@ -1,0 +1,171 @@
+"""Outputs of Python functions: their check against the declaration, and rows of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorferry.server.runtime.checks.sampling import Array
+from tensorferry.server.signature import TensorSpec
+
+
+class WrongOutputs(Exception):
+    """A function returned something else than it declares. The text says what it returned, and what was declared."""
+
+
+class RaggedRows(list[Array]):
+    """The rows of an output, which differ in length along one axis.
+
+    A slice has copies of its rows: as one array if they are equally long, and else again as `RaggedRows`. As an array, rows
+    are padded with `pad`, or empty strings, to the longest. So the batcher gives each request its own rows, and their
+    padding does not depend on the other requests.
+    """
+
+    def __init__(self, rows: Iterable[Array], pad: Any = 0) -> None:
+        super().__init__(rows)
+        self.pad = pad
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = super().__getitem__(index)
+        if not isinstance(index, slice):
+            return rows
+        if len({row.shape for row in rows}) > 1:
+            return RaggedRows([row.copy() for row in rows], self.pad)
+        return stack_rows(rows, self.pad)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return stack_rows(self, self.pad)
+
+
+def stack_rows(rows: Sequence[Array], pad: Any = 0) -> Array:
+    """Return the rows as one array, padded with `pad`, or empty strings, to the longest along each axis."""
+    shapes = {row.shape for row in rows}
+    if len(shapes) == 1:
+        return np.stack(rows)
+    longest = tuple(max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True))
+    dtype = rows[0].dtype
+    empty: Any = type(rows[0].flat[0])() if dtype.hasobject and rows[0].size else pad
+    stacked = np.full((len(rows), *longest), empty, dtype)
+    for target, row in zip(stacked, rows, strict=True):
+        target[tuple(map(slice, row.shape))] = row
+    return stacked
+
+
+class DeclaredOutputs:
+    """The outputs that a function declares. Thread-safe."""
+
+    def __init__(
+        self,
+        specs: Sequence[TensorSpec],
+        *,
+        batched: bool,
+        copy: bool,
+        pads: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`pads` has the pad values of rows of different lengths, by output; 0 by default.
+
+        `copy` is for a function that may write to an array that it has returned, before that is sent or a later step reads
+        it. Slices of `RaggedRows` are copies anyway.
+        """
+        self._specs = tuple(specs)
+        self._copy = copy
+        self._pads = pads or {}
+        self._names = [spec.name for spec in specs]
+        self._batched = batched
+
+    def checked(self, result: Any, rows: int) -> dict[str, Any]:
+        """Return what a function returned as outputs by name: arrays, or `RaggedRows`. Raises WrongOutputs.
+
+        `rows` is the number of rows of its inputs; it is not checked if tensors have no rows.
+        """
+        return {
+            spec.name: self._checked(spec, value, rows)
+            for spec, value in zip(self._specs, self._by_spec(result), strict=True)
+        }
+
+    def _by_spec(self, result: Any) -> Sequence[Any]:
+        if isinstance(result, Mapping):
+            if result.keys() != set(self._names):
+                raise WrongOutputs(
+                    f"it returned outputs {sorted(map(str, result))}, and declares {self._names}"
+                )
+            return [result[name] for name in self._names]
+        if isinstance(result, tuple):
+            if len(result) != len(self._names):
+                raise WrongOutputs(
+                    f"it returned {len(result)} outputs, and declares {len(self._names)}: {self._names}"
+                )
+            return result
+        if len(self._names) > 1:
+            raise WrongOutputs(
+                f"it returned one {type(result).__name__}, and declares {len(self._names)} outputs: {self._names}; return a "
+                "dict or a tuple of them"
+            )
+        return [result]
+
+    def _checked(self, spec: TensorSpec, value: Any, rows: int) -> Any:
+        array = value if isinstance(value, np.ndarray) else self._array_of(spec, value)
+        if isinstance(array, RaggedRows):
+            if len(array) != rows:
+                raise WrongOutputs(f"output {spec.name!r} has {len(array)} rows, and its input has {rows}")
+            return array
+        array = _stored(spec, array)
+        if not _fits(spec, array.shape):
+            raise WrongOutputs(
+                f"output {spec.name!r} has shape {list(array.shape)}, and is declared as {list(spec.shape)}"
+            )
+        if self._batched and array.shape[0] != rows:
+            raise WrongOutputs(
+                f"output {spec.name!r} has {array.shape[0]} rows (shape {list(array.shape)}), and its input has {rows}"
+            )
+        return array.copy() if self._copy else array
+
+    def _array_of(self, spec: TensorSpec, value: Any) -> Array | RaggedRows:
+        """Return a list or another value as an array; a list of arrays that may differ in length as `RaggedRows`."""
+        if isinstance(value, list) and value and all(isinstance(row, np.ndarray) for row in value):
+            parts = [_stored(spec, row) for row in value]
+            for row in parts:
+                if not _fits(spec, (len(parts), *row.shape)):
+                    raise WrongOutputs(
+                        f"output {spec.name!r} has a row of shape {list(row.shape)}, and is declared as "
+                        f"{list(spec.shape)}, whose axis 0 counts the rows"
+                    )
+            pad = self._pads.get(spec.name, 0)
+            varies = any(not isinstance(dim, int) for dim in spec.dims[1:])
+            return RaggedRows(parts, pad) if varies and self._batched else stack_rows(parts, pad)
+        try:
+            if spec.datatype.size:
+                return np.asarray(value, spec.datatype.storage)
+            return np.asarray(value, object)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise WrongOutputs(
+                f"output {spec.name!r} is of type {type(value).__name__}, which is no array of {spec.datatype.name} ({error})"
+            ) from None
+
+
+def _stored(spec: TensorSpec, array: Array) -> Array:
+    """Return an array in the datatype's storage form; raise WrongOutputs if it has another datatype."""
+    storage = spec.datatype.storage
+    if array.dtype == storage:
+        if array.dtype.hasobject:
+            for element in array.flat:
+                if not isinstance(element, (str, bytes)):
+                    raise WrongOutputs(
+                        f"output {spec.name!r} has an element of type {type(element).__name__}; elements of BYTES and STRING "
+                        "are bytes or str"
+                    )
+        return array
+    if not spec.datatype.size and array.dtype.kind in "SU":
+        return array.astype(object)
+    raise WrongOutputs(
+        f"output {spec.name!r} has dtype {array.dtype}, and is declared as {spec.datatype.name}: convert it with "
+        f".astype({str(storage)!r})"
+    )
+
+
+def _fits(spec: TensorSpec, shape: tuple[int, ...]) -> bool:
+    return len(shape) == len(spec.dims) and all(
+        not isinstance(dim, int) or dim == size for dim, size in zip(spec.dims, shape, strict=True)
+    )

@@ -1,0 +1,71 @@
+"""A loaded step: everything about a model but its batcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from tensorferry.batcher import Padding, RunTimedOut, StagedModel
+from tensorferry.protos.model_config_pb2 import ModelConfig
+from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision
+from tensorferry.server.models.config_pbtxt.settings import ModelSettings
+from tensorferry.server.processes.functions.worker_process import WorkerProcess
+from tensorferry.server.runtime.axes.empty_axes import EmptyAxes
+from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
+from tensorferry.server.signature import Signature
+
+
+class WarmupTime(NamedTuple):
+    """What a run of `rows` rows took at load."""
+
+    rows: int
+    seconds: float
+
+
+class StepInstance(NamedTuple):
+    """One instance of a step. One thread at a time runs it.
+
+    `run` takes a whole batch, by input, and returns the outputs by name; of a Python function it also takes the rows of each
+    request. `on_hang` sets what is called if a run does not
+    end even after it was asked to. `staged` is the form in which copies to a device overlap with runs, if there is one.
+    `close` ends what the instance started, such as a process, after its last run. `process` is the process that it runs
+    in, if that is not the server's.
+    """
+
+    run: Callable[..., Mapping[str, Any]]
+    on_hang: Callable[[Callable[[RunTimedOut], None]], None]
+    staged: StagedModel | None = None
+    close: Callable[[], None] = lambda: None
+    process: WorkerProcess | None = None
+
+
+class MakeInstance(Protocol):
+    """Makes the instance of a number, counted from 0, that reports to `health` as the instance `health_index`."""
+
+    def __call__(self, number: int, health: InstanceHealth, health_index: int) -> StepInstance:
+        """Return the instance. StartError if it cannot be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStep:
+    """A model that is loaded and checked. `make_instance` is called once for each of the settings' devices.
+
+    `batching` describes batching and padding to people. `run_seconds` has the seconds of runs by rows; `warmup` has those
+    that hold for all requests. `steady` says that a run's time depends on the inputs' shapes alone. `python` says that the
+    step is a Python function.
+    """
+
+    name: str
+    signature: Signature
+    settings: ModelSettings
+    config: ModelConfig
+    decision: BatchingDecision
+    batching: str
+    make_instance: MakeInstance
+    run_seconds: Mapping[int, float]
+    warmup: Sequence[WarmupTime] = ()
+    padding: Padding | None = None
+    empty_axes: EmptyAxes = field(default_factory=EmptyAxes)
+    steady: bool = False
+    python: bool = False

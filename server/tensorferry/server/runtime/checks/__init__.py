@@ -1,0 +1,1 @@
+"""Runs that the load of a model makes: limits of time, random inputs, and what was found."""

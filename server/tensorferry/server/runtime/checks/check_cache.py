@@ -1,0 +1,173 @@
+"""Cache of what checks found about model files, in the user's cache directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tensorferry.server.runtime.ort import onnxruntime
+from tensorferry.server.runtime.ort_options import OrtOptions
+from tensorferry.server.system.private_files import make_private_folder
+from tensorferry.server.system.threads import ThreadKind, new_thread
+
+_log = logging.getLogger("tensorferry.server")
+
+_T = TypeVar("_T")
+
+# To be increased when the checks or the format of the cache change.
+_VERSION = 3
+# The name of the external data file of a tensor in an ONNX file: key "location" of a StringStringEntryProto.
+_LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]*[\x00-\x7f])")
+
+
+def cache_directory() -> Path | None:
+    """Return `$XDG_CACHE_HOME/tensorferry`, by default `~/.cache/tensorferry`; None if there is no home directory."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(given):
+        return Path(given) / "tensorferry"
+    try:
+        return Path.home() / ".cache" / "tensorferry"
+    except RuntimeError:
+        return None
+
+
+def digest_of(path: Path, conditions: str, libraries: Iterable[Path] = ()) -> str:
+    """Return a digest of a model's file, its external data, its libraries, and the conditions of the result."""
+    digest = hashlib.sha256(conditions.encode())
+    for each in (path, *_cached_by_status(_external_data, path), *libraries):
+        # Weights may contain bytes that look like a reference to a file, but rarely name an existing one.
+        if os.path.isfile(each):
+            digest.update(_cached_by_status(_digest, each))
+    return digest.hexdigest()
+
+
+def _cached_by_status(function: Callable[[Path, int, int, int], _T], path: Path) -> _T:
+    """Call a cached function with a file and its status, so that it reads an unchanged file once."""
+    status = path.stat()
+    return function(path, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _digest(path: Path, _inode: int, _modified: int, _size: int) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+@lru_cache(maxsize=1024)
+def _external_data(path: Path, _inode: int, _modified: int, size: int) -> list[Path]:
+    """Return the files to which a model may refer."""
+    if not size:
+        return []
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        names = set(_locations(data))
+    return sorted(path.parent / name for name in names)
+
+
+def _locations(data: mmap.mmap) -> Iterator[Path]:
+    for match in _LOCATION.finditer(data):
+        length = sum((byte & 127) << 7 * index for index, byte in enumerate(match[1]))
+        name = data[match.end() : match.end() + length]
+        with suppress(UnicodeDecodeError):
+            if b"\0" not in name:
+                yield Path(name.decode())
+
+
+def _status(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with a file; None if it is missing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+class CheckCache:
+    """Results of the checks of one model file, with a session's options on some devices. Thread-safe.
+
+    Make it before the session: a result is neither stored nor returned if the file has changed since. The name of each
+    entry is a digest of the files, the versions, and the conditions of the result, so an entry is never out of date. An
+    unusable directory disables the cache.
+    """
+
+    def __init__(self, path: Path, options: OrtOptions, devices: Iterable[str]) -> None:
+        self._directory = cache_directory()
+        self._path = path
+        self.devices = sorted(set(devices))
+        self._libraries = [library.path for library in options.op_libraries]
+        # Threads change no result.
+        options = replace(options, processes=1)
+        self._conditions = repr(
+            (_VERSION, version("tensorferry"), onnxruntime.__version__, options, self.devices)
+        )
+        self._made = time.time_ns()
+        self._status = _status(path)
+        self._digest: Future[str] = Future()
+        if self._directory is None or self._status is None:
+            # The session reports a missing file.
+            self._digest.set_result("")
+        else:
+            # Beside the session's creation, because reading the weights of a large model takes a second.
+            new_thread("check-cache", self._compute_digest, ThreadKind.EXPENDABLE).start()
+
+    def _compute_digest(self) -> None:
+        digest = ""
+        with suppress(OSError):
+            digest = digest_of(self._path, self._conditions, self._libraries)
+        self._digest.set_result(digest)
+
+    def _has_changed(self) -> bool:
+        """Return whether a file may have changed since this object was made."""
+        try:
+            files = (self._path, *_cached_by_status(_external_data, self._path), *self._libraries)
+            return _status(self._path) != self._status or any(
+                os.path.isfile(each) and each.stat().st_ctime_ns > self._made for each in files
+            )
+        except OSError:
+            return True
+
+    def _entry(self, kind: str, conditions: object) -> Path | None:
+        digest = self._digest.result()
+        if self._directory is None or not digest or self._has_changed():
+            return None
+        name = hashlib.sha256(repr((digest, conditions)).encode()).hexdigest()
+        return self._directory / kind / f"{name}.json"
+
+    def get(self, kind: str, conditions: object) -> Any:
+        """Return the result that `put` stored under the same conditions; None if there is none."""
+        entry = self._entry(kind, conditions)
+        try:
+            return None if entry is None else json.loads(entry.read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def put(self, kind: str, conditions: object, result: Any) -> None:
+        """Store a result of a kind of check atomically."""
+        entry = self._entry(kind, conditions)
+        if entry is None:
+            return
+        try:
+            make_private_folder(entry.parent)
+            handle, name = tempfile.mkstemp(dir=entry.parent, suffix=".part")
+            try:
+                with os.fdopen(handle, "w") as file:
+                    json.dump(result, file)
+                os.replace(name, entry)
+            except BaseException:
+                os.unlink(name)
+                raise
+        except OSError as error:
+            _log.debug("results of checks cannot be stored in %s: %s", entry.parent, error)

@@ -1,0 +1,1 @@
+"""Model files before ONNX Runtime loads them: facts, operators, conversions and remedies."""

@@ -1,0 +1,126 @@
+"""Memory for batches: page-locked host memory and device memory."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tensorferry.server.errors import StartError
+from tensorferry.server.runtime.gpu import capture_lock
+
+
+class MemoryBlock:
+    """Memory block with an address. The last reference to it frees it."""
+
+    __slots__ = ("__weakref__", "address", "nbytes")
+
+    def __init__(self, address: int, nbytes: int, free: Callable[[], object]) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        # Not at interpreter exit: the device's driver is unloaded earlier and has freed everything.
+        weakref.finalize(self, free).atexit = False
+
+
+class DeviceMemory(Protocol):
+    """Allocator of one device, and copies to and from it. Every method is thread-safe.
+
+    A copy is complete when the call returns. The GIL is released meanwhile.
+    """
+
+    # ONNX Runtime's names for the device of `device` blocks.
+    device_type: str
+    device_id: int
+
+    def host(self, nbytes: int) -> MemoryBlock:
+        """Allocate host memory that the device can copy from and to directly."""
+
+    def device(self, nbytes: int) -> MemoryBlock:
+        """Allocate device memory."""
+
+    def load(self, target: int, source: int, nbytes: int) -> None:
+        """Copy from the host address `source` to the device address `target`."""
+
+    def fetch(self, target: int, source: int, nbytes: int) -> None:
+        """Copy from the device address `source` to the host address `target`."""
+
+
+class CudaDeviceMemory:
+    """Memory of a CUDA device. StartError says what is missing if the device cannot be used."""
+
+    device_type = "cuda"
+
+    def __init__(self, device_id: int) -> None:
+        try:
+            from cuda.bindings import runtime
+        except ImportError:
+            raise StartError(
+                "the package cuda-bindings is not installed (pip install 'tensorferry[gpu]' has it)"
+            ) from None
+        self.device_id = device_id
+        self._cuda = runtime
+        # Each thread has its own copy stream: its copies wait neither for other copies nor for a model's kernels.
+        self._threads = threading.local()
+        try:
+            self._stream()
+        except RuntimeError as error:
+            raise StartError(f"the CUDA runtime of cuda-bindings does not work here: {error}") from None
+
+    def host(self, nbytes: int) -> MemoryBlock:
+        """Allocate page-locked memory."""
+        self._stream()
+        with capture_lock.CUDA.using():
+            address = int(self._done(self._cuda.cudaHostAlloc(nbytes, self._cuda.cudaHostAllocPortable)))
+        cuda = self._cuda
+        return MemoryBlock(address, nbytes, lambda: cuda.cudaFreeHost(address))
+
+    def device(self, nbytes: int) -> MemoryBlock:
+        """Allocate device memory."""
+        self._stream()
+        with capture_lock.CUDA.using():
+            address = int(self._done(self._cuda.cudaMalloc(nbytes)))
+        cuda = self._cuda
+        return MemoryBlock(address, nbytes, lambda: cuda.cudaFree(address))
+
+    def stream(self, *, first: bool) -> MemoryBlock:
+        """Create a stream, a block of 0 bytes. The device starts its kernels before those of other streams, or after."""
+        self._done(self._cuda.cudaSetDevice(self.device_id))
+        # A lower number means a higher priority. A device without priorities has 0 for both.
+        lowest, highest = self._done(self._cuda.cudaDeviceGetStreamPriorityRange())
+        flags, priority = self._cuda.cudaStreamNonBlocking, highest if first else lowest
+        handle = int(self._done(self._cuda.cudaStreamCreateWithPriority(flags, priority)))
+        cuda = self._cuda
+        return MemoryBlock(handle, 0, lambda: cuda.cudaStreamDestroy(handle))
+
+    def load(self, target: int, source: int, nbytes: int) -> None:
+        """Copy on the calling thread's stream."""
+        self._copy(target, source, nbytes, self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice)
+
+    def fetch(self, target: int, source: int, nbytes: int) -> None:
+        """Copy on the calling thread's stream."""
+        self._copy(target, source, nbytes, self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost)
+
+    def _copy(self, target: int, source: int, nbytes: int, kind: Any) -> None:
+        stream = self._stream()
+        self._done(self._cuda.cudaMemcpyAsync(target, source, nbytes, kind, stream))
+        self._done(self._cuda.cudaStreamSynchronize(stream))
+
+    def _stream(self) -> Any:
+        """Return the calling thread's stream, and make this device the thread's current one."""
+        # Another library may have selected another device on this thread.
+        self._done(self._cuda.cudaSetDevice(self.device_id))
+        stream = getattr(self._threads, "stream", None)
+        if stream is None:
+            flags = self._cuda.cudaStreamNonBlocking
+            stream = self._threads.stream = self._done(self._cuda.cudaStreamCreateWithFlags(flags))
+            cuda, handle = self._cuda, int(stream)
+            # Destroyed when the thread ends.
+            self._threads.stream_owner = MemoryBlock(handle, 0, lambda: cuda.cudaStreamDestroy(handle))
+        return stream
+
+    def _done(self, result: tuple[Any, ...]) -> Any:
+        error, *values = result
+        if error != self._cuda.cudaError_t.cudaSuccess:
+            raise RuntimeError(f"CUDA failure {int(error)}: {error.name}")
+        return values[0] if len(values) == 1 else values

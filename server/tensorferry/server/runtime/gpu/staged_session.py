@@ -1,0 +1,70 @@
+"""Session split into steps, so that the batcher can copy one batch while another one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensorferry.server.runtime.gpu.staging_buffers import StagedBatch, StagingBuffers
+from tensorferry.server.runtime.gpu.tensor_layout import Shape
+from tensorferry.server.signature import Signature
+
+Array = npt.NDArray[Any]
+
+
+class StagedSession:
+    """`StagedModel` of a session. A batch in its staging buffers runs step by step, any other at once by `run`.
+
+    `compute` runs a loaded batch. `failed` converts an exception of a step into the batcher's.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        staging: StagingBuffers,
+        compute: Callable[[StagingBuffers, StagedBatch], StagedBatch],
+        run: Callable[[Mapping[str, Array]], dict[str, Array]],
+        failed: Callable[[Exception], Exception],
+    ) -> None:
+        self._dtypes = {spec.name: spec.datatype.storage for spec in signature.inputs}
+        self._staging = staging
+        self._compute = compute
+        self._run = run
+        self._failed = failed
+
+    def place(self, tensors: Mapping[str, tuple[np.dtype[Any], Shape]]) -> StagedBatch | None:
+        """Return arrays in memory that the device can copy from directly, or None."""
+        for name, (dtype, _) in tensors.items():
+            if self._dtypes.get(name) != dtype:
+                return None
+        return self._staging.place({name: shape for name, (_, shape) in tensors.items()})
+
+    def load(self, batch: Any) -> Any:
+        """Copy a batch to the device."""
+        if isinstance(batch, StagedBatch):
+            try:
+                self._staging.load(batch)
+            except Exception as error:
+                raise self._failed(error) from error
+        return batch
+
+    def __call__(self, batch: Any) -> Any:
+        """Run the model on a loaded batch."""
+        if not isinstance(batch, StagedBatch) or batch.slot is None:
+            return self._run(batch)
+        try:
+            return self._compute(self._staging, batch)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def fetch(self, outputs: Any) -> Any:
+        """Copy the outputs from the device."""
+        if not isinstance(outputs, StagedBatch):
+            return outputs
+        try:
+            return self._staging.fetch(outputs)
+        except Exception as error:
+            raise self._failed(error) from error

@@ -1,0 +1,361 @@
+"""Staging buffers: batches are joined in page-locked host memory, copied to the device, run there and copied back.
+
+A batch goes through four steps. `place` returns arrays in a block of host memory, and the caller fills them with the
+inputs. `load` copies the inputs to a slot, which is a block of device memory. `compute` runs the model on the slot,
+whose addresses are bound once. `fetch` copies the outputs to the host block, returns arrays of that block, and
+releases the slot. Only `compute` uses the device's kernels, so the batcher can load or fetch another batch meanwhile.
+
+A weak reference releases the host block when no array of it is left: no input, output or view. So a response may be
+sent late, and a batch that fails half-way leaks nothing. `place` returns None if too much memory is in use; the caller
+then uses its own memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tensorferry.server.runtime.gpu.cuda_graphs import CapturedShapes
+from tensorferry.server.runtime.gpu.pinned_memory import DeviceMemory, MemoryBlock
+from tensorferry.server.runtime.gpu.tensor_layout import (
+    Shape,
+    TensorLayout,
+    TensorPlacement,
+    tensor_layout_for,
+)
+from tensorferry.server.signature import Signature, TensorSpec
+
+_log = logging.getLogger("tensorferry.server")
+
+Array = npt.NDArray[Any]
+
+# Limit for one session, on the host and on the device each.
+MAX_BYTES = 1 << 30
+# Limit for cached layouts, and for cached bindings of a slot.
+_MAX_CACHED_SHAPES = 256
+
+
+class CaptureError(Exception):
+    """The model cannot be captured as a CUDA graph. The message says why."""
+
+
+class _Sized(Protocol):
+    """Memory in a pool."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+
+
+_T = TypeVar("_T", bound=_Sized)
+
+
+class BufferPool(Generic[_T]):
+    """Pool of memory buffers with at most `max_bytes` in total. Thread-safe."""
+
+    def __init__(self, allocate: Callable[[int], _T], max_bytes: int) -> None:
+        self._allocate = allocate
+        self._max_bytes = max_bytes
+        # Guards _bytes and the keys of _free. Buffers are allocated under it. `release` does not take it, because
+        # finalizers call `release` and may interrupt any line, also one that holds the lock.
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._free: dict[int, deque[_T]] = {}
+
+    def acquire(self, nbytes: int) -> _T | None:
+        """Return an uninitialised buffer of at least `nbytes` bytes; None if there is no memory for it."""
+        size = _size_class(nbytes)
+        buffer = _pop(self._free.get(size))
+        if buffer is not None:
+            return buffer
+        try:
+            with self._lock:
+                self._free.setdefault(size, deque())
+                if self._bytes + size > self._max_bytes:
+                    for buffers in self._free.values():
+                        while (unused := _pop(buffers)) is not None:
+                            self._bytes -= unused.nbytes
+                if self._bytes + size > self._max_bytes:
+                    return None
+                buffer = self._allocate(size)
+                self._bytes += size
+                return buffer
+        except (MemoryError, RuntimeError) as error:
+            _log.warning("no memory of %d bytes for a batch, which runs without staging: %s", size, error)
+            return None
+
+    def release(self, buffer: _T) -> None:
+        """Return a buffer to the pool."""
+        self._free[buffer.nbytes].append(buffer)
+
+
+def _pop(buffers: deque[_T] | None) -> _T | None:
+    # Without a check first, because another thread may take the last buffer.
+    try:
+        return buffers.popleft() if buffers is not None else None
+    except IndexError:
+        return None
+
+
+def _size_class(nbytes: int) -> int:
+    """Round up, so that buffers can be reused. At most a quarter is wasted, except for a few pages."""
+    step = 1 << max(12, (nbytes - 1).bit_length() - 3)
+    return -(-nbytes // step) * step
+
+
+class DeviceSlot:
+    """Block of device memory and its bindings, by the inputs' shapes and by whether the outputs' are known.
+
+    `graph` is the number of a captured graph. Such a slot is for one shape only.
+    """
+
+    __slots__ = ("bindings", "block", "graph")
+
+    def __init__(self, block: MemoryBlock, graph: int | None = None) -> None:
+        self.block = block
+        self.graph = graph
+        self.bindings: dict[tuple[tuple[Shape, ...], bool], Any] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the block in bytes."""
+        return self.block.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """Layout of batches with some input shapes. `key` holds the layout's shapes; `rows` is the batch's own if it is padded."""
+
+    layout: TensorLayout
+    key: tuple[Shape, ...]
+    rows: int | None
+
+
+_NO_LAYOUT = BatchLayout(TensorLayout((), (), (), 0, 0), (), None)
+
+
+class StagedBatch(dict[str, Array]):
+    """Inputs of a batch, for the caller to fill. See `BatchLayout` for `layout`, `key` and `rows`."""
+
+    __slots__ = ("address", "key", "layout", "root", "rows", "slot")
+
+    def __init__(self, batch_layout: BatchLayout, root: Any, address: int) -> None:
+        self.layout = batch_layout.layout
+        self.key = batch_layout.key
+        self.rows = batch_layout.rows
+        # The arrays keep `root` alive, and `root` keeps the block.
+        self.root = root
+        self.address = address
+        self.slot: DeviceSlot | None = None
+        super().__init__([(place.spec.name, self.array(place)) for place in batch_layout.layout.inputs])
+
+    def array(self, place: TensorPlacement) -> Array:
+        """Return a tensor without its padding rows."""
+        full: Array = np.ndarray(place.shape, place.spec.datatype.storage, self.root, place.offset)
+        return full if self.rows is None else full[: self.rows]
+
+
+class StagingBuffers:
+    """Memory of one session's batches, and their steps. Thread-safe, but one thread at a time per batch.
+
+    `run` runs a binding, either directly (None) or as the captured graph with that number.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        memory: DeviceMemory,
+        binding: Callable[[], Any],
+        run: Callable[[Any, int | None], None],
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self._signature = signature
+        self._memory = memory
+        self._binding = binding
+        self._run = run
+        self._host = BufferPool(memory.host, max_bytes)
+        self._device = BufferPool(lambda nbytes: DeviceSlot(memory.device(nbytes)), max_bytes)
+        self._layouts: dict[tuple[Any, ...], BatchLayout | None] = {}
+        self._outputs_known = True
+        self._captured_shapes: CapturedShapes | None = None
+        # Free slots of each captured shape. There are two: one computes while the other is loaded or fetched.
+        self._captured_slots: dict[tuple[Shape, ...], deque[DeviceSlot]] = {}
+
+    def place(self, shapes: Mapping[str, Shape], *, outputs: bool = True) -> StagedBatch | None:
+        """Return memory for a batch with these input shapes; None if there is none.
+
+        Without `outputs`, the outputs' shapes count as unknown.
+        """
+        key = (*shapes.items(), outputs)
+        batch_layout = self._layouts.get(key, _NO_LAYOUT)
+        if batch_layout is _NO_LAYOUT:
+            if len(self._layouts) >= _MAX_CACHED_SHAPES:
+                self._layouts.clear()
+            batch_layout = self._layouts[key] = self._layout_for(shapes, outputs and self._outputs_known)
+        if batch_layout is None:
+            return None
+        block = self._host.acquire(batch_layout.layout.nbytes)
+        if block is None:
+            return None
+        # With the block's size instead of the layout's, because ctypes never frees an array type.
+        root = (ctypes.c_ubyte * block.nbytes).from_address(block.address)
+        weakref.finalize(root, self._host.release, block).atexit = False
+        return StagedBatch(batch_layout, root, block.address)
+
+    def _layout_for(self, given: Mapping[str, Shape], outputs: bool) -> BatchLayout | None:
+        """Return the layout of batches with these shapes; None if the shapes do not fit the model."""
+        if given.keys() != {spec.name for spec in self._signature.inputs}:
+            return None
+        shapes = {spec.name: given[spec.name] for spec in self._signature.inputs}
+        if any(len(shapes[spec.name]) != len(spec.dims) for spec in self._signature.inputs):
+            return None
+        captured = self._captured_shapes.captured_shape(shapes) if self._captured_shapes is not None else None
+        rows = None
+        if captured is not None and captured != shapes:
+            rows = next(iter(shapes.values()))[0]
+            shapes = dict(captured)
+        return BatchLayout(
+            tensor_layout_for(self._signature, shapes, outputs=outputs), tuple(shapes.values()), rows
+        )
+
+    def load(self, batch: StagedBatch) -> bool:
+        """Copy the inputs to a slot. Return False if no slot is available."""
+        slot = None if batch.layout.unknown else _pop(self._captured_slots.get(batch.key))
+        slot = slot or self._device.acquire(batch.layout.nbytes)
+        if slot is None:
+            return False
+        batch.slot = slot
+        try:
+            _pad(batch)
+            self._memory.load(slot.block.address, batch.address, batch.layout.input_bytes)
+        except BaseException:
+            self._release(batch)
+            raise
+        return True
+
+    def compute(self, batch: StagedBatch) -> None:
+        """Run the model on a loaded batch."""
+        assert batch.slot is not None
+        try:
+            binding = self._bound(batch.slot, batch)
+            for spec in batch.layout.unknown:
+                # Bound for every run: otherwise a run would write to the memory that the previous one allocated.
+                binding.bind_output(spec.name, "cpu")
+            self._run(binding, batch.slot.graph)
+        except BaseException:
+            self._release(batch)
+            raise
+
+    def _bound(self, slot: DeviceSlot, batch: StagedBatch) -> Any:
+        key = batch.key, bool(batch.layout.outputs)
+        binding = slot.bindings.get(key)
+        if binding is not None:
+            return binding
+        if len(slot.bindings) >= _MAX_CACHED_SHAPES:
+            slot.bindings.clear()
+        binding, layout, at = self._binding(), batch.layout, slot.block.address
+        device = self._memory.device_type, self._memory.device_id
+        for bind, places in ((binding.bind_input, layout.inputs), (binding.bind_output, layout.outputs)):
+            for place in places:
+                bind(place.spec.name, *device, place.element_type, place.shape, at + place.offset)
+        slot.bindings[key] = binding
+        return binding
+
+    def fetch(self, batch: StagedBatch) -> dict[str, Array]:
+        """Return the outputs of a computed batch, in the model's order."""
+        slot, layout = batch.slot, batch.layout
+        assert slot is not None
+        try:
+            start = layout.input_bytes
+            if layout.nbytes > start:
+                self._memory.fetch(batch.address + start, slot.block.address + start, layout.nbytes - start)
+            outputs = {place.spec.name: batch.array(place) for place in layout.outputs}
+            if layout.unknown:
+                bound = (*layout.outputs, *layout.unknown)
+                values = self._bound(slot, batch).get_outputs()
+                for spec, value in zip(bound, values, strict=True):
+                    if isinstance(spec, TensorSpec):
+                        full = array_of_ortvalue(value, spec)
+                        outputs[spec.name] = full if batch.rows is None else full[: batch.rows]
+        finally:
+            self._release(batch)
+        return {spec.name: outputs[spec.name] for spec in self._signature.outputs}
+
+    def forget_outputs(self) -> None:
+        """Treat all outputs' shapes as unknown, because the model does not keep to the shapes that it declares."""
+        self._outputs_known = False
+        self._layouts.clear()
+
+    def place_copies(self, inputs: Mapping[str, Array], *, outputs: bool = True) -> StagedBatch | None:
+        """Return memory for a batch with copies of these inputs; None if there is none."""
+        batch = self.place({name: array.shape for name, array in inputs.items()}, outputs=outputs)
+        if batch is not None:
+            for name, array in batch.items():
+                array[...] = inputs[name]
+        return batch
+
+    def use_captured(self, shapes: CapturedShapes | None) -> None:
+        """Run batches as captured graphs from now on, padded if necessary. None drops all captured graphs."""
+        self._captured_shapes = shapes
+        self._layouts.clear()
+        if shapes is None:
+            self._captured_slots.clear()
+
+    def capture(self, shapes: Mapping[str, Shape], numbers: Sequence[int], check: Callable[[], None]) -> None:
+        """Create a slot for batches of these shapes for each of the graph numbers.
+
+        `check` runs such batches. The first run captures the graph, and an exception ends the capture. No other batch
+        may run meanwhile.
+        """
+        key = tuple(shapes[spec.name] for spec in self._signature.inputs)
+        layout = tensor_layout_for(self._signature, dict(shapes), outputs=self._outputs_known)
+        if layout.unknown:
+            names = ", ".join(repr(spec.name) for spec in layout.unknown)
+            raise CaptureError(f"the shape of output {names} is only known once the model has run")
+        slots: deque[DeviceSlot] = deque()
+        try:
+            for number in numbers:
+                slot = DeviceSlot(self._memory.device(_size_class(layout.nbytes)), number)
+                self._captured_slots[key] = deque([slot])
+                check()
+                slots.append(slot)
+        finally:
+            self._captured_slots[key] = slots
+
+    def _release(self, batch: StagedBatch) -> None:
+        slot, batch.slot = batch.slot, None
+        if slot is None:
+            return
+        if slot.graph is None:
+            self._device.release(slot)
+        elif (captured := self._captured_slots.get(batch.key)) is not None:
+            captured.append(slot)
+
+
+def _pad(batch: StagedBatch) -> None:
+    """Fill the padding rows with copies of the last row, which is valid input for the model."""
+    if batch.rows is None:
+        return
+    for place in batch.layout.inputs:
+        full: Array = np.ndarray(place.shape, place.spec.datatype.storage, batch.root, place.offset)
+        full[batch.rows :] = full[batch.rows - 1]
+
+
+def array_of_ortvalue(value: Any, spec: TensorSpec) -> Array:
+    """Return the array in an OrtValue, in `storage` form."""
+    if spec.datatype.name != "BF16":
+        return np.asarray(value.numpy())
+    # ONNX Runtime returns no numpy array for bfloat16, so its bits are copied.
+    shape = value.shape()
+    bits = ctypes.string_at(value.data_ptr(), math.prod(shape) * spec.datatype.size)
+    return np.frombuffer(bits, spec.datatype.storage).reshape(shape)

@@ -1,0 +1,258 @@
+"""Regions of shared memory: which files they may be, what fits in them, and when they are closed."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.open_files import open_files
+from support.server.regions import input_in, names
+
+from tensorferry.server.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    LimitError,
+    NotFoundError,
+)
+from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
+from tensorferry.server.inference.shared_memory.system import SystemSharedMemory
+
+
+def is_open(path: Path) -> bool:
+    file = path.stat().st_ino
+    return any(identity == f"{path} {file}" for _, identity in open_files())
+
+
+@pytest.mark.parametrize("key", ["key", "/key", "///key"])
+def test_a_region_is_a_part_of_a_file(regions: Regions, key: str) -> None:
+    regions.register_system("r", key, 8, 32)
+    span = RegionLease(regions).span(input_in(nbytes=4, offset=2))
+    assert span is not None
+    assert span.read() == bytes([10, 11, 12, 13])
+    span.write(memoryview(b"new"))
+    assert span.read() == b"new\x0d"
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("", "cannot register shared memory region 'r' - invalid shm key ''"),
+        ("/", "cannot register shared memory region 'r' - invalid shm key '/'"),
+        ("///", "invalid shm key '///'"),
+        (".", "invalid shm key '.'"),
+        ("..", "invalid shm key '..'"),
+        ("../outside", "invalid shm key '../outside'"),
+        ("directory/inside", "invalid shm key 'directory/inside'"),
+        ("key/", "invalid shm key 'key/'"),
+        ("nul\0", "invalid shm key 'nul\\x00'"),
+        ("x" * 256, "of at most 255 bytes"),
+        (
+            "triton_python_backend_shm_region_1",
+            "cannot register shared memory region 'r' with key 'triton_python_backend_shm_region_1' as the key contains "
+            "the reserved prefix 'triton_python_backend_shm_region_'",
+        ),
+        ("//triton_python_backend_shm_region_", "contains the reserved prefix"),
+    ],
+)
+def test_a_key_that_does_not_name_one_file_is_refused(regions: Regions, key: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        regions.register_system("r", key, 0, 8)
+    assert message in str(caught.value)
+    assert names(regions) == []
+
+
+def test_a_key_leads_to_regular_files_only(regions: Regions, tmp_path: Path) -> None:
+    outside = tmp_path.parent / "outside"
+    outside.write_bytes(bytes(64))
+    (tmp_path / "link").symlink_to(outside)
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    before = open_files()
+    for key in ("link", "directory", "pipe", "missing"):
+        with pytest.raises(NotFoundError, match=f"Unable to open shared memory region: '{key}'"):
+            regions.register_system("r", key, 0, 8)
+    assert not open_files() - before
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes"), [(0, 65), (64, 1), (1, 64), (65, 0), (0, 0), (0, (1 << 64) - 1), ((1 << 64) - 1, 1)]
+)
+def test_a_part_outside_the_file_is_refused(
+    regions: Regions, offset: int, nbytes: int, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=r"failed to register shared memory region 'r': invalid args.* of 64"
+    ):
+        regions.register_system("r", "key", offset, nbytes)
+    assert names(regions) == []
+    assert not is_open(tmp_path / "key")
+
+
+def test_a_name_is_unique(regions: Regions) -> None:
+    regions.register_system("r", "key", 0, 8)
+    with pytest.raises(AlreadyExistsError, match="shared memory region 'r' already in manager"):
+        regions.register_system("r", "key", 8, 8)
+    regions.register_system("other", "key", 8, 8)
+    assert names(regions) == ["r", "other"]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 1025])
+def test_an_empty_or_too_long_name_is_refused(regions: Regions, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"with a name of {len(name)} characters"):
+        regions.register_system(name, "key", 0, 8)
+
+
+def test_regions_leave_files_for_connections(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (4, 4))
+    for name in "ab":
+        regions.register_system(name, "key", 0, 8)
+    with pytest.raises(LimitError, match=r"^2 shared memory regions are registered, which is the most"):
+        regions.register_system("c", "key", 0, 8)
+
+
+def test_unregistering_closes_the_file(regions: Regions, tmp_path: Path) -> None:
+    regions.register_system("r", "key", 0, 8)
+    assert is_open(tmp_path / "key")
+    regions.unregister("other", SystemSharedMemory)
+    assert names(regions) == ["r"]
+    regions.unregister("r", SystemSharedMemory)
+    assert names(regions) == []
+    assert not is_open(tmp_path / "key")
+
+
+def test_an_unregistered_region_is_closed_after_its_last_use(regions: Regions, tmp_path: Path) -> None:
+    regions.register_system("r", "key", 0, 8)
+    regions.register_system("idle", "key", 0, 8)
+    first, second = RegionLease(regions), RegionLease(regions)
+    first.span(input_in(nbytes=1))
+    first.span(input_in(nbytes=1))
+    span = second.span(input_in(nbytes=1))
+    regions.unregister("", SystemSharedMemory)
+    assert names(regions) == ["r"]
+    first.release()
+    first.release()
+    assert span is not None
+    assert span.read() == b"\0"
+    # Until then its name is taken, as in Triton.
+    with pytest.raises(AlreadyExistsError):
+        regions.register_system("r", "key", 0, 8)
+    assert names(regions) == ["r"]
+    second.release()
+    assert names(regions) == []
+    assert not is_open(tmp_path / "key")
+    regions.register_system("r", "key", 0, 8)
+
+
+def test_no_further_request_gets_an_unregistered_region(regions: Regions) -> None:
+    regions.register_system("r", "key", 0, 8)
+    before, after = RegionLease(regions), RegionLease(regions)
+    before.span(input_in(nbytes=1))
+    regions.unregister("r", SystemSharedMemory)
+    with pytest.raises(
+        NotFoundError, match=r"^Unable to find shared memory region: 'r', which is unregistered"
+    ):
+        after.span(input_in(nbytes=1))
+    after.release()
+    before.release()
+    assert names(regions) == []
+
+
+def test_the_region_of_a_refused_span_is_released(regions: Regions) -> None:
+    regions.register_system("r", "key", 0, 8)
+    lease = RegionLease(regions)
+    with pytest.raises(InvalidRequestError):
+        lease.span(input_in(nbytes=9))
+    lease.release()
+    regions.unregister("r", SystemSharedMemory)
+    assert names(regions) == []
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (
+            input_in(offset=64),
+            "Invalid offset for shared memory region: 'r': 64, but region 'r' has 64 bytes",
+        ),
+        (input_in(offset=-1), "Invalid offset for shared memory region: 'r'"),
+        (input_in(nbytes=65), "Invalid offset + byte size for shared memory region: 'r': 0 + 65"),
+        (input_in(nbytes=64, offset=1), "Invalid offset + byte size for shared memory region: 'r': 1 + 64"),
+        (
+            input_in(nbytes=-32, offset=32),
+            "Integer overflow detected: byte_size (18446744073709551584) + offset (32)",
+        ),
+        (input_in(nbytes=-32, offset=1), "Invalid offset + byte size for shared memory region"),
+        (input_in(nbytes=(1 << 63) - 1, offset=1), "Invalid offset + byte size for shared memory region"),
+        (
+            input_in(nbytes=None),
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter",
+        ),
+        (
+            input_in(None, None, 8),
+            "'shared_memory_offset' can not be specified without 'shared_memory_region' parameter for tensor 'x'",
+        ),
+        (
+            input_in(None),
+            "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor 'x'",
+        ),
+        (
+            input_in({"int64_param": 1}),
+            "invalid value type for 'shared_memory_region' parameter for tensor 'x', expected string_param",
+        ),
+        (
+            input_in(nbytes={"uint64_param": 1}),
+            "invalid value type for 'shared_memory_byte_size' parameter for tensor 'x', expected int64_param",
+        ),
+        (
+            input_in(offset={"string_param": "1"}),
+            "invalid value type for 'shared_memory_offset' parameter for tensor 'x', expected int64_param",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_places_are_refused(regions: Regions, tensor: Any, message: str) -> None:
+    regions.register_system("r", "key", 0, 64)
+    with pytest.raises(InvalidRequestError) as caught:
+        RegionLease(regions).span(tensor)
+    assert message in str(caught.value)
+
+
+def test_a_tensor_without_parameters_is_in_no_region(regions: Regions) -> None:
+    lease = RegionLease(regions)
+    assert lease.span(input_in(None, None)) is None
+    assert not lease
+
+
+def test_an_unknown_region_is_refused(regions: Regions) -> None:
+    with pytest.raises(NotFoundError, match=r"^Unable to find shared memory region: 'r'$"):
+        RegionLease(regions).span(input_in())
+    with pytest.raises(NotFoundError, match=r"'r'\. Client shared memory is disabled"):
+        RegionLease(Regions()).span(input_in())
+
+
+def test_a_failed_write_is_an_error(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    regions.register_system("r", "key", 0, 64)
+    span = RegionLease(regions).span(input_in())
+    assert span is not None
+
+    def full(*args: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(LimitError, match="region 'r' cannot be written to: No space left on device"):
+        span.write(memoryview(b"x"))
+
+
+def test_short_reads_and_writes_are_continued(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    regions.register_system("r", "key", 0, 64)
+    span = RegionLease(regions).span(input_in(nbytes=10))
+    assert span is not None
+    pread, pwrite = os.pread, os.pwrite
+    monkeypatch.setattr(os, "pread", lambda file, n, at: pread(file, min(n, 3), at))
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:3], at))
+    assert span.read() == bytes(range(10))
+    span.write(memoryview(b"0123456789"))
+    assert span.read() == b"0123456789"

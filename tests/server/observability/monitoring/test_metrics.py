@@ -1,0 +1,319 @@
+"""Metrics page: values, documentation and HTTP."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import numpy as np
+import pytest
+from support.server.nvml import FakeGpu, FakeNvml
+from support.server.pipelines import PROCESS, BranchedModel
+from support.server.rig import PATIENCE, ask, has_ipv6, signature, spec
+
+from tensorferry.batcher import Batcher, QueueFull
+from tensorferry.batcher.testing import ScriptedRunner
+from tensorferry.server.errors import StartError
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.observability.monitoring.http_server import MetricsServer, PageRenderer
+from tensorferry.server.observability.monitoring.metrics.gpu_metrics import GpuReader
+from tensorferry.server.observability.monitoring.metrics.metrics import Metrics, ServerStatistics
+from tensorferry.server.observability.monitoring.processes import ProcessStatus
+from tensorferry.server.runtime.recovery.instance_health import InstanceEvent
+from tensorferry.server.system.addresses import listen_for_metrics
+
+# Content type of the text format, which is the default.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+DOCS = Path(__file__).resolve().parents[4] / "docs" / "reference" / "metrics.md"
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture
+def runner() -> ScriptedRunner:
+    return ScriptedRunner(gated=True)
+
+
+@pytest.fixture
+def registry(runner: ScriptedRunner) -> Iterator[ModelRegistry]:
+    """Registry with the model m of two priority classes. The test releases its batches."""
+    registry = ModelRegistry()
+    batcher = Batcher(runner, 6, priority_weights=(4, 1), max_queue_size=8)
+    registry.mark_ready(
+        Model(
+            "m", "3", signature(spec("x", "FP32", "b")), 6, "in batches", batcher, devices=("cuda:1", "cpu")
+        )
+    )
+    yield registry
+    runner.open()
+    assert batcher.close()
+
+
+SERVER = ServerStatistics(
+    "0.1.0",
+    "lane",
+    ready=True,
+    open_streams=2,
+    call_threads=7,
+    unsent_bytes=9,
+    refused={grpc.StatusCode.NOT_FOUND: 3},
+    processes=(
+        ProcessStatus("server 0", 10, 3, "serving", 2, 500),
+        ProcessStatus("server 1", 11, 1, "serving", 0, 40),
+        ProcessStatus("server 2", None, 4, "waiting", 3),
+    ),
+)
+
+
+def page(registry: ModelRegistry, *gpus: FakeGpu, accept: str = "") -> str:
+    """Return the page with readings of these GPUs, which are CUDA devices from 0 on."""
+    reader = None
+    if gpus:
+        nvml = FakeNvml(*gpus)
+        nvml.nvmlInit()
+        reader = GpuReader(nvml, lambda index: gpus[index].bus_id)
+    text, _ = Metrics(registry, lambda: SERVER, lambda: reader).page(accept)
+    return text.decode()
+
+
+# The registry's model runs on the second one.
+GPUS = (
+    FakeGpu("0000:17:00.0", "GPU-a"),
+    FakeGpu("0000:b3:00.0", "GPU-b", busy=40, used=7, total=9, celsius=61, milliwatts=312_500),
+)
+
+
+def samples(text: str) -> Samples:
+    """Return the samples as written. The parser would append `_total` to Triton's counters."""
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            match = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
+            assert match is not None, line
+            labels = re.findall(r'(\w+)="([^"]*)"', match[2] or "")
+            assert labels == sorted(labels)
+            found[match[1], tuple((k, v) for k, v in labels if k not in ("model", "version"))] = float(
+                match[3]
+            )
+    return found
+
+
+def types(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
+
+
+def test_every_metric_is_documented_and_nothing_else_is(registry: ModelRegistry) -> None:
+    """Type, labels and the values of labels must be documented too."""
+    rows = re.findall(r"^\| `(\w+)` \| (counter|gauge|histogram) \| (.*) \|$", DOCS.read_text(), re.MULTILINE)
+    documented = {name: type for name, type, _ in rows}
+    branched = BranchedModel(name="m2", processes=(PROCESS,))
+    registry.mark_ready(branched.model)
+    text = page(registry, *GPUS)
+    branched.close()
+    served = types(text)
+    processes = {name for name in served if name.startswith("process_")}
+    assert documented == {name: type for name, type in served.items() if name not in processes}
+    events = {event.value for event in InstanceEvent}
+    assert processes == set(re.findall(r"`(process_\w+)`", DOCS.read_text())) - events
+    about = {name: meaning for name, _, meaning in rows}
+    for (sample, labels), _ in samples(text).items():
+        name = sample if sample in about else re.sub(r"_(bucket|sum|count)$", "", sample)
+        for label, value in labels:
+            if "gpu_uuid" in dict(labels):
+                continue
+            if label != "le":
+                assert f"`{label}`" in about[name], name
+            if label == "step" or (label == "stage" and "_stage_" in name):
+                # The author of the model names them.
+                continue
+            # Outcomes are documented once.
+            where = about["tensorferry_requests_total"] if label == "outcome" else about.get(name, "")
+            assert label in ("le", "priority", "release") or f"`{value}`" in where + about[name], (
+                name,
+                value,
+            )
+
+
+def test_triton_metrics_have_triton_s_names_types_and_labels(registry: ModelRegistry) -> None:
+    text = page(registry)
+    assert 'nv_inference_request_failure{model="m",reason="REJECTED",version="3"} 0\n' in text
+    assert 'nv_inference_exec_count{model="m",version="3"} 0\n' in text
+    assert not any(name.endswith("_total") for name in types(text) if name.startswith("nv_"))
+
+
+def test_values_of_queued_running_and_ended_requests(registry: ModelRegistry, runner: ScriptedRunner) -> None:
+    (model,) = registry.models()
+    first = model.batcher.submit(1.0)
+    runner.await_batches(1)
+    low = model.batcher.submit_rows(np.zeros(5), priority=2)
+    high = [model.batcher.submit_rows(np.zeros(1), priority=1) for _ in range(2)]
+    with pytest.raises(QueueFull):
+        model.batcher.submit_rows(np.zeros(3), priority=2)
+    found = samples(page(registry))
+    assert found["tensorferry_queued_requests", ()] == 3 == found["nv_inference_pending_request_count", ()]
+    assert found["tensorferry_queued_rows", (("priority", "1"),)] == 2
+    assert found["tensorferry_queued_rows", (("priority", "2"),)] == 5
+    assert found["tensorferry_running_requests", ()] == 1
+    assert found["tensorferry_held_bytes", ()] == 8 * 8
+    assert found["tensorferry_requests_refused_total", (("reason", "queue_full"),)] == 1
+    assert found["tensorferry_rows_unanswered_total", (("outcome", "refused"),)] == 3
+    assert high[0].cancel()
+    runner.open()
+    for future in (first, low, high[1]):
+        future.result(PATIENCE)
+
+    found = samples(page(registry))
+    accepted = found["tensorferry_requests_accepted_total", ()]
+    assert accepted == 4 == sum(v for (name, _), v in found.items() if name == "tensorferry_requests_total")
+    assert found["tensorferry_requests_total", (("outcome", "answered"),)] == 3
+    assert found["nv_inference_request_success", ()] == 3
+    assert found["nv_inference_request_failure", (("reason", "CANCELED"),)] == 1
+    assert found["nv_inference_request_failure", (("reason", "REJECTED"),)] == 1
+    assert found["nv_inference_count", ()] == 7 == found["tensorferry_batch_rows_sum", ()]
+    assert found["nv_inference_exec_count", ()] == 2 == found["tensorferry_batch_rows_count", ()]
+    buckets = {
+        labels[0][1]: v for (name, labels), v in found.items() if name == "tensorferry_batch_rows_bucket"
+    }
+    assert buckets == {"1.0": 1, "2.0": 1, "4.0": 1, "6.0": 2, "+Inf": 2}
+    stages = ("queue", "compute_input", "compute_infer", "compute_output")
+    parts = sum(found[f"nv_inference_{stage}_duration_us", ()] for stage in stages)
+    assert found["nv_inference_request_duration_us", ()] == pytest.approx(parts, abs=2)
+    ours = sum(v for (name, _), v in found.items() if name == "tensorferry_request_seconds_total")
+    assert ours == pytest.approx(parts / 1e6, abs=1e-5)
+    assert found["tensorferry_batches_left_total", (("reason", "full"),)] == 1
+
+
+def test_metrics_of_the_server(registry: ModelRegistry) -> None:
+    found = samples(page(registry))
+    assert found["tensorferry_server_info", (("release", "0.1.0"), ("transport", "lane"))] == 1
+    assert found["tensorferry_open_streams", ()] == 2
+    assert found["tensorferry_unsent_answer_bytes", ()] == 9
+    assert found["tensorferry_call_threads", ()] == 7
+    assert found["tensorferry_calls_refused_total", (("code", "NOT_FOUND"),)] == 3
+    assert found["tensorferry_calls_refused_total", (("code", "INTERNAL"),)] == 0
+
+
+def test_metrics_of_processes(registry: ModelRegistry) -> None:
+    found = samples(page(registry))
+    assert found["tensorferry_process_restarts_total", ()] == 5
+    assert found["tensorferry_processes_resident_bytes", ()] == 540
+    for state, count in (("starting", 0), ("serving", 2), ("waiting", 1), ("ended", 0)):
+        assert found["tensorferry_processes", (("state", state),)] == count
+
+
+def test_readiness_of_models(registry: ModelRegistry) -> None:
+    registry.mark_loading("late", "1")
+    registry.mark_failed("broken", "2", "no such operator")
+    text = page(registry)
+    for name, version, ready in (("m", 3, 1), ("late", 1, 0), ("broken", 2, 0)):
+        assert f'tensorferry_model_ready{{model="{name}",version="{version}"}} {ready}.0\n' in text
+    (model,) = registry.models()
+    registry.mark_unloading(model)
+    assert 'tensorferry_model_ready{model="m",version="3"} 0.0\n' in page(registry)
+    registry.mark_unloaded(model)
+    assert 'model="m"' not in page(registry)
+    # The fixture closes the model's batcher.
+    registry.mark_ready(model)
+
+
+def test_events_of_instances_are_counted(registry: ModelRegistry) -> None:
+    (model,) = registry.models()
+    for count, event in enumerate(InstanceEvent):
+        for _ in range(count):
+            model.health.record(event)
+    found = samples(page(registry))
+    assert {
+        dict(labels)["event"]: value
+        for (name, labels), value in found.items()
+        if name == "tensorferry_instance_events_total"
+    } == {event.value: count for count, event in enumerate(InstanceEvent)}
+
+
+def test_metrics_of_gpus_in_use(registry: ModelRegistry) -> None:
+    found = {
+        (name, labels): value
+        for (name, labels), value in samples(page(registry, *GPUS)).items()
+        if "gpu_uuid" in dict(labels)
+    }
+    expected: Samples = {}
+    for name, value in {
+        "nv_gpu_utilization": 0.4,
+        "nv_gpu_memory_total_bytes": 9,
+        "nv_gpu_memory_used_bytes": 7,
+        "nv_gpu_power_usage": 312.5,
+        "nv_gpu_power_limit": 700,
+        "nv_energy_consumption": 0,
+    }.items():
+        expected[name, (("gpu_uuid", "GPU-b"),)] = value
+    for name, value in {
+        "utilization_ratio": 0.4,
+        "memory_total_bytes": 9,
+        "memory_used_bytes": 7,
+        "temperature_celsius": 61,
+        "power_watts": 312.5,
+        "power_limit_watts": 700,
+        "energy_joules_total": 0,
+    }.items():
+        expected[f"tensorferry_gpu_{name}", (("device", "cuda:1"), ("gpu_uuid", "GPU-b"))] = value
+    assert found == expected
+
+
+def test_unsupported_readings_are_left_out(registry: ModelRegistry) -> None:
+    text = page(registry, GPUS[0], FakeGpu("0000:b3:00.0", "GPU-b", unsupported={"utilization", "energy"}))
+    assert "nv_gpu_power_usage" in text
+    assert not [name for name in types(text) if "utilization" in name or "energy" in name]
+
+
+Serve = Callable[..., MetricsServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    servers: list[MetricsServer] = []
+
+    def start(
+        page: PageRenderer = lambda accept: (b"page\n", CONTENT_TYPE), host: str = "127.0.0.1", port: int = 0
+    ) -> Any:
+        servers.append(MetricsServer(listen_for_metrics(host, port), page))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", pytest.param("::1", marks=IPV6), pytest.param("[::1]", marks=IPV6)],
+)
+def test_the_page_is_served_over_http(serve: Serve, host: str) -> None:
+    pages = iter([b"one\n", b"two\n"])
+    server = serve(lambda accept: (next(pages), f"of {accept!r}"), host)
+    status, headers, body = ask(server.url)
+    assert (status, headers["Content-Type"], body) == (200, "of ''", b"one\n")
+    assert ask(server.url, "/metrics?what=ever")[2] == b"two\n"
+
+
+def test_an_address_in_use_names_the_flags(serve: Serve) -> None:
+    port = urlsplit(serve().url).port
+    with pytest.raises(StartError, match=rf"127\.0\.0\.1 port {port}: .*--metrics-host and --metrics-port"):
+        serve(port=port)
+
+
+def test_a_silent_connection_does_not_block_others(serve: Serve) -> None:
+    server = serve()
+    parts = urlsplit(server.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE):
+        assert ask(server.url)[0] == 200
+        server.close()
+    with pytest.raises(ConnectionRefusedError):
+        ask(server.url)
+    server.close()

@@ -1,0 +1,159 @@
+"""OpenTelemetry's standard variables, and the wait at the stop."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.resources import SERVICE_NAME
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from support.server.rig import PATIENCE
+
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.errors import StartError
+from tensorferry.server.observability.logs.trace_context import TraceContext
+from tensorferry.server.observability.tracing import otel_export
+from tensorferry.server.observability.tracing.otel import OpenTelemetrySource
+from tensorferry.server.observability.tracing.otel_export import SpanExport
+from tensorferry.server.observability.tracing.otel_sampling import sampler_of
+from tensorferry.server.observability.tracing.wiring import RequestTelemetry
+from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in os.environ:
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.fixture
+def made() -> Iterator[list[SpanExport]]:
+    """Exports, which are stopped after the test."""
+    exports: list[SpanExport] = []
+    yield exports
+    for export in exports:
+        assert export.stop(PATIENCE)
+
+
+def export() -> SpanExport:
+    return SpanExport(os.environ, "1.2.3", ResponseBatcher())
+
+
+def span_of(source: OpenTelemetrySource | None) -> None:
+    """Emit a span."""
+    assert source is not None
+    sink = source.sample(None, None)
+    assert sink is not None
+    source.emit("x", sink._context, None, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("OTEL_TRACES_SAMPLER", "often", "OTEL_TRACES_SAMPLER is 'often'; it must be one of always_on, "),
+        ("OTEL_TRACES_SAMPLER_ARG", "2", "is '2'; it must be a share of the traces, from 0 to 1"),
+        ("OTEL_TRACES_SAMPLER_ARG", "nan", "is 'nan'; it must be a share of the traces, from 0 to 1"),
+        (
+            "OTEL_TRACES_EXPORTER",
+            "zipkin",
+            "OTEL_TRACES_EXPORTER is 'zipkin'; it must be otlp, console or none",
+        ),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/protobuf'; "),
+        ("OTEL_PROPAGATORS", "b3,baggage", "OTEL_PROPAGATORS is 'b3,baggage'; "),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "a variable OTEL_* is invalid: "),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "lzma", "the OTLP exporter does not accept the variables "),
+    ],
+)
+def test_an_invalid_variable_is_named(
+    variables: pytest.MonkeyPatch, name: str, value: str, words: str
+) -> None:
+    variables.setenv(name, value)
+    if name.endswith("_ARG"):
+        variables.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    with pytest.raises(StartError) as caught:
+        export()
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")])
+def test_variables_can_disable_opentelemetry(variables: pytest.MonkeyPatch, name: str, value: str) -> None:
+    variables.setenv(name, value)
+    off = export()
+    assert off.source is None
+    assert off.stop(0)
+
+
+def test_the_service_name_has_a_default(variables: pytest.MonkeyPatch, made: list[SpanExport]) -> None:
+    variables.setattr(otel_export, "_exporter", lambda environment: CollectingExporter())
+    for given, name in (("", "tensorferry"), ("shop", "shop")):
+        if given:
+            variables.setenv("OTEL_SERVICE_NAME", given)
+        made.append(export())
+        source = made[-1].source
+        assert source is not None
+        assert source._resource.attributes[SERVICE_NAME] == name
+        assert source._resource.attributes["service.version"] == "1.2.3"
+
+
+class CollectingExporter(SpanExporter):
+    """Exporter that collects spans, and blocks while it is `closed`."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+        self.open = threading.Event()
+        self.open.set()
+        self.waits = threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.waits.set()
+        self.open.wait(PATIENCE)
+        self.spans += spans
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        self.open.set()
+
+
+def test_stop_sends_queued_spans(variables: pytest.MonkeyPatch) -> None:
+    kept = CollectingExporter()
+    variables.setattr(otel_export, "_exporter", lambda environment: kept)
+    exported = export()
+    for _ in range(3):
+        span_of(exported.source)
+    assert exported.stop(PATIENCE)
+    assert len(kept.spans) == 3
+
+
+def test_a_missing_extra_is_named(variables: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.startswith(("opentelemetry", "tensorferry.server.observability.tracing.otel")):
+            variables.delitem(sys.modules, name)
+    variables.setitem(sys.modules, "opentelemetry", None)
+    telemetry = RequestTelemetry(ServerConfig((), otel=True), ResponseBatcher())
+    with pytest.raises(
+        StartError, match=r"--otel is given, but opentelemetry.* is not installed: pip install"
+    ):
+        telemetry.start()
+
+
+@pytest.mark.parametrize("name", ["traceidratio", "parentbased_traceidratio"])
+def test_a_ratio_samples_that_share_by_trace_id(name: str) -> None:
+    sample = sampler_of({"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": "0.25"})
+    ids = [trace_id for _ in range(20_000) if (trace_id := sample(None)) is not None]
+    assert 4_500 < len(ids) < 5_500
+    assert len(set(ids)) == len(ids)
+    # Every SDK decides the same for a trace.
+    assert all(trace_id & (1 << 64) - 1 < 1 << 62 for trace_id in ids)
+    if name == "traceidratio":
+        low, high = "0" * 16 + "1" * 16, "f" * 32
+        parents: Any = [
+            TraceContext(trace_id, "1" * 16, sampled) for trace_id in (low, high) for sampled in (True, False)
+        ]
+        assert [sample(parent) is not None for parent in parents] == [True, True, False, False]

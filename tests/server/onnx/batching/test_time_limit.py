@@ -1,0 +1,62 @@
+"""The batching check stops runs that never end on unusual values."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper
+from support.models.small import node, save, value
+
+from tensorferry.server.errors import ModelFailedError
+from tensorferry.server.onnx.batching.row_comparison import (
+    ComparisonOutcome,
+    ComparisonSettings,
+    compare_rows,
+)
+from tensorferry.server.onnx.batching.time_limit import with_time_limit
+from tensorferry.server.runtime.session import Session
+
+
+def halved_until_small(path: Path) -> Path:
+    """x [batch] → y: halved until all elements are below 1, which NaN and +inf never are."""
+    body = helper.make_graph(
+        [
+            node("Mul", "state half", "state_out"),
+            node("Less", "state_out one", "small"),
+            node("Cast", "small", "numbers", to=1),
+            node("ReduceMin", "numbers", "all", keepdims=0),
+            node("Equal", "all nothing", "go_on_out"),
+        ],
+        "body",
+        [value("i", "INT64", []), value("go_on", "BOOL", []), value("state", dims=["n"])],
+        [value("go_on_out", "BOOL", []), value("state_out", dims=["n"])],
+    )
+    return save(
+        path,
+        [helper.make_node("Loop", ["", "yes", "x"], ["y"], body=body)],
+        [value("x", dims=["batch"])],
+        [value("y", dims=["batch"])],
+        {"yes": True, "half": np.float32(0.5), "one": np.float32(1), "nothing": np.float32(0)},
+    )
+
+
+def test_a_run_over_the_limit_is_stopped_and_the_next_one_works(tmp_path: Path) -> None:
+    session = Session(halved_until_small(tmp_path / "m.onnx"))
+    run = with_time_limit(session.run, session, 0.1)
+    with pytest.raises(ModelFailedError):
+        run({"x": np.full(1, np.nan, np.float32)})
+    assert with_time_limit(session.run, session, 60)({"x": np.full(1, 2, np.float32)})["y"] == 0.5
+    assert not [one for one in threading.enumerate() if one.name == "tensorferry-batching-check"]
+
+
+def test_rows_on_which_a_model_never_ends_are_left_out(tmp_path: Path) -> None:
+    session = Session(halved_until_small(tmp_path / "m.onnx"))
+    found = compare_rows(
+        session.signature, session.run, ComparisonSettings(), with_time_limit(session.run, session, 0.3)
+    )
+    # The number of iterations is that of the whole batch, so rows also mix.
+    assert found.outcome is ComparisonOutcome.MIXES
+    assert "depends on other rows" in found.reason

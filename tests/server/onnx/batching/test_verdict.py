@@ -1,0 +1,185 @@
+"""The verdict follows from the graph and from running, and decides how a model is batched."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.models import mixing, small
+from support.server.rig import Load
+
+from tensorferry.server.onnx.batching import verdict
+from tensorferry.server.onnx.batching.row_comparison import (
+    ComparisonOutcome,
+    ComparisonSettings,
+    RowComparison,
+    compare_rows,
+)
+from tensorferry.server.onnx.batching.verdict import BatchingFinding, BatchingVerdict, check_batching
+from tensorferry.server.onnx.graph import BatchAnalysis, RowMixing
+from tensorferry.server.runtime.session import Session
+
+Build = Callable[[Path], Path]
+
+SEPARATE: dict[str, Build] = {
+    "elementwise": small.twice,
+    "FP16": lambda path: small.mlp(path, np.float16),
+    "convolution": small.conv,
+    "embedding": small.lookup,
+    "attention": small.attention,
+    "masked mean": small.masked_mean,
+    "LSTM": lambda path: mixing.recurrent(path, "LSTM"),
+    "log-mel of each row": lambda path: mixing.log_mel(path, (1,)),
+    "scaled by each row": lambda path: mixing.scaled(path, (1,)),
+    "quantised statically": lambda path: mixing.quantised(path, dynamic=False),
+    "normalised by constants": mixing.batch_normalised,
+}
+MIXES: dict[str, Build] = {
+    "softmax over rows": small.softmax_over_rows,
+    "mean over rows": small.centred,
+    "sum over rows": small.total,
+    "log-mel of the batch": mixing.log_mel,
+    "scaled by the batch": mixing.scaled,
+    "integers above 1000": mixing.clipped_integers,
+    "similarity": mixing.similarity,
+    "reversed": mixing.reversed_rows,
+    "quantised dynamically": lambda path: mixing.quantised(path, dynamic=True),
+}
+
+
+def stopped_clock() -> float:
+    return 0.0
+
+
+def compare_model(path: Path) -> RowComparison:
+    session = Session(path)
+    return compare_rows(session.signature, session.run, ComparisonSettings(clock=stopped_clock))
+
+
+def checked(path: Path) -> BatchingFinding:
+    session = Session(path)
+    return check_batching("m", path, session.signature, session.run, ComparisonSettings(clock=stopped_clock))
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_models_with_independent_rows_pass_by_running_and_by_the_graph(name: str, tmp_path: Path) -> None:
+    path = SEPARATE[name](tmp_path / "m.onnx")
+    compared = compare_model(path)
+    assert compared.outcome is ComparisonOutcome.SEPARATE, compared.reason
+    found = checked(path)
+    assert found.verdict is BatchingVerdict.PROVED, found.reason
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_models_that_mix_rows_are_refused_by_running_and_by_the_graph(name: str, tmp_path: Path) -> None:
+    path = MIXES[name](tmp_path / "m.onnx")
+    assert compare_model(path).outcome is ComparisonOutcome.MIXES
+    assert checked(path).verdict is BatchingVerdict.REFUSED
+
+
+def test_a_model_with_an_unknown_operator_is_tested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    found = checked(mixing.hashed(tmp_path / "m.onnx"))
+    assert found.verdict is BatchingVerdict.TESTED
+    assert "MurmurHash3 /hash" in found.reason
+    (line,) = [one.getMessage() for one in caplog.records if "tested by running" in one.getMessage()]
+    assert "batches of 2, 3, 5, 32 rows" in line
+    assert line.endswith(found.reason)
+
+
+def test_the_mixing_node_is_named(tmp_path: Path) -> None:
+    reason = checked(mixing.log_mel(tmp_path / "m.onnx")).reason
+    assert "ReduceMax" in reason
+    assert "/mel/max" in reason
+
+
+def test_static_quantisation_is_recommended_for_a_dynamically_quantised_model(tmp_path: Path) -> None:
+    (remedy,) = checked(mixing.quantised(tmp_path / "m.onnx", dynamic=True)).remedies
+    assert "quantise_static" in remedy.replace("quantize", "quantise")
+
+
+# The finding of the graph analysis is given.
+
+
+def analysed(monkeypatch: pytest.MonkeyPatch, finding: RowMixing, *reasons: str) -> None:
+    monkeypatch.setattr(verdict, "analyse_batching", lambda path, inputs: BatchAnalysis(finding, reasons))
+
+
+@pytest.mark.parametrize(
+    ("finding", "build", "expected", "conclusive"),
+    [
+        (RowMixing.SEPARATE, small.twice, BatchingVerdict.PROVED, True),
+        (RowMixing.UNKNOWN, small.twice, BatchingVerdict.TESTED, True),
+        (RowMixing.MIXES, small.twice, BatchingVerdict.REFUSED, True),
+        (RowMixing.SEPARATE, small.centred, BatchingVerdict.REFUSED, True),
+        (RowMixing.UNKNOWN, small.centred, BatchingVerdict.REFUSED, True),
+        (RowMixing.UNKNOWN, mixing.log_mel, BatchingVerdict.REFUSED, True),
+        (RowMixing.SEPARATE, small.noisy, BatchingVerdict.REFUSED, True),
+        (RowMixing.SEPARATE, lambda path: small.multiples_only(path, 11), BatchingVerdict.PROVED, True),
+        (RowMixing.UNKNOWN, lambda path: small.multiples_only(path, 11), BatchingVerdict.REFUSED, False),
+    ],
+)
+def test_the_verdict_follows_from_the_graph_and_from_running(
+    finding: RowMixing,
+    build: Build,
+    expected: BatchingVerdict,
+    conclusive: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    analysed(monkeypatch, finding, "Odd /a/node is an operator that cannot be analysed")
+    found = checked(build(tmp_path / "m.onnx"))
+    assert (found.verdict, found.conclusive) == (expected, conclusive), found.reason
+
+
+def test_a_contradiction_between_running_and_the_graph_is_logged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    analysed(monkeypatch, RowMixing.SEPARATE)
+    checked(small.centred(tmp_path / "m.onnx"))
+    assert "model m: its graph keeps rows independent, but running it does not: output 'y'" in caplog.text
+
+
+def test_only_three_reasons_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    analysed(monkeypatch, RowMixing.MIXES, *"abcde")
+    assert checked(small.twice(tmp_path / "m.onnx")).reason == "a; b; c; and 2 more"
+
+
+# How models are batched.
+
+
+@pytest.mark.parametrize(
+    ("policy", "finding", "most", "verdict_"),
+    [
+        ("proved", RowMixing.SEPARATE, 32, "proved"),
+        ("proved", RowMixing.UNKNOWN, 0, "refused"),
+        ("tested", RowMixing.SEPARATE, 32, "proved"),
+        ("tested", RowMixing.UNKNOWN, 32, "tested"),
+        ("tested", RowMixing.MIXES, 0, "refused"),
+        ("trust", RowMixing.MIXES, 32, "trusted"),
+    ],
+)
+def test_the_batching_option_decides_which_models_are_batched(
+    policy: str,
+    finding: RowMixing,
+    most: int,
+    verdict_: str,
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    analysed(monkeypatch, finding, "why")
+    model = load(small.twice, batching=policy)
+    assert (model.max_batch_size, model.batching_verdict) == (most, verdict_)
+    assert (f"({verdict_})" in model.batching) is (most > 0)
+
+
+def test_a_model_without_a_batch_axis_is_unbatched_and_the_log_says_how_to_export_it(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(lambda path: small.twice(path, dims=(1, 3)), batching_rewrite=False)
+    assert model.batching_verdict == "off"
+    assert "torch.onnx.export(..., dynamic_shapes={'x': {0: 'batch'}}, or" in caplog.text
+    assert "dynamic_axes={'x': {0: 'batch'}, 'y': {0: 'batch'}} with dynamo=False)" in caplog.text

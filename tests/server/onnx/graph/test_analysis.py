@@ -1,0 +1,39 @@
+"""The graph analysis has three findings, and handles files that it cannot read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from server.onnx.graph.build import analysed
+
+from tensorferry.server.onnx.graph import BatchAnalysis, RowMixing, analyse_batching
+
+
+def test_elementwise_operators_keep_rows_separate(tmp_path: Path) -> None:
+    text = "g (float[N, 4] x) => (float[N, 4] y) { t = Relu(x) \n y = Add(t, x) }"
+    assert analysed(tmp_path, text) == BatchAnalysis(RowMixing.SEPARATE)
+
+
+def test_rows_against_another_axis_mix(tmp_path: Path) -> None:
+    text = "g (float[N] a, float[N, D] x) => (float[N, D] y) { y = Add(a, x) }"
+    found = analysed(tmp_path, text, ("a", "x"))
+    assert found.finding is RowMixing.MIXES
+    assert found.reasons == ("Add y combines rows along one axis with rows along another",)
+
+
+def test_a_custom_operator_is_named(tmp_path: Path) -> None:
+    text = "g (float[N, 4] x) => (float[N, 4] y) { y = com.acme.Foo(x) }"
+    found = analysed(tmp_path, text)
+    assert found.finding is RowMixing.UNKNOWN
+    assert found.reasons == ("com.acme.Foo y is an operator that cannot be analysed",)
+    on_constants = "c = Constant <value_float = 2.0> () d = com.acme.Foo (c) y = Relu (x)"
+    assert analysed(tmp_path, text.replace("y = com.acme.Foo(x)", on_constants)).finding is RowMixing.SEPARATE
+
+
+def test_a_file_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    for name, content in (("no.onnx", b"nonsense"), ("none.onnx", b""), ("m.ort", b"ORTM")):
+        (tmp_path / name).write_bytes(content)
+        found = analyse_batching(tmp_path / name, ["x"])
+        assert found.finding is RowMixing.UNKNOWN
+        assert found.reasons[0].startswith("the file ")
+    assert analyse_batching(tmp_path / "absent.onnx", ["x"]).finding is RowMixing.UNKNOWN

@@ -1,0 +1,101 @@
+"""Tensors whose batch axis is not their first: the analysis chooses the axes, and Transposes move them to the front."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from server.onnx.graph.test_free_rows import TRAPS, saved, weights
+
+from tensorferry.server.onnx.graph.rewriting.batch_first import batch_first as batch_first_in_time
+from tensorferry.server.onnx.graph.rewriting.free_rows import FreedRows, MovedAxis, NotFreed, write_freed
+
+# Graphs that have no batch axis at all.
+WITHOUT = {
+    name: graph
+    for name, graph in TRAPS.items()
+    if name not in ("rows on axis 1 of a fixed sequence", "sequence of length 1 on axis 0")
+}
+
+
+def batch_first(path: Path) -> FreedRows:
+    return batch_first_in_time(path, lambda: True)
+
+
+def streaming(folder: Path, rows: int | str = 1) -> Path:
+    """x [rows, 4] and state [2, rows, 8] → y [3, rows, 8] and the next state [2, rows, 8], by an LSTM as silero-vad has it."""
+    return saved(
+        folder,
+        f"g (float[{rows}, 4] x, float[2, {rows}, 8] past) => (float[3, {rows}, 8] y, float[2, {rows}, 8] next) {{"
+        "h, c = Split <axis = 0> (past, halves) steps = Unsqueeze (x, zero) "
+        ", h2, c2 = LSTM <hidden_size = 8> (steps, w, r, b, , h, c) "
+        "next = Concat <axis = 0> (h2, c2) y = Concat <axis = 0> (h2, c2, h) }",
+    )
+
+
+@pytest.mark.parametrize("rows", [1, "batch"])
+def test_rows_together_get_the_answers_of_the_file(rows: int | str, tmp_path: Path) -> None:
+    path = streaming(tmp_path, rows)
+    moved = batch_first(path)
+    assert moved.axes == (MovedAxis("past", 1, 3), MovedAxis("y", 1, 3), MovedAxis("next", 1, 3))
+    write_freed(path, moved, tmp_path / "first.onnx")
+    own = onnxruntime.InferenceSession(path)
+    first = onnxruntime.InferenceSession(tmp_path / "first.onnx")
+    assert [one.shape[1:] for one in first.get_inputs()] == [[4], [2, 8]]
+    x, state = weights(5, 4), weights(5, 2, 8)
+    got = first.run(["y", "next"], {"x": x, "past": state})
+    for at in range(5):
+        inputs = {"x": x[at : at + 1], "past": np.moveaxis(state[at : at + 1], 0, 1)}
+        for whole, right in zip(got, own.run(["y", "next"], inputs), strict=True):
+            np.testing.assert_allclose(np.moveaxis(whole[at : at + 1], 0, 1), right, rtol=1e-5, atol=1e-6)
+
+
+def test_an_output_may_be_declared_with_another_rank(tmp_path: Path) -> None:
+    """ddddocr's recognition declares [1, n] for [n, 1, classes]."""
+    path = streaming(tmp_path)
+    model = onnx.load(path)
+    dims = model.graph.output[0].type.tensor_type.shape.dim
+    del dims[1:]
+    dims.add(dim_param="n")
+    onnx.save(model, path)
+    moved = batch_first(path)
+    assert MovedAxis("y", 1, 3) in moved.axes
+    write_freed(path, moved, tmp_path / "first.onnx")
+    declared = onnx.load(tmp_path / "first.onnx").graph.output[0]
+    assert len(declared.type.tensor_type.shape.dim) == 3
+
+
+def test_the_batch_axis_may_be_behind_a_fixed_sequence(tmp_path: Path) -> None:
+    path = saved(tmp_path, TRAPS["rows on axis 1 of a fixed sequence"])
+    assert batch_first(path) == FreedRows(("x",), axes=(MovedAxis("x", 1, 3),))
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_graph_whose_rows_would_mix_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(NotFreed) as refused:
+        batch_first(saved(tmp_path, WITHOUT[name]))
+    assert refused.value.reasons
+
+
+def test_a_graph_whose_batch_axis_is_the_first_is_not_changed(tmp_path: Path) -> None:
+    path = saved(tmp_path, "g (float[batch, 3] x) => (float[batch, 3] y) { y = Neg (x) }")
+    with pytest.raises(NotFreed):
+        batch_first(path)
+
+
+def test_a_graph_inside_a_node_uses_the_moved_input(tmp_path: Path) -> None:
+    branches = ", ".join(
+        f"{name} = {name} () => (float[1, 1, 8] {name}) {{ , {name}, = LSTM <hidden_size = 8> (x, w, r) }}"
+        for name in ("then_branch", "else_branch")
+    )
+    path = saved(tmp_path, f"g (float[5, 1, 4] x) => (float[1, 1, 8] y) {{ y = If (yes) <{branches}> }}")
+    moved = batch_first(path)
+    assert moved.axes == (MovedAxis("x", 1, 3), MovedAxis("y", 1, 3))
+    write_freed(path, moved, tmp_path / "first.onnx")
+    x = weights(3, 5, 4)
+    (got,) = onnxruntime.InferenceSession(tmp_path / "first.onnx").run(None, {"x": x})
+    (right,) = onnxruntime.InferenceSession(path).run(None, {"x": np.moveaxis(x[1:2], 0, 1)})
+    np.testing.assert_allclose(np.moveaxis(got[1:2], 0, 1), right, rtol=1e-5, atol=1e-6)

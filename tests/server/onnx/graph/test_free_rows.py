@@ -1,0 +1,224 @@
+"""A first axis fixed to 1 becomes variable only where the rows stay independent, and one row's answers stay the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from server.onnx.graph.build import model
+
+from tensorferry.server.onnx.graph import analyse_batching
+from tensorferry.server.onnx.graph.analysis import RowMixing
+from tensorferry.server.onnx.graph.rewriting.free_rows import FreedRows, NotFreed, free_rows, write_freed
+
+
+def i64(*numbers: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array(numbers, np.int64)
+
+
+def weights(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+# Constants that a graph has if its text names them.
+CONSTANTS = {
+    "token": weights(1, 1, 8),
+    "token_shape": i64(1, 1, 8),
+    "table": weights(4, 6),
+    "row_of_24": i64(1, 24),
+    "first": np.int64(0),
+    "zero": i64(0),
+    "ones": i64(1),
+    "twos": i64(2),
+    "fours": i64(4),
+    "rest": i64(-1),
+    "sizes": i64(1, 3, 8, 8),
+    "flat": i64(4, 8),
+    "back": i64(1, 4, 3),
+    "row_of_8": i64(1, 8),
+    "heads": i64(1, 4, 2, 4),
+    "joined_heads": i64(1, -1, 8),
+    "kernel": weights(2, 1, 3, 3),
+    "dense": weights(8, 3),
+    "w": weights(1, 32, 4),
+    "r": weights(1, 32, 8),
+    "b": weights(1, 64),
+    "state": np.zeros((1, 1, 8), np.float32),
+    "halves": i64(1, 1),
+    "yes": np.array(True),
+}
+
+_LSTM = " => (float[1, 8] y) { , last, = LSTM <hidden_size = 8> (x, w, r, b) y = Squeeze (last, zero) }"
+_LARGER = "g (float[1, 4, 8] x) => (float[1, 5, 8] y)"
+_DENSE = "g (float[1, 4, 8] x) => (float[1, 4, 3] y)"
+
+# Each must be refused.
+TRAPS = {
+    "softmax over the rows": "g (float[1, 8] x) => (float[1, 8] y) { y = Softmax <axis = 0> (x) }",
+    "class token": _LARGER + " { y = Concat <axis = 1> (token, x) }",
+    "class token, expanded to one row": _LARGER
+    + " { e = Expand (token, token_shape) y = Concat <axis = 1> (e, x) }",
+    "resize to sizes": "g (float[1, 3, 4, 4] x) => (float[1, 3, 8, 8] y) "
+    '{ y = Resize <mode = "nearest"> (x, , , sizes) }',
+    "squeeze drops the rows": _DENSE
+    + " { s = Squeeze (x, zero) m = MatMul (s, dense) y = Unsqueeze (m, zero) }",
+    "gather drops the rows": _DENSE
+    + " { p = Gather <axis = 0> (x, first) m = MatMul (p, dense) y = Unsqueeze (m, zero) }",
+    "reshape drops the rows": _DENSE
+    + " { f = Reshape (x, flat) m = MatMul (f, dense) y = Reshape (m, back) }",
+    "constant reshaped to one row, joined": "g (float[1, 24] x) => (float[1, 48] y) "
+    "{ c = Reshape (table, row_of_24) y = Concat <axis = 1> (c, x) }",
+    "constant state of one row": "g (float[5, 1, 4] x)" + _LSTM.replace("r, b)", "r, b, , state, state)"),
+    "rows on axis 1 of a fixed sequence": "g (float[5, 1, 4] x)" + _LSTM,
+    "sequence of length 1 on axis 0": "g (float[1, 1, 4] x)" + _LSTM,
+    "output without rows": "g (float[1, 8] x) => (float[1, 1] y) { y = ReduceSum <keepdims = 1> (x) }",
+    "rows compared with each other": "g (float[1, 8] x) => (float[1, 1] y) "
+    "{ t = Transpose <perm = [1, 0]> (x) y = MatMul (x, t) }",
+}
+
+# Each must be proved.
+FREE = {
+    "convolution and flatten": "g (float[1, 1, 4, 4] x) => (float[1, 3] y) "
+    "{ c = Conv (x, kernel) f = Reshape (c, row_of_8) y = MatMul (f, dense) }",
+    "heads of attention": "g (float[1, 4, 8] x) => (float[1, 4, 8] y) { h = Reshape (x, heads) "
+    "t = Transpose <perm = [0, 2, 1, 3]> (h) u = Transpose <perm = [0, 2, 1, 3]> (t) y = Reshape (u, joined_heads) }",
+    "constant reshaped to one row, added": "g (float[1, 24] x) => (float[1, 24] y) "
+    "{ c = Reshape (table, row_of_24) y = Add (x, c) }",
+    "two inputs": "g (float[1, 3] x, float[1, 3] z) => (float[1, 3] y) { y = Add (x, z) }",
+    "target with the number of rows": "g (float[1, 4, 2, 4] x) => (float[1, 32] y) { s = Shape <start = 0, end = 1> (x) "
+    "n = Mul (s, twos) target = Concat <axis = 0> (n, rest, fours) h = Reshape (x, target) "
+    "own = Concat <axis = 0> (s, rest) y = Reshape (h, own) }",
+    "target with a size of the input": "g (float[1, n, 8] x) => (float[1, n, 2, 4] y) { s = Shape <start = 1, end = 2> (x) "
+    "target = Concat <axis = 0> (ones, s, twos, fours) y = Reshape (x, target) }",
+}  # fmt: skip
+
+
+def saved(folder: Path, text: str) -> Path:
+    onnx.save(model(text, 17, CONSTANTS), folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+def freed_file(path: Path, target: Path) -> Path:
+    write_freed(path, free_rows(path), target)
+    return target
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_a_graph_whose_rows_would_mix_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(NotFreed) as refused:
+        free_rows(saved(tmp_path, TRAPS[name]))
+    assert refused.value.reasons
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_rows_together_get_the_answers_of_the_file(name: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, FREE[name])
+    target = freed_file(path, tmp_path / "free.onnx")
+    own, free = onnxruntime.InferenceSession(path), onnxruntime.InferenceSession(target)
+    shapes = {
+        one.name: [5 if isinstance(size, str) else size for size in one.shape] for one in own.get_inputs()
+    }
+    generator = np.random.default_rng(1)
+    rows = [
+        {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        for _ in range(3)
+    ]
+    alone = [own.run(None, row)[0] for row in rows]
+    (together,) = free.run(None, {name: np.concatenate([row[name] for row in rows]) for name in shapes})
+    np.testing.assert_allclose(together, np.concatenate(alone), rtol=1e-6)
+    for row, answer in zip(rows, alone, strict=True):
+        np.testing.assert_allclose(free.run(None, row)[0], answer, rtol=1e-6)
+
+
+def test_targets_are_changed_only_where_the_graph_is_not_proved_without(tmp_path: Path) -> None:
+    assert free_rows(saved(tmp_path, FREE["constant reshaped to one row, added"])) == FreedRows(("x",))
+    freed = free_rows(saved(tmp_path, FREE["heads of attention"]))
+    assert freed.reshapes == (("h", (0, 4, 2, 4)), ("y", (0, -1, 8)))
+
+
+def test_targets_that_are_constant_but_for_the_rows_are_not_computed_in_each_run(tmp_path: Path) -> None:
+    """ONNX Runtime computes them once for the file, because its shapes are fixed."""
+    path = saved(tmp_path, FREE["target with the number of rows"])
+    assert free_rows(path).reshapes == (("h", (-1, 4, 4)), ("y", (-1, 32)))
+    freed = onnx.load(freed_file(path, tmp_path / "free.onnx"))
+    assert [one.op_type for one in freed.graph.node] == ["Reshape", "Reshape"]
+
+
+def test_shapes_of_inner_tensors_and_graphs_are_left_out(tmp_path: Path) -> None:
+    """They say that there is one row, which is not so."""
+    path = saved(
+        tmp_path,
+        """g (float[1, 3] x) => (float[1, 3] y) <float[1, 3] a> { a = Add (x, x) y = If (yes) <
+            then_branch = p () => (float[1, 3] n) { n = Neg (a) },
+            else_branch = q () => (float[1, 3] m) { m = Abs (a) }> }""",
+    )
+    target = freed_file(path, tmp_path / "free.onnx")
+    assert analyse_batching(target, ["x"]).finding is RowMixing.SEPARATE
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(onnxruntime.InferenceSession(target).run(None, {"x": x})[0], -2 * x)
+
+
+def test_weights_in_other_files_are_found_by_the_copy(tmp_path: Path) -> None:
+    path = saved(tmp_path, FREE["convolution and flatten"])
+    onnx.save(onnx.load(path), path, save_as_external_data=True, size_threshold=64, location="own.weights")
+    (tmp_path / "copy").mkdir()
+    target = freed_file(path, tmp_path / "copy" / "m.onnx")
+    x = weights(3, 1, 4, 4)
+    (got,) = onnxruntime.InferenceSession(target).run(None, {"x": x})
+    own = onnxruntime.InferenceSession(path)
+    np.testing.assert_allclose(
+        got, np.concatenate([own.run(None, {"x": x[at : at + 1]})[0] for at in range(3)]), rtol=1e-6
+    )
+    # Beside the model, its own weights serve both.
+    freed_file(path, tmp_path / "beside.onnx")
+    assert onnxruntime.InferenceSession(tmp_path / "beside.onnx").run(None, {"x": x})[0].shape == (3, 3)
+
+
+def test_weights_outside_the_models_folder_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, FREE["convolution and flatten"])
+    read = onnx.load(path)
+    tensor = read.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../secret")
+    onnx.save(read, path)
+    with pytest.raises(NotFreed, match=r"'\.\./secret' is outside"):
+        write_freed(path, FreedRows(("x",)), tmp_path / "free.onnx")
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    """Encrypted models, and those in ONNX Runtime's own format."""
+    encrypted, own = tmp_path / "m.onnx", tmp_path / "m.ort"
+    for path in (encrypted, own):
+        path.write_bytes(b"\x99" * 64)
+        with pytest.raises(NotFreed, match=r"is not an ONNX model|own format"):
+            free_rows(path)
+    with pytest.raises(NotFreed, match="cannot be read"):
+        free_rows(tmp_path / "missing.onnx")
+
+
+def test_a_file_that_protobuf_cannot_hold_is_refused(tmp_path: Path) -> None:
+    large = tmp_path / "m.onnx"
+    with large.open("wb") as file:
+        file.truncate(2**31)
+    with pytest.raises(NotFreed, match="larger than 2 GB"):
+        free_rows(large)
+
+
+def test_weights_listed_as_inputs_keep_their_axis(tmp_path: Path) -> None:
+    path = saved(
+        tmp_path,
+        "g (float[1, 24] x, int64[1] ones) => (float[1, 24] y) { c = Cast <to = 1> (ones) y = Mul (x, c) }",
+    )
+    assert free_rows(path) == FreedRows(("x",))
+
+
+def test_the_axis_has_a_name_of_its_own(tmp_path: Path) -> None:
+    path = saved(tmp_path, "g (float[1, batch] x) => (float[1, batch] y) { y = Neg (x) }")
+    freed = onnx.load(freed_file(path, tmp_path / "free.onnx"))
+    dims = [dim.dim_param for dim in freed.graph.input[0].type.tensor_type.shape.dim]
+    assert dims == ["batch_", "batch"]

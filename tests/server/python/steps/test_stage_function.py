@@ -1,0 +1,105 @@
+"""A stage runs its steps on one batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tensorferry.batcher import DeadlineExceeded, Request
+from tensorferry.server.python.steps.stage_function import StageFunction, StageStep
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _request(rows: int = 1, until: float = math.inf) -> Request:
+    return Request((), lambda outcome: None, names=("x",), rows=rows, nbytes=0, deadline=until)
+
+
+def _stage(steps: Sequence[StageStep], outputs: Sequence[str] | None, **options: Any) -> StageFunction:
+    return StageFunction("m", steps, outputs, **options)
+
+
+def test_steps_read_and_give_tensors_by_name() -> None:
+    seen: list[Mapping[str, Any]] = []
+
+    def double(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        seen.append(inputs)
+        return {"out": inputs["in"] * 2}
+
+    steps = [
+        StageStep("one", double, inputs={"in": "x"}, outputs={"out": "y"}, drops=("x",)),
+        StageStep("two", double, inputs={"in": "y"}, outputs={"out": "z"}),
+    ]
+    assert _stage(steps, ["z", "y"]).run_batch({"x": 1}, [_request()]) == {"z": 4, "y": 2}
+    assert seen == [{"in": 1}, {"in": 2}]
+
+
+def test_a_python_step_gets_the_rows_of_each_request() -> None:
+    seen: list[Any] = []
+
+    def run(inputs: Mapping[str, Any], rows: Sequence[int]) -> Mapping[str, Any]:
+        seen.append(rows)
+        return {"y": inputs["x"]}
+
+    stage = _stage([StageStep("one", run, python=True)], None)
+    assert stage.run_batch({"x": 1}, [_request(2), _request(3)]) == {"y": 1}
+    assert seen == [[2, 3]]
+
+
+def test_nothing_runs_after_the_last_deadline() -> None:
+    clock, ran = _Clock(), list[str]()
+
+    def slow(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        ran.append("slow")
+        clock.now = 5.0
+        return {"y": 1}
+
+    def last(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        ran.append("last")
+        return {"z": 1}
+
+    stage = _stage([StageStep("slow", slow), StageStep("last", last)], ["z"], clock=clock)
+    with pytest.raises(DeadlineExceeded, match="before step 'last' of model 'm'"):
+        stage.run_batch({"x": 1}, [_request(until=4.0), _request(until=5.0)])
+    assert ran == ["slow"]
+    clock.now = 0.0
+    assert stage.run_batch({"x": 1}, [_request(until=4.0), _request(until=6.0)]) == {"z": 1}
+
+
+def test_calls_of_other_models_are_possible_during_the_batch() -> None:
+    inside: list[Any] = []
+
+    @contextmanager
+    def calls(model: str, requests: Sequence[Request]) -> Iterator[None]:
+        inside.append((model, len(requests)))
+        yield
+        inside.append("left")
+
+    def run(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        inside.append("ran")
+        return {"y": 1}
+
+    _stage([StageStep("a", run)], None, calls=calls).run_batch({}, [_request(), _request()])
+    assert inside == [("m", 2), "ran", "left"]
+
+
+def test_a_released_tensor_is_not_kept() -> None:
+    def read(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"y": 1}
+
+    steps = [
+        StageStep("a", read, inputs={"x": "x"}, drops=("x",)),
+        StageStep("b", read, inputs={"again": "x"}),
+    ]
+    with pytest.raises(KeyError, match="x"):
+        _stage(steps, ["y"]).run_batch({"x": 1}, [_request()])
