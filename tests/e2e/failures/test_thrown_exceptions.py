@@ -47,7 +47,7 @@ class Rig:
                 "--metrics-port",
                 "0",
                 "--run-timeout-seconds",
-                "1",
+                "10",
                 "--access-log",
                 "100",
                 "--batching",
@@ -177,6 +177,8 @@ def _rig(*arguments: Any) -> Iterator[Rig]:
     finally:
         rig.server.process.kill()
         rig.server.wait()
+        # Shown if the test fails.
+        print(*rig.server.log, sep="\n")
 
 
 def test_each_thread_is_restarted_or_ends_its_process(
