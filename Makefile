@@ -44,7 +44,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,processes.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-installs first-hour test-exporting fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report real-models bench-processes gpu-bench protos protos-check client-threads client-threads-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
+.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-installs first-hour test-exporting mutants fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report real-models bench-processes gpu-bench protos protos-check client-threads client-threads-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -83,6 +83,9 @@ test-installs: $(VENV)/.dev ## install the wheel and the sdist with each Python 
 
 first-hour: $(VENV)/.dev ## time a new user's way in a fresh clone of the last commit, by the commands of README.md, and the installs' sizes; writes a section of docs/results/measurements.md (some minutes, needs network; QUICK=1: with pip's cache as it is, two minutes, no page)
 	@PYTHONPATH=tests:benchmarks $(BIN)/python -m first_hour $(if $(QUICK),,--write docs/results/measurements.md)
+
+mutants: $(VENV)/.dev ## put random faults into the product, and print the share that the tests find, for each package (an hour and a half; COUNT=35 of each; ONLY=queue,policy)
+	@$(BIN)/python benchmarks/mutants.py $(if $(COUNT),--count $(COUNT)) $(if $(ONLY),--only $(ONLY))
 
 fuzz: $(VENV)/.fuzz ## fuzz with a million coverage-guided inputs (RUNS= or SECONDS=: other amounts; ONLY=infer: one target)
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY))
