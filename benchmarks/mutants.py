@@ -34,12 +34,18 @@ PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "execution": (BATCHER + "execution", ("tests/batcher/execution", "tests/batcher")),
     "inference": (SERVER + "inference", ("tests/server/inference", "tests/server/transport", *DOORS)),
     "transport": (SERVER + "transport", ("tests/server/transport", *DOORS)),
-    "models": (SERVER + "models", ("tests/server/models", "tests/wire/test_repository.py", "tests/e2e/test_remote_models.py")),
+    "models": (
+        SERVER + "models",
+        ("tests/server/models", "tests/wire/test_repository.py", "tests/e2e/test_remote_models.py"),
+    ),
     "processes": (
         SERVER + "processes",
         ("tests/server/processes", "tests/crashes", "tests/e2e/test_processes.py"),
     ),
-    "graph": (SERVER + "onnx/graph", ("tests/server/onnx/graph", "tests/server/onnx/batching", "tests/conformance/test_batching.py")),
+    "graph": (
+        SERVER + "onnx/graph",
+        ("tests/server/onnx/graph", "tests/server/onnx/batching", "tests/conformance/test_batching.py"),
+    ),
     "security": (SERVER + "security", ("tests/server/security", "tests/e2e/test_security.py")),
 }
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
