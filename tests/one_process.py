@@ -28,7 +28,6 @@ REASONS: Mapping[tuple[str, str], str] = {
             "tests/e2e/test_limits.py": (
                 "test_a_client_has_its_part_and_others_theirs",
                 "test_anonymous_clients_are_distinguished_by_address",
-                "test_streams",
             ),
             "tests/e2e/test_metrics.py": (
                 "test_failures_cancels_and_refusals",
