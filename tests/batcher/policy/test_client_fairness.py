@@ -150,6 +150,7 @@ def test_whether_all_can_be_in_time(deadlines: list[float], part: float, expecte
 def test_the_client_over_its_share_makes_room() -> None:
     turns = turns_of({"b": 4}, {"a": 6, "b": 8})
     assert turns.over_share_client("new", 1, 14) == "a", "of 14 rows a may have 14/6, b 56/6"
+    assert turns.over_share_client("new", 2, 14) == "a", "two rows are exactly its share"
     assert turns.over_share_client("a", 1, 14) is None, "it has more than its share itself"
     assert turns.over_share_client("new", 9, 14) is None, "it would have more than its share"
     assert isinstance(turns.shares["b"], Share)
