@@ -294,10 +294,15 @@ def found(path: Path) -> Path:
 
 
 def endless(path: Path) -> Path:
-    """A loop without a trip limit whose condition is always true."""
+    """A loop of the most trips that can be, whose condition is always true."""
     body = "b (int64 trip, bool going, float[batch, 3] before) => (bool still_going, float[batch, 3] after)"
     nodes = "{ still_going = Identity (going) after = Identity (before) }"
-    return written(path, f"{_X_TO_Y} {{ y = Loop <body = {body} {nodes}> (, true_, x) }}", true_=True)
+    return written(
+        path,
+        f"{_X_TO_Y} {{ y = Loop <body = {body} {nodes}> (most, true_, x) }}",
+        most=np.iinfo(np.int64).max,
+        true_=True,
+    )
 
 
 def streaming(path: Path, rows: int | str = 1) -> Path:

@@ -31,7 +31,7 @@ def streaming(folder: Path, rows: int | str = 1) -> Path:
         folder,
         f"g (float[{rows}, 4] x, float[2, {rows}, 8] past) => (float[3, {rows}, 8] y, float[2, {rows}, 8] next) {{"
         "h, c = Split <axis = 0> (past, halves) steps = Unsqueeze (x, zero) "
-        ", h2, c2 = LSTM <hidden_size = 8> (steps, w, r, b, , h, c) "
+        "steps_h, h2, c2 = LSTM <hidden_size = 8> (steps, w, r, b, , h, c) "
         "next = Concat <axis = 0> (h2, c2) y = Concat <axis = 0> (h2, c2, h) }",
     )
 
@@ -88,7 +88,7 @@ def test_a_graph_whose_batch_axis_is_the_first_is_not_changed(tmp_path: Path) ->
 
 def test_a_graph_inside_a_node_uses_the_moved_input(tmp_path: Path) -> None:
     branches = ", ".join(
-        f"{name} = {name} () => (float[1, 1, 8] {name}) {{ , {name}, = LSTM <hidden_size = 8> (x, w, r) }}"
+        f"{name} = {name} () => (float[1, 1, 8] {name}) {{ all_{name}, {name} = LSTM <hidden_size = 8> (x, w, r) }}"
         for name in ("then_branch", "else_branch")
     )
     path = saved(tmp_path, f"g (float[5, 1, 4] x) => (float[1, 1, 8] y) {{ y = If (yes) <{branches}> }}")

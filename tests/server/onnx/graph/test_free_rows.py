@@ -52,7 +52,7 @@ CONSTANTS = {
     "yes": np.array(True),
 }
 
-_LSTM = " => (float[1, 8] y) { , last, = LSTM <hidden_size = 8> (x, w, r, b) y = Squeeze (last, zero) }"
+_LSTM = " => (float[1, 8] y) { steps, last = LSTM <hidden_size = 8> (x, w, r, b) y = Squeeze (last, zero) }"
 _LARGER = "g (float[1, 4, 8] x) => (float[1, 5, 8] y)"
 _DENSE = "g (float[1, 4, 8] x) => (float[1, 4, 3] y)"
 
