@@ -33,7 +33,7 @@ SENTENCE_ENCODER := examples/embeddings/model/minilm.onnx
 LOAD := $(VENV)/load
 TEST_PROCESSES := $(or $(PROCESSES),$(shell nproc))
 # `make test QUICK=1`: at most a minute on two idle cores.
-QUICK_TESTS := $(addprefix tests/batcher/,policy queue statistics execution) $(addprefix tests/server/,inference onnx_graph config) \
+QUICK_TESTS := $(addprefix tests/batcher/,policy queue statistics execution) $(addprefix tests/server/,inference onnx/graph config) \
 	tests/client/values $(addprefix tests/client/test_,answers.py checks.py hostile_answers.py) \
 	$(addprefix tests/e2e/test_,client.py status.py)
 # Tests that start server processes.
