@@ -25,7 +25,7 @@ TENSORRT = "TensorrtExecutionProvider"
 _GRAPH_LEVELS = {-1: "basic", 0: "all", 1: "extended", 2: "none"}
 _BOOLEANS = {"0": False, "false": False, "1": True, "true": True}
 
-# Parameter that overrides --batching for a model. `batching_check` reads it.
+# Parameter that overrides --batching for a model. `onnx.batching` reads it.
 BATCHING = "batching"
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
