@@ -10,6 +10,7 @@ import itertools
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,17 +35,17 @@ _FOREIGN = (
 _LATE = ("DEADLINE_EXCEEDED", "no answer within the timeout (measured by the client, on a stream)")
 
 
-class Calls:
+class Calls(ABC):
     """Starts calls. Thread-safe. Only calls that gRPC does not end itself need more than `start`."""
 
+    @abstractmethod
     def start(self, body: bytes, done: Done) -> None:
         """Send a request, and return before its answer."""
-        raise NotImplementedError
 
-    def expire(self) -> None:
+    def expire(self) -> None:  # noqa: B027
         """End calls whose time is over."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """End calls in progress. No call may be started afterwards."""
 
 

@@ -55,7 +55,7 @@ class RequestMaker:
             raise InvalidInput(f"input {name!r}", "--input or --shape", "both", change)
 
     def requests(self, rows: int) -> tuple[bytes, ...]:
-        """Return serialised requests of so many rows, which are to be sent in turn.
+        """Return serialised requests of `rows` rows each, to be sent in turn.
 
         Without a batch axis, `rows` must be 1 and a request is the whole of each array.
         """

@@ -26,7 +26,7 @@ class ModelTable:
 
 
 def table_name(model: str) -> str:
-    """Return the header of a model's table, as it is written in the file."""
+    """Return the header line of a model's table in the file."""
     return f"[models.{model}]" if re.fullmatch(r"[\w-]+", model) else f'[models."{model}"]'
 
 

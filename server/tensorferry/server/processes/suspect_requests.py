@@ -42,8 +42,8 @@ _TRIALS = 2
 class Findings:
     """What follows from the end of a process: for all processes, with hashes in hexadecimal form.
 
-    `suspects` run alone from now on. `refused` is a request that is never run, and `client` a client and model of which none
-    is; "" for none. All end at `until`, the client's at `client_until`, on the clock of time.monotonic.
+    `suspects` run alone from now on. The request `refused` is not run. `client` names a client and a model: no request of
+    that client to that model is run. Both are "" for none. All end at `until`, the client's at `client_until`, on the clock of time.monotonic.
     """
 
     until: float
