@@ -22,7 +22,7 @@ from support.processes.probe import OpenStream, answer, batch_of, output, reques
 from support.processes.server import environment
 from support.wire.programs import CLIENTS, needs
 
-from tensorferry.client import InferenceClient, NotFound
+from tensorferry.client import InferenceClient, NotFound, ResourceExhausted
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
@@ -213,6 +213,12 @@ def test_the_bundled_client_is_served(cluster: Cluster) -> None:
         assert len(results) == 5
 
 
+def test_clients_get_the_configuration(stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
+    answered = stub.ModelConfig(pb.ModelConfigRequest(name="probe"), timeout=PATIENCE)
+    assert answered.config.name == "probe"
+    assert answered.config.max_batch_size == 32
+
+
 def test_many_requests_share_batches(
     channel: grpc.Channel, stub: inference_pb2_grpc.GRPCInferenceServiceStub
 ) -> None:
@@ -241,6 +247,53 @@ def test_errors_have_their_statuses(
     with pytest.raises(grpc.RpcError) as caught:
         stub.RepositoryIndex(pb.RepositoryIndexRequest(), timeout=PATIENCE)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_full_queue_is_refused_with_a_retry_time(cluster: Cluster) -> None:
+    """The batches that run while the requests are sent are slow, so that the queue fills on machines of any speed."""
+    inputs = {
+        "x": np.ones((1, 4), np.float32),
+        "index": np.zeros(1, np.int64),
+        "work": np.full(1, SECONDS, np.int64),
+    }
+    with InferenceClient(cluster.address) as client:
+        calls = [client.submit("probe", inputs, timeout=PATIENCE) for _ in range(4 * MOST_QUEUED)]
+        refused = [error for call in calls if (error := call.exception()) is not None]
+    assert 0 < len(refused) <= 3 * MOST_QUEUED
+    for error in refused:
+        assert isinstance(error, ResourceExhausted)
+        assert error.retry_after is not None
+
+
+def test_a_stream_has_the_order_and_the_end_that_it_asks_for(
+    channel: grpc.Channel, stub: inference_pb2_grpc.GRPCInferenceServiceStub
+) -> None:
+    # If a request failed immediately, a later answer would overtake it.
+    requests = [request(1, work=200), request(2, model="nobody"), request(3)]
+    ordered = list(stub.ModelStreamInfer(iter(requests), timeout=PATIENCE))
+    assert [each.infer_response.id for each in ordered] == ["1", "2", "3"]
+    assert "nobody" in ordered[1].error_message
+    np.testing.assert_array_equal(output(ordered[2].infer_response), answer(3))
+
+    stream = OpenStream(channel)
+    stream.send(request(1, work=SECONDS))
+    # The marker came later and was answered before.
+    assert "1" not in stream.answers
+    stream.await_answer("1")
+    stream.half_close()
+
+    ending = stub.ModelStreamInfer(
+        iter(requests), timeout=PATIENCE, metadata=(("triton_grpc_error", "true"),)
+    )
+    assert next(ending).infer_response.id == "1"
+    with pytest.raises(grpc.RpcError) as caught:
+        next(ending)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+    wrong = stub.ModelStreamInfer(iter(()), timeout=PATIENCE, metadata=(("tensorferry-stream-order", "any"),))
+    with pytest.raises(grpc.RpcError) as caught:
+        next(wrong)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_deadline_reaches_the_batcher(stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
@@ -294,11 +347,16 @@ def test_replicas_scale_and_are_replaced_without_a_failed_call(
         "deployment": {
             "ray_actor_options": {"num_cpus": 0},
             "autoscaling_config": {
-                "min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 4, "upscale_delay_s": 0.5,
-                "downscale_delay_s": 600, "metrics_interval_s": 0.5, "look_back_period_s": 1,
+                "min_replicas": 1,
+                "max_replicas": 2,
+                "target_ongoing_requests": 4,
+                "upscale_delay_s": 0.5,
+                "downscale_delay_s": 600,
+                "metrics_interval_s": 0.5,
+                "look_back_period_s": 1,
             },
         },
-    }  # fmt: skip
+    }
     cluster.deploy(**arguments)
     with Traffic(channel, callers=12) as traffic:
         while len(old := cluster.replicas()) < 2:
