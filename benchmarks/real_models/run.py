@@ -1,6 +1,6 @@
 """Serve real models of Python packages, check their answers, and measure their default batch sizes.
 
-    python -m real_models.run --files FOLDER [--load PROGRAM | --quick] [--rounds N] [--only MODEL,...]
+    python -m real_models.run --files FOLDER [--load PROGRAM | --quick] [--rounds N] [--only MODEL,...] [--rates MODEL,...]
 
 Results are written to real_models.json in the cache of `make bench` as they arrive; `real_models.report` makes the page
 from them. With --quick only verdicts and answers of the small models are looked at, and nothing is written.
@@ -50,12 +50,13 @@ def main() -> None:
         "--rounds", type=int, default=_ROUNDS, help="rounds of rates, 0 for none (default: %(default)s)"
     )
     parser.add_argument("--only", default="", help="models, with commas between")
+    parser.add_argument("--rates", default="", help="models whose rates are measured (default: all)")
     arguments = parser.parse_args()
     cache, cores, everywhere = cache_folder(), Cores.split(), os.sched_getaffinity(0)
     write_models(cache)
     spread = Bench(cache, arguments.load, Cores(cores.server, cores.load, shared=True))
     pinned = Bench(cache, arguments.load.resolve(), cores)
-    only = frozenset(filter(None, arguments.only.split(",")))
+    only, rated = (frozenset(filter(None, said.split(","))) for said in (arguments.only, arguments.rates))
     models = [
         model for model in MODELS if (model.name in only if only else model.small or not arguments.quick)
     ]
@@ -82,7 +83,11 @@ def main() -> None:
             continue
         results["models"].append(found)
         arrived()
-    batched = [found["name"] for found in results["models"] if found["max_batch_size"] > 1]
+    batched = [
+        found["name"]
+        for found in results["models"]
+        if found["max_batch_size"] > 1 and (not rated or found["name"] in rated)
+    ]
     os.sched_setaffinity(0, {cores.load})
     for number in range(0 if arguments.quick else arguments.rounds):
         for model in (each for each in models if each.name in batched):
