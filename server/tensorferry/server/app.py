@@ -33,6 +33,7 @@ from tensorferry.server.methods.shared_memory import SharedMemoryMethods
 from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
 from tensorferry.server.models.lifecycle.draining import wait_until_idle
+from tensorferry.server.models.lifecycle.idle_layouts import IdleLayouts
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
@@ -40,7 +41,6 @@ from tensorferry.server.models.repository.declared_sources import declared_sourc
 from tensorferry.server.models.repository.fetched_sources import fetched_sources, open_repository
 from tensorferry.server.models.repository.repository_control import RepositoryController
 from tensorferry.server.observability.logs.logs import LogOutput
-from tensorferry.server.observability.monitoring.metrics.gpu_metrics import GpuReader, open_nvml
 from tensorferry.server.observability.monitoring.metrics.metrics import ServerStatistics
 from tensorferry.server.observability.monitoring.processes import ProcessStatus
 from tensorferry.server.observability.tracing.wiring import RequestTelemetry
@@ -48,6 +48,7 @@ from tensorferry.server.processes.peers import Peers
 from tensorferry.server.runtime.checks.trial_runs import loads_still_run
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.runtime.files.op_libraries import server_libraries
+from tensorferry.server.runtime.gpu.gpu_readings import GpuReader, open_nvml
 from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
 from tensorferry.server.runtime.recovery.watchdog import REBUILD_SECONDS, Watchdog
 from tensorferry.server.system.addresses import listen_for_metrics
@@ -129,6 +130,7 @@ class App:
             mode=config.model_control,
             poll_seconds=config.repository_poll_seconds,
         )
+        self._idle_layouts = IdleLayouts(config, self.registry, self._load_model, self._control.replace)
         self._grpc = self._build_grpc_server(log_output)
         self._watchdog = Watchdog(
             min(limit or REBUILD_SECONDS for limit in (*config.values("run_timeout"), REBUILD_SECONDS))
@@ -279,6 +281,8 @@ class App:
         sources = declared_sources(fetched_sources(config.models, config))
         self._control.start(sources, names, strict=config.exit_on_error)
         self.registry.mark_complete()
+        if None in config.values("instances"):
+            self._idle_layouts.start()
         self._publish_health()
         if config.model_control == "none":
             models = self.registry.models()
@@ -322,6 +326,7 @@ class App:
         Return whether every worker and load has ended: a run in ONNX Runtime cannot always be interrupted.
         """
         self._stopping.set()
+        self._idle_layouts.close()
         self._begin_drain()
         deadline = time.monotonic() + grace
         self._grpc.wait_until_sent(deadline)
@@ -355,6 +360,7 @@ class App:
             calls=self._calls.of_batch,
             get_model=self.registry.get,
             step_model=self.registry.step_model,
+            on_open_layout=self._idle_layouts.add,
         )
         return load_model(source, context)
 

@@ -17,10 +17,10 @@ from support.remote.web_server import web_server
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.cli import inspect, show_config
 from tensorferry.server.models.config_pbtxt.pbtxt import BatchingDecision
-from tensorferry.server.onnx.inspection.batch_times import BatchTime
-from tensorferry.server.onnx.inspection.core_layouts import LayoutTime
 from tensorferry.server.onnx.inspection.inspection import Inspection
-from tensorferry.server.onnx.inspection.measuring import Measurements
+from tensorferry.server.onnx.measuring.batch_times import BatchTime
+from tensorferry.server.onnx.measuring.core_layouts import LayoutTime
+from tensorferry.server.onnx.measuring.measurements import Measurements
 from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.server.startup import print_ready_line
 

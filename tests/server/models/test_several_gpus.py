@@ -25,11 +25,11 @@ from tensorferry.server import app as app_module
 from tensorferry.server.app import App
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.models.lifecycle.registry import Model
-from tensorferry.server.observability.monitoring.metrics.gpu_metrics import GpuReader
 from tensorferry.server.onnx.loading import padding_check
 from tensorferry.server.onnx.loading.padding_check import padding_dependence
 from tensorferry.server.runtime import devices
 from tensorferry.server.runtime.files import fp16
+from tensorferry.server.runtime.gpu.gpu_readings import GpuReader
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 

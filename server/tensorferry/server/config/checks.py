@@ -148,6 +148,11 @@ def _check_clients(given: _Given) -> None:
 
 
 def _check_devices(given: _Given) -> None:
+    if given.config.processes != 1 and None in (user.instances for user in given.users):
+        raise ConfigError(
+            "instances is auto, which measures one process with all cores, but there are several; give instances a number, or "
+            "leave out processes"
+        )
     if all(user.device == "cpu" for user in given.users):
         for changed in changed_cuda_options(given.config, given.fields):
             raise ConfigError(f"{changed}, which has no effect because device is cpu; leave out one of them")

@@ -63,6 +63,19 @@ def integer(least: int, most: int | None = None, *, unit: str = "", metavar: str
     return Parser(parse, f"an integer {_bounds(least, most)}", "integer", metavar, unit)
 
 
+def integer_or_auto(least: int, most: int, unit: str) -> Parser[int | None]:
+    """Return a parser of integers from `least` to `most`, or the word auto, which is None."""
+    of_integers = integer(least, most)
+    return Parser(
+        lambda text: None if text.lower() == "auto" else of_integers.parse(text),
+        f"auto or an integer from {least} to {most}",
+        "integer, or auto",
+        "N|auto",
+        unit,
+        lambda value: "auto" if value is None else str(value),
+    )
+
+
 def integers(unit: str = "") -> Parser[tuple[int, ...]]:
     """Return a parser of comma-separated integers of at least 1."""
     return Parser(

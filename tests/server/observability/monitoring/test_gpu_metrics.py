@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.server.nvml import FakeGpu, FakeNvml
 
-from tensorferry.server.observability.monitoring.metrics.gpu_metrics import (
+from tensorferry.server.runtime.gpu.gpu_readings import (
     GpuReader,
     GpuStatistics,
     open_nvml,

@@ -24,11 +24,11 @@ from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.observability.logs.exemplars import Exemplars
 from tensorferry.server.observability.monitoring import merged, status_report
 from tensorferry.server.observability.monitoring.merged import merged_statistics, merged_status
-from tensorferry.server.observability.monitoring.metrics.gpu_metrics import GpuReader
 from tensorferry.server.observability.monitoring.metrics.metrics import Metrics, ServerStatistics
 from tensorferry.server.observability.monitoring.process_pages import joined_page, labelled_page
 from tensorferry.server.observability.monitoring.processes import ProcessStatus
 from tensorferry.server.observability.monitoring.status_report import StatusReport
+from tensorferry.server.runtime.gpu.gpu_readings import GpuReader
 
 TEXT, OPENMETRICS = "", "application/openmetrics-text"
 FORMATS = pytest.mark.parametrize("accept", [TEXT, OPENMETRICS])

@@ -21,9 +21,9 @@ from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.observability.monitoring.http_server import MetricsServer, PageRenderer
-from tensorferry.server.observability.monitoring.metrics.gpu_metrics import GpuReader
 from tensorferry.server.observability.monitoring.metrics.metrics import Metrics, ServerStatistics
 from tensorferry.server.observability.monitoring.processes import ProcessStatus
+from tensorferry.server.runtime.gpu.gpu_readings import GpuReader
 from tensorferry.server.runtime.recovery.instance_health import InstanceEvent
 from tensorferry.server.system.addresses import listen_for_metrics
 

@@ -11,6 +11,7 @@ from tensorferry.server.config.option import OptionScope, option
 from tensorferry.server.config.parsers import (
     Parser,
     integer,
+    integer_or_auto,
     parse_integers,
     path,
     positive_number,
@@ -89,10 +90,12 @@ class DeviceOptions:
         "is available",
         per_model=True,
     )
-    instances: int = option(
+    # None is auto.
+    instances: int | None = option(
         1,
-        integer(1, MOST_INSTANCES, unit="sessions"),
-        "sessions of a model on each device, which run batches at the same time, each with its own copy of the weights",
+        integer_or_auto(1, MOST_INSTANCES, "sessions"),
+        "sessions of a model on each device, which run batches at the same time, each with its own copy of the weights; auto: "
+        "on a CPU, what carries the most rows, measured once while the model is idle; a lone request may then take longer",
         per_model=True,
     )
     threads: int = option(

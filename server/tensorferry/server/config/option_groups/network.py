@@ -5,20 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorferry.server.config.option import OptionScope, option
-from tensorferry.server.config.parsers import Parser, host_name, integer, one_of, seconds, size, switch
-
-
-def _parse_processes(text: str) -> int | None:
-    return None if text.lower() == "auto" else integer(1, 256).parse(text)
-
-
-_processes = Parser(
-    _parse_processes,
-    "auto or an integer from 1 to 256",
-    "integer, or auto",
-    "N|auto",
-    "processes",
-    lambda value: "auto" if value is None else str(value),
+from tensorferry.server.config.parsers import (
+    host_name,
+    integer,
+    integer_or_auto,
+    one_of,
+    seconds,
+    size,
+    switch,
 )
 
 
@@ -48,7 +42,7 @@ class NetworkOptions:
     # None is auto.
     processes: int | None = option(
         1,
-        _processes,
+        integer_or_auto(1, 256, "processes"),
         "server processes on the port, each with all models; threads, limits and quotas are divided; auto: one for each GPU, or "
         "for each four cores of a CPU, at most eight",
         scope=OptionScope.STANDALONE,

@@ -65,6 +65,8 @@ def _load_model(source: ModelSource, context: LoadContext) -> Model:
     if isinstance(declared, OnnxModel):
         check_settings_are_declared(source.config, source.name, "an ONNX model")
     step = _load_step(source, context)
+    if step.open_layout:
+        context.on_open_layout(source)
     plan = plan_pipeline(source.name, [place(source.name, step.signature, {}, {}, step)], None)
     # A pipeline has no optional inputs.
     plan = replace(plan, signature=step.signature)

@@ -162,6 +162,15 @@ class ModelRegistry:
             self._put_loaded_locked(model)
         return before.model if before is not None else None
 
+    def replace(self, before: Model, model: Model) -> bool:
+        """Let a model serve in place of `before`; return False if that is not the one that serves."""
+        with self._lock:
+            entry = self._entries.get(before.name, {}).get(before.version)
+            if entry is None or entry.model is not before or entry.state is not ModelState.READY:
+                return False
+            self._put_loaded_locked(model)
+        return True
+
     def mark_failed(self, name: str, version: str, reason: str, public_reason: str | None = None) -> None:
         """Record that a version could not be loaded. If it is ready, it continues to serve.
 

@@ -135,6 +135,14 @@ class RepositoryController:
         """
         self._await(lambda: self._unload_on_request(name, dependents))
 
+    def replace(self, before: Model, model: Model) -> bool:
+        """Let another load of the same version serve in place of `before`; return False if that does not serve."""
+        if not self._registry.replace(before, model):
+            return False
+        self._changed(model.name)
+        self._unloader.unload(before)
+        return True
+
     def models_without_versions(self) -> Mapping[str, str]:
         """Return the repository models without a known version, with the reason; "" if a model was never used.
 

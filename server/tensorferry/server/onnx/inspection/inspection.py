@@ -20,13 +20,14 @@ from tensorferry.server.models.repository.declared_sources import (
     named_steps,
 )
 from tensorferry.server.onnx.graph.rewriting.free_rows import NotFreed, write_freed
-from tensorferry.server.onnx.inspection.batch_sizes import best_size, full_batch
-from tensorferry.server.onnx.inspection.batch_times import BatchTime
-from tensorferry.server.onnx.inspection.core_layouts import Layout, layouts_of
-from tensorferry.server.onnx.inspection.measuring import Measurements, lengths_of, measure_file, measure_model
-from tensorferry.server.onnx.inspection.measuring_child import MeasuredModel
+from tensorferry.server.onnx.inspection.loaded_model import measure_model
 from tensorferry.server.onnx.inspection.model_argument import loaded_models, source_in
 from tensorferry.server.onnx.loading.preparation import PreparedModel, prepare_model
+from tensorferry.server.onnx.measuring.batch_sizes import best_size, full_batch
+from tensorferry.server.onnx.measuring.batch_times import BatchTime
+from tensorferry.server.onnx.measuring.core_layouts import Layout, layouts_of
+from tensorferry.server.onnx.measuring.measurements import Measurements, lengths_of, measure_file
+from tensorferry.server.onnx.measuring.measuring_child import MeasuredModel
 from tensorferry.server.runtime.devices import choose_device
 from tensorferry.server.signature import Signature
 from tensorferry.server.system.cores import usable_cores

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorferry.server.onnx.inspection.batch_sizes import BEST_RULE, within
-from tensorferry.server.onnx.inspection.batch_times import BatchTime
 from tensorferry.server.onnx.inspection.inspection import Inspection
-from tensorferry.server.onnx.inspection.measuring import Measurements
+from tensorferry.server.onnx.measuring.batch_sizes import BEST_RULE, within
+from tensorferry.server.onnx.measuring.batch_times import BatchTime
+from tensorferry.server.onnx.measuring.measurements import Measurements
 from tensorferry.server.signature import TensorSpec
 
 # The version of the form.

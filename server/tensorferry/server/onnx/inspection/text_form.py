@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from tensorferry.server.names import printable
-from tensorferry.server.onnx.inspection.batch_sizes import BEST_RULE, within
-from tensorferry.server.onnx.inspection.batch_times import BatchTime
-from tensorferry.server.onnx.inspection.core_layouts import LAYOUT_RULE, LayoutTime
 from tensorferry.server.onnx.inspection.inspection import Inspection
-from tensorferry.server.onnx.inspection.measuring import Measurements
+from tensorferry.server.onnx.measuring.batch_sizes import BEST_RULE, within
+from tensorferry.server.onnx.measuring.batch_times import BatchTime
+from tensorferry.server.onnx.measuring.core_layouts import LAYOUT_RULE, LayoutTime
+from tensorferry.server.onnx.measuring.measurements import Measurements
 from tensorferry.server.signature import TensorSpec
 
 _WIDTH = 100

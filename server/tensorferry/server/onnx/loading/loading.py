@@ -114,6 +114,7 @@ def load_onnx_step(
         steady="cpu" in settings.devices
         and replacing_library(settings.ort_options.op_libraries) is None
         and has_steady_run_time(source.path),
+        open_layout=prepared.layouts.open,
     )
 
 

@@ -25,6 +25,7 @@ from tensorferry.server.onnx.batching.decision import (
     decide_by_model_config,
     decide_by_server_config,
 )
+from tensorferry.server.onnx.loading.chosen_layout import ChosenLayout, layouts_to_choose
 from tensorferry.server.onnx.loading.rewriting import RewrittenModel, rewritten
 from tensorferry.server.runtime.checks.check_cache import CheckCache
 from tensorferry.server.runtime.checks.load_budget import LoadBudget
@@ -53,6 +54,7 @@ class PreparedModel:
     batch axis, with which the model runs; None if none was found. `run_seconds` has the time of one row and of two, by rows,
     as far as they were run. `precision` is the relative precision of its FP32 outputs on its devices. `cache` has what
     checks of its file found, and `budget` the time that they may take. Making the session took `session_seconds`.
+    `layouts` has those of the cores that can be chosen for it.
     """
 
     file: ModelFile
@@ -67,6 +69,7 @@ class PreparedModel:
     cache: CheckCache
     budget: LoadBudget
     session_seconds: float
+    layouts: ChosenLayout
 
 
 def prepare_model(
@@ -101,7 +104,7 @@ def _prepare(
 ) -> PreparedModel:
     requested = _requested_config(source)
     machine = available_devices(server_config.device, device)
-    groups = instance_groups(requested, source.name, machine, server_config.instances)
+    groups = instance_groups(requested, source.name, machine, server_config.instances or 1)
     devices = [name for group in groups for name in group.devices]
     for unused in unused_options(server_config.model_options.get(source.name, {}), requested, devices):
         _log.warning("%s has %s", table_name(source.name), unused)
@@ -120,6 +123,11 @@ def _prepare(
         )
     # Before the session, so that no result is kept for a file that was replaced meanwhile.
     cache = CheckCache(source.path, ort_options, devices)
+    layouts = ChosenLayout(cache, layouts_to_choose(server_config, base, devices, ort_options))
+    if layout := layouts.get():
+        groups = instance_groups(requested, source.name, machine, layout.sessions)
+        devices = [name for group in groups for name in group.devices]
+        ort_options = replace(ort_options, intra_op_threads=layout.threads)
     set_load_stage(f"making its session on {devices[0]}")
     started = time.perf_counter()
     session = file.session(devices[0], ort_options)
@@ -184,6 +192,7 @@ def _prepare(
         cache,
         budget,
         session_seconds,
+        layouts,
     )
 
 

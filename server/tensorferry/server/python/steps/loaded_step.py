@@ -53,7 +53,7 @@ class LoadedStep:
 
     `batching` describes batching and padding to people. `run_seconds` has the seconds of runs by rows; `warmup` has those
     that hold for all requests. `steady` says that a run's time depends on the inputs' shapes alone. `python` says that the
-    step is a Python function.
+    step is a Python function. `open_layout` says that the layout of the cores is to be measured (`--instances auto`).
     """
 
     name: str
@@ -69,3 +69,4 @@ class LoadedStep:
     empty_axes: EmptyAxes = field(default_factory=EmptyAxes)
     steady: bool = False
     python: bool = False
+    open_layout: bool = False

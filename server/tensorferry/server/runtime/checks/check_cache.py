@@ -109,7 +109,7 @@ class CheckCache:
         self.devices = sorted(set(devices))
         self._libraries = [library.path for library in options.op_libraries]
         # Threads change no result.
-        options = replace(options, processes=1)
+        options = replace(options, processes=1, intra_op_threads=0)
         self._conditions = repr(
             (_VERSION, version("tensorferry"), onnxruntime.__version__, options, self.devices)
         )

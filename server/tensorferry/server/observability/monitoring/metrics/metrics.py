@@ -16,7 +16,6 @@ from prometheus_client.metrics_core import Metric
 
 from tensorferry.batcher import CloseReason
 from tensorferry.server.models.lifecycle.registry import ModelRegistry, ModelState, RegistryEntry
-from tensorferry.server.observability.monitoring.metrics.gpu_metrics import GpuReader, GpuStatistics
 from tensorferry.server.observability.monitoring.metrics.metric_families import (
     empty_families,
     row_buckets,
@@ -34,6 +33,7 @@ from tensorferry.server.observability.monitoring.metrics.step_metrics import ste
 from tensorferry.server.observability.monitoring.metrics.triton_metrics import triton_gpu_text, triton_text
 from tensorferry.server.observability.monitoring.processes import ProcessStatus
 from tensorferry.server.observability.monitoring.step_statistics import ModelCounts, counts_of
+from tensorferry.server.runtime.gpu.gpu_readings import GpuReader, GpuStatistics
 from tensorferry.server.runtime.recovery.instance_health import InstanceEvent
 
 _OPENMETRICS = "application/openmetrics-text"

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from tensorferry.batcher import BatcherStatistics
 from tensorferry.server.models.lifecycle.failure_counts import failures_by_reason
 from tensorferry.server.models.lifecycle.registry import Model
-from tensorferry.server.observability.monitoring.metrics.gpu_metrics import GpuStatistics
+from tensorferry.server.runtime.gpu.gpu_readings import GpuStatistics
 
 # Values by the labels in addition to those of the model. Most metrics have none.
 _Values: TypeAlias = Mapping[tuple[tuple[str, str], ...], int]

@@ -1,18 +1,15 @@
-"""Measuring of a model's batches: an ONNX file in a process of its own, other models through their batcher."""
+"""Measuring of the batches of an ONNX file, in a process of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensorferry.server.errors import ModelFailedError, StepFailedError
-from tensorferry.server.models.lifecycle.registry import Model
-from tensorferry.server.onnx.inspection.batch_times import BatchTime, UnknownMemory, time_batches
-from tensorferry.server.onnx.inspection.core_layouts import LayoutTime, better_layout
-from tensorferry.server.onnx.inspection.measuring_child import LATE, LOAD_SECONDS, MeasuredModel, measure
-from tensorferry.server.processes.child import Outcome, run_in_child
-from tensorferry.server.runtime.checks.sampling import Array, random_inputs, working_size
+from tensorferry.server.onnx.measuring.batch_times import BatchTime
+from tensorferry.server.onnx.measuring.core_layouts import LayoutTime, better_layout
+from tensorferry.server.onnx.measuring.measuring_child import LATE, LOAD_SECONDS, MeasuredModel, measure
+from tensorferry.server.processes.child import Child, Outcome, run_in_child
 from tensorferry.server.signature import Signature
 
 
@@ -52,9 +49,14 @@ def lengths_of(signature: Signature, size: int, lengths: Mapping[str, int]) -> d
     return found
 
 
-def measure_file(model: MeasuredModel) -> Measurements:
-    """Measure an ONNX model in a child process. Sizes that were measured before the process died are kept."""
-    outcome = run_in_child(measure, model, LOAD_SECONDS, LATE * model.seconds + 1)
+def measure_file(
+    model: MeasuredModel, on_start: Callable[[Child], None] = lambda child: None
+) -> Measurements:
+    """Measure an ONNX model in a child process. Sizes that were measured before the process died are kept.
+
+    `on_start` gets the child, to kill it.
+    """
+    outcome = run_in_child(measure, model, LOAD_SECONDS, LATE * model.seconds + 1, on_start)
     batches = tuple(BatchTime(**message) for message in outcome.sent if "rows" in message)
     loaded: dict[str, Any] = next((message for message in outcome.sent if "loaded_bytes" in message), {})
     stopped = next((message["stopped"] for message in outcome.sent if "stopped" in message), None)
@@ -76,38 +78,3 @@ def _death(outcome: Outcome, measured: int, model: MeasuredModel) -> str:
     if outcome.late:
         return f"{where} did not end in time"
     return f"the process that measures ended at {where}: {outcome.status.description}"
-
-
-def measure_model(
-    model: Model, sizes: Sequence[int], seconds: float, length: int | None, lengths: Mapping[str, int]
-) -> tuple[Measurements | None, str]:
-    """Measure a loaded function or pipeline through its batcher. Return None and the reason if it cannot be run.
-
-    `length` is that of variable axes, or one that works if it is None; `lengths` has those of axes by name.
-    """
-    submit = model.batcher.submit_rows if model.batched else model.batcher.submit
-
-    def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        try:
-            outputs: Mapping[str, Array] = submit(inputs).result(seconds)
-        except Exception as error:
-            reason = error.reason if isinstance(error, StepFailedError) else str(error)
-            raise ModelFailedError(reason or type(error).__name__) from None
-        return outputs
-
-    size, reason = (length, "") if length is not None else working_size(model.signature, run)
-    if size is None:
-        return None, f"it does not run on random input: {reason}"
-    batches: list[BatchTime] = []
-    stopped = time_batches(
-        run,
-        lambda rows: random_inputs(model.signature, rows, size, sizes=lengths),
-        [rows for rows in sizes if rows <= max(1, model.max_batch_size)],
-        batches.append,
-        memory=UnknownMemory(),
-        seconds=seconds,
-    )
-    used = lengths_of(model.signature, size, lengths)
-    counts = model.batcher.statistics()
-    waste = counts.padding_waste if counts.positions else None
-    return Measurements(model.devices, tuple(batches), stopped=stopped, lengths=used, padding_waste=waste), ""

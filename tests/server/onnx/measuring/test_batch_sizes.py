@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tensorferry.server.onnx.inspection.batch_sizes import best_size, full_batch, within
-from tensorferry.server.onnx.inspection.batch_times import BatchTime
+from tensorferry.server.onnx.measuring.batch_sizes import best_size, full_batch, within
+from tensorferry.server.onnx.measuring.batch_times import BatchTime
 
 
 def times(**milliseconds: float) -> list[BatchTime]:

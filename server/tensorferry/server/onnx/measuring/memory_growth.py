@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tensorferry.server.observability.monitoring.metrics.gpu_metrics import GpuReader
+from tensorferry.server.runtime.gpu.gpu_readings import GpuReader
 from tensorferry.server.runtime.host_memory import resident_bytes
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")

@@ -15,9 +15,9 @@ from support.models import small
 
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.models.config_pbtxt.io_mapping import IoMapping
-from tensorferry.server.onnx.inspection.core_layouts import Layout
-from tensorferry.server.onnx.inspection.measuring import Measurements, lengths_of, measure_file
-from tensorferry.server.onnx.inspection.measuring_child import MeasuredModel
+from tensorferry.server.onnx.measuring.core_layouts import Layout
+from tensorferry.server.onnx.measuring.measurements import Measurements, lengths_of, measure_file
+from tensorferry.server.onnx.measuring.measuring_child import MeasuredModel
 from tensorferry.server.runtime.files.fp16 import ModelFile
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
@@ -64,7 +64,7 @@ def measured_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Me
     given = replace(subject(small.twice(tmp_path / "m.onnx")), seconds=0.0)
 
     def measured(function: Measure) -> Measurements:
-        monkeypatch.setattr("tensorferry.server.onnx.inspection.measuring.measure", function)
+        monkeypatch.setattr("tensorferry.server.onnx.measuring.measurements.measure", function)
         return measure_file(given)
 
     return measured

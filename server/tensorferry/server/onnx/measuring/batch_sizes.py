@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from tensorferry.batcher.learning.paying_rows import full_batch_rows, powers_of_two
-from tensorferry.server.onnx.inspection.batch_times import BatchTime
+from tensorferry.server.onnx.measuring.batch_times import BatchTime
 
 # A larger batch is not better unless it gains more than this share of rows per second, because it delays each request.
 _ENOUGH = 0.95

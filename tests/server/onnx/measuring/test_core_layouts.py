@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorferry.server.onnx.inspection.core_layouts import (
+from tensorferry.server.onnx.measuring.core_layouts import (
     Layout,
     LayoutTime,
     better_layout,

@@ -11,10 +11,10 @@ from support.models import small
 from support.server.nvml import FakeGpu, FakeNvml
 
 from tensorferry.server.models.config_pbtxt.io_mapping import IoMapping
-from tensorferry.server.observability.monitoring.metrics.gpu_metrics import GpuReader
-from tensorferry.server.onnx.inspection import measuring_child
-from tensorferry.server.onnx.inspection.measuring_child import MeasuredModel
+from tensorferry.server.onnx.measuring import measuring_child
+from tensorferry.server.onnx.measuring.measuring_child import MeasuredModel
 from tensorferry.server.runtime.files.fp16 import ModelFile
+from tensorferry.server.runtime.gpu.gpu_readings import GpuReader
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 
@@ -32,9 +32,7 @@ def sent(
         return Session(file.path, "cpu", settings)
 
     monkeypatch.setattr(ModelFile, "session", session)
-    monkeypatch.setattr(
-        "tensorferry.server.observability.monitoring.metrics.gpu_metrics.open_nvml", lambda: gpu
-    )
+    monkeypatch.setattr("tensorferry.server.runtime.gpu.gpu_readings.open_nvml", lambda: gpu)
     monkeypatch.setattr("tensorferry.server.runtime.devices.preload_libraries", lambda: None)
     io_mapping = IoMapping(Session(path).signature)
     model = MeasuredModel(ModelFile(path, path), device, OrtOptions(), io_mapping, 4, (1, 2), 60.0)

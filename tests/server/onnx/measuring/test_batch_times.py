@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensorferry.server.errors import ModelFailedError
-from tensorferry.server.onnx.inspection.batch_times import BatchTime, UnknownMemory, time_batches
+from tensorferry.server.onnx.measuring.batch_times import BatchTime, UnknownMemory, time_batches
 
 
 class Model:

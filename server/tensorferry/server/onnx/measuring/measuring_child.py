@@ -5,6 +5,7 @@ In a process of its own the model has the memory to itself, and a crash of ONNX 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,13 +13,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tensorferry.server.models.config_pbtxt.io_mapping import IoMapping
-from tensorferry.server.onnx.inspection.core_layouts import Layout
+from tensorferry.server.onnx.measuring.core_layouts import Layout
 from tensorferry.server.runtime.files.fp16 import ModelFile
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.system import malloc
 
 if TYPE_CHECKING:
-    from tensorferry.server.onnx.inspection.batch_times import BatchTime
+    from tensorferry.server.onnx.measuring.batch_times import BatchTime
     from tensorferry.server.runtime.checks.sampling import Array
 
 # Time limit for loading the model.
@@ -33,6 +34,7 @@ class MeasuredModel:
 
     `working_size` is a length of the variable axes, besides the batch axis, with which the model runs; `lengths` has those
     of axes by name, which precede. All sizes and then all layouts of the cores together may take `seconds`.
+    With `background`, other processes come first.
     """
 
     file: ModelFile
@@ -44,18 +46,21 @@ class MeasuredModel:
     seconds: float
     lengths: Mapping[str, int] = field(default_factory=dict)
     layouts: tuple[Layout, ...] = ()
+    background: bool = False
 
 
 def measure(model: MeasuredModel, send: Callable[[Mapping[str, Any]], None]) -> None:
     """Measure the batches, and send what loading took, each size, why larger ones are missing, and each layout."""
     # Imported here, because the parent imports this module for its records.
-    from tensorferry.server.observability.monitoring.metrics.gpu_metrics import open_nvml
-    from tensorferry.server.onnx.inspection.batch_times import UnknownMemory, time_batches
-    from tensorferry.server.onnx.inspection.memory_growth import GpuMemory, ResidentMemory
+    from tensorferry.server.onnx.measuring.batch_times import UnknownMemory, time_batches
+    from tensorferry.server.onnx.measuring.memory_growth import GpuMemory, ResidentMemory
     from tensorferry.server.runtime.checks.sampling import random_inputs
     from tensorferry.server.runtime.devices import preload_libraries
+    from tensorferry.server.runtime.gpu.gpu_readings import open_nvml
     from tensorferry.server.runtime.host_memory import resident_bytes
 
+    if model.background:
+        os.nice(19)
     malloc.reuse_large_buffers()
     gpu = None
     if model.device != "cpu":
@@ -104,8 +109,8 @@ def _measure_layouts(
     send: Callable[[Mapping[str, Any]], None],
 ) -> None:
     from tensorferry.server.errors import ServerError, StartError
-    from tensorferry.server.onnx.inspection.batch_sizes import best_size
-    from tensorferry.server.onnx.inspection.core_layouts import time_layouts
+    from tensorferry.server.onnx.measuring.batch_sizes import best_size
+    from tensorferry.server.onnx.measuring.core_layouts import time_layouts
     from tensorferry.server.runtime.host_memory import GrowthCheck
 
     room = GrowthCheck()

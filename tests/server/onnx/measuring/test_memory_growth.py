@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.server.nvml import FakeGpu, FakeNvml
 
-from tensorferry.server.observability.monitoring.metrics.gpu_metrics import GpuReader
-from tensorferry.server.onnx.inspection.memory_growth import GpuMemory, ResidentMemory
+from tensorferry.server.onnx.measuring.memory_growth import GpuMemory, ResidentMemory
+from tensorferry.server.runtime.gpu.gpu_readings import GpuReader
 
 MIB = 1 << 20
 

@@ -1,0 +1,200 @@
+"""`--instances auto`: while the server is idle, a model's layouts of the cores are measured, and it is loaded again in the best."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from tensorferry.batcher.learning.paying_rows import powers_of_two
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.errors import ServerError, StartError
+from tensorferry.server.models.lifecycle.loader import declared_onnx
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.onnx.loading.chosen_layout import ChosenLayout
+from tensorferry.server.onnx.loading.preparation import PreparedModel, prepare_model
+from tensorferry.server.onnx.measuring.core_layouts import LAYOUT_RULE, Layout, LayoutTime, better_layout
+from tensorferry.server.onnx.measuring.measurements import Measurements, measure_file
+from tensorferry.server.onnx.measuring.measuring_child import MeasuredModel
+from tensorferry.server.processes.child import Child
+from tensorferry.server.runtime.checks.sampling import varies
+from tensorferry.server.system.threads import ThreadKind, new_thread
+from tensorferry.serving import OnnxModel
+
+_log = logging.getLogger("tensorferry.server")
+
+# The server is idle if it gets no request in this time. Sizes and layouts of a model may take _MEASURE_SECONDS together.
+_IDLE_SECONDS = 5.0
+_MEASURE_SECONDS = 60.0
+
+_KEPT = "model %s: --instances auto keeps one session: %s"
+
+_Measure = Callable[[MeasuredModel, Callable[[Child], None]], Measurements]
+
+
+class IdleLayouts:
+    """Measures models one after the other, on its own thread. Call `start`, then `close`; other methods are thread-safe.
+
+    `load` loads a model again, and `replace` lets it serve in place of another, unless that serves no more. A measurement
+    during which requests came is repeated, because they take the cores from each other.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        registry: ModelRegistry,
+        load: Callable[[ModelSource], Model],
+        replace: Callable[[Model, Model], bool],
+        measure: _Measure = measure_file,
+        idle_seconds: float = _IDLE_SECONDS,
+    ) -> None:
+        self._config = config
+        self._registry = registry
+        self._load = load
+        self._replace = replace
+        self._measure = measure
+        self._idle_seconds = idle_seconds
+        self._waiting: queue.SimpleQueue[ModelSource | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        # Guards _child, so that no child is started after `close`. No waiting while it is held.
+        self._lock = threading.Lock()
+        self._child: Child | None = None
+        self._thread = new_thread("idle-layouts", self._run, ThreadKind.EXPENDABLE)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def add(self, source: ModelSource) -> None:
+        """Measure a model of an ONNX file once it is idle."""
+        self._waiting.put(source)
+
+    def close(self) -> None:
+        """End the thread and its child process."""
+        self._closed.set()
+        self._waiting.put(None)
+        with self._lock:
+            child = self._child
+        if child is not None:
+            child.kill()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (source := self._waiting.get()) is not None and not self._closed.is_set():
+            try:
+                if not self._choose(source):
+                    self._waiting.put(source)
+            except (ServerError, StartError) as error:
+                _log.warning(_KEPT, source.name, error)
+
+    def _choose(self, source: ModelSource) -> bool:
+        """Measure a model, unless the server is not idle; return False if the model is to be measured later.
+
+        A model with variable axes is measured with the lengths of its last request, so it must have had one.
+        """
+        before = self._accepted()
+        if self._closed.wait(self._idle_seconds):
+            return True
+        if not self._registry.complete:
+            return False
+        model = self._registry.get(source.name, source.version)
+        used = not varies(model.signature) or model.batcher.statistics().buckets
+        if self._accepted() != before or not used:
+            return False
+        file, options = source, self._config.for_model(source.name)
+        if isinstance(source.declaration, OnnxModel):
+            file, options = declared_onnx(source, source.declaration, options)
+        with ExitStack() as files:
+            prepared = prepare_model(file, options, "cpu", files)
+            layouts, measured_model = prepared.layouts, _measured_model(prepared, model)
+            # Its session holds memory, and the process that measures makes its own.
+            del prepared
+            if measured_model is None:
+                _log.warning(_KEPT, source.name, "it does not run on random input")
+                return True
+            measured = self._measure(measured_model, self._keep)
+        if self._accepted() != before:
+            return False
+        if not self._closed.is_set():
+            self._apply(source, model, layouts, measured)
+        return True
+
+    def _apply(
+        self, source: ModelSource, model: Model, layouts: ChosenLayout, measured: Measurements
+    ) -> None:
+        if len(measured.layouts) < len(layouts.layouts):
+            reason = measured.stopped or "there is too little memory or time for more"
+            _log.warning(_KEPT, source.name, f"not all layouts were measured: {reason}")
+            return
+        one, better = measured.layouts[0], better_layout(measured.layouts)
+        chosen = better or one
+        layouts.keep(Layout(chosen.sessions, chosen.threads))
+        if better is None:
+            _log.info(_KEPT, source.name, f"no other layout carries {LAYOUT_RULE} more rows")
+            return
+        if layouts.open:
+            _log.warning(_KEPT, source.name, "the cache of checks cannot be written; give it a directory")
+            return
+        replacement = self._load(source)
+        if self._replace(model, replacement):
+            _log.info("model %s: --instances auto: %s", source.name, _described(one, better))
+        else:
+            replacement.batcher.close(drain=False)
+            replacement.release()
+
+    def _accepted(self) -> int:
+        """Return the requests to all models."""
+        return sum(model.batcher.statistics().accepted for model in self._registry.models())
+
+    def _keep(self, child: Child) -> None:
+        """Let `close` kill the child."""
+        with self._lock:
+            self._child = child
+        if self._closed.is_set():
+            child.kill()
+
+
+def _lengths_of_last_request(model: Model) -> Mapping[str, int]:
+    """Return the lengths of the inputs' variable axes by name, as the last request had them."""
+    keys: Sequence[Any] = list(model.batcher.statistics().buckets)
+    if not keys:
+        return {}
+    names, *tensors = keys[-1]
+    shapes = {name: shape for name, (_, shape) in zip(names or (), tensors, strict=False)}
+    lengths = {}
+    for spec in model.signature.inputs:
+        axis = model.signature.batch_axes.get(spec.name, 0) if model.batched else None
+        dims = [dim for index, dim in enumerate(spec.dims) if index != axis]
+        for dim, length in zip(dims, shapes.get(spec.name, ()), strict=False):
+            if isinstance(dim, str) and dim:
+                lengths[dim] = length
+    return lengths
+
+
+def _measured_model(prepared: PreparedModel, model: Model) -> MeasuredModel | None:
+    """Return what is measured; None if the model does not run on random input."""
+    if prepared.working_size is None:
+        return None
+    return MeasuredModel(
+        prepared.file,
+        "cpu",
+        prepared.settings.ort_options,
+        prepared.io_mapping,
+        prepared.working_size,
+        powers_of_two(max(1, prepared.settings.max_batch_size)),
+        _MEASURE_SECONDS,
+        _lengths_of_last_request(model),
+        layouts=prepared.layouts.layouts,
+        background=True,
+    )
+
+
+def _described(one: LayoutTime, better: LayoutTime) -> str:
+    return (
+        f"{better.sessions} sessions of {better.threads} threads carry {better.rows_per_second / one.rows_per_second:.2f} "
+        f"times the rows of one session; a lone row takes {better.ms_alone:.3g} ms instead of {one.ms_alone:.3g} ms"
+    )

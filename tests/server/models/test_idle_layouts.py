@@ -1,0 +1,167 @@
+"""`--instances auto`: an idle model is measured, and serves with the layout of the cores that carries the most rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from polling import until
+from support.models import small
+
+from tensorferry.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.models.lifecycle.idle_layouts import IdleLayouts
+from tensorferry.server.models.lifecycle.load_context import LoadContext
+from tensorferry.server.models.lifecycle.loader import load_model
+from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
+from tensorferry.server.onnx.loading import chosen_layout
+from tensorferry.server.onnx.measuring.core_layouts import LayoutTime
+from tensorferry.server.onnx.measuring.measurements import Measurements
+from tensorferry.server.onnx.measuring.measuring_child import MeasuredModel
+
+AUTO = ServerConfig(models=(), device="cpu", instances=None)
+
+
+class Server:
+    """A server of one model, with four cores, which two sessions use `gain` times as well as one."""
+
+    def __init__(self, path: Path, config: ServerConfig = AUTO, gain: float = 1.5) -> None:
+        self.registry = ModelRegistry()
+        self.source = ModelSource("m", path)
+        self.gain = gain
+        self.measured: list[MeasuredModel] = []
+        self.while_measured: Callable[[], object] = lambda: None
+        self.replaced: list[Model] = []
+        self.idle = IdleLayouts(
+            config, self.registry, lambda source: self.load(source), self._replace, self._measure, 0.001
+        )
+        self.load = partial(load_model, context=LoadContext(config, on_open_layout=self.idle.add))
+        self.registry.mark_ready(self.load(self.source))
+        self.registry.mark_complete()
+
+    @property
+    def model(self) -> Model:
+        return self.registry.get("m")
+
+    def _measure(self, model: MeasuredModel, on_start: Any) -> Measurements:
+        self.measured.append(model)
+        self.while_measured()
+        rates = (100.0, 100 * self.gain, 90.0)
+        times = [
+            LayoutTime(each.sessions, each.threads, 8, rate, 0.01)
+            for each, rate in zip(model.layouts, rates, strict=True)
+        ]
+        return Measurements(("cpu",), (), layouts=tuple(times))
+
+    def _replace(self, before: Model, model: Model) -> bool:
+        self.replaced.append(before)
+        return self.registry.replace(before, model)
+
+    def close(self) -> None:
+        self.idle.close()
+        for model in (*self.replaced, self.model):
+            model.batcher.close()
+            model.release()
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    monkeypatch.setattr(chosen_layout, "usable_cores", lambda: 4)
+    servers: list[Server] = []
+
+    def serve(dims: tuple[str, int | str] = ("batch", 3), **options: Any) -> Server:
+        servers.append(Server(small.twice(tmp_path / "m.onnx", dims), **options))
+        return servers[-1]
+
+    yield serve
+    for server in servers:
+        server.close()
+
+
+def threads_of(model: MeasuredModel) -> list[tuple[int, int]]:
+    return [(each.sessions, each.threads) for each in model.layouts]
+
+
+def test_a_better_layout_serves_and_later_loads_use_it_at_once(
+    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    server = serve()
+    assert server.model.devices == ("cpu",)
+    server.idle.start()
+    until(lambda: server.model.devices == ("cpu", "cpu"))
+    answer = server.model.batcher.submit_rows({"x": np.ones((1, 3), np.float32)}).result(30)
+    assert answer["y"].tolist() == [[2, 2, 2]]
+    assert [threads_of(model) for model in server.measured] == [[(1, 4), (2, 2), (4, 1)]]
+    assert "2 sessions of 2 threads carry 1.50 times the rows of one session" in caplog.text
+    again = serve()
+    assert (again.model.devices, again.measured) == (("cpu", "cpu"), [])
+
+
+def test_one_session_stays_if_no_layout_is_clearly_better(
+    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    server = serve(gain=1.05)
+    server.idle.start()
+    until(lambda: "keeps one session" in caplog.text)
+    assert (server.model.devices, server.replaced) == (("cpu",), [])
+    assert len(server.measured) == 1
+
+
+def test_a_measurement_during_which_requests_came_is_repeated(serve: Callable[..., Server]) -> None:
+    server = serve()
+
+    def one_request() -> None:
+        if len(server.measured) == 1:
+            server.model.batcher.submit_rows({"x": np.ones((1, 3), np.float32)}).result(30)
+
+    server.while_measured = one_request
+    server.idle.start()
+    until(lambda: server.model.devices == ("cpu", "cpu"))
+    assert len(server.measured) == 2
+
+
+def test_a_model_with_variable_axes_is_measured_with_the_lengths_of_its_last_request(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve(dims=("batch", "width"))
+    server.idle.start()
+    server.model.batcher.submit_rows({"x": np.ones((1, 7), np.float32)}).result(30)
+    until(lambda: server.measured)
+    assert server.measured[0].lengths == {"width": 7}
+
+
+def test_a_model_that_was_replaced_meanwhile_stays(serve: Callable[..., Server]) -> None:
+    server = serve()
+    first, newer = server.model, server.load(server.source)
+    server.while_measured = lambda: server.registry.mark_ready(newer)
+    server.idle.start()
+    until(lambda: server.replaced)
+    server.idle.close()
+    assert server.model is newer
+    first.batcher.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "given"),
+    [
+        pytest.param(ServerConfig(models=(), device="cpu"), None, id="not-auto"),
+        pytest.param(ServerConfig(models=(), device="cpu", instances=None, threads=1), None, id="threads"),
+        pytest.param(AUTO, ModelConfig(instance_group=[ModelInstanceGroup(count=1)]), id="instance_group"),
+    ],
+)
+def test_nothing_is_measured_where_the_operator_has_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: ServerConfig, given: ModelConfig | None
+) -> None:
+    monkeypatch.setattr(chosen_layout, "usable_cores", lambda: 4)
+    opened: list[ModelSource] = []
+    source = ModelSource("m", small.twice(tmp_path / "m.onnx"), config=given)
+    model = load_model(source, LoadContext(config, on_open_layout=opened.append))
+    model.batcher.close()
+    model.release()
+    assert opened == []
