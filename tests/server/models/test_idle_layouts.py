@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from polling import until
 from support.models import small
+from support.server.rig import fp32, infer, request
 
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
+from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.idle_layouts import IdleLayouts
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.loader import load_model
@@ -131,7 +133,7 @@ def test_a_model_with_variable_axes_is_measured_with_the_lengths_of_its_last_req
 ) -> None:
     server = serve(dims=("batch", "width"))
     server.idle.start()
-    server.model.batcher.submit_rows({"x": np.ones((1, 7), np.float32)}).result(30)
+    infer(InferenceService(server.registry), request({"x": fp32(1, 7)}))
     until(lambda: server.measured)
     assert server.measured[0].lengths == {"width": 7}
 

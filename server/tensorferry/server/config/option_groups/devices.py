@@ -95,7 +95,7 @@ class DeviceOptions:
         1,
         integer_or_auto(1, MOST_INSTANCES, "sessions"),
         "sessions of a model on each device, which run batches at the same time, each with its own copy of the weights; auto: "
-        "on a CPU, what carries the most rows, measured once while the model is idle; a lone request may then take longer",
+        "on a CPU, what carries the most rows, measured once while the server is idle; a lone request may then take longer",
         per_model=True,
     )
     threads: int = option(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
 
 from tensorferry.batcher.learning.paying_rows import powers_of_two
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
@@ -102,7 +101,7 @@ class IdleLayouts:
         if not self._registry.complete:
             return False
         model = self._registry.get(source.name, source.version)
-        used = not varies(model.signature) or model.batcher.statistics().buckets
+        used = not varies(model.signature) or model.batcher.statistics().accepted
         if self._accepted() != before or not used:
             return False
         file, options = source, self._config.for_model(source.name)
@@ -159,19 +158,18 @@ class IdleLayouts:
 
 
 def _lengths_of_last_request(model: Model) -> Mapping[str, int]:
-    """Return the lengths of the inputs' variable axes by name, as the last request had them."""
-    keys: Sequence[Any] = list(model.batcher.statistics().buckets)
+    """Return the lengths of the inputs' variable axes by name, as the last request that can share a batch had them."""
+    keys = [key for key in model.batcher.statistics().buckets if isinstance(key, tuple)]
     if not keys:
         return {}
-    names, *tensors = keys[-1]
-    shapes = {name: shape for name, (_, shape) in zip(names or (), tensors, strict=False)}
+    # The shapes of the inputs without the batch axis, perhaps with the values of inputs that rows share.
+    shapes = keys[-1][0] if model.signature.shared_inputs(batched=model.batched) else keys[-1]
     lengths = {}
-    for spec in model.signature.inputs:
-        axis = model.signature.batch_axes.get(spec.name, 0) if model.batched else None
-        dims = [dim for index, dim in enumerate(spec.dims) if index != axis]
-        for dim, length in zip(dims, shapes.get(spec.name, ()), strict=False):
-            if isinstance(dim, str) and dim:
-                lengths[dim] = length
+    for spec, shape in zip(model.signature.inputs, shapes, strict=False):
+        if spec.has_row_axis:
+            dims = spec.dims[: spec.batch_axis] + spec.dims[spec.batch_axis + 1 :]
+            named = zip(dims, shape, strict=False)
+            lengths.update({dim: length for dim, length in named if isinstance(dim, str) and dim})
     return lengths
 
 
