@@ -51,15 +51,17 @@ from tensorferry.server.runtime.files.op_libraries import server_libraries
 from tensorferry.server.runtime.gpu.gpu_readings import GpuReader, open_nvml
 from tensorferry.server.runtime.recovery.instance_health import InstanceHealth
 from tensorferry.server.runtime.recovery.watchdog import REBUILD_SECONDS, Watchdog
-from tensorferry.server.system.addresses import listen_for_metrics
+from tensorferry.server.system.addresses import listen_for_http, listen_for_metrics
 from tensorferry.server.system.malloc import UnusedMemory
 from tensorferry.server.system.scratch_directory import remove_abandoned
 from tensorferry.server.transport.core_leaks import warning_of as leak_warning
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 from tensorferry.server.transport.threaded_servicer import Extension
+from tensorferry.server.transport.transport_state import TransportState
 
 if TYPE_CHECKING:
     from tensorferry.server.observability.monitoring.http_server import MetricsServer
+    from tensorferry.server.transport.http.server import HttpServer
 
 _log = logging.getLogger("tensorferry.server")
 
@@ -73,15 +75,15 @@ _TRACE_FLUSH_SECONDS = 5.0
 class OneOfSeveral:
     """What differs if this process is one of several on one port.
 
-    `peers` are the others. `statuses` returns all, as the supervisor last described them. `metrics_socket` is the listening
-    socket of the metrics, which all share; None without metrics.
+    `peers` are the others. `statuses` returns all, as the supervisor last described them. `sockets` has the listening
+    sockets of "metrics" and "http", which all share, as far as these are served.
     """
 
     listener: Listener
     peers: Peers
     crash_watch: CrashWatch
     statuses: Callable[[], Sequence[ProcessStatus]]
-    metrics_socket: socket.socket | None
+    sockets: Mapping[str, socket.socket]
 
 
 class App:
@@ -131,7 +133,17 @@ class App:
             poll_seconds=config.repository_poll_seconds,
         )
         self._idle_layouts = IdleLayouts(config, self.registry, self._load_model, self._control.replace)
-        self._grpc = self._build_grpc_server(log_output)
+        self._extensions = self._build_extensions(log_output)
+        self._transports = TransportState(config)
+        self._grpc = GrpcServer(
+            config,
+            self._service,
+            self._extensions,
+            self._response_batcher,
+            self._transports,
+            listener=None if several is None else several.listener,
+        )
+        self._http: HttpServer | None = None
         self._watchdog = Watchdog(
             min(limit or REBUILD_SECONDS for limit in (*config.values("run_timeout"), REBUILD_SECONDS))
         )
@@ -144,7 +156,7 @@ class App:
         self._metrics: MetricsServer | None = None
         self._gpus: GpuReader | None = None
 
-    def _build_grpc_server(self, log_output: LogOutput | None) -> GrpcServer:
+    def _build_extensions(self, log_output: LogOutput | None) -> Sequence[Extension]:
         config = self.config
         extensions: list[Extension] = [
             ModelConfigMethods(self.registry),
@@ -173,13 +185,7 @@ class App:
             extensions=[name for extension in extensions for name in extension.names],
             processes=config.processes or 1,
         )
-        return GrpcServer(
-            config,
-            self._service,
-            (self._core_methods, *extensions),
-            self._response_batcher,
-            listener=None if self._several is None else self._several.listener,
-        )
+        return self._core_methods, *extensions
 
     @property
     def service(self) -> InferenceService:
@@ -211,22 +217,47 @@ class App:
         """The URL of the metrics; None if they are not served."""
         return None if self._metrics is None else self._metrics.url
 
+    @property
+    def http_url(self) -> str | None:
+        """The URL of the HTTP port; None if there is none."""
+        return None if self._http is None else self._http.url
+
     def start(self) -> None:
         """Listen and serve, not ready yet. StartError if an address is in use, or the lane or a file is unusable."""
         self._telemetry.start()
         experiments = os.environ.get("GRPC_EXPERIMENTS", "")
         if warning := leak_warning(grpc.__version__, experiments, self.config.max_connection_age):
             _log.warning("%s", warning)
-        self._grpc.start(self._serve_metrics)
+        self._transports.open()
+        self._grpc.start(self._serve_others)
         if self._several is not None:
             self._several.peers.start()
 
-    def _serve_metrics(self) -> None:
-        listening = None if self._several is None else self._several.metrics_socket
-        if listening is None:
-            if self.config.metrics_port is None:
-                return
-            listening = listen_for_metrics(self.config.metrics_host, self.config.metrics_port)
+    def _serve_others(self) -> None:
+        """Serve metrics and HTTP, whose addresses are taken here unless the supervisor has."""
+        config, shared = self.config, {} if self._several is None else self._several.sockets
+        if config.metrics_port is not None:
+            self._serve_metrics(
+                shared.get("metrics") or listen_for_metrics(config.metrics_host, config.metrics_port)
+            )
+        if config.http_port is not None:
+            self._serve_http(shared.get("http") or listen_for_http(config.host, config.http_port))
+
+    def _serve_http(self, listening: socket.socket) -> None:
+        # Imported here, because few servers need it.
+        from tensorferry.server.transport.http.server import HttpServer
+
+        self._http = HttpServer(
+            listening,
+            self._service,
+            self._extensions,
+            self._transports,
+            grpc_address=lambda: self.address,
+            max_connections=self.config.max_connections,
+        )
+        self._http.start()
+
+    def _serve_metrics(self, listening: socket.socket) -> None:
         # Imported here, because the import is slow.
         from tensorferry.server.observability.monitoring.all_processes import page_of_all, status_of_all
         from tensorferry.server.observability.monitoring.http_server import MetricsServer, PageRenderer
@@ -256,7 +287,7 @@ class App:
             ready=self._service.ready,
             open_streams=self._grpc.open_streams,
             call_threads=self._grpc.call_threads,
-            unsent_bytes=self._grpc.unsent_bytes,
+            unsent_bytes=self._transports.unread.total,
             refused=self._service.refused,
             processes=self._processes(),
         )
@@ -318,6 +349,8 @@ class App:
 
     def _begin_drain(self) -> None:
         self._service.begin_drain()
+        if self._http is not None:
+            self._http.begin_drain()
         self._grpc.begin_drain()
 
     def stop(self, grace: float = _SEND_SECONDS) -> bool:
@@ -337,6 +370,8 @@ class App:
         for model in self.registry.models():
             ended.append(model.batcher.close(drain=False, timeout=grace))
             model.release()
+        if self._http is not None:
+            self._http.close(deadline)
         self._grpc.close(deadline)
         if self._metrics is not None:
             self._metrics.close()

@@ -17,16 +17,14 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.methods.health import HealthService
 from tensorferry.server.methods.reflection import ReflectionService
 from tensorferry.server.names import HEALTH_SERVICE, REFLECTION_SERVICES
-from tensorferry.server.security.access_control import access_control_for
 from tensorferry.server.security.interceptor import AccessInterceptor
-from tensorferry.server.security.tls import TlsFiles
 from tensorferry.server.system.addresses import address_of, cannot_listen
 from tensorferry.server.system.threads import HandlerThreads, essential_threads
 from tensorferry.server.transport.channel_args import core_options
 from tensorferry.server.transport.core_sockets import close_connections, close_port
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 from tensorferry.server.transport.threaded_servicer import Extension, ThreadedServicer
-from tensorferry.server.transport.unread_responses import UnreadResponses
+from tensorferry.server.transport.transport_state import TransportState
 
 if TYPE_CHECKING:
     from tensorferry.server.transport.lane.lane import Lane
@@ -60,7 +58,7 @@ class GrpcServer:
     """Serves the protocol on one address. Call `start`, `begin_drain` and `close` once each, in this order.
 
     `extensions` implement all methods but ModelInfer and ModelStreamInfer, which the transports serve by `service`.
-    `response_batcher` must be the one that the service's batches are answered through.
+    `response_batcher` must be the one that the service's batches are answered through. `shared` is that of all transports.
     """
 
     def __init__(
@@ -69,6 +67,7 @@ class GrpcServer:
         service: InferenceService,
         extensions: Sequence[Extension],
         response_batcher: ResponseBatcher,
+        shared: TransportState,
         *,
         listener: Listener | None = None,
     ) -> None:
@@ -77,17 +76,15 @@ class GrpcServer:
         self._response_batcher = response_batcher
         self._listener = listener or Listener(config.host, config.port)
         self.port = 0
-        self._access = access_control_for(config)
-        # Shared by both transports.
-        self._unread = UnreadResponses(config.max_unsent_bytes)
+        self._shared = shared
         self._servicer = ThreadedServicer(
             service,
             max_streams=config.max_streams or _MAX_THREADED_STREAMS,
             max_in_flight=config.max_in_flight_per_stream,
-            max_calls=config.max_calls,
+            calls=shared.calls,
             extensions=extensions,
-            access=self._access,
-            unread=self._unread,
+            access=shared.access,
+            unread=shared.unread,
         )
         self._health = HealthService()
         self._unpackers = HandlerThreads(_UNPACK_THREADS, "unpack")
@@ -107,8 +104,8 @@ class GrpcServer:
     def _build(self) -> grpc.Server:
         config = self._config
         interceptors: list[grpc.ServerInterceptor] = []
-        if self._access is not None:
-            interceptors.append(AccessInterceptor(self._access))
+        if self._shared.access is not None:
+            interceptors.append(AccessInterceptor(self._shared.access))
         server = grpc.server(
             self._threads,
             interceptors=interceptors,
@@ -144,25 +141,18 @@ class GrpcServer:
         """The number of threads that serve calls."""
         return self._threads.count + self._health.threads
 
-    @property
-    def unsent_bytes(self) -> int:
-        """The bytes of responses that clients have not read."""
-        return self._unread.total
-
     def start(self, before_start: Callable[[], None] = lambda: None) -> None:
         """Listen and serve; StartError if the address is in use, or the lane or a file is unusable.
 
         `before_start` is called once the address is taken, before calls are accepted.
         """
-        if self._access is not None:
-            self._access.open()
         self._lane = self._attach_lane()
         self.port = self._listener.port
-        credentials = self._tls_credentials()
         try:
-            if credentials is None:
+            if self._shared.tls is None:
                 self.port = self._server.add_insecure_port(self.address)
             else:
+                credentials = self._shared.tls.credentials()
                 self.port = self._server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             raise cannot_listen(self.address, error) from None
@@ -175,12 +165,6 @@ class GrpcServer:
         if self._lane is not None:
             self._response_batcher.serve(self.port)
             self._lane.start()
-
-    def _tls_credentials(self) -> grpc.ServerCredentials | None:
-        config = self._config
-        if config.tls_certificate is None or config.tls_key is None:
-            return None
-        return TlsFiles(config.tls_certificate, config.tls_key, config.tls_client_ca).credentials()
 
     def _attach_lane(self) -> Lane | None:
         if self._config.transport == "threaded":
@@ -196,10 +180,10 @@ class GrpcServer:
                 self._service,
                 max_streams=self._config.max_streams or _MAX_LANE_STREAMS,
                 max_in_flight=self._config.max_in_flight_per_stream,
-                max_calls=self._config.max_calls,
+                calls=self._shared.calls,
                 response_batcher=self._response_batcher,
-                access=self._access,
-                unread=self._unread,
+                access=self._shared.access,
+                unread=self._shared.unread,
                 unpackers=self._unpackers,
             )
         except Exception as error:

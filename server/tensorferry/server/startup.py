@@ -93,6 +93,7 @@ def ready_fields(app: App) -> Mapping[str, Any]:
     return {
         "ready": app.service.ready,
         "metrics": app.metrics_url,
+        "http": app.http_url,
         "models": [
             {"name": m.name, "version": m.version, "signature": str(m.signature), "batching": m.batching}
             for m in app.registry.models()
@@ -102,7 +103,7 @@ def ready_fields(app: App) -> Mapping[str, Any]:
 
 def print_ready_line(log_format: str, address: str, transport: str, fields: Mapping[str, Any]) -> None:
     """Print the one line on stdout: the server is ready."""
-    models, metrics = fields["models"], fields["metrics"]
+    models, others = fields["models"], {name: fields[name] for name in ("http", "metrics") if fields[name]}
     if log_format == "json":
         line: dict[str, Any] = {
             "message": "ready" if fields["ready"] else "listening, but not ready",
@@ -110,11 +111,10 @@ def print_ready_line(log_format: str, address: str, transport: str, fields: Mapp
             "transport": transport,
             "models": models,
         }
-        if metrics is not None:
-            line["metrics"] = metrics
-        print(json.dumps(line), flush=True)
+        print(json.dumps({**line, **others}), flush=True)
         return
-    where = address if metrics is None else f"{address}, metrics on {metrics}"
+    names = {"http": "HTTP", "metrics": "metrics"}
+    where = ", ".join([address, *(f"{names[name]} on {url}" for name, url in others.items())])
     state = "ready" if fields["ready"] else "listening, but not ready,"
     text = f"tensorferry {version('tensorferry')} {state} on {where}: {describe_models(models)}"
     print(printable(text), flush=True)

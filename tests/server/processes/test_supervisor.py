@@ -51,7 +51,7 @@ class TestStart:
                 "port": PORT,
                 "folder": str(tmp_path),
                 "page": supervision.slots[index].page,
-                "metrics_fd": None,
+                "sockets": {},
                 "listens_first": True,
             }
             assert supervision.child(index).take() == [("start", start)]

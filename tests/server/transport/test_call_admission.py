@@ -16,7 +16,7 @@ from support.server.scripted_service import ServedTransport
 from tensorferry.server.identity import ANONYMOUS
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
-from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after
+from tensorferry.server.transport.call_admission import CallAdmission, OpenCalls, Refusal, deadline_after
 from tensorferry.server.transport.unread_responses import UnreadResponses
 
 Serve = Callable[..., ServedTransport]
@@ -29,7 +29,7 @@ def admission(max_calls: int = 100) -> CallAdmission[None]:
         InferenceService(ModelRegistry()),
         access=None,
         unread=UnreadResponses(),
-        max_calls=max_calls,
+        calls=OpenCalls(max_calls),
         peer_of=_not_read,
         certificate_of=_not_read,
     )
@@ -56,27 +56,27 @@ def test_a_deadline_is_on_the_monotonic_clock(remaining: float) -> None:
 
 def test_the_wait_for_open_calls_ends_with_the_last() -> None:
     calls = admission()
-    assert calls.wait_until_none_open(0)
+    assert calls.calls.wait_until_none(0)
     calls.admit_unary(None, (), None)
-    calls.stream_began()
-    calls.unary_ended()
-    assert not calls.wait_until_none_open(0)
+    calls.calls.begin_stream()
+    calls.calls.end_unary()
+    assert not calls.calls.wait_until_none(0)
     calls.admit_unary(None, (), None)
-    calls.stream_ended()
-    assert not calls.wait_until_none_open(0)
-    waiting = threading.Thread(target=calls.wait_until_none_open, args=(PATIENCE,))
+    calls.calls.end_stream()
+    assert not calls.calls.wait_until_none(0)
+    waiting = threading.Thread(target=calls.calls.wait_until_none, args=(PATIENCE,))
     waiting.start()
-    calls.unary_ended()
+    calls.calls.end_unary()
     waiting.join(PATIENCE)
     assert not waiting.is_alive()
-    assert calls.wait_until_none_open(0)
+    assert calls.calls.wait_until_none(0)
 
 
 def test_a_call_above_the_limit_is_not_counted() -> None:
     calls = admission(1)
     assert calls.admit_unary(None, (), None)[0] is ANONYMOUS
     assert isinstance(calls.admit_unary(None, (), None)[0], Refusal)
-    calls.unary_ended()
+    calls.calls.end_unary()
     assert calls.admit_unary(None, (), None)[0] is ANONYMOUS
 
 

@@ -208,6 +208,7 @@ def test_responses_are_the_protocols_messages(served: ServedTransport) -> None:
         infer_response=pb.ModelInferResponse(
             id="1",
             model_name="m",
+            outputs=[pb.ModelInferResponse.InferOutputTensor(name="y", datatype="UINT8", shape=[0])],
             raw_output_contents=[b""],
             parameters={"triton_final_response": pb.InferParameter(bool_param=True)},
         )

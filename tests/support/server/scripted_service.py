@@ -24,6 +24,7 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.methods.core import CoreMethods
 from tensorferry.server.models.lifecycle.registry import ModelRegistry
 from tensorferry.server.security.access_control import AccessControl
+from tensorferry.server.transport.call_admission import OpenCalls
 from tensorferry.server.transport.lane.lane import Lane
 from tensorferry.server.transport.lane.stream import StreamCall
 from tensorferry.server.transport.lane.unary import UnaryCall
@@ -118,6 +119,7 @@ class ScriptedService(InferenceService):
 
 def success(request_id: str, nbytes: int = 0) -> InferenceReply:
     response = pb.ModelInferResponse(id=request_id, model_name="m", raw_output_contents=[bytes(nbytes)])
+    response.outputs.add(name="y", datatype="UINT8", shape=[nbytes])
     return BuiltReply(request_id, lambda: [response.SerializeToString()])
 
 
@@ -271,7 +273,7 @@ def opened(
         "max_streams": max_streams,
         "max_in_flight": max_in_flight,
         "access": access,
-        "max_calls": max_calls,
+        "calls": OpenCalls(max_calls),
     }
     by_lane = transport == "lane"
     kind = _BesideTheLane if by_lane else ThreadedServicer

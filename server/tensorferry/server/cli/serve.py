@@ -18,7 +18,7 @@ from tensorferry.server.processes.division import Division, division_of
 from tensorferry.server.processes.event_loop import run_supervisor
 from tensorferry.server.processes.supervisor import SupervisorSettings
 from tensorferry.server.startup import config_file, read_config
-from tensorferry.server.system.addresses import listen_for_metrics
+from tensorferry.server.system.addresses import listen_for_http, listen_for_metrics
 from tensorferry.server.system.installed_versions import imported
 
 _log = logging.getLogger("tensorferry.server")
@@ -71,18 +71,21 @@ def _supervise(config: ServerConfig, division: Division, argv: Sequence[str]) ->
     _log.info("%s", division)
     try:
         with ExitStack() as stack:
-            metrics_fd = None
+            # Listened on here, so that the ports stay the same, and connections wait, when a process is replaced.
+            sockets: dict[str, int] = {}
             if config.metrics_port is not None:
-                # Listened on here, so that the port stays the same, and connections wait, when a process is replaced.
                 listening = listen_for_metrics(config.metrics_host, config.metrics_port)
-                metrics_fd = stack.enter_context(listening).fileno()
+                sockets["metrics"] = stack.enter_context(listening).fileno()
+            if config.http_port is not None:
+                listening = listen_for_http(config.host, config.http_port)
+                sockets["http"] = stack.enter_context(listening).fileno()
             settings = SupervisorSettings(
                 host=config.host,
                 port=config.port,
                 processes=division.processes,
                 drain_seconds=config.drain_seconds,
                 drain_delay=config.drain_delay,
-                metrics_fd=metrics_fd,
+                sockets=sockets,
                 gpus=division.gpus,
             )
             return run_supervisor(settings, argv, output.put)

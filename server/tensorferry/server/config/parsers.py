@@ -76,6 +76,19 @@ def integer_or_auto(least: int, most: int, unit: str) -> Parser[int | None]:
     )
 
 
+def _parse_port_or_none(text: str) -> int | None:
+    return None if text.lower() == "none" else integer(0, 65535).parse(text)
+
+
+port_or_none = Parser(
+    _parse_port_or_none,
+    "none or an integer from 0 to 65535",
+    "integer, or none",
+    "PORT|none",
+    format=lambda value: "none" if value is None else str(value),
+)
+
+
 def integers(unit: str = "") -> Parser[tuple[int, ...]]:
     """Return a parser of comma-separated integers of at least 1."""
     return Parser(

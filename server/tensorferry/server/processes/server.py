@@ -113,7 +113,7 @@ class ServerProcess:
                 Peers(folder, start["index"], count),
                 self._watch,
                 lambda: process_statuses(self._processes),
-                _inherited(start["metrics_fd"]),
+                {name: _inherited(fd) for name, fd in start["sockets"].items()},
             ),
         )
 
@@ -186,9 +186,7 @@ class ServerProcess:
         new_thread(name, run, ThreadKind.ESSENTIAL).start()
 
 
-def _inherited(fd: int | None) -> socket.socket | None:
+def _inherited(fd: int) -> socket.socket:
     """Return a socket that the supervisor has left open for this process."""
-    if fd is None:
-        return None
     os.set_inheritable(fd, False)
     return socket.socket(fileno=fd)

@@ -9,7 +9,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,8 @@ _MOST_FINDINGS = 64
 class SupervisorSettings:
     """The address, the number of server processes, the times of a drain, and the module of a process.
 
-    `metrics_fd` is the listening socket of the metrics, which every process inherits; None without metrics. `gpus` has the
-    visible GPUs of each process, by their numbers; empty if all see the same.
+    `sockets` has the descriptors of the listening sockets of "metrics" and "http", as far as these are served; every process
+    inherits them. `gpus` has the visible GPUs of each process, by their numbers; empty if all see the same.
     """
 
     host: str
@@ -45,7 +45,7 @@ class SupervisorSettings:
     processes: int
     drain_seconds: float
     drain_delay: float = 0.0
-    metrics_fd: int | None = None
+    sockets: Mapping[str, int] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     module: str = "tensorferry.server.processes"
 
@@ -212,7 +212,7 @@ class Supervisor:
             "processes": len(self._slots),
             **self._where,
             "page": slot.page,
-            "metrics_fd": self._settings.metrics_fd,
+            "sockets": self._settings.sockets,
             # A process that replaces another takes connections only when its models are loaded.
             "listens_first": not slot.restarts,
         }

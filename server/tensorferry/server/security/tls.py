@@ -69,6 +69,9 @@ class TlsFiles:
         except (TlsFileError, OSError) as error:
             raise StartError(str(error)) from None
         self._file_error = ""
+        # What gRPC core has, and the last context of another transport.
+        self._in_core = self._current
+        self._context: tuple[_KeyPair, ssl.SSLContext] | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
         """Return credentials for `grpc.Server.add_secure_port`."""
@@ -78,11 +81,26 @@ class TlsFiles:
             _configuration(self._current), fetch, self._client_ca is not None
         )
 
+    def context(self) -> ssl.SSLContext:
+        """Return the context of a handshake, for transports that are not gRPC's."""
+        pair = self._refreshed()
+        with self._lock:
+            if self._context is None or self._context[0] != pair:
+                self._context = pair, _context(pair)
+            return self._context[1]
+
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the new configuration, or None if it is unchanged. gRPC core calls this before each handshake."""
+        pair = self._refreshed()
+        with self._lock:
+            before, self._in_core = self._in_core, pair
+        return None if pair == before else _configuration(pair)
+
+    def _refreshed(self) -> _KeyPair:
+        """Return the files' content, which is read again if they have changed."""
         with self._lock:
             if not self._watched.changed():
-                return None
+                return self._current
             file_error, pair = "", self._current
             try:
                 pair = self._read()
@@ -94,10 +112,9 @@ class TlsFiles:
             changed, self._current = pair != self._current, pair
         if file_error and file_error != logged:
             _log.warning("the new TLS files cannot be used, so the previous ones stay in use: %s", file_error)
-        if not changed:
-            return None
-        _log.info("new TLS files from %s, valid until %s", self._certificate, pair.expires)
-        return _configuration(pair)
+        if changed:
+            _log.info("new TLS files from %s, valid until %s", self._certificate, pair.expires)
+        return pair
 
     def _read(self) -> _KeyPair:
         certificate, key = _read_file(self._certificate), _read_file(self._key)
@@ -123,6 +140,17 @@ class TlsFiles:
 
 def _configuration(pair: _KeyPair) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], pair.authorities)
+
+
+def _context(pair: _KeyPair) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    with _in_memory(pair.certificate) as certificate, _in_memory(pair.key) as key:
+        context.load_cert_chain(certificate, key)
+    if pair.authorities is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=pair.authorities.decode("ascii", "ignore"))
+    return context
 
 
 def _read_file(path: Path) -> bytes:

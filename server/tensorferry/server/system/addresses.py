@@ -1,4 +1,4 @@
-"""Addresses to listen on: their text and errors, and the listening socket of the metrics."""
+"""Addresses to listen on: their text and errors, and listening sockets."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ def cannot_listen(address: str, reason: object) -> StartError:
 
 def listen_for_metrics(host: str, port: int) -> socket.socket:
     """Return the listening socket of --metrics-host and --metrics-port; StartError if the address cannot be used."""
+    return _listen(host, port, "metrics", "--metrics-host and --metrics-port")
+
+
+def listen_for_http(host: str, port: int) -> socket.socket:
+    """Return the listening socket of --host and --http-port; StartError if the address cannot be used."""
+    return _listen(host, port, "HTTP", "--host and --http-port")
+
+
+def _listen(host: str, port: int, what: str, options: str) -> socket.socket:
     bare = host.strip("[]")
     try:
         family = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0][0]
@@ -39,7 +48,6 @@ def listen_for_metrics(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise StartError(
-            f"cannot serve metrics on {host} port {port}: {error}; "
-            "choose others by --metrics-host and --metrics-port (0 picks a free port)"
+            f"cannot serve {what} on {host} port {port}: {error}; choose others by {options} (0 picks a free port)"
         ) from None
     return listening

@@ -55,10 +55,58 @@ class StreamAdmission(NamedTuple):
 _DRAINING = Refusal(Status(StatusCode.UNAVAILABLE, SHUTTING_DOWN))
 
 
-class CallAdmission(Generic[CallT]):
-    """Accepts or refuses the ModelInfer and ModelStreamInfer calls of one transport, and counts the open ones. Thread-safe.
+class OpenCalls:
+    """Counts the open inference calls of all transports: at most `most` unary ones, and any number of streams. Thread-safe."""
 
-    At most `max_calls` unary calls are open. `peer_of` and `certificate_of` read a call of the transport; they are
+    def __init__(self, most: int = 1 << 62) -> None:
+        self.most = most
+        # Guards the fields below. Nothing is called while it is held.
+        self._lock = threading.Lock()
+        # Admitted calls that the transport has not ended.
+        self._unary_calls = self._streams = 0
+        # Notified when no call is open while _stopping is set, because notifying costs more than counting.
+        self._none_open = threading.Condition(self._lock)
+        self._stopping = False
+
+    def begin_unary(self) -> bool:
+        """Count a unary call; return False if there are too many."""
+        with self._lock:
+            if self._unary_calls >= self.most:
+                return False
+            self._unary_calls += 1
+            return True
+
+    def end_unary(self) -> None:
+        """Stop counting a unary call."""
+        with self._lock:
+            self._unary_calls -= 1
+            if self._stopping and not self._unary_calls and not self._streams:
+                self._none_open.notify_all()
+
+    def begin_stream(self) -> None:
+        """Count a stream."""
+        with self._lock:
+            self._streams += 1
+
+    def end_stream(self) -> None:
+        """Stop counting a stream."""
+        with self._lock:
+            self._streams -= 1
+            if self._stopping and not self._unary_calls and not self._streams:
+                self._none_open.notify_all()
+
+    def wait_until_none(self, timeout: float) -> bool:
+        """Wait until no call is open; return false if some are after `timeout` seconds."""
+        with self._lock:
+            # Never reset: the server stops.
+            self._stopping = True
+            return self._none_open.wait_for(lambda: not self._unary_calls and not self._streams, timeout)
+
+
+class CallAdmission(Generic[CallT]):
+    """Accepts or refuses the inference calls of one transport. Thread-safe.
+
+    `calls` counts the open ones, with those of other transports. `peer_of` and `certificate_of` read a call of the transport; they are
     called only if clients are identified, because both are slow. Refused calls are counted by the service.
     """
 
@@ -68,33 +116,26 @@ class CallAdmission(Generic[CallT]):
         *,
         access: AccessControl | None,
         unread: UnreadResponses,
-        max_calls: int,
+        calls: OpenCalls,
         peer_of: Callable[[CallT], str],
         certificate_of: Callable[[CallT], ClientCertificate],
     ) -> None:
         self._service = service
         self._access = access
         self._unread = unread
-        self._max_calls = max_calls
+        self.calls = calls
         self._peer_of = peer_of
         self._certificate_of = certificate_of
-        self._too_many = Refusal(_too_many_calls(max_calls))
+        self._too_many = Refusal(_too_many_calls(calls.most))
         # The last refusal of an overload; most have the same reason, so their status is built once.
         self._overload = self._too_many
-        # Guards the fields below. Nothing is called while it is held.
-        self._lock = threading.Lock()
-        # Admitted calls that the transport has not ended.
-        self._unary_calls = self._streams = 0
-        # Notified when no call is open while _stopping is set, because notifying costs more than counting.
-        self._none_open = threading.Condition(self._lock)
-        self._stopping = False
 
     def admit_unary(
         self, call: CallT, metadata: Metadata, remaining: float | None
     ) -> tuple[ClientIdentity | Refusal, float]:
         """Return the caller of a unary call, or why it is refused; and its deadline, which is in `remaining` seconds.
 
-        An admitted call is open until the transport calls `unary_ended`.
+        An admitted call is open until the transport calls `calls.end_unary`.
         """
         # As `deadline_after` does.
         deadline = math.inf
@@ -103,11 +144,7 @@ class CallAdmission(Generic[CallT]):
         # The trace of a refused call needs its message.
         if self._service.draining and not self._service.early_rejection.tracing_enabled:
             return self._counted(_DRAINING), deadline
-        with self._lock:
-            full = self._unary_calls >= self._max_calls
-            if not full:
-                self._unary_calls += 1
-        if full:
+        if not self.calls.begin_unary():
             return self._counted(self._too_many), deadline
         try:
             refusal, caller = None, ANONYMOUS
@@ -125,38 +162,12 @@ class CallAdmission(Generic[CallT]):
                 if queue_full is not None:
                     refusal = self._overloaded(queue_full)
         except BaseException:
-            self.unary_ended()
+            self.calls.end_unary()
             raise
         if refusal is not None:
-            self.unary_ended()
+            self.calls.end_unary()
             return refusal, deadline
         return caller, deadline
-
-    def unary_ended(self) -> None:
-        """Stop counting a unary call."""
-        with self._lock:
-            self._unary_calls -= 1
-            if self._stopping and not self._unary_calls and not self._streams:
-                self._none_open.notify_all()
-
-    def stream_began(self) -> None:
-        """Count a stream."""
-        with self._lock:
-            self._streams += 1
-
-    def stream_ended(self) -> None:
-        """Stop counting a stream."""
-        with self._lock:
-            self._streams -= 1
-            if self._stopping and not self._unary_calls and not self._streams:
-                self._none_open.notify_all()
-
-    def wait_until_none_open(self, timeout: float) -> bool:
-        """Wait until no call is open; return false if some are after `timeout` seconds."""
-        with self._lock:
-            # Never reset: the server stops.
-            self._stopping = True
-            return self._none_open.wait_for(lambda: not self._unary_calls and not self._streams, timeout)
 
     def admit_stream(self, call: CallT, metadata: Metadata) -> StreamAdmission | Refusal:
         """Return the options and the authorization of a stream, or why it is refused."""

@@ -20,7 +20,7 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.security.interceptor import certificate_from_context
 from tensorferry.server.status import Status, StatusCode, status_of, trailing_metadata
-from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after
+from tensorferry.server.transport.call_admission import CallAdmission, OpenCalls, Refusal, deadline_after
 from tensorferry.server.transport.stream_registry import StreamRegistry
 from tensorferry.server.transport.threaded_stream import ResponseStream
 from tensorferry.server.transport.unread_responses import SMALL_BYTES, ResponseAccount, UnreadResponses
@@ -56,7 +56,7 @@ class ThreadedServicer:
         *,
         max_streams: int,
         max_in_flight: int,
-        max_calls: int = 1 << 62,
+        calls: OpenCalls | None = None,
         extensions: Sequence[Extension] = (),
         access: AccessControl | None = None,
         unread: UnreadResponses | None = None,
@@ -69,7 +69,7 @@ class ThreadedServicer:
             service,
             access=access,
             unread=self._unread,
-            max_calls=max_calls,
+            calls=calls or OpenCalls(),
             peer_of=lambda context: context.peer(),
             certificate_of=certificate_from_context,
         )
@@ -104,7 +104,7 @@ class ThreadedServicer:
         admitted, deadline = self._admission.admit_unary(context, metadata, context.time_remaining())
         if isinstance(admitted, Refusal):
             _abort(context, admitted.status)
-        _when_over(context, self._admission.unary_ended)
+        _when_over(context, self._admission.calls.end_unary)
         data = next(messages, None)
         if data is None:
             context.abort(
@@ -145,8 +145,8 @@ class ThreadedServicer:
         admitted = self._admission.admit_stream(context, metadata)
         if isinstance(admitted, Refusal):
             _abort(context, admitted.status)
-        self._admission.stream_began()
-        _when_over(context, self._admission.stream_ended)
+        self._admission.calls.begin_stream()
+        _when_over(context, self._admission.calls.end_stream)
         stream = ResponseStream(
             self._service,
             deadline_after(context.time_remaining()),
@@ -170,7 +170,7 @@ class ThreadedServicer:
 
     def wait_until_over(self, timeout: float) -> bool:
         """Wait until no call is open, after `begin_drain`; return false if some are after `timeout` seconds."""
-        return self._admission.wait_until_none_open(timeout)
+        return self._admission.calls.wait_until_none(timeout)
 
     @property
     def open_streams(self) -> int:

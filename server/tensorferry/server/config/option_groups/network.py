@@ -10,6 +10,7 @@ from tensorferry.server.config.parsers import (
     integer,
     integer_or_auto,
     one_of,
+    port_or_none,
     seconds,
     size,
     switch,
@@ -30,6 +31,12 @@ class NetworkOptions:
         8001,
         integer(0, 65535, metavar="PORT"),
         "port to listen on; 0 picks a free port and prints it",
+        scope=OptionScope.STANDALONE,
+    )
+    http_port: int | None = option(
+        None,
+        port_or_none,
+        "port of HTTP/1.1 with the same protocol, on --host; 0 picks a free port and prints it; none: no HTTP",
         scope=OptionScope.STANDALONE,
     )
     transport: str = option(

@@ -5,20 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorferry.server.config.option import OptionScope, option
-from tensorferry.server.config.parsers import Parser, host_name, integer, one_of, switch
-
-
-def _parse_port_or_none(text: str) -> int | None:
-    return None if text.lower() == "none" else integer(0, 65535).parse(text)
-
-
-_port_or_none = Parser(
-    _parse_port_or_none,
-    "none or an integer from 0 to 65535",
-    "integer, or none",
-    "PORT|none",
-    format=lambda value: "none" if value is None else str(value),
-)
+from tensorferry.server.config.parsers import host_name, integer, one_of, port_or_none, switch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +14,7 @@ class ObservabilityOptions:
 
     metrics_port: int | None = option(
         None,
-        _port_or_none,
+        port_or_none,
         "HTTP port of Prometheus metrics at /metrics, a status page at /, /healthz and /readyz; 0 picks a free port and "
         "prints it; none: no HTTP port",
         scope=OptionScope.STANDALONE,

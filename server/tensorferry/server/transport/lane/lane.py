@@ -31,7 +31,7 @@ from tensorferry.server.inference.requests.unpacking import Unpacker
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.status import Status
-from tensorferry.server.transport.call_admission import CallAdmission, Refusal, deadline_after
+from tensorferry.server.transport.call_admission import CallAdmission, OpenCalls, Refusal, deadline_after
 from tensorferry.server.transport.inline_schedule import InlineSchedule
 from tensorferry.server.transport.lane import cygrpc
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
@@ -63,7 +63,7 @@ _MAX_WAIT_SECONDS = 5.0
 class Lane:
     """Serves ModelInfer and ModelStreamInfer of a `grpc.server`. Construct it before the server starts, then `start` it.
 
-    At most `max_calls` unary calls and `max_streams` streams are open, with at most `max_in_flight` requests per
+    `calls` counts those of all transports. At most `max_streams` streams are open, with at most `max_in_flight` requests per
     stream. `unpackers` decompress messages; without them the polling thread does. `begin_drain`, `wait_until_over`
     and `open_streams` may be called on any thread, the rest on the polling thread.
     """
@@ -75,7 +75,7 @@ class Lane:
         *,
         max_streams: int,
         max_in_flight: int,
-        max_calls: int = 1 << 62,
+        calls: OpenCalls | None = None,
         response_batcher: ResponseBatcher | None = None,
         access: AccessControl | None = None,
         unread: UnreadResponses | None = None,
@@ -88,7 +88,7 @@ class Lane:
             service,
             access=access,
             unread=self.unread,
-            max_calls=max_calls,
+            calls=calls or OpenCalls(),
             peer_of=cygrpc.peer_of,
             certificate_of=cygrpc.certificate_of,
         )
@@ -127,7 +127,7 @@ class Lane:
 
     def wait_until_over(self, timeout: float) -> bool:
         """Wait until no call is open, after `begin_drain`; return false if some are after `timeout` seconds."""
-        return self.admission.wait_until_none_open(timeout)
+        return self.admission.calls.wait_until_none(timeout)
 
     @property
     def open_streams(self) -> int:
@@ -154,7 +154,7 @@ class Lane:
         try:
             call = UnaryCall(self, event, deadline, admitted)
         except BaseException:
-            self.admission.unary_ended()
+            self.admission.calls.end_unary()
             raise
         self._recent_calls.append(call)
 
@@ -196,10 +196,10 @@ class Lane:
             return
         deadline = deadline_after(event.call_details.deadline - time.time())
         stream = StreamCall(self, event, deadline, admitted, self._max_in_flight)
-        self.admission.stream_began()
+        self.admission.calls.begin_stream()
         refusal = self._streams.register(stream)
         if refusal is not None:
-            self.admission.stream_ended()
+            self.admission.calls.end_stream()
             self._refuse(event.call, Refusal(refusal))
             return
         try:
@@ -220,7 +220,7 @@ class Lane:
     def stream_ended(self, stream: StreamCall) -> None:
         """Stop counting a stream. Idempotent."""
         if self._streams.unregister(stream):
-            self.admission.stream_ended()
+            self.admission.calls.end_stream()
 
     def status_of(self, error: BaseException, reply: InferenceReply | None = None) -> Status:
         """See `InferenceService.status_of`. If the queue of the only model is full, the polling thread pauses.

@@ -107,7 +107,7 @@ class UnaryCall:
         self._call = self._metadata = None
         if self._account is not None:
             self._owner.unread.close(self._account)
-        self._owner.admission.unary_ended()
+        self._owner.admission.calls.end_unary()
         if self._owner.response_batcher.handovers:
             self._owner.response_batcher.flush()
         if reply is not None and reply.trace is not None:

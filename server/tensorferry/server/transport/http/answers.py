@@ -1,0 +1,81 @@
+"""HTTP responses as bytes: statuses, headers, errors in the form of the v2 protocol."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from tensorferry.server.status import Status, StatusCode
+from tensorferry.server.transport.http.errors import HttpError
+
+JSON, OCTETS = "application/json", "application/octet-stream"
+
+# As Triton where it has the status. It has 503 for a full queue, where clients learn from 429 that they send too much.
+_STATUSES: Mapping[StatusCode, int] = {
+    StatusCode.INVALID_ARGUMENT: 400,
+    StatusCode.FAILED_PRECONDITION: 400,
+    StatusCode.OUT_OF_RANGE: 400,
+    StatusCode.UNAUTHENTICATED: 401,
+    StatusCode.PERMISSION_DENIED: 403,
+    StatusCode.NOT_FOUND: 404,
+    StatusCode.ALREADY_EXISTS: 409,
+    StatusCode.RESOURCE_EXHAUSTED: 429,
+    StatusCode.CANCELLED: 499,
+    StatusCode.UNIMPLEMENTED: 501,
+    StatusCode.UNAVAILABLE: 503,
+    StatusCode.DEADLINE_EXCEEDED: 504,
+}
+_REASONS: Mapping[int, str] = {
+    **{status.value: status.phrase for status in HTTPStatus},
+    499: "Client Closed Request",
+}
+
+
+def dumps(value: Any) -> bytes:
+    """Return a value as JSON, without blanks."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+
+
+def response(status: int, body: bytes, content_type: str = JSON, headers: str = "") -> bytes:
+    """Return a response. `headers` are further lines, each with its line break."""
+    # KServe's client compares the content type as a whole, so it has no charset.
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"
+        f"{headers}Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode("latin-1") + body
+
+
+def json_response(value: Any, status: int = 200) -> bytes:
+    """Return a response with a value as JSON."""
+    return response(status, dumps(value))
+
+
+def error_response(error: HttpError) -> bytes:
+    """Return the response of an error, in Triton's form."""
+    return response(error.status, dumps({"error": str(error)}), headers=error.headers)
+
+
+def status_response(status: Status) -> bytes:
+    """Return the response of a gRPC status, with the headers by which clients time their retry."""
+    headers = ""
+    if status.code is StatusCode.UNAUTHENTICATED:
+        headers = "WWW-Authenticate: Bearer\r\n"
+    if status.retry_after is not None:
+        seconds = max(0.001, status.retry_after)
+        headers += f"Retry-After: {math.ceil(seconds)}\r\nretry-after-ms: {math.ceil(seconds * 1e3)}\r\n"
+    return error_response(HttpError(_STATUSES.get(status.code, 500), status.message, headers=headers))
+
+
+def with_header(data: bytes, line: bytes) -> bytes:
+    """Return a response with one more header."""
+    end = data.index(b"\r\n") + 2
+    return data[:end] + line + b"\r\n" + data[end:]
+
+
+def without_body(data: bytes) -> bytes:
+    """Return a response's head alone, as the answer to HEAD."""
+    return data[: data.index(b"\r\n\r\n") + 4]

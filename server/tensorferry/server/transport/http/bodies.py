@@ -1,0 +1,99 @@
+"""Bodies of HTTP requests: in chunks, and compressed."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.heads import MAX_HEAD_BYTES
+
+# The size of a chunk in hexadecimal digits, perhaps with an extension, which nobody uses.
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]{0,256})?\r\n")
+_MAX_SIZE_LINE = 300
+_GZIP_BITS, _ZLIB_BITS = 31, 15
+ENCODINGS = ("gzip", "deflate")
+
+
+class ChunkedBody:
+    """A body that arrives in chunks (RFC 9112, section 7.1), of at most `most` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._body = bytearray()
+        self._unread = b""
+        # The bytes of the chunk that are missing, with its final line break; None between two chunks.
+        self._missing: int | None = None
+        # Whether the last chunk has come, which the trailers follow.
+        self._last = False
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """Take bytes; return the body and what follows it once it is complete. HttpError if it is malformed or too large."""
+        data = self._unread + data if self._unread else data
+        at = 0
+        while not self._last:
+            if self._missing is None:
+                found = _SIZE.match(data, at)
+                if found is None:
+                    if len(data) - at > _MAX_SIZE_LINE or b"\n" in data[at:]:
+                        raise HttpError(400, "the size of a chunk is malformed", close=True)
+                    break
+                at, size = found.end(), int(found[1], 16)
+                if len(self._body) + size > self._most:
+                    raise too_large(f"more than {self._most}", self._most)
+                self._last = not size
+                self._missing = size + 2
+                continue
+            take = min(self._missing - 2, len(data) - at)
+            if take > 0:
+                self._body += data[at : at + take]
+                self._missing -= take
+                at += take
+            if self._missing > 2 or len(data) - at < 2:
+                break
+            if data[at : at + 2] != b"\r\n":
+                raise HttpError(400, "a chunk is longer than its size", close=True)
+            at, self._missing = at + 2, None
+        self._unread = data[at:]
+        return self._end() if self._last else None
+
+    def _end(self) -> tuple[bytes, bytes] | None:
+        """Return the body and what follows, if the trailers, which mean nothing here, are complete."""
+        if self._unread.startswith(b"\r\n"):
+            return bytes(self._body), self._unread[2:]
+        end = self._unread.find(b"\r\n\r\n")
+        if end >= 0:
+            return bytes(self._body), self._unread[end + 4 :]
+        if len(self._unread) > MAX_HEAD_BYTES:
+            raise HttpError(431, "the trailers are too long", close=True)
+        return None
+
+
+def unpacked(body: bytes, encoding: str, most: int) -> bytes:
+    """Return a body without its Content-Encoding. HttpError if it is damaged, or has more than `most` bytes."""
+    if encoding not in ENCODINGS:
+        raise HttpError(
+            415,
+            f"the Content-Encoding is {encoding!r}; this server takes {' and '.join(ENCODINGS)}",
+            headers="Accept-Encoding: gzip, deflate\r\n",
+        )
+    unpacker = zlib.decompressobj(_GZIP_BITS if encoding == "gzip" else _ZLIB_BITS)
+    try:
+        data = unpacker.decompress(body, most + 1)
+    except zlib.error as error:
+        raise HttpError(400, f"the body is not {encoding}: {error}") from None
+    if len(data) > most:
+        raise too_large(f"more than {most} once it is unpacked", most)
+    if not unpacker.eof or unpacker.unused_data:
+        raise HttpError(400, f"the {encoding} body is cut off, or other bytes follow it")
+    return data
+
+
+def too_large(size: str, most: int) -> HttpError:
+    """Return the error of a body that is too large."""
+    return HttpError(
+        413,
+        f"the body has {size} bytes; this server takes at most {most}: send less at once, or start it with a larger "
+        "--max-message-bytes",
+        close=True,
+    )

@@ -1,0 +1,323 @@
+"""One connection of HTTP/1.1: requests are read one after the other, and each is answered before the next is read."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from typing import TYPE_CHECKING, Any
+
+from tensorferry.server.errors import UnreadResponsesError
+from tensorferry.server.inference.reply import InferenceCall
+from tensorferry.server.security.access_control import ClientCertificate
+from tensorferry.server.transport.http.answers import error_response, with_header, without_body
+from tensorferry.server.transport.http.bodies import ChunkedBody, too_large
+from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.heads import MAX_HEAD_BYTES, Head
+from tensorferry.server.transport.http.infer_requests import AnswerForm
+from tensorferry.server.transport.unread_responses import ResponseAccount
+
+if TYPE_CHECKING:
+    from tensorferry.server.transport.http.server import HttpServer
+
+# A head must arrive within this time, and a body within the same time and what it takes at the least rate.
+_ARRIVAL_SECONDS, _LEAST_BYTES_PER_SECOND = 30.0, 64 << 10
+# A connection without a request is closed after this time, as nginx does.
+_IDLE_SECONDS = 75.0
+# After an error before the end of a request, its rest is read, so that the client reads the answer before a reset.
+_DISCARD_BYTES, _DISCARD_SECONDS = 1 << 20, 2.0
+# Bytes of further requests that are kept while one is answered.
+_PIPELINED_BYTES = 64 << 10
+_NO_CERTIFICATE = ClientCertificate(None, ())
+_HTTP2, _TLS = b"PRI * HTTP/2.0\r\n", b"\x16\x03"
+
+
+class Exchange:
+    """A request that is being answered. `respond` is called once, on the loop's thread."""
+
+    __slots__ = ("_call", "_left", "connection", "form", "head")
+
+    def __init__(self, connection: Connection, head: Head) -> None:
+        self.connection = connection
+        self.head = head
+        # How the answer of an inference is written.
+        self.form = AnswerForm()
+        self._call: InferenceCall | None = None
+        self._left = False
+
+    def submitted(self, call: InferenceCall) -> None:
+        """Note the request in flight, which is cancelled if the client leaves. Called on any thread."""
+        self._call = call
+        if self._left:
+            call.cancel()
+
+    def left(self) -> None:
+        """Cancel the request, because the client has left."""
+        self._left = True
+        if self._call is not None:
+            self._call.cancel()
+
+    def respond(self, data: bytes) -> None:
+        """Send the response, unless the client has left."""
+        self.connection.respond(self, data)
+
+
+class Connection(asyncio.Protocol):
+    """Reads requests from one connection and writes their answers. All methods run on the loop's thread."""
+
+    def __init__(self, owner: HttpServer) -> None:
+        self._owner = owner
+        self._transport: Any = None
+        self.peer = "unix:"
+        # Bytes that belong to no request yet.
+        self._data = b""
+        # The request whose body arrives: its head, and its parts or chunks.
+        self._head: Head | None = None
+        self._parts: list[bytes] = []
+        self._missing = 0
+        self._chunks: ChunkedBody | None = None
+        self._exchange: Exchange | None = None
+        # When the connection became idle, or its current request began to arrive.
+        self._since = time.monotonic()
+        self._allowed_seconds = _IDLE_SECONDS
+        self._account: ResponseAccount | None = None
+        self._writes_wait = False
+        # Bytes that may still be read and thrown away before the connection is closed; None while it is in use.
+        self._discard: int | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = transport
+        # So that `resume_writing` means that everything is sent.
+        self._transport.set_write_buffer_limits(high=0)
+        address = transport.get_extra_info("peername")
+        if isinstance(address, tuple):
+            self.peer = (
+                f"ipv6:[{address[0]}]:{address[1]}"
+                if ":" in address[0]
+                else f"ipv4:{address[0]}:{address[1]}"
+            )
+        if not self._owner.opened(self):
+            self._fail(
+                HttpError(
+                    503, "too many connections; retry, or start the server with a larger --max-connections"
+                )
+            )
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See `asyncio.Protocol`. The request in flight is cancelled."""
+        self._owner.closed(self)
+        if self._account is not None:
+            self._owner.unread.close(self._account)
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.left()
+
+    @property
+    def certificate(self) -> ClientCertificate:
+        """The client's certificate, as gRPC has it."""
+        return certificate_of(self._transport.get_extra_info("ssl_object"))
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is answered or arrives."""
+        return self._exchange is None and self._head is None and not self._data
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._discard is not None:
+            self._discard -= len(data)
+            if self._discard < 0:
+                self._transport.close()
+        elif self._chunks is not None:
+            self._take_chunks(data)
+        elif self._head is not None:
+            self._parts.append(data)
+            self._missing -= len(data)
+            if self._missing <= 0:
+                head, data, self._head, self._parts = self._head, b"".join(self._parts), None, []
+                self._complete(head, data[: head.length], data[head.length :])
+        elif self._exchange is not None or self._writes_wait:
+            self._data += data
+            if len(self._data) > _PIPELINED_BYTES:
+                self._transport.pause_reading()
+        else:
+            if self._data:
+                data = self._data + data
+            self._next(data)
+
+    def _next(self, data: bytes) -> None:
+        """Begin with the next request, which `data` begins with."""
+        # An empty line before a request is allowed (RFC 9112, section 2.2).
+        while data.startswith(b"\r\n"):
+            data = data[2:]
+        end = data.find(b"\r\n\r\n") + 4
+        if end < 4:
+            self._await_head(data)
+            return
+        self._data = b""
+        try:
+            head = self._owner.head_of(data[:end])
+            if head.length > self._owner.max_body_bytes:
+                raise too_large(str(head.length), self._owner.max_body_bytes)
+        except HttpError as error:
+            self._fail(self._explained(error, data))
+            return
+        if head.chunked or len(data) - end < head.length:
+            self._await_body(head, data[end:])
+        else:
+            self._complete(head, data[end : end + head.length], data[end + head.length :])
+
+    def _await_head(self, data: bytes) -> None:
+        if not self._data and data:
+            self._started(_ARRIVAL_SECONDS)
+        self._data = data
+        if len(data) > MAX_HEAD_BYTES:
+            self._fail(HttpError(431, f"the headers have more than {MAX_HEAD_BYTES} bytes"))
+        elif b"\n\n" in data or data.startswith(_TLS):
+            self._fail(self._explained(HttpError(400, "the head is malformed"), data))
+
+    def _await_body(self, head: Head, data: bytes) -> None:
+        most = self._owner.max_body_bytes if head.chunked else head.length
+        self._started(_ARRIVAL_SECONDS + most / _LEAST_BYTES_PER_SECOND)
+        self._head = head
+        if head.expects_continue and not data:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if head.chunked:
+            self._chunks = ChunkedBody(self._owner.max_body_bytes)
+            self._take_chunks(data)
+        else:
+            self._parts, self._missing = [data], head.length - len(data)
+
+    def _take_chunks(self, data: bytes) -> None:
+        assert self._chunks is not None
+        assert self._head is not None
+        try:
+            complete = self._chunks.feed(data)
+        except HttpError as error:
+            self._fail(error)
+            return
+        if complete is not None:
+            head, self._chunks, self._head = self._head, None, None
+            self._complete(head, *complete)
+
+    def _complete(self, head: Head, body: bytes, rest: bytes) -> None:
+        self._data = rest
+        self._exchange = exchange = Exchange(self, head)
+        self._owner.serve(exchange, body)
+
+    def respond(self, exchange: Exchange, data: bytes) -> None:
+        """Send a response; see `Exchange.respond`."""
+        if self._exchange is not exchange or self._transport.is_closing():
+            return
+        self._exchange = None
+        head = exchange.head
+        ends = not head.keep_alive or self._owner.draining
+        if ends:
+            data = with_header(data, b"Connection: close")
+        if head.method == "HEAD":
+            data = without_body(data)
+        self._started(_IDLE_SECONDS)
+        self._transport.write(data)
+        if ends:
+            # What is written is still sent.
+            self._transport.close()
+        elif self._writes_wait:
+            self._count_unsent()
+        elif self._data:
+            # Not at once, because thousands of short requests may have arrived together.
+            self._owner.on_loop(self._continue)
+
+    def _continue(self) -> None:
+        """Read the next request, or one that has arrived meanwhile."""
+        if self._data and self._exchange is None and self._head is None:
+            data, self._data = self._data, b""
+            self._transport.resume_reading()
+            self._next(data)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`: the client has not read everything."""
+        self._writes_wait = True
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`: everything is sent."""
+        self._writes_wait = False
+        if self._account is not None:
+            self._owner.unread.close(self._account)
+            self._account = None
+        if self._exchange is None and self._discard is None:
+            self._continue()
+
+    def _count_unsent(self) -> None:
+        def give_up(error: UnreadResponsesError) -> None:
+            self._owner.on_loop(self._transport.abort)
+
+        self._account = ResponseAccount(self.peer, give_up)
+        if self._owner.unread.add(self._account, self._transport.get_write_buffer_size()) is not None:
+            self._transport.abort()
+
+    def _fail(self, error: HttpError) -> None:
+        """Answer a request that cannot be read, and close the connection."""
+        self._head = self._chunks = None
+        self._parts, self._data = [], b""
+        self._transport.write(with_header(error_response(error), b"Connection: close"))
+        self._discard = _DISCARD_BYTES
+        self._started(_DISCARD_SECONDS)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def _explained(self, error: HttpError, data: bytes) -> HttpError:
+        """Return the error of a client that speaks another protocol."""
+        if data.startswith(_HTTP2):
+            return HttpError(400, f"this port speaks HTTP/1.1; gRPC is at {self._owner.grpc_address}")
+        if data.startswith(_TLS):
+            return HttpError(
+                400,
+                "this port is without TLS: use http://, or start the server with --tls-certificate and --tls-key",
+            )
+        return error
+
+    def _started(self, allowed_seconds: float) -> None:
+        self._since, self._allowed_seconds = time.monotonic(), allowed_seconds
+
+    def sweep(self, now: float) -> None:
+        """Close the connection if what it waits for takes too long."""
+        if self._exchange is not None or self._writes_wait or now - self._since < self._allowed_seconds:
+            return
+        if self._discard is not None or self.idle:
+            self._transport.close()
+        else:
+            self._fail(HttpError(408, f"the request did not arrive within {self._allowed_seconds:.0f} s"))
+
+    def end_if_idle(self) -> None:
+        """Close the connection, unless a request is in progress."""
+        if self.idle and not self._writes_wait:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._transport.abort()
+
+
+def certificate_of(ssl_object: Any) -> ClientCertificate:
+    """Return the certificate of a TLS connection's client in gRPC's terms: alternative names before the common name."""
+    details = ssl_object.getpeercert() if ssl_object is not None else None
+    if not details:
+        return _NO_CERTIFICATE
+    names = [
+        value.encode()
+        for kind, value in details.get("subjectAltName", ())
+        if kind in ("DNS", "URI", "email", "IP Address")
+    ]
+    kind = "x509_subject_alternative_name"
+    if not names:
+        kind = "x509_common_name"
+        names = [
+            value.encode()
+            for part in details.get("subject", ())
+            for name, value in part
+            if name == "commonName"
+        ]
+    return ClientCertificate(kind, names, ssl.DER_cert_to_PEM_cert(ssl_object.getpeercert(True)).encode())

@@ -1,0 +1,254 @@
+"""Inference requests of the v2 protocol: from a JSON head with binary tensors to a serialised ModelInferRequest.
+
+The rules are those of Triton's extensions of the Open Inference Protocol: binary tensor data, classification, parameters,
+shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos.tensors import DATATYPES
+from tensorferry.server.errors import truncate
+from tensorferry.server.inference.responses.responses import id_field_of
+from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.parameters import set_parameter
+from tensorferry.server.transport.http.tensor_json import raw_contents
+from tensorferry.server.wire.fields import encode_varint
+
+_RAW_TAG = bytes([pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number << 3 | 2])
+# The start of a JSON object whose first member is the id, as Triton's clients write it. The rest is kept without it,
+# because each request has an id of its own.
+_ID_FIRST = re.compile(rb'\{"id": ?"([ !#-\[\]-~]*)"(,)')
+# Plans that are kept, and the largest JSON head for which one is.
+_MAX_KEPT, _MAX_KEPT_BYTES = 256, 4 << 10
+_SHARED = "shared_memory_region"
+_ONE_SOURCE = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in "
+    "'parameters'. But {} set"
+)
+
+Model = tuple[str, str]
+Describe = Callable[[str, str], pb.ModelMetadataResponse]
+
+
+class AnswerForm(NamedTuple):
+    """How the outputs of an answer are written: binary or as JSON.
+
+    `named` has the outputs that the request names, `binary` those of them that are binary, `shared` those that go to shared
+    memory. All outputs are `all_binary`, or not, if the request names none.
+    """
+
+    all_binary: bool = False
+    named: bool = False
+    binary: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
+
+    def is_binary(self, output: str) -> bool:
+        """Return whether an output is binary. As in Triton, a named one is so only if it says so itself."""
+        return output in self.binary if self.named else self.all_binary
+
+
+class _Plan(NamedTuple):
+    """What the JSON head of a request stands for: the message before and after the id, and how its tensors follow.
+
+    `raws` has, for each tensor that is not in shared memory, the tag and the size, and the contents if they were JSON.
+    """
+
+    before: bytes
+    after: bytes
+    raws: tuple[tuple[bytes, int, bytes | None], ...]
+    binary_bytes: int
+    form: AnswerForm
+
+
+class RequestTranslator:
+    """Translates requests, and keeps what was parsed once, by the bytes of the JSON head. Thread-safe.
+
+    `describe` returns the metadata of a model by name and version.
+    """
+
+    def __init__(self, describe: Describe) -> None:
+        self._describe = describe
+        # Needs no lock, because threads can only replace a value by an equal one.
+        self._plans: dict[tuple[Model, bytes], _Plan] = {}
+
+    def message(self, model: Model, body: bytes, json_length: int | None) -> tuple[bytes, AnswerForm]:
+        """Return the serialised ModelInferRequest and how its answer is written.
+
+        `json_length` is the header Inference-Header-Content-Length, None without it. HttpError if the body is malformed, and
+        what `describe` raises for a body of only one tensor.
+        """
+        size = len(body) if json_length is None else json_length
+        if size > len(body):
+            raise HttpError(
+                400, f"Inference-Header-Content-Length is {size}, but the body has only {len(body)} bytes"
+            )
+        if json_length == 0:
+            return _one_tensor(self._describe(*model), model, body), AnswerForm(all_binary=True)
+        found = _ID_FIRST.match(body, 0, size)
+        request_id, rest = (found[1].decode(), body[found.end() - 1 : size]) if found else ("", body[:size])
+        plan = self._plans.get((model, rest))
+        if plan is None:
+            try:
+                plan, given_id = _plan_of(model, body[:size])
+            except UnicodeEncodeError:
+                raise HttpError(400, "a text of the request has half a surrogate pair") from None
+            if not found:
+                request_id = given_id
+            kept = len(rest) <= _MAX_KEPT_BYTES and (found or not given_id)
+            if kept and all(contents is None for _, _, contents in plan.raws):
+                if len(self._plans) >= _MAX_KEPT:
+                    self._plans.clear()
+                self._plans[model, rest] = plan
+        binary = len(body) - size
+        if binary > plan.binary_bytes:
+            raise HttpError(400, f"unexpected additional input data: {binary - plan.binary_bytes} bytes")
+        if binary < plan.binary_bytes:
+            raise HttpError(
+                400, f"unexpected end of the body: expecting {plan.binary_bytes - binary} additional bytes"
+            )
+        pieces = [plan.before, id_field_of(request_id), plan.after]
+        at = size
+        for tag, nbytes, contents in plan.raws:
+            pieces.append(tag)
+            if contents is None:
+                pieces.append(body[at : at + nbytes])
+                at += nbytes
+            else:
+                pieces.append(contents)
+        return b"".join(pieces), plan.form
+
+
+def _plan_of(model: Model, head: bytes) -> tuple[_Plan, str]:
+    """Return the plan of a JSON head, and the request's id."""
+    try:
+        request = json.loads(head)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"failed to parse the request JSON buffer: {error}") from None
+    if not isinstance(request, dict):
+        raise HttpError(400, "the request must be a JSON object with the list 'inputs'")
+    request_id = request.get("id", "")
+    if not isinstance(request_id, str):
+        raise HttpError(400, f"'id' is {truncate(str(request_id))}; it must be a string")
+    message = pb.ModelInferRequest()
+    all_binary = False
+    for name, value in _object(request, "parameters").items():
+        if name == "binary_data_output":
+            all_binary = _boolean(name, value)
+        else:
+            set_parameter(message.parameters, name, value)
+    raws: list[tuple[bytes, int, bytes | None]] = []
+    binary_bytes = 0
+    for tensor in _objects(request, "inputs", required=True):
+        contents = _add_input(message, tensor)
+        if contents is not None:
+            given = contents if isinstance(contents, bytes) else None
+            nbytes = contents if isinstance(contents, int) else len(contents)
+            raws.append((_RAW_TAG + encode_varint(nbytes), nbytes, given))
+            binary_bytes += 0 if given is not None else nbytes
+    named, binary, shared = False, set(), set()
+    for output in _objects(request, "outputs"):
+        named = True
+        name, parameters = _text(output, "name", "an output"), dict(_object(output, "parameters"))
+        if _boolean("binary_data", parameters.pop("binary_data", False)):
+            binary.add(name)
+        if _SHARED in parameters:
+            shared.add(name)
+        if parameters.get("classification") and name in shared:
+            raise HttpError(400, "shared memory can't be used for classification outputs")
+        if name in binary & shared:
+            raise HttpError(400, "shared memory and 'binary_data' can't be set for the same output")
+        added = message.outputs.add(name=name)
+        for key, value in parameters.items():
+            set_parameter(added.parameters, key, value)
+    form = AnswerForm(all_binary, named, frozenset(binary), frozenset(shared))
+    before = pb.ModelInferRequest(model_name=model[0], model_version=model[1]).SerializeToString()
+    return _Plan(before, message.SerializeToString(), tuple(raws), binary_bytes, form), request_id
+
+
+def _add_input(message: pb.ModelInferRequest, tensor: Mapping[str, Any]) -> bytes | int | None:
+    """Add an input; return its raw contents, or their size in the binary part, or None if it is in shared memory."""
+    name, kind = _text(tensor, "name", "an input"), _text(tensor, "datatype", "an input")
+    shape = tensor.get("shape")
+    if not isinstance(shape, list) or not all(type(dim) is int and 0 <= dim < 1 << 63 for dim in shape):
+        raise HttpError(400, f"input {name!r}: 'shape' must be a list of integers of at least 0")
+    parameters = dict(_object(tensor, "parameters"))
+    size = parameters.pop("binary_data_size", None)
+    added = message.inputs.add(name=name, datatype=kind, shape=shape)
+    for key, value in parameters.items():
+        set_parameter(added.parameters, key, value)
+    sources = ("data" in tensor) + (size is not None) + (_SHARED in parameters)
+    if sources != 1:
+        raise HttpError(
+            400,
+            _ONE_SOURCE.format("no field is" if not sources else "multiple fields are") + f" for {name!r}",
+        )
+    if "data" in tensor:
+        return raw_contents(name, kind, shape, tensor["data"])
+    if size is not None and (type(size) is not int or not 0 <= size < 1 << 31):
+        raise HttpError(400, f"input {name!r}: 'binary_data_size' must be a number of bytes")
+    return size
+
+
+def _one_tensor(metadata: pb.ModelMetadataResponse, model: Model, body: bytes) -> bytes:
+    """Return the request whose body is its only input, as the header Inference-Header-Content-Length: 0 says."""
+    if len(metadata.inputs) != 1:
+        raise HttpError(
+            400,
+            f"a raw binary request has one input, but model {model[0]!r} has {len(metadata.inputs)}: send a JSON head",
+        )
+    (spec,) = metadata.inputs
+    # A batch of one row, if the first dimension is variable.
+    shape = [1 if not at and dim < 0 else dim for at, dim in enumerate(spec.shape)]
+    size = DATATYPES[spec.datatype].size
+    if not size:
+        if math.prod(abs(dim) for dim in shape) != 1:
+            raise HttpError(
+                400, f"a raw binary request for input {spec.name!r} of BYTES must have one element"
+            )
+        shape = [1] * len(shape)
+    elif shape.count(-1) > 1:
+        raise HttpError(400, f"input {spec.name!r} has more than one variable dimension: send a JSON head")
+    else:
+        fixed = size * math.prod(dim for dim in shape if dim >= 0)
+        if not fixed or len(body) % fixed or (-1 not in shape and len(body) != fixed):
+            raise HttpError(
+                400, f"input {spec.name!r} of shape {list(spec.shape)} cannot have {len(body)} bytes"
+            )
+        shape = [len(body) // fixed if dim < 0 else dim for dim in shape]
+    request = pb.ModelInferRequest(model_name=model[0], model_version=model[1], raw_input_contents=[body])
+    request.inputs.add(name=spec.name, datatype=spec.datatype, shape=shape)
+    return request.SerializeToString()
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise HttpError(400, f"{name!r} is {truncate(str(value))}; it must be true or false")
+    return value
+
+
+def _text(of: Mapping[str, Any], name: str, what: str) -> str:
+    value = of.get(name)
+    if not isinstance(value, str):
+        raise HttpError(400, f"{what} of the request has no string {name!r}")
+    return value
+
+
+def _object(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = of.get(name, {})
+    if not isinstance(value, dict):
+        raise HttpError(400, f"{name!r} must be a JSON object")
+    return value
+
+
+def _objects(of: Mapping[str, Any], name: str, *, required: bool = False) -> Sequence[Mapping[str, Any]]:
+    value = of.get(name, None if required else [])
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise HttpError(400, f"Unable to parse {name!r}: it must be a list of JSON objects")
+    return value

@@ -1,0 +1,31 @@
+"""What the transports of a process share, so that a client finds the same limits at each."""
+
+from __future__ import annotations
+
+from tensorferry.server.config.server_config import ServerConfig
+from tensorferry.server.security.access_control import access_control_for
+from tensorferry.server.security.tls import TlsFiles
+from tensorferry.server.transport.call_admission import OpenCalls
+from tensorferry.server.transport.unread_responses import UnreadResponses
+
+
+class TransportState:
+    """The open calls, the responses that clients have not read, the access control and the TLS files; None for neither.
+
+    Call `open` before the transports start.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self.calls = OpenCalls(config.max_calls)
+        self.unread = UnreadResponses(config.max_unsent_bytes)
+        self.access = access_control_for(config)
+        self.tls: TlsFiles | None = None
+
+    def open(self) -> None:
+        """Read the files. StartError if one cannot be used."""
+        config = self._config
+        if self.access is not None:
+            self.access.open()
+        if config.tls_certificate is not None and config.tls_key is not None:
+            self.tls = TlsFiles(config.tls_certificate, config.tls_key, config.tls_client_ca)

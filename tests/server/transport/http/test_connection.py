@@ -1,0 +1,251 @@
+"""Connections: requests one after the other, their ends, and clients that do not keep to the protocol."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from polling import until
+from support.server.http_rig import ServedHttp, get, post, served_http
+from support.server.rig import PATIENCE
+from support.server.scripted_service import success
+
+from tensorferry.batcher import QueueFull
+from tensorferry.server.errors import InvalidRequestError, NotFoundError
+from tensorferry.server.transport.http import connection as connections
+
+Serve = Callable[..., ServedHttp]
+INFER = "/v2/models/m/infer"
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(served_http(**options))
+
+
+@pytest.fixture
+def served(serve: Serve) -> ServedHttp:
+    return serve()
+
+
+def request(request_id: str, **more: Any) -> dict[str, Any]:
+    return {"id": request_id, "inputs": [], **more}
+
+
+def test_requests_follow_each_other_on_a_connection(served: ServedHttp) -> None:
+    served.service.answer_at_once = success
+    client = served.client()
+    for number in range(3):
+        client.send(post(INFER, request(f"r{number}")))
+        answer = client.read()
+        assert (answer.status, answer.json["id"]) == (200, f"r{number}")
+    client.send(get("/v2/health/live"))
+    assert client.read().json == {"live": True}
+    assert served.server.connections == 1
+
+
+def test_a_request_may_arrive_byte_by_byte(served: ServedHttp) -> None:
+    served.service.answer_at_once = success
+    client = served.client()
+    for byte in b"\r\n" + post(INFER, request("slow")):
+        client.send(bytes([byte]))
+    assert client.read().json["id"] == "slow"
+
+
+def test_pipelined_requests_are_answered_in_their_order(served: ServedHttp) -> None:
+    client = served.client()
+    client.send(b"".join(post(INFER, request(f"r{number}")) for number in range(3)) + get("/v2/health/live"))
+    for number in range(3):
+        served.service.await_received(number + 1)
+        assert len(served.service.received) == number + 1
+        served.service.answer(f"r{number}")
+        assert client.read().json["id"] == f"r{number}"
+    assert client.read().json == {"live": True}
+
+
+def test_thousands_of_pipelined_requests_are_answered(served: ServedHttp) -> None:
+    client = served.client()
+    sender = threading.Thread(target=client.send, args=(b"GET /x HTTP/1.1\r\nHost:\r\n\r\n" * 5000,))
+    sender.start()
+    assert {client.read().status for _ in range(5000)} == {404}
+    sender.join(PATIENCE)
+
+
+def test_chunked_and_compressed_bodies_are_read(served: ServedHttp) -> None:
+    served.service.answer_at_once = success
+    body = json.dumps(request("packed")).encode()
+    packed = gzip.compress(body)
+    assert served.infer(packed, Content_Encoding="gzip").json["id"] == "packed"
+    chunks = b"".join(b"%x\r\n%s\r\n" % (1, body[at : at + 1]) for at in range(len(body))) + b"0\r\n\r\n"
+    assert served.infer(chunks, Transfer_Encoding="chunked").json["id"] == "packed"
+    assert "not gzip" in served.infer(b"no", Content_Encoding="gzip").error
+    assert served.infer(b"no", Content_Encoding="br").status == 415
+
+
+def test_a_client_that_waits_for_100_is_told_to_go_on(served: ServedHttp) -> None:
+    served.service.answer_at_once = success
+    client = served.client()
+    data = post(INFER, request("large"), Expect="100-continue")
+    end = data.index(b"\r\n\r\n") + 4
+    client.send(data[:end])
+    assert client.read().status == 100
+    client.send(data[end:])
+    assert client.read().json["id"] == "large"
+
+
+def test_the_answer_to_head_has_no_body(served: ServedHttp) -> None:
+    client = served.client()
+    client.send(get("/v2/health/live").replace(b"GET", b"HEAD"))
+    answer = client.read("HEAD")
+    assert (answer.status, answer.headers["content-length"]) == (200, "13")
+    client.send(get("/v2/health/live"))
+    assert client.read().json == {"live": True}
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+def test_a_client_may_ask_for_the_end_of_the_connection(served: ServedHttp, version: str) -> None:
+    client = served.client()
+    client.send(f"GET /v2/health/live {version}\r\nHost: h\r\nConnection: close\r\n\r\n".encode())
+    assert client.read().headers["connection"] == "close"
+    assert client.ended()
+
+
+REFUSED: dict[str, tuple[bytes, int, str]] = {
+    "http2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "this port speaks HTTP/1.1; gRPC is at 127.0.0.1:8001"),
+    "tls": (b"\x16\x03\x01\x02\x00\x01\x00", 400, "this port is without TLS"),
+    "bare-line-feeds": (b"GET / HTTP/1.1\nHost: h\n\n", 400, "malformed"),
+    "long-head": (b"GET / HTTP/1.1\r\nX: " + b"y" * 20_000, 431, "more than 16384 bytes"),
+    "large-body": (b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 99999999999\r\n\r\n", 413, "takes at most"),
+    "large-chunks": (
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n", 413, "takes at most",
+    ),
+    "smuggled": (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "Content-Length"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "status", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_read_is_answered_and_ends_the_connection(
+    served: ServedHttp, data: bytes, status: int, reason: str
+) -> None:
+    client = served.client()
+    client.send(data)
+    answer = client.read()
+    assert (answer.status, answer.headers["connection"]) == (status, "close")
+    assert reason in answer.error
+    assert client.ended()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"GET / HT", post(INFER, request("r"))[:-1]], ids=["idle", "head", "body"]
+)
+def test_a_connection_that_waits_too_long_is_ended(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    for name in ("_ARRIVAL_SECONDS", "_IDLE_SECONDS"):
+        monkeypatch.setattr(connections, name, 0.0)
+    monkeypatch.setattr("tensorferry.server.transport.http.server._SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "_LEAST_BYTES_PER_SECOND", 1e9)
+    client = serve().client()
+    client.send(data)
+    if data:
+        assert client.read().status == 408
+    assert client.ended()
+
+
+def test_a_client_that_leaves_cancels_its_request(served: ServedHttp) -> None:
+    client = served.client()
+    client.send(post(INFER, request("left")))
+    served.service.await_received(1)
+    client.close()
+    served.service.await_cancelled(1)
+    until(lambda: served.server.connections == 0)
+
+
+def test_deadlines_and_headers_reach_the_service(served: ServedHttp) -> None:
+    served.service.answer_at_once = success
+    served.infer(request("r"), X_Request_Timeout="100", traceparent="00-1", Authorization="Bearer t")
+    assert served.service.deadlines["r"] < float("inf")
+    assert {("traceparent", "00-1"), ("authorization", "Bearer t")} <= set(served.service.metadata["r"])
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "headers"),
+    [
+        (InvalidRequestError("wrong"), 400, {}),
+        (NotFoundError("unknown"), 404, {}),
+        (QueueFull("full", 0.25), 429, {"retry-after": "1", "retry-after-ms": "250"}),
+        (RuntimeError("secret"), 500, {}),
+    ],
+)
+def test_errors_have_their_status_and_triton_s_form(
+    served: ServedHttp, error: Exception, status: int, headers: dict[str, str]
+) -> None:
+    client = served.client()
+    client.send(post(INFER, request("r")))
+    served.service.await_received(1)
+    served.service.fail("r", error)
+    answer = client.read()
+    assert answer.status == status
+    assert headers.items() <= answer.headers.items()
+    assert list(answer.json) == ["error"]
+    assert "secret" not in answer.error
+
+
+def test_long_json_is_handled_without_stopping_the_others(served: ServedHttp) -> None:
+    served.service.answer_at_once = lambda request_id: success(
+        request_id, 100_000 if request_id == "long" else 0
+    )
+    long = request(
+        "long", inputs=[{"name": "x", "datatype": "INT64", "shape": [50_000], "data": [1] * 50_000}]
+    )
+    answer = served.infer(long)
+    assert answer.json["outputs"][0]["data"] == [0] * 100_000
+    assert served.infer(request("r")).json["id"] == "r"
+    packed = served.infer(long, Accept_Encoding="gzip")
+    assert packed.headers["content-encoding"] == "gzip"
+    assert json.loads(gzip.decompress(packed.body)) == answer.json
+
+
+def test_calls_and_connections_are_limited(serve: Serve) -> None:
+    served = serve(max_calls=1, max_connections=2)
+    first, second = served.client(), served.client()
+    first.send(post(INFER, request("r")))
+    served.service.await_received(1)
+    second.send(post(INFER, request("s")))
+    answer = second.read()
+    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+    third = served.client().read()
+    assert (third.status, "too many connections" in third.error) == (503, True)
+    served.service.answer("r")
+    assert first.read().status == 200
+
+
+def test_a_draining_server_ends_connections_after_their_answers(served: ServedHttp) -> None:
+    idle, busy = served.client(), served.client()
+    busy.send(post(INFER, request("r")))
+    served.service.await_received(1)
+    served.service.begin_drain()
+    served.server.begin_drain()
+    assert idle.ended()
+    served.service.answer("r")
+    answer = busy.read()
+    assert (answer.status, answer.headers["connection"]) == (200, "close")
+    assert busy.ended()
+    with pytest.raises(ConnectionRefusedError):
+        served.client()
+
+
+def test_a_client_that_does_not_read_is_counted_and_given_up(serve: Serve) -> None:
+    served = serve(max_unsent_bytes=1 << 20)
+    served.service.answer_at_once = lambda request_id: success(request_id, 8 << 20)
+    client = served.client()
+    client.send(post(INFER, request("r", parameters={"binary_data_output": True})))
+    until(lambda: served.server.unread.total > 0)
+    assert len(client.read().body) > 8 << 20
+    until(lambda: served.server.unread.total == 0)
