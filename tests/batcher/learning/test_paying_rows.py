@@ -103,6 +103,22 @@ def test_a_device_whose_times_change_gets_another_size(before: Curve, after: Cur
     assert callers.rate(after, 10) >= 0.9 * best_rate(after)
 
 
+def test_a_device_that_often_changes_its_speed_seldom_runs_the_worst_sizes() -> None:
+    callers = Callers()
+    callers.rate(rising, 10)
+    answered, seconds = 0, 0.0
+    for speed in (1.5, 0.8, 1.3, 0.7, 1.6, 1.0) * 5:
+        until = callers.clock.now() + 4
+        while callers.clock.now() < until:
+            rows = callers.run(lambda rows, speed=speed: speed * rising(rows))  # type: ignore[misc]
+            callers.send(rows)
+            answered += rows
+            # Without the changes of speed.
+            seconds += rising(rows)
+    # 0.78 if each change forgot all times.
+    assert answered / seconds >= 0.82 * best_rate(rising)
+
+
 WRONG = (
     lambda rows: 3.0 if rows >= 16 else 1.0,
     lambda rows: 0.5 if rows <= 2 else 1.0,

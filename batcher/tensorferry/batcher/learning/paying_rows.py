@@ -29,8 +29,8 @@ _TRIAL_SHARE = 0.002
 _EARLY_SECONDS, _EARLY_SHARE, _EARLY_ROWS, _FAR = 1.0, 0.006, 4, 3.0
 # Until a size has this many samples it is tried sooner, unless its time per row exceeds the best by this factor.
 _SAMPLES_WANTED, _HOPELESS = 3, 1.25
-# Before the first trial, and between two, at least this many usual batches run.
-_FIRST_BATCHES, _BATCHES_BETWEEN = 32, 4
+# Before the first trial this many batches run, or as many as take this long; and between two at least so many usual ones.
+_FIRST_BATCHES, _FIRST_SECONDS, _BATCHES_BETWEEN = 32, 2.0, 4
 # A size is tried only if the first deadline is this many usual batches later than the queue needs.
 _BATCHES_TO_SPARE = 2
 # A time per row is a mean over about this many batches. Times have changed if this many samples in a row are longer, or
@@ -72,15 +72,13 @@ class PayingRows:
     Not thread-safe: the owner's lock guards it.
     """
 
-    __slots__ = ("_began", "_reset", "_run", "_seen", "_sizes", "_trial_at", "rows", "trial")
+    __slots__ = ("_began", "_run", "_seen", "_sizes", "_trial_at", "rows", "trial")
 
     def __init__(self, max_batch_size: int) -> None:
         self._sizes = powers_of_two(max_batch_size)
         self._seen: dict[int, _Size] = {}
         # Samples in a row that were longer (positive) or shorter (negative) than expected by `_DEVIATION`.
         self._run = 0
-        # Times have changed, so `expected` may be wrong.
-        self._reset = False
         # No size is tried before this time; inf until a batch ran.
         self._trial_at = math.inf
         # When the first batch ran, or times changed.
@@ -96,19 +94,20 @@ class PayingRows:
             return
         size, sample = self._nearest(rows), (seconds + _OVERHEAD_SECONDS) / rows
         if self._trial_at == math.inf:
-            self._trial_at = now + _FIRST_BATCHES * seconds
+            self._trial_at = now + min(_FIRST_BATCHES * seconds, _FIRST_SECONDS)
             self._began = now
         mean, samples, _ = self._seen.get(size, _NEW)
         if self._changed(size, sample, mean, samples):
+            self._change(size, sample, now)
             # After a run of samples this one is not an outlier.
             samples, mean = (_SAMPLES_WANTED - 1 if abs(self._run) >= _CHANGED_RUN else 0), sample
-            self._seen.clear()
             self._run = 0
-            self._reset = True
-            self._trial_at = self._began = now
-        elif size == self.trial and sample * _DEVIATION < mean:
-            # The samples before were delayed.
-            samples = 0
+        elif size == self.trial and sample < mean:
+            if samples < _SAMPLES_WANTED:
+                self._shorten(size, sample / mean)
+            if sample * _DEVIATION < mean:
+                # The samples before were delayed.
+                samples = 0
         samples = min(samples + 1, _MEAN_OF)
         if samples > _SAMPLES_WANTED:
             sample = min(max(sample, mean / _DEVIATION), mean * _DEVIATION)
@@ -118,6 +117,25 @@ class PayingRows:
             mean = sample if samples == 1 else min(sample, mean)
         self._seen[size] = _Size(mean, samples, now)
         self.rows = self._best()
+
+    def _change(self, size: int, row_seconds: float, now: float) -> None:
+        """Take over that a size takes `row_seconds` for each row now. Sizes near the best are tried again soon.
+
+        The device may have changed its speed, which keeps the ratios of the sizes, or the curve may be another. Smaller sizes
+        cost little to try, so their ratios are forgotten. Of larger ones the square root is kept: to forget them would mean to
+        run the worst sizes after each change of speed.
+        """
+        known = self._seen[size].row_seconds
+        for other, seen in self._seen.items():
+            ratio = math.sqrt(seen.row_seconds / known) if other > size else 1.0
+            self._seen[other] = _Size(ratio * row_seconds, min(seen.samples, _SAMPLES_WANTED - 1), seen.ran)
+        self._trial_at = self._began = now
+
+    def _shorten(self, size: int, factor: float) -> None:
+        """Take over that a size was faster than expected: so may be larger ones, if the curve is another now."""
+        for other, seen in self._seen.items():
+            if other > size and seen.samples < _SAMPLES_WANTED:
+                self._seen[other] = seen._replace(row_seconds=seen.row_seconds * factor)
 
     def _changed(self, size: int, sample: float, mean: float, samples: int) -> bool:
         """Return whether the times of all sizes have changed, as far as this sample shows."""
@@ -191,9 +209,7 @@ class PayingRows:
                 break
             if size == usual:
                 continue
-            known = self._seen.get(size) or _Size(
-                0.0 if self._reset else expected(size) / size, 0, self._began
-            )
+            known = self._seen.get(size) or _Size(expected(size) / size, 0, self._began)
             early = size <= _EARLY_ROWS * usual
             if (
                 early
