@@ -93,14 +93,6 @@ def test_all_outputs_raw() -> None:
 
 
 @pytest.mark.parametrize("typed", [False, True])
-@pytest.mark.parametrize("requested", ["sy", "yns"])
-def test_requested_outputs_in_their_order(requested: str, typed: bool) -> None:
-    answer = response("yns", requested=requested, typed=typed)
-    assert [tensor.name for tensor in answer.outputs] == list(requested)
-    assert arrays_of(answer) == {name: EXPECTED[name] for name in requested}
-
-
-@pytest.mark.parametrize("typed", [False, True])
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -135,20 +127,6 @@ def test_a_typed_request_is_answered_raw_if_an_output_has_no_typed_form() -> Non
 def test_only_requested_outputs_decide_whether_the_answer_is_typed() -> None:
     assert not response("yh", typed=True, requested="y").raw_output_contents
     assert response("yh", typed=True, requested="h").raw_output_contents
-
-
-@pytest.mark.parametrize("typed", [False, True])
-def test_a_response_without_rows(typed: bool) -> None:
-    none = {name: array[:0] for name, array in ARRAYS.items()}
-    answer = response("yns", typed=typed, arrays=none)
-    assert arrays_of(answer) == {"y": [], "n": [], "s": []}
-    assert list(answer.outputs[0].shape) == [0, 3]
-    assert len(answer.raw_output_contents) == (0 if typed else 3)
-
-
-def test_rows_that_are_not_contiguous() -> None:
-    answer = response("y", arrays={"y": np.asfortranarray(fp32(4, 3))[1:3]})
-    assert arrays_of(answer) == {"y": fp32(4, 3)[1:3].tolist()}
 
 
 def batch_description(value: bool | int, **outcome: Any) -> dict[str, int | str]:

@@ -17,8 +17,6 @@ from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.requests.codec import DecodedRequest, decode_request
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.signature import Signature
-from tensorferry.server.wire import bounds
-from tensorferry.server.wire.structure import check_message
 
 S, B = spec("s", "BYTES", "batch"), spec("s", "BYTES", "batch", binary=True)
 K = spec("k", "INT64", "batch")
@@ -66,26 +64,6 @@ def test_texts_are_in_the_order_of_their_numbers() -> None:
     assert tensor.data.tolist() == [[str(row * 4 + at) for at in range(4)] for row in range(3)]
 
 
-def test_text_is_utf8_for_a_binary_input() -> None:
-    (tensor,) = decoded(message({"text": E_ACUTE}, 1), signature(B)).tensors
-    assert tensor.data.tolist() == [E_ACUTE.encode()]
-
-
-def test_an_empty_text_is_an_element() -> None:
-    (tensor,) = decoded(message({"text": ""}, 1), signature(S)).tensors
-    assert tensor.data.tolist() == [""]
-
-
-def test_other_inputs_may_have_typed_contents() -> None:
-    request = message({"text_0": "a", "text_1": "b"}, 2)
-    other = request.inputs.add(name="k", datatype="INT64", shape=[2])
-    other.contents.int64_contents.extend([5, 6])
-    found = decoded(request, signature(S, K))
-    assert found.tensors[0].data.tolist() == ["a", "b"]
-    assert found.tensors[1].data == np.array([5, 6]).tobytes()
-    assert found.response_spec.typed
-
-
 def test_other_inputs_may_be_in_shared_memory(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(fp32(1, 2).tobytes())
     regions = Regions(allowed=True, directory=tmp_path)
@@ -124,11 +102,8 @@ def test_other_parameters_are_ignored() -> None:
             "input 's' has the parameters text, text_0; give 'text' for one element, or 'text_0',",
         ),
         (["text_0", "text_2"], 2, "input 's' has the parameters text_0, text_2; give 'text'"),
-        (["text_1"], 1, "input 's' has the parameters text_1; give 'text'"),
         (["text_00"], 1, "input 's' has the parameters text_00; give 'text'"),
-        (["text_0", "text_01"], 2, "input 's' has the parameters text_0, text_01; give 'text'"),
         (["text"], 2, "input 's' of model 'm': shape [2] takes 2 elements, got 1 in text parameters"),
-        (["text"], 0, "input 's' of model 'm': shape [0] takes 0 elements, got 1 in text parameters"),
         (["text_0", "text_1"], 1, "shape [1] takes 1 elements, got 2 in text parameters"),
     ],
     ids=str,
@@ -179,15 +154,3 @@ def test_texts_have_the_limits_of_strings() -> None:
     assert "has 65537 strings; this server takes at most 65536" in refused(
         message({"text_0": ""}, 65_537), signature(S)
     )
-
-
-def test_texts_have_the_bounds_of_parameters() -> None:
-    longest = "a" * bounds.PARAMETER_TEXT_BYTES
-    check_message(message({"text": longest}, 1).SerializeToString(), pb.ModelInferRequest)
-    with pytest.raises(
-        InvalidRequestError, match="string_param has 65537 bytes; this server takes at most 65536"
-    ):
-        check_message(message({"text": longest + "a"}, 1).SerializeToString(), pb.ModelInferRequest)
-    texts = {f"text_{number}": "a" for number in range(bounds.MAX_PARAMETERS + 1)}
-    with pytest.raises(InvalidRequestError, match=r"more than 256 entries in inputs\.parameters"):
-        check_message(message(texts, len(texts)).SerializeToString(), pb.ModelInferRequest)

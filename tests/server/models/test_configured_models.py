@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.models import mixing, small
-from support.server.rig import PATIENCE, Array, fp32
+from support.server.rig import PATIENCE, Array
 
-from tensorferry.batcher import RequestTooLarge
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
@@ -63,8 +62,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "build", "most", "merges", "words"),
     [
-        (None, small.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
-        (X, small.twice, 16, True, "batches of up to 16 rows after at most 1 ms (proved)"),
         (
             "dynamic_batching { }",
             small.twice,
@@ -72,7 +69,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
             True,
             "batches of up to 16 rows (proved)",
         ),
-        ("max_batch_size: 8", small.twice, 8, True, "batches of up to 8 rows after at most 1 ms (proved)"),
         (
             "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 2500 }" + XY,
             small.twice,
@@ -88,20 +84,12 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
             "requests of up to 8 rows, each alone (its configuration has no dynamic_batching)",
         ),
         (
-            "max_batch_size: 1",
-            small.twice,
-            1,
-            False,
-            "requests of up to 1 rows, each alone (its configuration",
-        ),
-        (
             XY.replace("dims: 3", "dims: [ -1, 3 ]"),
             small.twice,
             0,
             False,
             "unbatched (max_batch_size is 0 in its configuration)",
         ),
-        ("", small.centred, 0, False, "unbatched (ReduceMean mean reduces over the batch axis"),
         (
             "max_batch_size: 8 dynamic_batching { }",
             small.centred,
@@ -134,13 +122,6 @@ def test_how_a_model_is_batched(
     assert model.batching.startswith(words)
 
 
-def test_a_refused_model_gives_a_warning(load: Load, caplog: pytest.LogCaptureFixture) -> None:
-    load("max_batch_size: 8 dynamic_batching { }", small.centred)
-    (warning,) = warnings(caplog)
-    assert warning.startswith("model m: each request runs alone: ReduceMean mean reduces over the batch axis")
-    assert warning.endswith("(--batching trust lets requests share batches anyway)")
-
-
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Session, list[float]]]:
     """The session and the first number of each row of every run. Runs block while `gate` is closed."""
@@ -155,34 +136,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Session, list[float]]]:
     return seen
 
 
-def test_requests_that_run_alone_keep_their_rows(load: Load, runs: list[tuple[Session, list[float]]]) -> None:
-    model = load("max_batch_size: 4 " + XY)
-    runs.clear()
-    sizes = (1, 3, 4, 2, 1)
-    futures = [
-        model.batcher.submit_rows({"x": np.full((size, 3), tag, np.float32)})
-        for tag, size in enumerate(sizes)
-    ]
-    for tag, (size, future) in enumerate(zip(sizes, futures, strict=True)):
-        assert future.result(PATIENCE)["y"].tolist() == [[2.0 * tag] * 3] * size
-    assert [values for _, values in runs] == [[float(tag)] * size for tag, size in enumerate(sizes)]
-    with pytest.raises(RequestTooLarge, match="batch-size must be <= 4 for 'm': the request has 5 rows"):
-        model.batcher.submit_rows({"x": fp32(5, 3)})
-
-
 # Signatures that clients see.
-
-
-def test_reshape_and_fixed_dims(load: Load) -> None:
-    model = load(
-        'max_batch_size: 4 input { name: "image" data_type: TYPE_FP32 dims: [ 8, 8 ] reshape { shape: [ 1, 8, 8 ] } } '
-        'output { name: "label" data_type: TYPE_INT64 dims: 1 reshape { shape: [ ] } } dynamic_batching { }',
-        lambda path: small.reshaped_conv(path),
-    )
-    assert str(model.signature) == "(image: FP32[-1, 8, 8]) -> (label: INT64[-1, 1])"
-    assert model.batching == "batches of up to 4 rows (proved)"
-    answer = model.batcher.submit_rows({"image": fp32(2, 8, 8)}).result(PATIENCE)["label"]
-    assert (answer.shape, answer.dtype) == ((2, 1), np.int64)
 
 
 @pytest.mark.parametrize(("repository", "shown"), [(True, "[-1, 1]"), (False, "[-1]")])
@@ -223,36 +177,6 @@ def test_several_instances_take_from_one_queue_at_the_same_time(
         [2.0 * tag] * 3 for tag in range(3)
     ]
     assert len(set(map(id, used))) == 3
-
-
-@pytest.mark.parametrize(("device", "why"), [("cpu", "--device is cpu"), ("auto", "")])
-def test_a_missing_gpu_is_an_error(load: Load, device: str, why: str) -> None:
-    if device == "auto":
-        from tensorferry.server.runtime.devices import choose_device
-
-        if choose_device("auto") != "cpu":
-            pytest.skip("this machine has a GPU")
-    with pytest.raises(
-        StartError, match=f"has kind KIND_GPU but no GPUs are available: .*{why}.*KIND_AUTO to fall"
-    ):
-        load("instance_group { kind: KIND_GPU }", device=device)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        'execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } }',
-        "priority: PRIORITY_MAX",
-    ],
-)
-def test_options_of_unused_devices_give_a_warning(
-    asked: str, load: Load, caplog: pytest.LogCaptureFixture
-) -> None:
-    load(f"optimization {{ {asked} }}")
-    assert warnings(caplog) == [
-        "the configuration of model 'm' has options of the GPU's execution providers, CUDA graphs or a priority; they "
-        "have no effect on its instances on the CPU"
-    ]
 
 
 # Warm-up samples.
@@ -296,16 +220,8 @@ def test_unsupported_fields_and_unknown_parameters_give_warnings(
     ("text", "message"),
     [
         ("sequence_batching { max_sequence_idle_microseconds: 1 }", "has sequence_batching"),
-        ('backend: "python"', "unexpected backend type 'python'"),
-        ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 5 }", "must be <= max batch size for m"),
         ("max_batch_size: -1", "'max_batch_size' must be non-negative for m, got -1"),
         ('name: "other"', "has the name 'other'; it must be 'm'"),
-        (X.replace("FP32", "FP16"), "configuration expects datatype TYPE_FP16 for input 'x'"),
-        ("optimization { graph { level: 9 } }", "model 'm': optimization.graph.level is 9"),
-        (
-            'parameters { key: "batching" value { string_value: "maybe" } }',
-            "parameter batching is 'maybe'; expected values for batching are proved, tested",
-        ),
     ],
 )
 def test_invalid_configurations_are_refused(text: str, message: str, load: Load) -> None:

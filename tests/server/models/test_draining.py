@@ -20,7 +20,7 @@ from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import NotReadyError
 from tensorferry.server.models.lifecycle.draining import wait_until_idle
-from tensorferry.serving import FP32, infer, model, pipeline, submit
+from tensorferry.serving import FP32, infer, model, submit
 
 VECTOR = signature(spec("x", "FP32", "batch"), outputs=(spec("y", "FP32", "batch"),))
 X = np.ones(1, np.float32)
@@ -101,26 +101,6 @@ def test_a_function_that_runs_can_still_call_a_model_that_sorts_before_it(serve:
     assert [value(running), value(queued)] == [2, 2]
     with pytest.raises(NotReadyError):
         response_of(refused[0].first())
-
-
-def test_a_pipeline_still_gets_to_the_model_that_it_names(serve: Callable[..., App]) -> None:
-    started, opened = threading.Event(), threading.Event()
-    opened.set()
-
-    def first(x: Any) -> Any:
-        started.set()
-        assert opened.wait(PATIENCE)
-        return x
-
-    head = model(inputs={"x": FP32[-1]}, outputs={"x2": FP32[-1]}, name="head")(first)
-    named = model(inputs={"x2": FP32[-1]}, outputs={"y": FP32[-1]}, name="a")(lambda x2: 3 * x2)
-    app = serve(pipeline("z", head, "a"), named)
-    opened.clear()
-    started.clear()
-    running = send(app, "z")
-    assert started.wait(PATIENCE)
-    assert drained(app, opened.set)
-    assert value(running) == 3
 
 
 def test_draining_waits_for_no_window_of_a_called_model(serve: Callable[..., App]) -> None:

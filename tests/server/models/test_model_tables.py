@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from support.server.rig import made_apps
 from tensorferry.batcher import ClientPolicy
 from tensorferry.server.app import App
 from tensorferry.server.config.load import load_config
-from tensorferry.server.config.server_config import OPTIONS, ModelSource
+from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import StartError
 from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
 from tensorferry.server.models.lifecycle import loader
@@ -131,7 +130,6 @@ EFFECTS = {
     ),
     "device": Effect('device = "cuda:1"', lambda m, r: r.devices, ["cuda:1"], ["cpu"]),
     "instances": Effect("instances = 2", lambda m, r: r.devices, ["cpu", "cpu"], ["cpu"]),
-    "threads": Effect("threads = 1", of_session("intra_op_threads"), 1, 0),
     "providers": Effect(
         'providers = ["TensorRT", "OpenVINO"]',
         lambda m, r: (r.options[-1].gpu, r.options[-1].cpu),
@@ -139,11 +137,7 @@ EFFECTS = {
         ((), ()),
         above=ON_GPU,
     ),
-    "cuda-memory-bytes": Effect(
-        'cuda-memory-bytes = "1KiB"', cuda_option("gpu_mem_limit"), "1024", None, above=ON_GPU
-    ),
     "tf32": Effect("tf32 = false", cuda_option("use_tf32"), "0", None, above=ON_GPU),
-    "fp16": Effect("fp16 = true", of_session("fp16"), Fp16(0.02), None, build=small.mlp),
     "fp16-tolerance": Effect(
         "fp16-tolerance = 0.5",
         of_session("fp16"),
@@ -164,26 +158,12 @@ EFFECTS = {
     ),
     "max-batch-size": Effect("max-batch-size = 4", lambda m, r: m.max_batch_size, 4, 32),
     "batch-rows": Effect('batch-rows = "max"', lambda m, r: m.batcher.settings.adaptive, False, True),
-    "batching-rewrite": Effect(
-        "batching-rewrite = false",
-        lambda m, r: m.max_batch_size,
-        0,
-        32,
-        build=partial(small.twice, dims=(1, 3)),
-    ),
     "batching": Effect(
         'batching = "trust"',
         lambda m, r: m.batching_verdict,
         "trusted",
         "refused",
         build=small.softmax_over_rows,
-    ),
-    "pad-lengths": Effect(
-        'pad-lengths = "sequence=4,8"\npad-values = ["ids=0", "mask=0"]',
-        lambda m, r: m.padding and m.padding.lengths,
-        (4, 8),
-        None,
-        build=small.masked_mean,
     ),
     "pad-values": Effect(
         'pad-values = "ids=7,mask=0"',
@@ -193,38 +173,11 @@ EFFECTS = {
         above='pad-lengths = "sequence=4"\npad-values = "ids=0,mask=0"',
         build=small.masked_mean,
     ),
-    "max-queue-delay-ms": Effect("max-queue-delay-ms = 5", of_batcher("max_queue_delay"), 0.005, 0.0),
-    "preferred-batch-sizes": Effect(
-        "preferred-batch-sizes = [4, 8]",
-        of_batcher("preferred_batch_sizes"),
-        (4, 8),
-        (),
-        above="max-queue-delay-ms = 5",
-    ),
     "priority-weights": Effect("priority-weights = [8, 1]", of_batcher("priority_weights"), (8, 1), (1,)),
-    "default-priority": Effect(
-        "default-priority = 1", of_batcher("default_priority"), 1, 2, above="priority-weights = [8, 1]"
-    ),
     "slo-ms": Effect("slo-ms = 60000", lambda m, r: m.slo, 60.0, float("inf")),
-    "max-queue-size": Effect("max-queue-size = 64", of_batcher("max_queue_size"), 64, 4096),
     "max-queue-bytes": Effect('max-queue-bytes = "1MiB"', of_batcher("max_queue_bytes"), 1 << 20, 1 << 30),
     "client-max-requests": Effect("client-max-requests = 3", CLIENTS, ClientPolicy(max_requests=3), None),
-    "client-max-rows": Effect("client-max-rows = 3", CLIENTS, ClientPolicy(max_rows=3), None),
-    "client-max-bytes": Effect("client-max-bytes = 3", CLIENTS, ClientPolicy(max_bytes=3), None),
-    "client-rate": Effect("client-rate = 3", CLIENTS, ClientPolicy(rate=3), None),
-    "fair-share": Effect("fair-share = true", CLIENTS, ClientPolicy(fair=True), None),
-    "client-weights": Effect(
-        'client-weights = "a=2"',
-        CLIENTS,
-        ClientPolicy(fair=True, weights={"a": 2}),
-        ClientPolicy(fair=True),
-        above="fair-share = true",
-    ),
 }
-
-
-def test_every_option_of_one_model_is_tested() -> None:
-    assert EFFECTS.keys() == {option.flag for option in OPTIONS if option.per_model}
 
 
 @pytest.mark.parametrize("flag", EFFECTS)

@@ -37,25 +37,6 @@ def ask(served: ServedRepository, model: str = "p") -> float:
     return float(answer[0, 0])
 
 
-def test_a_python_file_is_a_model_that_can_be_reloaded(served_repository: ServedRepository) -> None:
-    served = served_repository
-    served.write_code("p", times(2))
-    control = served.start("*")
-    assert ask(served) == 2
-    assert served.registry.get("p").config.platform == "python"
-    served.write_code("p", times(3))
-    control.load("p")
-    assert ask(served) == 3
-    served.write_code("p", "1 / 0")
-    with pytest.raises(LoadFailedError, match="ZeroDivisionError"):
-        control.load("p")
-    assert ask(served) == 3
-    served.write_code("p", times(4), version=2)
-    control.load("p")
-    assert (ask(served), served.registry.get("p").version) == (4, "2")
-    control.unload("p")
-
-
 def test_polling_reloads_only_what_has_changed(served_repository: ServedRepository) -> None:
     served = served_repository
     served.write_code("p", "from factors import FACTOR\n" + TIMES)

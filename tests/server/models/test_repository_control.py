@@ -100,27 +100,6 @@ def test_an_empty_repository_is_logged_at_the_start(
     assert f"the model repository {repository.root} has no model" in record.getMessage()
 
 
-def test_the_old_version_serves_while_the_new_one_is_broken(repository: ScriptedRepository) -> None:
-    repository.write("m", "1")
-    control = repository.start("m")
-    repository.write("m", "2", "broken")
-    with pytest.raises(LoadFailedError, match="load failed for model 'm': version 2 is at UNAVAILABLE state"):
-        control.load("m")
-    assert repository.serving() == "good"
-    assert repository.states() == [("m", "1", READY), ("m", "2", UNAVAILABLE)]
-    repository.write("m", "1", "broken")
-    repository.remove("m", "2")
-    with pytest.raises(LoadFailedError):
-        control.load("m")
-    assert repository.serving() == "good"
-    repository.write("m", "2", "good at last")
-    control.load("m")
-    assert repository.serving() == "good at last"
-    repository.await_state(("m", "1", UNAVAILABLE), ("m", "2", READY))
-    with pytest.raises(NotReadyError, match="version 1 is not at ready state: it is UNAVAILABLE"):
-        repository.serving(version="1")
-
-
 def test_a_broken_version_is_tried_again_on_request(repository: ScriptedRepository) -> None:
     repository.write("m", "1", "broken")
     control = repository.start()
@@ -128,34 +107,6 @@ def test_a_broken_version_is_tried_again_on_request(repository: ScriptedReposito
         with pytest.raises(LoadFailedError):
             control.load("m")
     assert repository.loads == ["m/1: broken"] * 2
-
-
-def test_a_model_with_an_unreadable_configuration_has_a_reason_and_no_version(
-    repository: ScriptedRepository,
-) -> None:
-    repository.write("m", "1")
-    repository.write("never", "1")
-    config = repository.root / "m" / "config.pbtxt"
-    config.write_text("batch: 1")
-    control = repository.start("m", strict=False)
-    reasons = control.models_without_versions()
-    assert list(reasons) == ["m", "never"]
-    assert 'line 1, column 1: Message type "inference.ModelConfig" has no field named "batch"' in reasons["m"]
-    assert reasons["never"] == ""
-    config.unlink()
-    control.load("m")
-    assert list(control.models_without_versions()) == ["never"]
-    # While a version serves, the model is not listed.
-    config.write_text("batch: 1")
-    with pytest.raises(LoadFailedError):
-        control.load("m")
-    assert list(control.models_without_versions()) == ["never"]
-    control.unload("m")
-    repository.await_state(("m", "1", UNAVAILABLE))
-    assert list(control.models_without_versions()) == ["never"]
-    with pytest.raises(LoadFailedError):
-        control.load("m")
-    assert list(control.models_without_versions()) == ["m", "never"]
 
 
 def test_a_bug_while_loading_leaves_no_version_loading(repository: ScriptedRepository) -> None:
@@ -167,26 +118,6 @@ def test_a_bug_while_loading_leaves_no_version_loading(repository: ScriptedRepos
     repository.write("m", "1", "mended")
     control.load("m")
     assert repository.serving() == "mended"
-
-
-def test_an_uploaded_configuration_and_files_replace_those_of_the_repository(
-    repository: ScriptedRepository,
-) -> None:
-    repository.write("m", "1")
-    repository.write("m", "2", "two")
-    control = repository.start("m")
-    config = ModelConfig()
-    config.version_policy.all.SetInParent()
-    control.load("m", config)
-    assert repository.states() == [("m", "1", READY), ("m", "2", READY)]
-    control.load("m", config)
-    assert repository.loads == ["m/2: two", "m/1: good", "m/2: two"], "the second time nothing has changed"
-    control.load("m", config, {"3/model.onnx": b"sent"})
-    assert repository.serving() == "sent"
-    repository.await_state(("m", "1", UNAVAILABLE), ("m", "2", UNAVAILABLE), ("m", "3", READY))
-    control.load("m")
-    assert repository.serving() == "two"
-    repository.await_state(("m", "1", UNAVAILABLE), ("m", "2", READY), ("m", "3", UNAVAILABLE))
 
 
 def test_uploaded_files_that_cannot_be_stored_are_refused(repository: ScriptedRepository) -> None:

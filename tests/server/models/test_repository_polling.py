@@ -38,28 +38,6 @@ def test_polling_reports_an_unreadable_model_once(
     assert complaints_of_two_looks() == 1
 
 
-def test_polling_loads_and_unloads_versions(repository: ScriptedRepository) -> None:
-    repository.write("a", "1")
-    repository.write("b", "1")
-    repository.start("*", mode="poll", poll_seconds=0.01)
-    repository.write("a", "2", "newer")
-    repository.await_state(("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", READY))
-    repository.remove("b")
-    repository.await_state(("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", UNAVAILABLE))
-    repository.write("c", "1", "broken")
-    repository.await_state(
-        ("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", UNAVAILABLE), ("c", "1", UNAVAILABLE)
-    )
-    tried = len(repository.loads)
-    repository.write("b", "1", "back")
-    repository.await_state(
-        ("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", READY), ("c", "1", UNAVAILABLE)
-    )
-    assert repository.loads[tried:] == ["b/1: back"], "what is broken is tried again when it has changed"
-    repository.write("c", "1", "mended")
-    repository.await_state(("a", "1", UNAVAILABLE), ("a", "2", READY), ("b", "1", READY), ("c", "1", READY))
-
-
 def test_a_persistent_fault_restarts_the_thread_with_back_off(
     repository: ScriptedRepository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support.models.controlled import ScriptedRepository, run_in_thread, runner_of
+from support.models.controlled import ScriptedRepository, runner_of
 from support.server.rig import PATIENCE
 
 from tensorferry.server.errors import (
@@ -18,26 +18,6 @@ from tensorferry.server.models.lifecycle.registry import ModelState
 from tensorferry.server.system import malloc
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
-
-
-def test_the_old_version_serves_until_the_new_one_does_and_answers_its_requests(
-    repository: ScriptedRepository,
-) -> None:
-    repository.write("m", "1", "slow")
-    control = repository.start("m")
-    old = repository.registry.get("m")
-    running = old.batcher.submit(np.float32(1))
-    queued = old.batcher.submit(np.float32(2))
-    repository.write("m", "1", "new")
-    repository.hold = threading.Event()
-    loading = run_in_thread(lambda: control.load("m"))
-    assert repository.holding.wait(PATIENCE)
-    assert repository.registry.get("m") is old
-    repository.hold.set()
-    loading.result(PATIENCE)
-    assert repository.serving() == "new"
-    runner_of[old.batcher].open()
-    assert [running.result(PATIENCE), queued.result(PATIENCE)] == [2, 4]
 
 
 def test_a_model_is_unloaded_after_its_requests(repository: ScriptedRepository) -> None:

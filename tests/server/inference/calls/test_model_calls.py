@@ -173,20 +173,6 @@ def test_unknown_models(world: World) -> None:
         world.call("m", {"x": X})
 
 
-def test_a_function_can_go_on_after_an_error(world: World) -> None:
-    world.add("m", raising(ValueError()), VECTOR)
-
-    def function(x: Any) -> Any:
-        try:
-            return call("m", x=x)["y"]
-        except ModelFailedError:
-            return -x
-
-    world.load(caller(function))
-    response = infer(world.service, message({"x": X}, model="caller"))
-    assert np.frombuffer(response.raw_output_contents[0], "<f4").tolist() == [0, -1, -2]
-
-
 @pytest.mark.parametrize("error", [QueueFull("no", 0.5), DeadlineExceeded("no"), NotReadyError("no")])
 def test_a_batch_whose_call_is_not_accepted_runs_once(world: World, error: Exception) -> None:
     gate, rows = threading.Event(), []

@@ -64,10 +64,3 @@ def test_device_memory_that_is_too_small_is_closed(
     with pytest.raises(InvalidRequestError, match=f"{nbytes} bytes, of an allocation of 64 bytes"):
         both.register_cuda("r", HANDLE, 0, nbytes)
     assert (driver.opened, names(both)) == (0, [])
-
-
-def test_all_regions_are_closed_at_the_end(both: Regions, driver: ScriptedDriver) -> None:
-    both.register_cuda("c", HANDLE, 0, 64)
-    both.register_system("s", "key", 0, 64)
-    both.close()
-    assert (driver.opened, names(both)) == (0, [])
