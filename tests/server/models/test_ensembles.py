@@ -13,9 +13,8 @@ from support.models.scaled import with_defaults
 from support.models.served_repository import ServedRepository
 from support.server.rig import PATIENCE, Array, fp32, infer, request
 
-from tensorferry.batcher import InvalidRequest
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.errors import LoadFailedError, NotReadyError, StartError
+from tensorferry.server.errors import LoadFailedError, NotReadyError
 from tensorferry.server.models.lifecycle.registry import ModelState
 
 READY, UNAVAILABLE = ModelState.READY, ModelState.UNAVAILABLE
@@ -66,16 +65,6 @@ def test_models_are_loaded_with_their_ensemble(served: ServedRepository) -> None
     assert [name for name, state in served.states().items() if state is READY] == ["second"]
 
 
-def test_a_model_that_another_ensemble_needs_stays(served: ServedRepository) -> None:
-    served.write("e", config=CHAIN)
-    served.write("other", config=ensemble(("first", "image", "scores")))
-    control = served.start()
-    control.load("e")
-    control.load("other")
-    control.unload("e", dependents=True)
-    assert {name for name, state in served.states().items() if state is READY} == {"first", "other"}
-
-
 def test_ensembles_of_ensembles(served: ServedRepository) -> None:
     served.write("e", config=CHAIN)
     served.write(
@@ -119,14 +108,6 @@ def test_a_step_may_want_a_version(served: ServedRepository) -> None:
     assert served.ask().tolist() == (2 * fp32(2, 3)).tolist()
 
 
-def test_a_version_that_is_not_loaded_is_named(served: ServedRepository) -> None:
-    served.write("e", config=ensemble(("first:7", "image", "scores")))
-    with pytest.raises(
-        StartError, match=r"ensemble 'e' depends on 'first', which does not serve: .*version 7 is not found"
-    ):
-        served.start("e")
-
-
 def test_a_broken_model_is_the_reason_why_its_ensemble_is_not_loaded(served: ServedRepository) -> None:
     served.write("second", config="batch: 1")
     served.write("e", config=CHAIN)
@@ -139,14 +120,6 @@ def test_a_broken_model_is_the_reason_why_its_ensemble_is_not_loaded(served: Ser
     (served.root / "second" / "config.pbtxt").unlink()
     served.control.load("second")
     assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
-
-
-def test_a_missing_model_is_named(served: ServedRepository) -> None:
-    served.write("e", config=CHAIN.replace("second", "third"))
-    with pytest.raises(
-        StartError, match="ensemble e contains models that are not available or ambiguous: third"
-    ):
-        served.start("e")
 
 
 def test_ensembles_in_a_circle_are_refused(served: ServedRepository) -> None:
@@ -193,17 +166,6 @@ def test_a_model_with_a_wider_shape_reloads_its_ensemble(served: ServedRepositor
     assert served.ask().tolist() == (4 * fp32(2, 3)).tolist()
 
 
-def test_a_variable_dimension_is_checked_by_the_step(served: ServedRepository) -> None:
-    served.write("e", config=ensemble(("first", "image", "scores"), dims="-1"))
-    served.start("e")
-    assert served.ask().tolist() == (2 * fp32(2, 3)).tolist()
-    with pytest.raises(
-        InvalidRequest,
-        match=r"unexpected shape for input 'x' for model 'first'. Expected \[-1, 3\], got \[2, 4\]",
-    ):
-        served.ask(x=fp32(2, 4))
-
-
 def test_models_without_rows(served: ServedRepository) -> None:
     whole = 'max_batch_size: 0 input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1, 3 ] }'
     served.write("first", config=whole)
@@ -234,28 +196,6 @@ def test_inputs_without_rows_and_optional_ones(served: ServedRepository) -> None
     threads = [run_in_thread(partial(ask, shift)) for shift in range(8)]
     for shift, answer in enumerate(threads):
         assert answer.result(PATIENCE).tolist() == (4 * fp32(2, 3) + 2 * shift).tolist()
-
-
-def test_labels_are_those_of_the_model_unless_the_ensemble_has_its_own(served: ServedRepository) -> None:
-    output = 'output { name: "y" data_type: TYPE_FP32 dims: 3 label_filename: "labels.txt" }'
-    served.write("second", config=output)
-    (served.root / "second" / "labels.txt").write_text("a\nb\nc\n")
-    served.write("e", config=CHAIN)
-    served.start("*")
-
-    def best() -> bytes:
-        message = request({"image": fp32(1, 3)}, model="e")
-        message.outputs.add(name="scores").parameters["classification"].int64_param = 1
-        return infer(served.service, message).raw_output_contents[0][4:]
-
-    assert best() == b"8.000000:2:c"
-    (served.root / "second" / "labels.txt").write_text("a\nb\nthird\n")
-    served.control.load("second")
-    assert best() == b"8.000000:2:third"
-    (served.root / "e" / "own.txt").write_text("x\ny\nz\n")
-    served.write("e", config=CHAIN.replace("output {", 'output { label_filename: "own.txt"', 1))
-    served.control.load("e")
-    assert best() == b"8.000000:2:z"
 
 
 def test_a_client_may_send_the_configuration_of_an_ensemble(served: ServedRepository) -> None:

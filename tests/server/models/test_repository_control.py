@@ -92,14 +92,6 @@ def test_the_log_names_the_version_that_serves_and_what_it_replaces(
     ]
 
 
-def test_an_empty_repository_is_logged_at_the_start(
-    repository: ScriptedRepository, caplog: pytest.LogCaptureFixture
-) -> None:
-    repository.start("*", mode="none")
-    (record,) = caplog.records
-    assert f"the model repository {repository.root} has no model" in record.getMessage()
-
-
 def test_a_broken_version_is_tried_again_on_request(repository: ScriptedRepository) -> None:
     repository.write("m", "1", "broken")
     control = repository.start()

@@ -11,7 +11,6 @@ from support.models.controlled import ScriptedRepository, runner_of
 from support.server.rig import PATIENCE
 
 from tensorferry.server.errors import (
-    NotFoundError,
     NotReadyError,
 )
 from tensorferry.server.models.lifecycle.registry import ModelState
@@ -67,12 +66,6 @@ def test_no_reference_to_an_unloaded_model_is_left(repository: ScriptedRepositor
     # The thread has reported the end of the model, and ends soon.
     assert control.close(PATIENCE)
     assert left() is None
-
-
-def test_unloading_an_unknown_model_is_an_error(repository: ScriptedRepository) -> None:
-    control = repository.start()
-    with pytest.raises(NotFoundError, match="failed to unload 'm'"):
-        control.unload("m")
 
 
 def test_drain_waits_for_models_that_are_being_unloaded(repository: ScriptedRepository) -> None:

@@ -61,16 +61,8 @@ LOOP = SECOND.replace('"mid"', '"label"').replace('value: "label" } }', 'value: 
         (ensemble(), "must specify 'step' for ensemble 'e'"),
         (ensemble(*[FIRST] * 257), "ensemble 'e' has 257 steps; this server allows at most 256"),
         (
-            ensemble(FIRST.replace('model_name: "a"', "")),
-            "must specify 'model_name' in step 0 of ensemble 'e'",
-        ),
-        (
             GOOD.replace("model_version: 3", "model_version: -2"),
             "model_version of step 1 of ensemble 'e' is -2",
-        ),
-        (
-            GOOD.replace("model_version: 3", 'model_namespace: "n"'),
-            "model_namespace of step 1 of ensemble 'e' is 'n'",
         ),
         (
             ensemble(FIRST, SECOND, fields="max_batch_size: -1"),
@@ -79,10 +71,6 @@ LOOP = SECOND.replace('"mid"', '"label"').replace('value: "label" } }', 'value: 
         (
             ensemble(FIRST, SECOND, fields="instance_group { }"),
             "instance group should not be specified for ensemble 'e'",
-        ),
-        (
-            ensemble(FIRST, SECOND, fields="model_warmup { }"),
-            "model_warmup can not be specified for ensemble 'e'",
         ),
         (
             ensemble(FIRST, FIRST),
@@ -100,23 +88,10 @@ LOOP = SECOND.replace('"mid"', '"label"').replace('value: "label" } }', 'value: 
             ensemble(FIRST, SECOND, io=IMAGE + LABEL.replace("label", "mid")),
             "ensemble tensor 'label' is unused in ensemble 'e'",
         ),
-        (ensemble(FIRST, SECOND, io=IMAGE + LABEL + LABEL), "has the output 'label' twice"),
-        (
-            ensemble(FIRST, SECOND, io=IMAGE + LABEL + LABEL.replace("label", "image")),
-            "output 'image' .* is one of its inputs",
-        ),
-        (
-            ensemble(FIRST, SECOND, io=IMAGE + LABEL + IMAGE.replace("image", "mid")),
-            "'mid' is an input of ensemble 'e' and in",
-        ),
         (GOOD.replace("dims: 3 }", "dims: 3 optional: true }"), "input 'image' of ensemble 'e' is optional"),
         (
             GOOD.replace("dims: 3 }", "dims: 3 reshape { shape: 3 } }"),
             "input 'image' of ensemble 'e' has a reshape",
-        ),
-        (
-            GOOD.replace("data_type: TYPE_FP32 dims: 3", "dims: 3"),
-            "model input 'image' must specify 'data_type' for e",
         ),
         (
             ensemble(FIRST.replace('"image"', '"label"'), SECOND, io=LABEL),
@@ -152,11 +127,6 @@ def test_models_that_fit_are_accepted(a: str) -> None:
             "ensemble tensor image is mapping to non-existing input z in model a",
         ),
         (
-            GOOD.replace('key: "y"', 'key: "z"'),
-            A,
-            "ensemble tensor mid is mapped from non-existing output z in model a; it has y",
-        ),
-        (
             GOOD,
             A + 'input { name: "w" data_type: TYPE_FP32 dims: 1 }',
             "in ensemble e, input w in model a is not mapped to any ensemble tensors",
@@ -171,11 +141,6 @@ def test_models_that_fit_are_accepted(a: str) -> None:
             GOOD.replace("dims: 3", "dims: [ 2 ]"),
             A,
             r"image: inconsistent shape: \[-1,2\] is inferred from model e while \[-1,3\] is inferred from model a",
-        ),
-        (
-            GOOD,
-            A.replace("dims: -1", "dims: 6"),
-            r"mid: inconsistent shape: \[-1,6\] is inferred from model a while \[-1,5\] is inferred from model b",
         ),
     ],
 )

@@ -140,12 +140,6 @@ def test_generated_batching_follows_the_server_options() -> None:
     )
 
 
-def test_dynamic_batching_of_the_file_precedes_the_server_options() -> None:
-    given = "dynamic_batching { preferred_batch_size: [ 2, 4 ] default_queue_policy { max_queue_size: 3 } }"
-    config = completed(given, max_queue_delay=1.0, priority_weights=(8, 1))
-    assert config.dynamic_batching == parse_config(given, "test").dynamic_batching
-
-
 def test_requests_that_share_no_batch_keep_the_queue_settings_of_the_file() -> None:
     batching = "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 9 %s }"
     assert not completed(batching % "", merges=False).HasField("dynamic_batching")
@@ -158,30 +152,13 @@ def test_requests_that_share_no_batch_keep_the_queue_settings_of_the_file() -> N
     "text",
     [
         "version_policy { specific { versions: [ 1, 3 ] } }",
-        'input { name: "x" data_type: TYPE_FP32 dims: [ 3, 7 ] } input { name: "s" data_type: TYPE_STRING dims: 1 '
-        "reshape { } }",
         'output { name: "z" data_type: TYPE_BF16 dims: -1 label_filename: "labels.txt" }',
-        'parameters { key: "intra_op_thread_count" value { string_value: "1" } }',
     ],
 )
 def test_given_fields_are_kept(text: str) -> None:
     given, config = parse_config(text, "test"), completed(text)
     for field, value in given.ListFields():
         assert getattr(config, field.name) == value
-
-
-def test_the_given_configuration_is_not_changed() -> None:
-    given = parse_config("max_batch_size: 8 instance_group { count: 1 } dynamic_batching { }", "test")
-    before = given.SerializeToString(deterministic=True)
-    complete_config(
-        given,
-        ModelSource("m", Path("model.onnx")),
-        ONNX,
-        BatchingDecision(8, True, ""),
-        instance_groups(given, "m", AvailableDevices()),
-        ServerConfig(()),
-    )
-    assert given.SerializeToString(deterministic=True) == before
 
 
 def test_a_different_name_is_refused() -> None:

@@ -51,15 +51,10 @@ PLAIN = ModelSettings(
     ("batching", "changed"),
     [
         ("", {}),
-        ("preferred_batch_size: [ 4, 8 ]", {"preferred_batch_sizes": (4, 8)}),
         ("max_queue_delay_microseconds: 2500", {"max_queue_delay": 0.0025}),
         (
             "default_queue_policy { default_timeout_microseconds: 5 allow_timeout_override: true max_queue_size: 7 }",
             {"policies": (QueuePolicy(5e-6, overridable=True, max_requests=7),)},
-        ),
-        (
-            "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 1000000 }",
-            {"policies": (QueuePolicy(1.0, delays=True),)},
         ),
         (
             "priority_levels: 2 default_priority_level: 1 default_queue_policy { max_queue_size: 3 } "
@@ -105,17 +100,11 @@ DELAYING = "timeout_action: DELAY default_timeout_microseconds: 5"
             "preferred_batch_size: 9",
             "dynamic batching preferred size must be <= max batch size for m, got 9 and 8",
         ),
-        ("priority_levels: 2", r"default priority level must be in range \[1, 2\] for m, got 0"),
         (
             "priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 value { } }",
             r"priority queue policy must have priority level in range \[1, 2\] for m, got 3",
         ),
         ("priority_levels: 18446744073709551615 default_priority_level: 1", "at most 64"),
-        ("priority_queue_policy { key: 1 value { } }", "for priority level 1, but no priority_levels"),
-        (
-            "preserve_ordering: true priority_levels: 2 default_priority_level: 1",
-            "Only one priority level is allowed when 'preserve_ordering' is true for m, got 2",
-        ),
         (
             "preserve_ordering: true priority_levels: 1 default_priority_level: 1 "
             f"priority_queue_policy {{ key: 1 value {{ {DELAYING} }} }}",

@@ -14,9 +14,7 @@ from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
 from tensorferry.server.models.config_pbtxt.supported_fields import (
     RULES,
-    Treatment,
     check_fields,
-    fields_that_are_set,
 )
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "reference" / "model_config.md"
@@ -42,44 +40,20 @@ def test_the_documentation_has_the_treatment_of_every_field() -> None:
     assert documented == {path: rule.treatment.value for path, rule in RULES.items()}
 
 
-# A configuration for each field with a warning, and for each refused field.
+# Configurations with fields of each form: a value, a message, a list and a map.
 WARNED = {
     "runtime": 'runtime: "libtriton_onnxruntime.so"',
     "optimization.cuda.graph_spec.graph_lower_bound": "optimization { cuda { graph_spec { graph_lower_bound { } } } }",
-    "optimization.cuda.busy_wait_events": "optimization { cuda { busy_wait_events: true } }",
-    "optimization.cuda.output_copy_stream": "optimization { cuda { output_copy_stream: true } }",
     "optimization.input_pinned_memory": "optimization { input_pinned_memory { enable: false } }",
-    "optimization.output_pinned_memory": "optimization { output_pinned_memory { } }",
-    "optimization.gather_kernel_buffer_threshold": "optimization { gather_kernel_buffer_threshold: 4 }",
-    "optimization.eager_batching": "optimization { eager_batching: true }",
-    "dynamic_batching.preserve_ordering": "dynamic_batching { preserve_ordering: true }",
-    "instance_group.rate_limiter": "instance_group { rate_limiter { priority: 2 } }",
-    "instance_group.secondary_devices": "instance_group { secondary_devices { kind: KIND_NVDLA } }",
     "instance_group.host_policy": 'instance_group { host_policy: "numa_0" }',
     "cc_model_filenames": 'cc_model_filenames { key: "8.6" value: "model86.onnx" }',
-    "metric_tags": 'metric_tags { key: "team" value: "a" }',
-    "response_cache.enable": "response_cache { enable: true }",
-    "model_metrics": 'model_metrics { metric_control { metric_identifier { family: "f" } } }',
 }
 REFUSED = {
     "input.allow_ragged_batch": "input { allow_ragged_batch: true }",
-    "input.is_non_linear_format_io": "input { is_non_linear_format_io: true }",
-    "output.is_shape_tensor": "output { is_shape_tensor: true }",
-    "output.is_non_linear_format_io": "output { is_non_linear_format_io: true }",
     "batch_input": 'batch_input { kind: BATCH_ITEM_SHAPE target_name: "b" data_type: TYPE_FP32 source_input: "x" }',
-    "batch_output": 'batch_output { target_name: "b" source_input: "x" }',
     "sequence_batching": "sequence_batching { max_sequence_idle_microseconds: 5 direct { } }",
-    "instance_group.profile": 'instance_group { profile: "0" }',
     "model_transaction_policy.decoupled": "model_transaction_policy { decoupled: true }",
-    "model_repository_agents": 'model_repository_agents { agents { name: "checksum" } }',
 }
-
-
-def test_the_tables_are_complete() -> None:
-    def having(treatment: Treatment) -> set[str]:
-        return {path for path, rule in RULES.items() if rule.treatment is treatment}
-
-    assert (set(WARNED), set(REFUSED)) == (having(Treatment.WARNED), having(Treatment.REFUSED))
 
 
 @pytest.mark.parametrize("path", WARNED)
@@ -98,11 +72,6 @@ def test_a_field_that_would_change_answers_is_refused(path: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "response_cache { }"])
 def test_an_empty_field_is_not_set(text: str) -> None:
-    assert check_fields(parse_config(text, "test"), "m") == []
-
-
-def test_a_default_value_gives_no_warning() -> None:
-    text = "optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: true } }"
     assert check_fields(parse_config(text, "test"), "m") == []
 
 
@@ -127,11 +96,6 @@ def test_a_warning_for_several_groups_is_given_once() -> None:
 def test_other_backends_are_refused(text: str, message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
         check_fields(parse_config(text, "test"), "m")
-
-
-def test_fields_of_every_repeated_message_are_found() -> None:
-    config = parse_config('input { name: "a" dims: 1 } input { name: "b" }', "test")
-    assert [path for path, _ in fields_that_are_set(config)] == ["input.name", "input.dims", "input.name"]
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,6 @@ def unused(options: dict[str, Any], text: str | None, devices: list[str]) -> lis
             ["dynamic_batching { }", XY, "max_batch_size: 1"],
             ["max_batch_size: 4"],
         ),
-        ("priority_weights", "priority-weights", ["dynamic_batching { }"], ["max_batch_size: 4"]),
-        ("batching", "batching", [parameter("batching")], ["max_batch_size: 4"]),
         ("instances", "instances", ["instance_group { }"], ["max_batch_size: 4"]),
         ("providers", "providers", [accelerator("gpu", "cuda"), accelerator("cpu", "openvino")], [""]),
         (
@@ -54,7 +52,6 @@ def unused(options: dict[str, Any], text: str | None, devices: list[str]) -> lis
             [parameter("gpu_mem_limit"), accelerator("gpu", "cuda")],
             [accelerator("gpu", "tensorrt"), parameter("use_tf32")],
         ),
-        ("tf32", "tf32", [parameter("use_tf32")], [parameter("fp16")]),
         ("slo", "slo-ms", [], ["dynamic_batching { }", XY, parameter("slo")]),
     ],
 )

@@ -57,13 +57,6 @@ def test_a_branch_is_followed_and_a_commit_is_not_asked_about(
     assert not hub.server.requests
 
 
-def test_a_broken_download_is_tried_again(hub: FakeHub, cache: Path, tmp_path: Path) -> None:
-    body = small.twice(tmp_path / "a.onnx").read_bytes()
-    hub.commit("org/repo", {"m.onnx": body})
-    hub.server.cut_after = [60]
-    assert files_of(hub, cache).fetch(parse_file("hf://org/repo/m.onnx")).path.read_bytes() == body
-
-
 def test_a_redirect_to_plain_http_is_refused(web: WebServer, plain_web: WebServer, cache: Path) -> None:
     hub = FakeHub(web)
     hub.commit("org/repo", {"m.onnx": b"model"})

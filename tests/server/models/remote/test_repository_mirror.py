@@ -82,18 +82,6 @@ def test_only_versions_that_are_served_are_fetched(store: Store, cache: Path) ->
     assert "s3:/bucket/models/a/2/model.onnx" in str(version.source.path)
 
 
-def test_nothing_is_fetched_twice_and_nothing_changes_without_a_change(store: Store, cache: Path) -> None:
-    repository = mirrored(store, cache)
-    before = repository.versions("a")
-    store.names.clear()
-    repository.refresh()
-    assert repository.versions("a") == before
-    # Another server with the same cache.
-    (other,) = mirrored(store, cache).versions("a")
-    assert other.fingerprint == before[0].fingerprint
-    assert not store.names
-
-
 def test_a_changed_file_changes_the_fingerprint_of_its_version_alone(store: Store, cache: Path) -> None:
     store.files["a/config.pbtxt"] = b"version_policy { all {} }"
     repository = mirrored(store, cache)
@@ -106,24 +94,6 @@ def test_a_changed_file_changes_the_fingerprint_of_its_version_alone(store: Stor
     assert after["1"] == before["1"]
     assert after["2"] != before["2"]
     assert store.names == ["a/2/model.onnx_data"]
-
-
-def test_versions_and_models_come_and_go(store: Store, cache: Path) -> None:
-    repository = mirrored(store, cache)
-    repository.versions("a")
-    store.files["a/10/model.onnx"] = b"tenth"
-    store.files["c/1/model.onnx"] = b"of c"
-    del store.files["b/3/model.onnx"], store.files["a/labels.txt"]
-    repository.refresh()
-    assert repository.names() == ["a", "c"]
-    (version,) = repository.versions("a")
-    assert (version.source.version, version.source.path.read_bytes()) == ("10", b"tenth")
-    assert version.source.directory is not None
-    assert not (version.source.directory / "labels.txt").exists()
-    del store.files["a/10/model.onnx"]
-    repository.refresh()
-    (version,) = repository.versions("a")
-    assert version.source.version == "2"
 
 
 def test_a_host_that_is_gone_leaves_what_is_in_the_cache(
@@ -181,7 +151,7 @@ def test_directories_of_other_models_that_only_a_marker_shows(store: Store, cach
     assert version.source.version == "1"
 
 
-@pytest.mark.parametrize("name", ["../out/1/model.onnx", "a/../../../x/1/model.onnx", "/etc/1/model.onnx"])
+@pytest.mark.parametrize("name", ["../out/1/model.onnx", "/etc/1/model.onnx"])
 def test_names_that_lead_elsewhere_are_not_fetched(
     store: Store, cache: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -44,14 +44,6 @@ def bucket(s3: S3Server, request: pytest.FixtureRequest) -> Iterator[tuple[str, 
     files.rm(name, recursive=True)
 
 
-def test_an_object_is_fetched_again_when_it_has_changed(bucket: tuple[str, Any], cache: Path) -> None:
-    name, files = bucket
-    # More than one request.
-    for body in (BODY * 4000, BODY[::-1]):
-        files.pipe_file(f"{name}/a/m.onnx", body)
-        assert fetched(cache, f"s3://{name}/a/m.onnx") == body
-
-
 def test_a_session_token_is_not_logged(
     bucket: tuple[str, Any], cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
