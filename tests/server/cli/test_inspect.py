@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 from support.models import mixing, small
-from support.processes.server import command, environment
-from support.remote.web_server import web_server
 
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.cli import inspect, show_config
@@ -23,8 +20,6 @@ from tensorferry.server.onnx.measuring.core_layouts import LayoutTime
 from tensorferry.server.onnx.measuring.measurements import Measurements
 from tensorferry.server.signature import Signature, TensorSpec
 from tensorferry.server.startup import print_ready_line
-
-FAST = ("--device", "cpu", "--sizes", "1,2,4")
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +77,8 @@ def test_models_that_cannot_be_loaded_do_not_keep_others_from_being_printed(
     ("argv", "said"),
     [
         (["m.onnx", "--sizes", "0"], "--sizes: is '0'; it must be numbers of rows from 1"),
-        (["m.onnx", "--length", "n=0"], "--length: is 'n=0'; it must be a number of at least 1, such as 128"),
         (["m.onnx", "--measure-seconds", "inf"], "--measure-seconds: is 'inf'; it must be a number above 0"),
         (["m.onnx", "--sise", "1"], "unknown flag --sise"),
-        ([], "the following arguments are required: MODEL"),
     ],
 )
 def test_a_wrong_flag_is_one_line_and_code_2(
@@ -124,43 +117,6 @@ def test_the_lengths_of_variable_axes(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "lengths   n 7 (--length gives others)" in capsys.readouterr().out.splitlines()
     assert inspect.main([str(path), *once, "--length", "m=7"]) == 1
     assert "--length names the axis 'm'; the inputs have 'n'" in capsys.readouterr().err
-
-
-def test_a_model_from_elsewhere_is_fetched(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with web_server(None) as web:
-        web.files["/m.onnx"] = small.twice(tmp_path / "m.onnx").read_bytes()
-        argv = (f"{web.url}/m.onnx", "--allow-http", "--no-measure", "--device", "cpu")
-        (model,) = in_json(capsys, *argv)
-    assert (model["name"], model["batching"]["verdict"]) == ("m", "proved")
-
-
-def test_an_interrupt_ends_it_without_a_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(inspect, "inspect_model", interrupt)
-    assert inspect.main([str(small.twice(tmp_path / "m.onnx"))]) == 130
-    assert capsys.readouterr().out == ""
-
-
-def test_a_process_prints_only_json_on_stdout(tmp_path: Path) -> None:
-    path = small.twice(tmp_path / "m.onnx", dims=(1, 3))
-    done = subprocess.run(
-        command("inspect", path, "--json", *FAST),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=100,
-        check=True,
-    )
-    (model,) = json.loads(done.stdout)["models"]
-    assert (model["batching"]["verdict"], model["batching"]["rewritten"]) == ("proved", True)
-    assert done.stderr == ""
 
 
 # The command prints made-up measurements.

@@ -83,7 +83,6 @@ def test_a_missing_package_is_reported_with_what_to_install(
     [
         ("4.25.8", False),
         ("5.29", True),
-        ("8.0.0", False),
     ],
 )
 def test_a_package_of_a_wrong_version_is_reported_with_what_to_install(

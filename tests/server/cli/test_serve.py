@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import logging
-import signal
-import threading
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, NoReturn
 
 import pytest
-from support.server.rig import PATIENCE
 
 from tensorferry.server.cli import one_process, reloading, serve
 from tensorferry.server.config.server_config import GROUPS, OPTIONS, ServerConfig
@@ -87,12 +81,6 @@ def test_the_supervisor_gets_the_number_of_processes(
     assert f"16 cores: {processes} server processes, " in capfd.readouterr().err
 
 
-def test_a_switch_can_be_followed_by_sizes(served: list[ServerConfig]) -> None:
-    assert serve.main(["--cuda-graphs", "1,8", "m.onnx", "--device", "cuda"]) == 0
-    assert served[0].cuda_graphs == (1, 8)
-    assert [str(source.path) for source in served[0].models] == ["m.onnx"]
-
-
 def test_all_arguments_after_two_dashes_are_models(served: list[ServerConfig]) -> None:
     assert serve.main(["--fp16", "--", "true", "m=--fp16"]) == 0
     assert [(source.name, str(source.path)) for source in served[0].models] == [
@@ -106,10 +94,8 @@ def test_all_arguments_after_two_dashes_are_models(served: list[ServerConfig]) -
     [
         # No abbreviations, because a later version with a similar flag would change their meaning.
         (["--max-batch", "4", "m.onnx"], "unknown flag --max-batch; did you mean --max-batch-size?"),
-        (["m.onnx", "--prot=3"], "unknown flag --prot; did you mean --port?"),
         (["m.onnx", "--no-fp-16"], "unknown flag --no-fp-16; did you mean --no-fp16?"),
         (["m.onnx", "--qqqqqq"], "unknown flag --qqqqqq"),
-        (["m.onnx", "-p", "3"], "unknown flag -p"),
         (["m.onnx", "--port"], "argument --port: expected one argument"),
     ],
 )
@@ -160,55 +146,3 @@ def test_the_ready_line_describes_few_models_and_names_some_of_many() -> None:
     assert describe_models([model(0), model(1)]) == "m0(x: FP32 [b]), proved; m1(x: FP32 [b]), proved"
     many = describe_models([model(number) for number in range(400)])
     assert many == ("400 models, m0, m1, m2, m3, m4, m5, m6, m7 and 392 more (tensorferry models lists them)")
-
-
-class _SlowApp:
-    """An App that is drained and stopped while it loads its models."""
-
-    loading, released = threading.Event(), threading.Event()
-
-    def __init__(self, config: ServerConfig, *others: Any) -> None:
-        self.config = config
-
-    def start(self) -> None: ...
-
-    def load(self) -> None:
-        self.loading.set()
-        assert self.released.wait(PATIENCE)
-        raise RuntimeError("loading ended after the stop")
-
-    def drain(self) -> bool:
-        return True
-
-    def stop(self) -> bool:
-        return True
-
-
-class _Exited(BaseException):
-    """The process exited."""
-
-
-def test_a_stop_does_not_wait_for_models_that_are_being_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that returns from ONNX Runtime while the interpreter shuts down aborts the process, with 134, not 0."""
-
-    def forward(on_signal: Callable[[int], None]) -> None:
-        def term() -> None:
-            assert _SlowApp.loading.wait(PATIENCE)
-            on_signal(signal.SIGTERM)
-
-        threading.Thread(target=term, daemon=True).start()
-
-    def exit_now(code: int, output: Any) -> NoReturn:
-        raise _Exited(code)
-
-    monkeypatch.setattr(one_process, "App", _SlowApp)
-    monkeypatch.setattr(one_process, "forward_signals", forward)
-    monkeypatch.setattr(one_process, "_exit_now", exit_now)
-    monkeypatch.setattr(one_process, "watch_threads", lambda before_exit: None)
-    monkeypatch.setattr(signal, "signal", lambda *args: None)
-    try:
-        with pytest.raises(_Exited) as exited:
-            one_process.run_one_process(ServerConfig(()), SimpleNamespace(flush=None))  # type: ignore[arg-type]
-    finally:
-        _SlowApp.released.set()
-    assert exited.value.args == (0,)

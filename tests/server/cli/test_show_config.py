@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
 from support.models import small
-from support.processes.server import command, environment
 
 from tensorferry.server.cli import show_config
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
@@ -46,19 +43,6 @@ def served(source: ModelSource, **options: object) -> str:
     model = load_model(source, LoadContext(ServerConfig((source,), **options)))  # type: ignore[arg-type]
     assert model.batcher.close()
     return config_text(model.config)
-
-
-def test_the_configuration_of_a_file_is_the_servers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = small.lookup(tmp_path / "m.onnx")
-    assert show_config.main([f"n={path}", "--max-batch-size", "4", "--max-queue-delay-ms", "2"]) == 0
-    printed = capsys.readouterr().out
-    first, rest = printed.split("\n", 1)
-    assert re.fullmatch(r"# batches of up to 4 rows after at most 2 ms \((proved|tested)\)", first)
-    assert rest == served(ModelSource("n", path), max_batch_size=4, max_queue_delay=0.002)
-    config = parse_config(printed, "printed")
-    assert (config.name, config.max_batch_size, config.default_model_filename) == ("n", 4, "m.onnx")
 
 
 def test_a_directory_stands_for_its_highest_version(
@@ -104,7 +88,6 @@ def test_the_table_of_the_model_applies(
     [
         (["absent.onnx"], 1, "absent.onnx: no such file"),
         (["absent.onnx", "--max-batch-size", "-1"], 2, "--max-batch-size is '-1'; it must be an integer"),
-        (["..=m.onnx"], 2, "a name starts with a letter or digit"),
         (
             ["m.onnx", "--config", "absent.toml"],
             2,
@@ -127,16 +110,6 @@ def test_a_directory_whose_name_is_no_model_name_is_refused(tmp_path: Path) -> N
     (tmp_path / ".m").mkdir()
     with pytest.raises(StartError, match=r"is named '\.m', which is not a valid model name: rename it"):
         source_in(tmp_path / ".m")
-
-
-def test_a_process_prints_only_the_configuration_on_stdout(tmp_path: Path) -> None:
-    home = repository(tmp_path, "response_cache { enable: true }", "1")
-    done = subprocess.run(
-        command("config", home), capture_output=True, text=True, env=environment(), timeout=60, check=True
-    )
-    assert parse_config(done.stdout, "stdout").name == "m"
-    (line,) = done.stderr.splitlines()
-    assert line.endswith("has response_cache.enable: it has no effect: this server has no response cache")
 
 
 def test_an_ensemble_is_printed_with_its_defaults(

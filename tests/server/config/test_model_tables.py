@@ -65,25 +65,13 @@ def test_models_of_the_command_line_replace_the_paths_of_tables_but_not_their_op
             "has the unknown key 'max_bach_size'; did you mean max-batch-size?",
         ),
         (
-            "[models.m]\nqqqqqq = 1",
-            "has the unknown key 'qqqqqq'; it can have path, custom-ops, device, instances, ",
-        ),
-        (
             "[models.m]\nport = 1",
             "[models.m] of FILE has 'port', which is an option of the whole server, not of one model: give it above all "
             "tables; it can have path",
         ),
         (
-            "[models.m]\nmax_message_bytes = 1",
-            "which is an option of the whole server, not of one model: give it above all tables; did you mean max-queue",
-        ),
-        (
             "[models.m]\npath = 3",
             "path in [models.m] of FILE is 3; it must be the path or address of a model",
-        ),
-        (
-            "[models.m]\npath = ' '",
-            "path in [models.m] of FILE is ' '; it must be the path or address of a model",
         ),
         (
             "[models]\nm = 'a.onnx'",
@@ -117,17 +105,9 @@ def test_a_file_without_a_path_in_its_tables_names_no_model(load: Write) -> None
     [
         ("[models.m]\npad-values = 'x=0'", "pad-values are given without pad-lengths"),
         (
-            "[models.m]\npad-lengths = 'n=8'\nmax-batch-size = 0",
-            "pad-lengths are given, but max-batch-size is 0",
-        ),
-        ("[models.m]\npreferred-batch-sizes = [64]", "has 64, but max-batch-size is 32"),
-        ("[models.m]\ndefault-priority = 2", "default-priority is 2, but priority-weights has 1"),
-        (
             "priority-weights = [4, 2, 1]\ndefault-priority = 3\n[models.m]\npriority-weights = [2, 1]",
             "default-priority is 3, but priority-weights has 2 classes",
         ),
-        ("[models.m]\nclient-weights = 'a=2'", "client-weights is given, but clients do not share"),
-        ("[models.m]\nfp16-tolerance = 0.5", "fp16-tolerance is 0.5, but no model is converted"),
         (
             "[models.m]\ndevice = 'cpu'\ntf32 = false",
             "tf32 is false, which has no effect because device is cpu",
@@ -149,18 +129,11 @@ def test_a_contradiction_in_a_table_is_an_error(text: str, message: str, load: W
     [
         # Options of the server that only some models use.
         "pad-values = 'x=0'\n[models.m]\npad-lengths = 'n=8'",
-        "pad-lengths = 'n=8'\npad-values = 'x=0'\nmax-batch-size = 0\n[models.m]\nmax-batch-size = 8",
         "pad-lengths = 'n=8'\npad-values = 'x=0'\n[models.m]\nmax-batch-size = 0",
-        "preferred-batch-sizes = [64]\n[models.m]\nmax-batch-size = 64",
         "preferred-batch-sizes = [16]\n[models.m]\nmax-batch-size = 8",
-        "client-weights = 'a=2'\n[models.m]\nfair-share = true",
-        "fp16-tolerance = 0.5\n[models.m]\nfp16 = true",
-        "fp16 = true\nfp16-tolerance = 0.5\n[models.m]\nfp16 = false",
         "device = 'cpu'\ntf32 = false\n[models.m]\ndevice = 'cuda'",
-        "device = 'cuda'\ntf32 = false\n[models.m]\ndevice = 'cpu'",
         # Options of a table that complete those of the server.
         "pad-lengths = 'n=8'\n[models.m]\npad-values = 'x=0'",
-        "fair-share = true\n[models.m]\nclient-weights = 'a=2'",
         "device = 'cpu'\n[models.m]\ndevice = 'cuda'\ntf32 = false",
     ],
 )

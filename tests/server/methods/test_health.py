@@ -119,14 +119,6 @@ def test_a_watcher_gets_each_change_in_order(health: HealthService) -> None:
     watch.await_statuses(STATUS.SERVING, STATUS.NOT_SERVING, STATUS.SERVING)
 
 
-def test_a_watcher_of_an_unknown_service_gets_its_first_status(health: HealthService) -> None:
-    watch = Watch(health, "later")
-    watch.reads.set()
-    watch.await_statuses(STATUS.SERVICE_UNKNOWN)
-    health.set("later", serving=True)
-    watch.await_statuses(STATUS.SERVICE_UNKNOWN, STATUS.SERVING)
-
-
 def test_a_watcher_that_reads_late_gets_the_last_changes(health: HealthService) -> None:
     watch = Watch(health)
     assert watch.sending.wait(PATIENCE)

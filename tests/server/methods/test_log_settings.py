@@ -71,10 +71,7 @@ def written(capfd: pytest.CaptureFixture[str]) -> set[str]:
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
-        ({"log_info": False}, "warning error critical"),
-        ({"log_warning": False}, "info error critical"),
         ({"log_error": False}, "info warning"),
-        ({"log_info": False, "log_warning": False, "log_error": False}, ""),
         ({"log_verbose_level": 3, "log_info": False}, "debug warning error critical"),
     ],
 )
@@ -111,14 +108,11 @@ def test_times_in_text_change_to_iso_8601_and_back(capfd: pytest.CaptureFixture[
     ("changes", "message"),
     [
         ({"log_info": 1}, "expect boolean for 'log_info', in bool_param; got uint32_param"),
-        ({"log_warning": "on"}, "expect boolean for 'log_warning', in bool_param; got string_param"),
-        ({"log_error": 0}, "expect boolean for 'log_error'"),
         (
             {"log_verbose_level": True},
             "expect int32 for 'log_verbose_level', in uint32_param; got bool_param",
         ),
         ({"log_format": True}, "expect string for 'log_format'"),
-        ({"log_loud": True}, "unknown log setting 'log_loud'; known are log_file, log_info"),
     ],
 )
 def test_a_wrong_setting_is_refused_and_nothing_changes(changes: dict[str, Any], message: str) -> None:

@@ -113,16 +113,6 @@ def test_whether_a_model_is_ready(served: ServedTransport) -> None:
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_server_metadata(served: ServedTransport) -> None:
-    assert served.stub.ServerMetadata(
-        pb.ServerMetadataRequest(), timeout=PATIENCE
-    ) == pb.ServerMetadataResponse(
-        name="tensorferry",
-        version="1.2.3",
-        extensions=["binary_tensor_data", "classification", "parameters", "schedule_policy"],
-    )
-
-
 @pytest.mark.parametrize("version", ["", "2"])
 def test_model_metadata(served: ServedTransport, version: str) -> None:
     for number in ("1", "2"):
@@ -154,34 +144,3 @@ def test_the_metadata_has_the_least_bound_of_a_request(served: ServedTransport) 
     served.registry.mark_ready(replace(model(), signature=bounded))
     answer = served.stub.ModelMetadata(pb.ModelMetadataRequest(name="m"), timeout=PATIENCE)
     assert answer.properties["max_message_bytes"] == "1000"
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "code"),
-    [
-        ("unknown", "", "NOT_FOUND"),
-        ("m", "2", "NOT_FOUND"),
-        ("m", "one", "INVALID_ARGUMENT"),
-        ("slow", "", "UNAVAILABLE"),
-    ],
-)
-def test_unavailable_metadata(served: ServedTransport, name: str, version: str, code: str) -> None:
-    served.registry.mark_ready(model())
-    served.registry.mark_loading("slow", "1")
-    error = refused(served, "ModelMetadata", pb.ModelMetadataRequest(name=name, version=version))
-    assert error.code() is grpc.StatusCode[code]
-
-
-def test_an_unexpected_error_in_a_method_shows_no_details(
-    served: ServedTransport, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken() -> Any:
-        raise RuntimeError("a secret")
-
-    served.registry.mark_ready(model())
-    monkeypatch.setattr(served.registry, "entries", broken)
-    error = refused(served, "ModelMetadata", pb.ModelMetadataRequest(name="m"))
-    assert error.code() is grpc.StatusCode.INTERNAL
-    assert error.details() == "internal error; the server's log has the details"
-    assert "a secret" in caplog.text
-    caplog.clear()  # its frames hold the server

@@ -57,8 +57,3 @@ def test_log_settings_are_read_and_not_changed(methods: Methods) -> None:
     request.settings["log_info"].bool_param = False
     with pytest.raises(OneProcessError, match="give the settings as options, and send SIGHUP"):
         methods["LogSettings"](request)
-
-
-@pytest.mark.parametrize("name", ["RepositoryIndex", "SystemSharedMemoryStatus"])
-def test_what_changes_nothing_is_answered(methods: Methods, name: str) -> None:
-    assert methods[name]("request") == "request"

@@ -13,7 +13,6 @@ from support.server.rig import PATIENCE, signature, spec
 from tensorferry.batcher import Batcher, DeadlineExceeded
 from tensorferry.batcher.testing import VirtualClock
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
 from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 
@@ -42,46 +41,10 @@ def ready(registry: ModelRegistry) -> Iterator[Ready]:
         assert batcher.close()
 
 
-def reported(registry: ModelRegistry, name: str = "", version: str = "") -> list[tuple[str, str]]:
-    """The names and versions with statistics."""
-    return [(one.name, one.version) for one in statistics(registry, name, version)]
-
-
 def statistics(registry: ModelRegistry, name: str = "", version: str = "") -> list[pb.ModelStatistics]:
     request = pb.ModelStatisticsRequest(name=name, version=version)
     response = StatisticsMethods(registry).methods()["ModelStatistics"](request)
     return list(response.model_stats)
-
-
-def test_statistics_of_a_version_of_a_model_and_of_all(registry: ModelRegistry, ready: Ready) -> None:
-    assert reported(registry) == []
-    for name, version in (("b", "1"), ("a", "10"), ("a", "9")):
-        ready(name, version)
-    registry.mark_loading("c", "1")
-    assert reported(registry, "a", "9") == [("a", "9")]
-    assert reported(registry, "a") == [("a", "9"), ("a", "10")]
-    assert reported(registry) == [("a", "9"), ("a", "10"), ("b", "1")], "a loading model has none"
-    assert reported(registry, "", "9") == reported(registry), (
-        "a version without a name is ignored, as in Triton"
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "error", "message"),
-    [
-        ("x", "", NotFoundError, "unknown model: 'x'"),
-        ("m", "2", NotFoundError, "version 2 is not found"),
-        ("m", "one", InvalidRequestError, "version string 'one'"),
-        ("loads", "", NotReadyError, "it is LOADING"),
-    ],
-)
-def test_models_without_statistics(
-    registry: ModelRegistry, ready: Ready, name: str, version: str, error: type[Exception], message: str
-) -> None:
-    ready("m")
-    registry.mark_loading("loads", "1")
-    with pytest.raises(error, match=message):
-        reported(registry, name, version)
 
 
 def test_the_figures(registry: ModelRegistry, ready: Ready) -> None:

@@ -52,7 +52,6 @@ def test_a_setting_may_be_cleared_or_given_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("name", "values", "error", "message"),
     [
-        ("trace_level", ["OFF", "OFF"], UnsupportedError, "cannot be changed to 'OFF, OFF'"),
         ("trace_rate", "9" * 10_000, UnsupportedError, "trace_rate is '1'"),
         (
             "trace_speed",
