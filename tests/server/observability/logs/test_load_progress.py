@@ -7,7 +7,6 @@ import logging
 import pytest
 
 from tensorferry.batcher.testing import VirtualClock
-from tensorferry.server.observability.logs import load_progress
 from tensorferry.server.observability.logs.load_progress import LoadProgress, set_load_stage
 
 
@@ -43,8 +42,3 @@ def test_a_quick_or_failed_load_logs_nothing(caplog: pytest.LogCaptureFixture) -
         fail()
     clock.advance(60)
     assert caplog.records == []
-
-
-def test_outside_of_a_load_a_stage_has_no_effect() -> None:
-    set_load_stage("nothing")
-    assert load_progress._current.get() is None

@@ -99,12 +99,6 @@ def test_bytes_are_limited_but_one_item_is_always_accepted(disk: Disk, open_writ
     assert not writer.put("x", 1)
 
 
-def test_stop_does_not_wait_longer_than_the_timeout(disk: Disk, open_writer: Open) -> None:
-    writer = open_writer()
-    stuck(disk, writer)
-    assert not writer.stop(0)
-
-
 def test_the_thread_continues_after_a_fault_and_a_pause(disk: Disk, open_writer: Open) -> None:
     clock = VirtualClock()
     writer = open_writer(backoff=RestartBackoff(clock))

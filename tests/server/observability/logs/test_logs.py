@@ -77,16 +77,6 @@ def test_a_traceback_as_text_follows_the_line_indented() -> None:
     ]
 
 
-def test_json_lines_from_the_level_upwards_are_on_stderr(
-    root: logging.Logger, capfd: pytest.CaptureFixture[str]
-) -> None:
-    logs.configure("json", "warning")
-    logging.getLogger("some").info("not this")
-    logging.getLogger("some").warning("but %s", "this")
-    (line,) = log_lines.written(capfd).splitlines()
-    assert json.loads(line)["message"] == "but this"
-
-
 def test_a_text_message_stays_on_one_line(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure("text", "info")
     logging.getLogger("some").info("a\r\nb\x1b[2J\u2028 %s é", "c\nd")

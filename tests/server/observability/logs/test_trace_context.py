@@ -44,16 +44,11 @@ def test_flags_and_later_versions_are_understood(text: str, sampled: bool) -> No
     "text",
     [
         "",
-        f"00-{TRACE}-{SPAN}",
-        f"00-{TRACE}-{SPAN}-1",
         f"00-{TRACE}-{SPAN}-01-more",
         f"ff-{TRACE}-{SPAN}-01",
         f"00-{'0' * 32}-{SPAN}-01",
         f"00-{TRACE}-{'0' * 16}-01",
-        f"00-{TRACE.upper()}-{SPAN}-01",
         f"00-{TRACE}-{SPAN}-01\n",
-        f" {GOOD}",
-        f"00-{TRACE[:-1]}g-{SPAN}-01",
         f"00-{TRACE[:-1]}٣-{SPAN}-01",
     ],
 )

@@ -79,14 +79,6 @@ def test_unsupported_readings_are_none() -> None:
         assert gpus.statistics(["cuda:0"]) == [dataclasses.replace(whole, **without)]
 
 
-def test_there_are_no_readings_after_close() -> None:
-    nvml, gpus = rig(FakeGpu(FIRST, "GPU-a"))
-    gpus.close()
-    gpus.close()
-    assert nvml.ready == 0
-    assert gpus.statistics(["cuda:0"]) == []
-
-
 @pytest.mark.parametrize(
     ("module", "reason"),
     [

@@ -157,27 +157,6 @@ def test_labels_may_have_any_text() -> None:
     assert len(found) == 2
 
 
-def test_statistics_are_sums_by_model_and_batch_size(start: Start) -> None:
-    one, other = start(), start()
-    for process, sizes in ((one, (1, 3)), (other, (3, 2, 3))):
-        process.runner.open()
-        for rows in sizes:
-            process.batcher.submit_rows(np.zeros(rows)).result(PATIENCE)
-    given = [process.statistics() for process in (one, other)]
-    whole = merged_statistics(given)
-    assert [(each.name, each.version) for each in whole.model_stats] == [("m", "3"), ("p", "1")]
-    m = whole.model_stats[0]
-    assert (m.inference_count, m.execution_count, m.inference_stats.success.count) == (12, 5, 5)
-    assert [(each.batch_size, each.compute_infer.count) for each in m.batch_stats] == [(1, 1), (2, 1), (3, 3)]
-    parts = [each.model_stats[0] for each in given]
-    assert m.last_inference == max(part.last_inference for part in parts)
-    for stage in ("success", "queue", "compute_input", "compute_infer", "compute_output"):
-        assert getattr(m.inference_stats, stage).ns == sum(
-            getattr(part.inference_stats, stage).ns for part in parts
-        )
-    assert m.batch_stats[2].compute_infer.ns == sum(part.batch_stats[-1].compute_infer.ns for part in parts)
-
-
 def test_all_fields_of_statistics_are_merged() -> None:
     def duration(count: int) -> pb.StatisticDuration:
         return pb.StatisticDuration(count=count, ns=10 * count)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import grpc
 import numpy as np
@@ -18,7 +16,6 @@ from support.server.rig import PATIENCE, ask, has_ipv6, signature, spec
 
 from tensorferry.batcher import Batcher, QueueFull
 from tensorferry.batcher.testing import ScriptedRunner
-from tensorferry.server.errors import StartError
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.observability.monitoring.http_server import MetricsServer, PageRenderer
 from tensorferry.server.observability.monitoring.metrics.metrics import Metrics, ServerStatistics
@@ -263,12 +260,6 @@ def test_metrics_of_gpus_in_use(registry: ModelRegistry) -> None:
     assert found == expected
 
 
-def test_unsupported_readings_are_left_out(registry: ModelRegistry) -> None:
-    text = page(registry, GPUS[0], FakeGpu("0000:b3:00.0", "GPU-b", unsupported={"utilization", "energy"}))
-    assert "nv_gpu_power_usage" in text
-    assert not [name for name in types(text) if "utilization" in name or "energy" in name]
-
-
 Serve = Callable[..., MetricsServer]
 
 
@@ -292,7 +283,7 @@ IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "localhost", pytest.param("::1", marks=IPV6), pytest.param("[::1]", marks=IPV6)],
+    ["127.0.0.1", pytest.param("[::1]", marks=IPV6)],
 )
 def test_the_page_is_served_over_http(serve: Serve, host: str) -> None:
     pages = iter([b"one\n", b"two\n"])
@@ -300,20 +291,3 @@ def test_the_page_is_served_over_http(serve: Serve, host: str) -> None:
     status, headers, body = ask(server.url)
     assert (status, headers["Content-Type"], body) == (200, "of ''", b"one\n")
     assert ask(server.url, "/metrics?what=ever")[2] == b"two\n"
-
-
-def test_an_address_in_use_names_the_flags(serve: Serve) -> None:
-    port = urlsplit(serve().url).port
-    with pytest.raises(StartError, match=rf"127\.0\.0\.1 port {port}: .*--metrics-host and --metrics-port"):
-        serve(port=port)
-
-
-def test_a_silent_connection_does_not_block_others(serve: Serve) -> None:
-    server = serve()
-    parts = urlsplit(server.url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE):
-        assert ask(server.url)[0] == 200
-        server.close()
-    with pytest.raises(ConnectionRefusedError):
-        ask(server.url)
-    server.close()

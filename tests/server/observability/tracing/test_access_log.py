@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from support.server.rig import PATIENCE
 from tensorferry.batcher import BatchInfo, Cancelled, DeadlineExceeded, QueueFull, Shed, StageOutcome
 from tensorferry.server.errors import ModelFailedError
 from tensorferry.server.identity import ClientIdentity
-from tensorferry.server.observability.logs.log_format import JsonFormatter
 from tensorferry.server.observability.logs.trace_context import TraceContext
 from tensorferry.server.observability.tracing.access_log import AccessLog, access_log_fields
 from tensorferry.server.observability.tracing.trace import RequestTrace
@@ -157,22 +155,6 @@ def test_requests_do_not_wait_while_the_log_is_not_read(
     ended(log)
     assert log.stop(PATIENCE)
     assert [vars(record).get("left_out") for record in lines.kept] == [None] * 5 + [6]
-
-
-def test_text_of_a_client_stays_on_one_line(lines: Lines) -> None:
-    log = AccessLog(9)
-    log.start()
-    trace = ended(log, request_id="a\r\n\x1b[31mERROR b=1 " + "x" * 1000)
-    trace.caller = ClientIdentity("o\nther", frozenset())
-    assert log.stop(PATIENCE)
-    (record,) = lines.kept
-    message = record.getMessage()
-    assert message.isprintable()
-    assert len(message) < 500
-    assert message.startswith("method=ModelInfer request_id='a\\r\\n\\x1b[31mERROR b=1 xxx")
-    line = json.loads(JsonFormatter().format(record))
-    assert line["request_id"].startswith("a\r\n")
-    assert len(line["request_id"]) == 128
 
 
 def test_lines_below_the_log_level_are_not_formatted(lines: Lines) -> None:
