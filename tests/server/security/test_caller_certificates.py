@@ -102,13 +102,6 @@ class TestCertificates:
         assert secured.infer(issue(by, "any\0", [x509.DNSName("web.example")])) is UNAUTHENTICATED
         assert secured.infer(issue(by, "any", [*LOCAL, x509.DNSName("web.example")])) is OK
 
-    def test_names_can_be_added_and_removed(self, secured: Secured) -> None:
-        client = issue(secured.clients, "New Client")
-        assert secured.infer(client) is UNAUTHENTICATED
-        secured.known.write_text("new infer cn:New Client\n")
-        assert secured.infer(client) is OK
-        assert secured.infer(issue(secured.clients, "Old Client")) is UNAUTHENTICATED
-
 
 def test_a_plain_connection_has_no_certificate(tmp_path: Path) -> None:
     known = tmp_path / "known"

@@ -37,13 +37,6 @@ def test_it_is_removed_with_its_last_reference(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_it_can_be_removed_explicitly(folder: Path) -> None:
-    scratch = ScratchDirectory()
-    scratch.remove()
-    scratch.remove()
-    assert list(folder.iterdir()) == []
-
-
 def test_only_directories_of_killed_processes_are_removed(folder: Path) -> None:
     mine = ScratchDirectory()
     with subprocess.Popen(

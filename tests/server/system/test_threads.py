@@ -23,7 +23,6 @@ from tensorferry.server.app import App
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.observability.monitoring import http_server
 from tensorferry.server.observability.monitoring.http_server import MetricsServer
-from tensorferry.server.runtime.recovery.watchdog import Watchdog, WatchedRun
 from tensorferry.server.system import threads as server_threads
 from tensorferry.server.system.addresses import listen_for_metrics
 from tensorferry.server.system.threads import HandlerThreads, ThreadKind, new_thread, watch_threads
@@ -240,30 +239,3 @@ def test_the_metrics_server_recovers_if_no_file_can_be_opened(monkeypatch: pytes
     finally:
         server.close()
     assert tries >= 4
-
-
-def test_the_watchdog_survives_an_exception(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    original, crashed = WatchedRun.check, threading.Event()
-
-    def check(watched: WatchedRun, now: float) -> Any:
-        if not crashed.is_set():
-            crashed.set()
-            raise SystemExit
-        return original(watched, now)
-
-    monkeypatch.setattr(WatchedRun, "check", check)
-    dog = Watchdog(0.01)
-    hung = threading.Event()
-
-    class Hanging(WatchedRun):
-        def _give_up_run(self) -> None:
-            hung.set()
-
-    watched = Hanging()
-    watched._due = 0.0
-    dog.watch(watched)
-    assert hung.wait(PATIENCE)
-    assert crashed.is_set()
-    dog.close()

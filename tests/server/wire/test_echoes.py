@@ -71,12 +71,3 @@ def test_names_with_a_meaning_are_truncated(start: Make) -> None:
         assert code not in (grpc.StatusCode.OK, grpc.StatusCode.INTERNAL)
         assert LETTER * 129 not in details
         assert "1" * 129 not in details
-
-
-def test_an_unknown_stream_order_is_truncated(start: Make) -> None:
-    metadata = (("tensorferry-stream-order", LETTER * 10_000),)
-    with grpc.insecure_channel(start().address) as channel:
-        code, message = outcome(channel, EVERY["ModelStreamInfer"], metadata)
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert LETTER * 128 in message
-    assert LETTER * 129 not in message
