@@ -58,7 +58,6 @@ def receive(child: Child) -> Message:
         (("exit", "0"), ExitStatus("exit status 0")),
         (("exit", "3"), ExitStatus("exit status 3")),
         (("signal", "6"), ExitStatus("killed by SIGABRT", 6)),
-        (("signal", "40"), ExitStatus("killed by signal 40", 40)),
     ],
 )
 def test_how_it_ended(launch: Launch, argv: tuple[str, ...], status: ExitStatus) -> None:
@@ -157,7 +156,6 @@ def act(what: str, send: Send) -> None:
     ("what", "status", "finished"),
     [
         ("return", ExitStatus("exit status 0"), True),
-        ("signal", ExitStatus("exit status 0"), True),
         ("raise", ExitStatus("exit status 1"), False),
         ("abort", ExitStatus("killed by SIGABRT", 6), False),
     ],

@@ -176,25 +176,6 @@ def test_start_and_clean_end(run: Run, tmp_path: Path) -> None:
     assert "SIGINT received: draining for at most 30 s" in server.log
 
 
-def test_a_killed_process_is_replaced_on_the_same_port(run: Run) -> None:
-    server = run("2")
-    address = server.address()
-    files = server.files()
-    first, second = (server.event("ready", index=index)["pid"] for index in range(2))
-    for _ in range(3):
-        os.kill(first, signal.SIGABRT)
-        # The requests in its page are known to the other process, and to the next one.
-        assert server.event("findings", pid=second)["suspects"] == [b"digest of 16 by.".hex()]
-        third = server.event("ready", index=0)["pid"]
-        assert server.event("findings", pid=third)["suspects"]
-        assert {answer(address) for _ in range(32)} == {second, third}
-        assert not _lives(first)
-        first = third
-    assert "ended: killed by SIGABRT" in server.log
-    until(server.files, lambda now: now == files)
-    assert len(server.children()) == 2
-
-
 def test_nothing_is_left_after_kill_9_of_the_supervisor(run: Run, tmp_path: Path) -> None:
     server = run("2")
     server.address()
@@ -237,14 +218,6 @@ def test_a_signal_to_the_group_during_the_start_ends_no_child(run: Run) -> None:
     assert server.exit_status() == 0
     server.close()
     assert "killed by" not in server.log
-
-
-def test_a_start_error(run: Run, tmp_path: Path) -> None:
-    server = run("2", "fails")
-    assert server.exit_status() == 1
-    server.close()
-    assert "tensorferry serve: no such model\n" in server.log
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_bug_of_the_supervisor_ends_everything(run: Run, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.open_files import open_files
-from support.server.supervision import CLEAN, CRASHED, EXITED, KILLED, PORT, Supervision
+from support.server.supervision import CLEAN, CRASHED, EXITED, KILLED, Supervision
 
 from tensorferry.server.processes.running_page import Running
 from tensorferry.server.processes.supervisor import EXIT_SECONDS
@@ -41,21 +41,6 @@ def make(tmp_path: Path, caplog: Caplog) -> Iterator[Make]:
 
 
 class TestStart:
-    def test_every_process_is_started(self, make: Make, tmp_path: Path) -> None:
-        supervision = make()
-        for index in range(2):
-            start = {
-                "index": index,
-                "processes": 2,
-                "address": f"127.0.0.1:{PORT}",
-                "port": PORT,
-                "folder": str(tmp_path),
-                "page": supervision.slots[index].page,
-                "sockets": {},
-                "listens_first": True,
-            }
-            assert supervision.child(index).take() == [("start", start)]
-
     def test_one_process_prints_the_ready_line_when_all_are_ready(self, make: Make) -> None:
         supervision = make()
         supervision.ready(1)

@@ -49,13 +49,6 @@ def early_rejection(registry: Registry, *sources: str) -> EarlyRejection:
     return EarlyRejection(held, tracing)
 
 
-def test_the_only_models_batcher_decides() -> None:
-    rejection = early_rejection(Registry(Model()))
-    assert rejection.one_model
-    assert rejection.check(9.0) is FULL
-    assert rejection.check(11.0) is None
-
-
 def test_a_message_is_read_unless_there_is_exactly_one_model() -> None:
     registry = Registry(None)
     rejection = early_rejection(registry)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -34,23 +33,12 @@ def works(served: ServedTransport) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        "127.0.0.1",
         "localhost",
         pytest.param("[::1]", marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")),
     ],
 )
 def test_over_tcp(serve: Serve, host: str) -> None:
     works(serve(listen=lambda server: f"{host}:{server.add_insecure_port(f'{host}:0')}"))
-
-
-def test_over_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
-    address = f"unix:{tmp_path / 'served'}"
-
-    def listen(server: grpc.Server) -> str:
-        server.add_insecure_port(address)
-        return address
-
-    works(serve(listen=listen))
 
 
 @pytest.mark.parametrize("transport", ["lane"], scope="module")  # the other keeps a thread for each

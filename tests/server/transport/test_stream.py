@@ -11,7 +11,6 @@ import pytest
 from support.server.scripted_service import ServedTransport
 
 from tensorferry.batcher import QueueFull
-from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.inference.reply import InferenceCall
 from tensorferry.server.inference.stream_options import StreamOptions
@@ -199,22 +198,6 @@ def test_bytes_that_are_no_message_are_an_error_of_that_request(served: ServedTr
     assert second.infer_response.parameters["tensorferry_status"].string_param == "NOT_FOUND"
 
 
-def test_responses_are_the_protocols_messages(served: ServedTransport) -> None:
-    stream = served.stream()
-    stream.send("1")
-    served.service.await_received(1)
-    served.service.answer("1")
-    assert stream.read() == pb.ModelStreamInferResponse(
-        infer_response=pb.ModelInferResponse(
-            id="1",
-            model_name="m",
-            outputs=[pb.ModelInferResponse.InferOutputTensor(name="y", datatype="UINT8", shape=[0])],
-            raw_output_contents=[b""],
-            parameters={"triton_final_response": pb.InferParameter(bool_param=True)},
-        )
-    )
-
-
 END_ON_ERROR = [("triton_grpc_error", "true")]
 
 
@@ -245,22 +228,3 @@ def test_in_order_of_completion_an_error_ends_the_stream_at_once(served: ServedT
     assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "what to change")
     served.service.await_cancelled(2)
     assert sorted(served.service.cancelled) == ["1", "3"]
-
-
-def test_a_stream_with_end_on_error_and_no_error_ends_with_ok(served: ServedTransport) -> None:
-    stream = served.stream(metadata=END_ON_ERROR)
-    stream.send("1", "2")
-    stream.half_close()
-    served.service.await_received(2)
-    served.service.answer("1", "2")
-    assert stream.rest() == ["1", "2"]
-    assert stream.call.code() is grpc.StatusCode.OK
-
-
-@pytest.mark.parametrize("value", ["False", "1"])
-def test_any_other_value_leaves_errors_in_the_stream(served: ServedTransport, value: str) -> None:
-    stream = served.stream(metadata=[("triton_grpc_error", value)])
-    stream.send("1")
-    served.service.await_received(1)
-    served.service.fail("1", InvalidRequestError("what to change"))
-    assert stream.read().error_message == "what to change"

@@ -119,17 +119,6 @@ def test_a_finished_reader_is_joined_and_its_stream_is_not_ended_by_a_drain() ->
     assert set(threading.enumerate()) <= before
 
 
-def test_closing_again_does_nothing() -> None:
-    service = ScriptedService(ModelRegistry())
-    stream = ResponseStream(
-        service, float("inf"), admission=StreamAdmission(StreamOptions()), max_in_flight=LIMIT
-    )
-    stream.close()
-    stream.close()
-    assert list(stream.responses(iter([pb.ModelInferRequest(id="1").SerializeToString()]))) == []
-    assert service.received == []
-
-
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_disconnect_during_submit_cancels_the_request(ordered: bool) -> None:
     class Leaving(ScriptedService):

@@ -42,11 +42,3 @@ def test_a_drain_reaches_open_and_later_streams_once() -> None:
     registry.begin_drain()
     registry.register(late)
     assert [stream.drains for stream in (ended, early, late)] == [0, 1, 1]
-
-
-def test_a_refused_stream_is_not_drained() -> None:
-    registry = StreamRegistry(0, lambda code: None)
-    registry.begin_drain()
-    stream = Stream()
-    assert registry.register(stream) is not None
-    assert not stream.drains

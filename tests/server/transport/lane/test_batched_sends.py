@@ -147,15 +147,6 @@ def test_the_polling_thread_sends_its_own_at_the_end(response_batcher: ResponseB
     assert numbers == [1, 2]
 
 
-def test_nothing_is_handed_over_before_a_thread_polls(response_batcher: ResponseBatcher) -> None:
-    numbers = Numbers()
-    response_batcher.begin(2)
-    for number in (1, 2):
-        respond(response_batcher, numbers.send, number)
-    response_batcher.end()
-    assert numbers == [1, 2]
-
-
 class Journal(TcpCork):
     """Cork that records what is done to it, and the sizes of the responses that are sent meanwhile."""
 

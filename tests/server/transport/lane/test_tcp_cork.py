@@ -152,11 +152,3 @@ def test_nothing_is_corked_with_too_many_open_files(served: Served, monkeypatch:
     held.serve(served.port)
     held.begin(ENDLESS)
     assert not any(map(holds, served.servers))
-
-
-def test_nothing_is_corked_without_tcp_cork(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_cork, "_CORK", None)
-    held = TcpCork()
-    held.serve(served.port)
-    held.begin(ENDLESS)
-    assert not any(map(holds, served.servers))
