@@ -1,18 +1,15 @@
-"""Each option of a model's table has an effect on that model when it is loaded, and on no other model."""
+"""Tables of models: their configurations come first, reloads keep them, and those without a model are named."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import onnxruntime
 import pytest
 from support.models import small
 from support.server.rig import made_apps
 
-from tensorferry.batcher import ClientPolicy
 from tensorferry.server.app import App
 from tensorferry.server.config.load import load_config
 from tensorferry.server.config.server_config import ModelSource
@@ -21,51 +18,9 @@ from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
 from tensorferry.server.models.lifecycle import loader
 from tensorferry.server.models.lifecycle.load_context import LoadContext
 from tensorferry.server.models.lifecycle.registry import Model
-from tensorferry.server.onnx.loading import loading as onnx_loading
-from tensorferry.server.runtime import devices
 from tensorferry.server.runtime.devices import choose_device
-from tensorferry.server.runtime.files import fp16, op_libraries
-from tensorferry.server.runtime.gpu.cuda_graphs import GraphOptions, GraphSpec
-from tensorferry.server.runtime.ort_options import ExecutionProvider, Fp16, OrtOptions
-from tensorferry.server.runtime.recovery.watchdog import RunLimits, Watchdog
-from tensorferry.server.runtime.session import Session
 
 Build = Callable[[Path], Path]
-
-
-class Recorded:
-    """What the sessions and the watchdog of a model got while it was loaded."""
-
-    def __init__(self) -> None:
-        self.devices: list[str] = []
-        self.options: list[OrtOptions] = []
-        self.limits: list[RunLimits] = []
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """Sessions run on the CPU, whatever their device and their execution providers. There are two GPUs."""
-    seen = Recorded()
-
-    class OnCpu(Session):
-        def __init__(self, path: Path, device: str, settings: OrtOptions) -> None:
-            super().__init__(path, "cpu", OrtOptions(intra_op_threads=settings.intra_op_threads))
-            self.device = device
-            seen.devices.append(device)
-            seen.options.append(settings)
-
-    def limits(watchdog: Watchdog | None, *seconds: float) -> RunLimits:
-        seen.limits.append(RunLimits(watchdog, *seconds))
-        return seen.limits[-1]
-
-    monkeypatch.setattr(op_libraries, "_try", lambda libraries: None)
-    monkeypatch.setattr(fp16, "Session", OnCpu)
-    monkeypatch.setattr(onnx_loading, "RunLimits", limits)
-    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
-    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
-    monkeypatch.setattr(devices, "cuda_device_count", lambda: 2)
-    return seen
 
 
 @pytest.fixture
@@ -87,110 +42,6 @@ def load(tmp_path: Path) -> Iterator[Callable[..., Model]]:
     yield make
     for model in loaded:
         assert model.batcher.close()
-
-
-def of_batcher(name: str) -> Callable[[Model, Recorded], Any]:
-    return lambda model, recorded: getattr(model.batcher.settings, name)
-
-
-def of_session(name: str) -> Callable[[Model, Recorded], Any]:
-    return lambda model, recorded: getattr(recorded.options[0], name)
-
-
-def cuda_option(name: str) -> Callable[[Model, Recorded], Any]:
-    return lambda model, recorded: dict(recorded.options[0].cuda).get(name)
-
-
-def pad_value(model: Model, recorded: Recorded) -> Any:
-    inputs: Any = model.padding.inputs if model.padding is not None else None
-    return int(inputs["ids"].value)
-
-
-CLIENTS = of_batcher("clients")
-ON_GPU = 'device = "cuda:0"\n'
-
-
-class Effect(NamedTuple):
-    """The lines of a table and those above all tables, the model, what to look at, and its value with and without the table."""
-
-    table: str
-    look: Callable[[Model, Recorded], Any]
-    with_table: Any
-    without: Any
-    above: str = ""
-    build: Build = small.twice
-
-
-EFFECTS = {
-    "custom-ops": Effect(
-        f"custom-ops = {__file__!r}",
-        lambda m, r: [library.path for library in r.options[-1].op_libraries],
-        [Path(__file__)],
-        [],
-    ),
-    "device": Effect('device = "cuda:1"', lambda m, r: r.devices, ["cuda:1"], ["cpu"]),
-    "instances": Effect("instances = 2", lambda m, r: r.devices, ["cpu", "cpu"], ["cpu"]),
-    "providers": Effect(
-        'providers = ["TensorRT", "OpenVINO"]',
-        lambda m, r: (r.options[-1].gpu, r.options[-1].cpu),
-        ((ExecutionProvider("TensorrtExecutionProvider"),), ()),
-        ((), ()),
-        above=ON_GPU,
-    ),
-    "tf32": Effect("tf32 = false", cuda_option("use_tf32"), "0", None, above=ON_GPU),
-    "fp16-tolerance": Effect(
-        "fp16-tolerance = 0.5",
-        of_session("fp16"),
-        Fp16(0.5),
-        Fp16(0.02),
-        above="fp16 = true",
-        build=small.mlp,
-    ),
-    "cuda-graphs": Effect(
-        "cuda-graphs = [1, 4]",
-        of_session("graphs"),
-        GraphOptions((GraphSpec(1), GraphSpec(4))),
-        None,
-        above=ON_GPU,
-    ),
-    "run-timeout-seconds": Effect(
-        "run-timeout-seconds = 5", lambda m, r: r.limits[-1].run_seconds, 5.0, 600.0
-    ),
-    "max-batch-size": Effect("max-batch-size = 4", lambda m, r: m.max_batch_size, 4, 32),
-    "batch-rows": Effect('batch-rows = "max"', lambda m, r: m.batcher.settings.adaptive, False, True),
-    "batching": Effect(
-        'batching = "trust"',
-        lambda m, r: m.batching_verdict,
-        "trusted",
-        "refused",
-        build=small.softmax_over_rows,
-    ),
-    "pad-values": Effect(
-        'pad-values = "ids=7,mask=0"',
-        pad_value,
-        7,
-        0,
-        above='pad-lengths = "sequence=4"\npad-values = "ids=0,mask=0"',
-        build=small.masked_mean,
-    ),
-    "priority-weights": Effect("priority-weights = [8, 1]", of_batcher("priority_weights"), (8, 1), (1,)),
-    "slo-ms": Effect("slo-ms = 60000", lambda m, r: m.slo, 60.0, float("inf")),
-    "max-queue-bytes": Effect('max-queue-bytes = "1MiB"', of_batcher("max_queue_bytes"), 1 << 20, 1 << 30),
-    "client-max-requests": Effect("client-max-requests = 3", CLIENTS, ClientPolicy(max_requests=3), None),
-}
-
-
-@pytest.mark.parametrize("flag", EFFECTS)
-def test_an_option_has_an_effect_on_its_model_only(
-    flag: str, load: Callable[..., Model], recorded: Recorded
-) -> None:
-    table, look, with_table, without, above, build = EFFECTS[flag]
-    device = "" if "device" in above else 'device = "cpu"'
-    text = f"{device}\n{above}\n[models.m]\n{table}"
-    assert look(load("m", text, build), recorded) == with_table
-    recorded.devices.clear()
-    recorded.options.clear()
-    assert look(load("n", text, build), recorded) == without
 
 
 def test_the_configuration_of_a_model_precedes_its_table(
@@ -276,14 +127,3 @@ def test_a_table_with_a_device_that_is_missing_is_an_error_at_start(make: Callab
     app.start()
     with pytest.raises(StartError, match=r"^\[models\.n\]: --device is 'cuda:77', but "):
         app.load()
-
-
-def test_each_model_runs_on_the_device_of_its_table(
-    make: Callable[..., App], tmp_path: Path, recorded: Recorded
-) -> None:
-    other = ModelSource("n", small.twice(tmp_path / "n.onnx"))
-    sources = (ModelSource("m", tmp_path / "m.onnx"), other)
-    app = make(models=sources, model_options={"n": {"device": "cuda:1"}})
-    app.start()
-    app.load()
-    assert [model.devices for model in app.registry.models()] == [("cpu",), ("cuda:1",)]

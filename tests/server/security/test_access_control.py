@@ -6,8 +6,6 @@ import errno
 import hashlib
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,38 +160,6 @@ class TestTokens:
                 assert self.infer(channel, f"Bearer {TOKENS['infer']}") is OK
         assert caplog.text.count("cannot be read: Too many open files") == 1
         assert self.infer(channel, "Bearer other-secret") is OK
-
-    def test_no_call_fails_while_the_file_changes_under_load(
-        self, channel: grpc.Channel, tokens: Path
-    ) -> None:
-        over = threading.Event()
-        codes: list[grpc.StatusCode] = []
-
-        def call(token: str) -> None:
-            while not over.is_set():
-                codes.append(self.infer(channel, f"Bearer {token}"))
-
-        threads = [
-            threading.Thread(target=call, args=(TOKENS[roles],)) for roles in ("infer", "infer,control")
-        ]
-        for thread in threads:
-            thread.start()
-        kept = tokens.read_text()
-        bound = time.monotonic() + PATIENCE
-        try:
-            for number in range(50):
-                # Atomically, as an editor or a Kubernetes volume does.
-                new = tokens.with_name("new")
-                new.write_text(kept + line(f"n{number}", "infer", f"{number}-secret"))
-                new.replace(tokens)
-                # A call that comes during a reload uses the previous credentials.
-                while self.infer(channel, f"Bearer {number}-secret") is not OK:
-                    assert time.monotonic() < bound
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join(PATIENCE)
-        assert set(codes) == {OK}
 
     def test_refusals_are_logged_at_intervals_and_without_tokens(
         self, channel: grpc.Channel, caplog: pytest.LogCaptureFixture

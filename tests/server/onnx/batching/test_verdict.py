@@ -116,8 +116,6 @@ def analysed(monkeypatch: pytest.MonkeyPatch, finding: RowMixing, *reasons: str)
         (RowMixing.MIXES, small.twice, BatchingVerdict.REFUSED, True),
         (RowMixing.SEPARATE, small.centred, BatchingVerdict.REFUSED, True),
         (RowMixing.UNKNOWN, small.centred, BatchingVerdict.REFUSED, True),
-        (RowMixing.UNKNOWN, mixing.log_mel, BatchingVerdict.REFUSED, True),
-        (RowMixing.SEPARATE, small.noisy, BatchingVerdict.REFUSED, True),
         (RowMixing.SEPARATE, lambda path: small.multiples_only(path, 11), BatchingVerdict.PROVED, True),
         (RowMixing.UNKNOWN, lambda path: small.multiples_only(path, 11), BatchingVerdict.REFUSED, False),
     ],

@@ -10,8 +10,6 @@ from support.models import mixing, small
 
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError
-from tensorferry.server.models.lifecycle.load_context import LoadContext
-from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.onnx.inspection.inspection import Inspection, Wanted, inspect_model
 from tensorferry.server.onnx.inspection.model_argument import find_model, source_in
 
@@ -37,27 +35,6 @@ def inspected(path: Path, wanted: Wanted = NOTHING, **options: Any) -> Inspectio
     source = ModelSource(path.stem, path)
     (found,) = inspect_model(source, ServerConfig((source,), **options), wanted)
     return found
-
-
-@pytest.mark.parametrize(
-    ("build", "verdict"),
-    [
-        (small.mlp, "proved"),
-        (mixing.hashed, "tested"),
-        (mixing.scaled, "refused"),
-        (lambda path: small.twice(path, dims=(1, 3)), "proved"),
-        (lambda path: small.twice(path, dims=(4, 3)), "off"),
-    ],
-)
-def test_the_decision_is_the_loaders(build: Any, verdict: str, tmp_path: Path) -> None:
-    path = build(tmp_path / "m.onnx")
-    found = inspected(path)
-    model = load_model(ModelSource("m", path), LoadContext(ServerConfig((), device="cpu")))
-    assert model.batcher.close()
-    assert found.decision.verdict == model.batching_verdict == verdict
-    assert found.decision.description == model.batching
-    assert (found.decision.max_batch_size, found.signature) == (model.max_batch_size, model.signature)
-    assert (found.kind, found.devices, found.not_measured) == ("onnx", ("cpu",), "--no-measure")
 
 
 def test_a_proof_has_evidence_and_no_reason(tmp_path: Path) -> None:

@@ -95,7 +95,6 @@ def test_metadata_has_the_batch_axes_and_the_configuration_has_no_batch_axis(
             "input 'state' batch size does not match other inputs for model 'm': 3 rows, 'x' has 2",
         ),
         ((2, 4), (3, 2, 4), "Expected [2, -1, 4], got [3, 2, 4] (axis 1 counts rows)"),
-        ((2, 4), (2, 4), "Expected [2, -1, 4], got [2, 4]"),
         ((65, 4), (2, 65, 4), "input 'x' has 65 rows; the queue of model 'm' holds 64"),
     ],
 )

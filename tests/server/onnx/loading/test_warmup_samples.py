@@ -127,7 +127,6 @@ def test_a_file_has_one_row_which_is_repeated(directory: Path) -> None:
             x("zero_data: true", "3") + S,
             r"'x' has dims \[3\]; the model takes \[2\] \(without the batch axis\)",
         ),
-        (x("zero_data: true", "1, 2") + S, r"'x' has dims \[1, 2\]; the model takes \[2\]"),
         (
             x("zero_data: true") + S.replace("dims: 3", "dims: 0"),
             r"'s' has dims \[0\]; dynamic axes must have at least one element",

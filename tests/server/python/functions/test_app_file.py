@@ -91,7 +91,6 @@ def test_an_error_is_shown_as_python_shows_it(app: Path) -> None:
         ("def one(:\n", "SyntaxError: invalid syntax"),
         ("import absent_module\n", "ModuleNotFoundError: No module named 'absent_module'"),
         ("raise SystemExit(3)\n", "SystemExit: 3"),
-        ("open('/absent')\n", "FileNotFoundError: [Errno 2] No such file or directory: '/absent'"),
     ],
 )
 def test_every_failure_is_an_error_with_the_file(app: Path, text: str, end: str) -> None:

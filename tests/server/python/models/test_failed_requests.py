@@ -112,25 +112,6 @@ def test_the_client_gets_no_more_than_the_message(
             assert "exception" not in line
 
 
-@pytest.mark.parametrize(("text", "code", "public", "logged"), CASES, ids=[case[0] for case in CASES])
-def test_neither_does_a_stream(
-    served: ServedTransport,
-    serve_function: Serve,
-    text: str,
-    code: grpc.StatusCode,
-    public: str,
-    logged: str | None,
-) -> None:
-    serve_function(secretive)
-    stream = served.stream()
-    for word in ("first", text, "last"):
-        stream.send_bytes(message(word).SerializeToString())
-    answers = [stream.read() for _ in range(3)]
-    assert [answer.error_message for answer in answers] == ["", public, ""]
-    assert answers[1].infer_response.parameters["tensorferry_status"].string_param == code.name
-    assert b"secret" not in answers[1].SerializeToString()
-
-
 def test_a_failure_among_others_is_logged_once_when_it_failed_alone(
     served: ServedTransport, serve_function: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
