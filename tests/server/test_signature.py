@@ -21,7 +21,7 @@ KINDS = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float do
 NAMES = "BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FP16 FP32 FP64 BF16 BYTES"
 
 
-@pytest.mark.parametrize(("kind", "datatype"), zip(KINDS.split(), NAMES.split(), strict=True))
+@pytest.mark.parametrize(("kind", "datatype"), [*zip(KINDS.split(), NAMES.split(), strict=True)])
 def test_each_type_of_the_protocol_has_its_datatype(kind: str, datatype: str) -> None:
     made = signature_of([node_description("x", f"tensor({kind})", [])], [])
     assert made.inputs[0].datatype.name == datatype

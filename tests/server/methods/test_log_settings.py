@@ -11,7 +11,6 @@ import pytest
 from support.server import log_lines
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import InvalidRequestError
 from tensorferry.server.methods.log_settings import LogSettingsMethods
 from tensorferry.server.observability.logs import logs
 
@@ -102,25 +101,6 @@ def test_times_in_text_change_to_iso_8601_and_back(capfd: pytest.CaptureFixture[
     log_lines.written(capfd)
     logging.getLogger("some").handle(record)
     assert log_lines.written(capfd).endswith(":13:20 INFO    line\n")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"log_info": 1}, "expect boolean for 'log_info', in bool_param; got uint32_param"),
-        (
-            {"log_verbose_level": True},
-            "expect int32 for 'log_verbose_level', in uint32_param; got bool_param",
-        ),
-        ({"log_format": True}, "expect string for 'log_format'"),
-    ],
-)
-def test_a_wrong_setting_is_refused_and_nothing_changes(changes: dict[str, Any], message: str) -> None:
-    settings = settings_with()
-    with pytest.raises(InvalidRequestError) as caught:
-        settings_after(settings, **{"log_verbose_level": 5, "log_warning": False} | changes)
-    assert message in str(caught.value)
-    assert settings_after(settings) == DEFAULTS
 
 
 def test_a_concurrent_change_is_kept() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import pytest
 from support.server.rig import signature, spec
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.server.errors import InvalidRequestError, UnsupportedError
 from tensorferry.server.methods.trace_settings import TraceSettingsMethods
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 
@@ -42,27 +40,3 @@ def test_settings_say_whether_spans_are_recorded() -> None:
     assert settings_after(settings()) == settings_after(settings(), "m") == OFF
     assert settings_after(settings(spans=True)) == OFF | {"trace_level": ["TIMESTAMPS"]}
     assert settings().names == ("trace",)
-
-
-def test_a_setting_may_be_cleared_or_given_as_it_is() -> None:
-    cleared: dict[str, Any] = dict.fromkeys(OFF)
-    assert settings_after(settings(), **cleared) == settings_after(settings(), "m", **OFF) == OFF
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "error", "message"),
-    [
-        ("trace_rate", "9" * 10_000, UnsupportedError, "trace_rate is '1'"),
-        (
-            "trace_speed",
-            "1",
-            InvalidRequestError,
-            "unknown trace setting 'trace_speed'; known are trace_file",
-        ),
-    ],
-)
-def test_a_change_is_refused(name: str, values: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as caught:
-        settings_after(settings(), **{name: values})
-    assert message in str(caught.value)
-    assert len(str(caught.value)) < 500

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from support.server.rig import signature, spec
 
-from tensorferry.server.errors import InvalidRequestError, NotFoundError, NotReadyError
+from tensorferry.server.errors import NotReadyError
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry, ModelState
 
 
@@ -31,36 +31,6 @@ def test_a_server_without_models_is_ready_only_if_models_can_be_loaded() -> None
     registry.mark_complete()
     registry.mark_failed("m", "1", "broken")
     assert not registry.serving
-
-
-def test_the_error_of_an_unknown_model_lists_the_models() -> None:
-    registry = ModelRegistry()
-    with pytest.raises(NotFoundError, match=r"unknown model: 'm' is not found; the server has: none$"):
-        registry.get("m")
-    registry.mark_ready(model("b"))
-    registry.mark_loading("a", "1")
-    with pytest.raises(NotFoundError, match=r"unknown model: 'm' is not found; the server has: a, b$"):
-        registry.get("m")
-
-
-@pytest.mark.parametrize("version", ["2", "٣"])
-def test_the_error_of_an_unknown_version_lists_the_versions(version: str) -> None:
-    registry = ModelRegistry()
-    registry.mark_ready(model("m"))
-    with pytest.raises(
-        NotFoundError, match=f"unknown model: 'm' version {version} is not found; the server has version 1$"
-    ):
-        registry.get("m", version)
-
-
-@pytest.mark.parametrize("version", ["one", "-1", "²"])
-@pytest.mark.parametrize("name", ["m", "no such model"])
-def test_versions_must_be_numbers(name: str, version: str) -> None:
-    registry = ModelRegistry()
-    registry.mark_ready(model("m"))
-    with pytest.raises(InvalidRequestError, match="model version from specified version string") as caught:
-        registry.get(name, version)
-    assert repr(version) in str(caught.value)
 
 
 def test_only_a_ready_version_accepts_requests() -> None:

@@ -307,14 +307,6 @@ class TestStart:
             app.stop()
         return str(caught.value)
 
-    def test_a_missing_file_is_an_error(self, files: Files) -> None:
-        files.key.unlink()
-        assert self.error(files) == f"{files.key} cannot be read: No such file or directory"
-
-    def test_swapped_files_are_an_error(self, files: Files) -> None:
-        files.key.write_bytes(files.certificate.read_bytes())
-        assert f"{files.key} is not a PEM private key" in self.error(files)
-
     def test_a_key_of_another_certificate_is_an_error(self, files: Files) -> None:
         files.key.write_bytes(issue(files.ca, "another").key_pem)
         assert "does not belong to the certificate" in self.error(files)
@@ -328,12 +320,6 @@ class TestStart:
     def test_an_unsupported_key_type_is_an_error(self, files: Files) -> None:
         files.replace(issue(files.ca, "server", LOCAL, key=ed25519.Ed25519PrivateKey.generate()))
         assert "Ed25519" in self.error(files)
-
-    def test_an_expired_certificate_is_an_error(self, files: Files) -> None:
-        files.replace(issue(files.ca, "server", LOCAL, begins=-2, ends=-1))
-        assert f"no client would accept the certificate in {files.certificate}: certificate has expired" in (
-            self.error(files)
-        )
 
     def test_authorities_without_ca_certificates_are_an_error(self, files: Files) -> None:
         path = files.folder / "clients.crt"

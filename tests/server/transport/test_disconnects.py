@@ -47,24 +47,6 @@ def others_are_served(served: ServedTransport, request_id: str = "other") -> Non
 
 
 @either_way
-@pytest.mark.parametrize("length", [0, 8], ids=["nothing", "message"])
-def test_a_disconnect_before_the_message_is_complete(
-    served: ServedTransport, leave: Leave, length: int
-) -> None:
-    with RawClient(served.address) as client:
-        client.begin(1, UNARY)
-        client.send(1, asked("never complete")[:length])
-        # What comes later on a connection is read later: when this is here, that is.
-        client.begin(3, UNARY)
-        client.send(3, asked("complete"), last=True)
-        served.service.await_received(1)
-        served.service.answer("complete")
-        leave(client)
-        others_are_served(served)
-    assert "never complete" not in served.service.received
-
-
-@either_way
 def test_a_disconnect_within_a_message_of_a_stream(served: ServedTransport, leave: Leave) -> None:
     with RawClient(served.address) as client:
         client.begin(1, STREAM)

@@ -64,7 +64,7 @@ def fetch(cache: Path, store_of: StoreOf, limits: Limits, address: str = ADDRESS
         (Host(whole, size=1001), Limits(), "is truncated: 1000 bytes arrived, it has 1001"),
         (Host(whole, sha256="0" * 64), Limits(), f"its host says sha256={'0' * 64}: it was damaged on the way"),
         (Host(whole), Limits(spare_bytes=1 << 60), "must stay free: make room, or name another directory by --model-cache"),
-        
+
         (Host(fail), Limits(), "No space left on device; make room, or name another directory by --model-cache"),
     ],
 )  # fmt: skip

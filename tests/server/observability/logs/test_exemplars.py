@@ -24,9 +24,7 @@ def test_later_versions_may_append_fields() -> None:
     "header",
     [
         f"00-{TRACE}-{SPAN}-00",
-        f"00-{TRACE}-{SPAN}-01-more",
         f"00-{'0' * 32}-{SPAN}-01",
-        f'00-{TRACE[:-1]}"-{SPAN}-01',
         b"\xff" * 55,
     ],
 )

@@ -67,16 +67,6 @@ def stuck(disk: Disk, writer: BackgroundWriter[str]) -> None:
     assert disk.reached.wait(PATIENCE)
 
 
-def test_items_are_written_in_order_before_the_end(disk: Disk, open_writer: Open) -> None:
-    writer = open_writer(max_items=1000)
-    for number in range(500):
-        assert writer.put(str(number))
-    assert writer.stop(PATIENCE)
-    assert [item for items in disk.writes for item in items] == [str(number) for number in range(500)]
-    assert not writer.put("late")
-    assert writer.stop(PATIENCE)
-
-
 def test_items_beyond_the_limit_are_refused(disk: Disk, open_writer: Open) -> None:
     writer = open_writer()
     stuck(disk, writer)

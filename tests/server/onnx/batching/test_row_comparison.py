@@ -12,7 +12,6 @@ import pytest
 from support.models import small
 from support.server.rig import Array, signature, spec
 
-from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.onnx.batching.row_comparison import (
     ComparisonOutcome,
     ComparisonSettings,
@@ -54,8 +53,8 @@ def test_models_with_independent_rows_pass(build: Build, size: int, tmp_path: Pa
     assert (found.outcome, found.working_size) == (ComparisonOutcome.SEPARATE, size), found.reason
 
 
-@pytest.mark.parametrize("name", DATATYPES)
-def test_every_datatype_passes(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["BOOL", "UINT8", "FP16", "BYTES"])
+def test_every_kind_of_datatype_passes(name: str, tmp_path: Path) -> None:
     assert compare_model(lambda path: small.echo(path, name), tmp_path).outcome is ComparisonOutcome.SEPARATE
 
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.models import mixing, small
 from support.server.rig import Load
@@ -25,27 +24,16 @@ from tensorferry.server.runtime.session import Session
 Build = Callable[[Path], Path]
 
 SEPARATE: dict[str, Build] = {
-    "elementwise": small.twice,
-    "FP16": lambda path: small.mlp(path, np.float16),
-    "convolution": small.conv,
-    "embedding": small.lookup,
     "attention": small.attention,
-    "masked mean": small.masked_mean,
     "LSTM": lambda path: mixing.recurrent(path, "LSTM"),
     "log-mel of each row": lambda path: mixing.log_mel(path, (1,)),
-    "scaled by each row": lambda path: mixing.scaled(path, (1,)),
     "quantised statically": lambda path: mixing.quantised(path, dynamic=False),
     "normalised by constants": mixing.batch_normalised,
 }
 MIXES: dict[str, Build] = {
-    "softmax over rows": small.softmax_over_rows,
-    "mean over rows": small.centred,
-    "sum over rows": small.total,
     "log-mel of the batch": mixing.log_mel,
-    "scaled by the batch": mixing.scaled,
     "integers above 1000": mixing.clipped_integers,
     "similarity": mixing.similarity,
-    "reversed": mixing.reversed_rows,
     "quantised dynamically": lambda path: mixing.quantised(path, dynamic=True),
 }
 

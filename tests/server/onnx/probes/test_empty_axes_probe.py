@@ -21,7 +21,6 @@ from support.models.small import node, save, value
 from tensorferry.batcher import Tensor
 from tensorferry.server.errors import NotReadyError
 from tensorferry.server.models.config_pbtxt.io_mapping import IoMapping
-from tensorferry.server.onnx.probes import empty_axes_probe
 from tensorferry.server.onnx.probes.empty_axes_probe import EmptyAxesProbe, ProbedModel
 from tensorferry.server.runtime.checks.check_cache import CheckCache, digest_of
 from tensorferry.server.runtime.ort_options import OrtOptions
@@ -181,12 +180,6 @@ def test_an_invalid_cache_entry_is_ignored(tmp_path: Path, cache: Path) -> None:
         assert verdicts(given) == found == {frozenset({("x", 1)}): ""}
 
 
-def test_an_unwritable_cache_directory_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert verdicts(subject(small.echo(tmp_path / "echo.onnx"))) == {frozenset({("x", 1)}): ""}
-
-
 def test_a_child_that_cannot_load_the_model_gives_no_verdict(
     tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,15 +188,6 @@ def test_a_child_that_cannot_load_the_model_gives_no_verdict(
         frozenset({("x", 1)}): "this could not be tested"
     }
     assert "does not load on the CPU" in caplog.text
-    assert not cache.exists()
-
-
-def test_a_child_killed_by_another_signal_is_not_cached(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = subject(recurrent.gru(tmp_path / "gru.onnx"))
-    monkeypatch.setattr(empty_axes_probe, "_CRASHES", ())
-    assert verdicts(given) == {frozenset({("ids", 1)}): "this could not be tested"}
     assert not cache.exists()
 
 

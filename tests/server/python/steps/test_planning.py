@@ -66,13 +66,6 @@ def stages(*steps: StepBinding, outputs: list[str] | None = None) -> list[str]:
 A = step("a", ["x"], ["y"])
 
 
-def test_steps_with_equal_batches_form_one_stage() -> None:
-    plan = plan_pipeline("p", [A, step("b", ["y"], ["z"]), step("c", ["z", "x"], ["w"])], None)
-    (stage,) = plan.stages
-    assert (stage.name, stage.inputs, stage.outputs) == ("a+b+c", ("x",), ("w",))
-    assert str(plan.signature) == "(x: FP32[-1]) -> (w: FP32[-1])"
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -105,11 +98,6 @@ def test_a_step_after_a_padded_one_shares_its_stage_unless_it_sees_padding() -> 
     assert stages(padded, step("b", {"y": ("",), **ids}, ["z"])) == ["a", "b"]
     longer = step("a", ids, {"y": ("", "n")}, padding=Padding((4,), {"ids": PadInput(1, 0)}, {"y": 1}))
     assert stages(longer, step("b", {"y": ("", "n")}, ["z"])) == ["a", "b"]
-
-
-def test_a_model_of_the_server_is_a_stage_of_its_own() -> None:
-    other = place("other", Signature((spec("y"),), (spec("z"),)), {}, {})
-    assert stages(A, other, step("c", ["z"], ["w"])) == ["a", "other", "c"]
 
 
 def test_tensors_are_renamed() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -27,21 +26,6 @@ def _request(rows: int = 1, until: float = math.inf) -> Request:
 
 def _stage(steps: Sequence[StageStep], outputs: Sequence[str] | None, **options: Any) -> StageFunction:
     return StageFunction("m", steps, outputs, **options)
-
-
-def test_steps_read_and_give_tensors_by_name() -> None:
-    seen: list[Mapping[str, Any]] = []
-
-    def double(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        seen.append(inputs)
-        return {"out": inputs["in"] * 2}
-
-    steps = [
-        StageStep("one", double, inputs={"in": "x"}, outputs={"out": "y"}, drops=("x",)),
-        StageStep("two", double, inputs={"in": "y"}, outputs={"out": "z"}),
-    ]
-    assert _stage(steps, ["z", "y"]).run_batch({"x": 1}, [_request()]) == {"z": 4, "y": 2}
-    assert seen == [{"in": 1}, {"in": 2}]
 
 
 def test_a_python_step_gets_the_rows_of_each_request() -> None:
@@ -74,23 +58,6 @@ def test_nothing_runs_after_the_last_deadline() -> None:
     assert ran == ["slow"]
     clock.now = 0.0
     assert stage.run_batch({"x": 1}, [_request(until=4.0), _request(until=6.0)]) == {"z": 1}
-
-
-def test_calls_of_other_models_are_possible_during_the_batch() -> None:
-    inside: list[Any] = []
-
-    @contextmanager
-    def calls(model: str, requests: Sequence[Request]) -> Iterator[None]:
-        inside.append((model, len(requests)))
-        yield
-        inside.append("left")
-
-    def run(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        inside.append("ran")
-        return {"y": 1}
-
-    _stage([StageStep("a", run)], None, calls=calls).run_batch({}, [_request(), _request()])
-    assert inside == [("m", 2), "ran", "left"]
 
 
 def test_a_released_tensor_is_not_kept() -> None:

@@ -62,11 +62,6 @@ def instance(session: Any, rebuild: Callable[[], Any] = Scripted, **options: Any
     return RecoveringInstance(session, rebuild, health, 0, **options)
 
 
-def test_an_error_of_the_request_is_passed_on() -> None:
-    with pytest.raises(ModelFailedError, match="failed on this request"):
-        instance(Scripted(raising("indices element out of data bounds"))).run({})
-
-
 def test_out_of_memory_does_not_mark_the_instance_down() -> None:
     health = InstanceHealth("m", "1")
     recovering = instance(

@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.models import small
-from support.processes import models as e2e_models
 from support.server.cpu_as_device import CountingDeviceMemory
 from support.server.rig import PATIENCE, Load, fp32
 
-from tensorferry.batcher import Batcher, InstanceFailed, RunTimedOut
+from tensorferry.batcher import Batcher, InstanceFailed
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.models.lifecycle import stages
@@ -114,21 +112,6 @@ def test_a_broken_session_is_rebuilt_with_the_same_options(
     assert model.batcher.statistics().retried == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_above_the_limit_is_ended_and_the_next_one_runs(
-    kind: str, load: Load, faults: Faults, scratch: Path
-) -> None:
-    model = load(e2e_models.probe, **KINDS[kind], run_timeout=1, batching="trust")
-    graphs = [graph for number, graph in faults.runs if graph is not None]
-    assert bool(graphs) == ("cuda_graphs" in KINDS[kind])
-    inputs: dict[str, Any] = {"x": np.ones((2, 4), np.float32), "index": np.zeros(2, np.int64)}
-    with pytest.raises(RunTimedOut, match="allows, and was ended"):
-        model.batcher.submit_rows({**inputs, "work": np.full(2, 100_000_000)}).result(PATIENCE)
-    answer = model.batcher.submit_rows({**inputs, "work": np.zeros(2, np.int64)}).result(PATIENCE)
-    assert answer["y"].tolist() == [[2.0] * 4] * 2
-    assert model.health.reason is None
-
-
 @pytest.mark.parametrize("step", ["load", "fetch"])
 def test_a_copy_that_fails_reports_a_broken_device(
     step: str, load: Load, faults: Faults, monkeypatch: pytest.MonkeyPatch
@@ -148,26 +131,6 @@ def test_a_copy_that_fails_reports_a_broken_device(
     assert model.batcher.submit_rows({"x": x}).result(PATIENCE)["y"].tolist() == (x * 2).tolist()
     assert len(faults.sessions) == old + 1
     assert model.health.reason is None
-
-
-def test_out_of_memory_in_a_copy_does_not_break_the_session(
-    load: Load, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load(small.twice)
-    copy, fails = CountingDeviceMemory.load, [True]
-
-    def failing(device: CountingDeviceMemory, *given: Any) -> None:
-        if fails:
-            fails.pop()
-            raise RuntimeError("CUDA failure 2: cudaErrorMemoryAllocation")
-        copy(device, *given)
-
-    monkeypatch.setattr(CountingDeviceMemory, "load", failing)
-    old = len(faults.sessions)
-    x = fp32(2, 3)
-    assert model.batcher.submit_rows({"x": x}).result(PATIENCE)["y"].tolist() == (x * 2).tolist()
-    assert len(faults.sessions) == old
-    assert model.batcher.statistics().retried == 0
 
 
 def test_an_uploaded_model_is_rebuilt_from_its_files(
