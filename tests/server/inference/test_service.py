@@ -7,7 +7,6 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from tensorferry.batcher import (
     Cancelled,
     DeadlineExceeded,
     QueueFull,
+    Request,
     RequestTooLarge,
 )
 from tensorferry.batcher.testing import ScriptedRunner
@@ -248,55 +248,38 @@ def test_a_draining_server_refuses_requests_and_finishes_accepted_ones(
     assert y(response_of(accepted.first())) == [[0]]
 
 
+class ClosedByRequest(Batcher):
+    """A batcher that another thread closes after the look-up of its model: `meanwhile` runs before the next request is queued."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def enqueue(self, request: Request, **options: Any) -> Any:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+            self.close()
+        return super().enqueue(request, **options)
+
+
 @pytest.mark.parametrize("known", [False, True], ids=["decoded", "matched"])
+@pytest.mark.parametrize("replaced", [False, True], ids=["unloaded", "replaced"])
 def test_a_request_moves_to_a_model_that_replaces_its_own_before_it_is_queued(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, known: bool
+    replaced: bool, known: bool
 ) -> None:
-    service = serve(lambda inputs: {"y": inputs["x"]})
-    registry, templates = service._registry, service._templates
-    old = registry.get("m")
-    new = serve(lambda inputs: {"y": inputs["x"] * 10})._registry.get("m")
+    registry = ModelRegistry()
+    service = InferenceService(registry)
+    closed = ClosedByRequest(lambda inputs: {"y": inputs["x"]}, 4)
+    registry.mark_ready(old := Model("m", "1", SIGNATURE, 4, "", closed))
     if known:
         response_of(submit(service, fp32(1, 2))[1].first())
-
-    def replace() -> None:
-        monkeypatch.undo()
-        assert registry.mark_ready(new) is old
-        old.batcher.close()
-
-    def get(*arguments: Any) -> Any:
-        found = registry.get(*arguments)
-        replace()
-        return found
-
-    def find(*arguments: Any) -> Any:
-        found = templates.find(*arguments)
-        replace()
-        return found
-
-    look_up = SimpleNamespace(get=get, generation=registry.generation)
-    if known:
-        monkeypatch.setattr(service, "_templates", SimpleNamespace(find=find, add=templates.add))
-    else:
-        monkeypatch.setattr(service, "_registry", look_up)
-    assert y(response_of(submit(service, fp32(1, 2))[1].first())) == [[0, 10]]
-
-
-def test_a_request_whose_model_is_unloaded_before_it_is_queued(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service = serve(lambda inputs: {"y": inputs["x"]})
-    registry = service._registry
-
-    def get(*arguments: Any) -> Any:
-        found = registry.get(*arguments)
-        monkeypatch.undo()
-        registry.mark_unloading(found)
-        found.batcher.close()
-        return found
-
-    monkeypatch.setattr(service, "_registry", SimpleNamespace(get=get, generation=registry.generation))
-    assert isinstance(error_of(submit(service, fp32(1, 2))[1]), NotReadyError)
+    with Batcher(lambda inputs: {"y": inputs["x"] * 10}, 4) as other:
+        new = Model("m", "1", SIGNATURE, 4, "", other)
+        closed.meanwhile = lambda: registry.mark_ready(new) if replaced else registry.mark_unloading(old)
+        replies = submit(service, fp32(1, 2))[1]
+        if replaced:
+            assert y(response_of(replies.first())) == [[0, 10]]
+        else:
+            assert isinstance(error_of(replies), NotReadyError)
 
 
 def test_an_unloaded_model_is_not_kept_alive(serve: Serve) -> None:

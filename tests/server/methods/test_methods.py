@@ -70,27 +70,6 @@ def test_bytes_that_are_no_message_are_a_client_error(served: ServedTransport) -
         assert caught.value.details() == f"the message of 2 bytes is not a {described.input_type.name}"
 
 
-def test_live_from_the_start_and_ready_once_all_models_are_loaded(served: ServedTransport) -> None:
-    def ready() -> bool:
-        answer: bool = served.stub.ServerReady(pb.ServerReadyRequest(), timeout=PATIENCE).ready
-        return answer
-
-    assert served.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
-    assert not ready()
-    served.registry.mark_loading("m", "1")
-    assert not ready()
-    served.registry.mark_ready(model())
-    assert not ready()
-    served.registry.mark_complete()
-    assert ready()
-    served.registry.mark_loading("other", "1")
-    served.registry.mark_failed("other", "1", "broken")
-    assert ready()
-    served.service.begin_drain()
-    assert not ready()
-    assert served.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE).live
-
-
 def test_whether_a_model_is_ready(served: ServedTransport) -> None:
     def ready(name: str, version: str = "") -> bool:
         request = pb.ModelReadyRequest(name=name, version=version)

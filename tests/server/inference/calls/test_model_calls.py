@@ -36,9 +36,6 @@ from tensorferry.server.errors import (
     NotReadyError,
     StepFailedError,
 )
-from tensorferry.server.inference.requests.request_origin import RequestOrigin
-from tensorferry.server.models.lifecycle.registry import Model
-from tensorferry.server.observability.logs.trace_context import TraceContext
 from tensorferry.server.status import StatusCode, status_of
 from tensorferry.serving import FP32, InvalidInput, model, submit
 from tensorferry.serving import infer as call
@@ -291,43 +288,6 @@ def test_a_rejected_call_keeps_nothing_alive(world: World) -> None:
         assert alive() is None
     finally:
         gc.enable()
-
-
-class Sink:
-    def __init__(self, name: str, events: list[Any], parent: TraceContext | None) -> None:
-        self.context = TraceContext("a" * 32, name * 16, True)
-        self.parent = parent
-        self._events = events
-
-    def completed(self, trace: Any) -> None:
-        self._events.append(("completed", trace.addressed[0], trace.called_by, self.parent, trace.error))
-
-    def ended(self, trace: Any) -> None:
-        self._events.append(("ended", trace.addressed[0], trace.called_by, self.parent, trace.error))
-
-
-class Source:
-    def __init__(self, *, traces_calls: bool) -> None:
-        self.traces_calls = traces_calls
-        self.events: list[Any] = []
-        self._names = iter("123456789")
-
-    def sample(self, served: Model | None, parent: TraceContext | None) -> Any:
-        return Sink(next(self._names), self.events, parent)
-
-
-SPAN = TraceContext("a" * 32, "f" * 16, True)
-
-
-def test_the_trace_of_a_rejected_call_ends(world: World) -> None:
-    source = Source(traces_calls=True)
-    batcher = world.add("m", double, VECTOR).batcher
-    world.tracer.switch(source, on=True)
-    assert batcher.close()
-    with pytest.raises(Exception, match="closed"):
-        world.call("m", {"x": X}, request(owner=RequestOrigin(trace=SPAN)))
-    assert [event[0] for event in source.events] == ["completed", "ended"]
-    assert source.events[0][4].__name__ == "BatcherClosed"
 
 
 def test_a_model_that_is_unloaded_answers_the_calls_that_it_has_accepted(world: World) -> None:

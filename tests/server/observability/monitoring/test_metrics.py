@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from support.server.nvml import FakeGpu, FakeNvml
 from support.server.pipelines import PROCESS, BranchedModel
-from support.server.rig import PATIENCE, ask, has_ipv6, signature, spec
+from support.server.rig import ask, has_ipv6, signature, spec
 
-from tensorferry.batcher import Batcher, QueueFull
+from tensorferry.batcher import Batcher
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.observability.monitoring.http_server import MetricsServer, PageRenderer
@@ -141,58 +140,6 @@ def test_triton_metrics_have_triton_s_names_types_and_labels(registry: ModelRegi
     assert 'nv_inference_request_failure{model="m",reason="REJECTED",version="3"} 0\n' in text
     assert 'nv_inference_exec_count{model="m",version="3"} 0\n' in text
     assert not any(name.endswith("_total") for name in types(text) if name.startswith("nv_"))
-
-
-def test_values_of_queued_running_and_ended_requests(registry: ModelRegistry, runner: ScriptedRunner) -> None:
-    (model,) = registry.models()
-    first = model.batcher.submit(1.0)
-    runner.await_batches(1)
-    low = model.batcher.submit_rows(np.zeros(5), priority=2)
-    high = [model.batcher.submit_rows(np.zeros(1), priority=1) for _ in range(2)]
-    with pytest.raises(QueueFull):
-        model.batcher.submit_rows(np.zeros(3), priority=2)
-    found = samples(page(registry))
-    assert found["tensorferry_queued_requests", ()] == 3 == found["nv_inference_pending_request_count", ()]
-    assert found["tensorferry_queued_rows", (("priority", "1"),)] == 2
-    assert found["tensorferry_queued_rows", (("priority", "2"),)] == 5
-    assert found["tensorferry_running_requests", ()] == 1
-    assert found["tensorferry_held_bytes", ()] == 8 * 8
-    assert found["tensorferry_requests_refused_total", (("reason", "queue_full"),)] == 1
-    assert found["tensorferry_rows_unanswered_total", (("outcome", "refused"),)] == 3
-    assert high[0].cancel()
-    runner.open()
-    for future in (first, low, high[1]):
-        future.result(PATIENCE)
-
-    found = samples(page(registry))
-    accepted = found["tensorferry_requests_accepted_total", ()]
-    assert accepted == 4 == sum(v for (name, _), v in found.items() if name == "tensorferry_requests_total")
-    assert found["tensorferry_requests_total", (("outcome", "answered"),)] == 3
-    assert found["nv_inference_request_success", ()] == 3
-    assert found["nv_inference_request_failure", (("reason", "CANCELED"),)] == 1
-    assert found["nv_inference_request_failure", (("reason", "REJECTED"),)] == 1
-    assert found["nv_inference_count", ()] == 7 == found["tensorferry_batch_rows_sum", ()]
-    assert found["nv_inference_exec_count", ()] == 2 == found["tensorferry_batch_rows_count", ()]
-    buckets = {
-        labels[0][1]: v for (name, labels), v in found.items() if name == "tensorferry_batch_rows_bucket"
-    }
-    assert buckets == {"1.0": 1, "2.0": 1, "4.0": 1, "6.0": 2, "+Inf": 2}
-    stages = ("queue", "compute_input", "compute_infer", "compute_output")
-    parts = sum(found[f"nv_inference_{stage}_duration_us", ()] for stage in stages)
-    assert found["nv_inference_request_duration_us", ()] == pytest.approx(parts, abs=2)
-    ours = sum(v for (name, _), v in found.items() if name == "tensorferry_request_seconds_total")
-    assert ours == pytest.approx(parts / 1e6, abs=1e-5)
-    assert found["tensorferry_batches_left_total", (("reason", "full"),)] == 1
-
-
-def test_metrics_of_the_server(registry: ModelRegistry) -> None:
-    found = samples(page(registry))
-    assert found["tensorferry_server_info", (("release", "0.1.0"), ("transport", "lane"))] == 1
-    assert found["tensorferry_open_streams", ()] == 2
-    assert found["tensorferry_unsent_answer_bytes", ()] == 9
-    assert found["tensorferry_call_threads", ()] == 7
-    assert found["tensorferry_calls_refused_total", (("code", "NOT_FOUND"),)] == 3
-    assert found["tensorferry_calls_refused_total", (("code", "INTERNAL"),)] == 0
 
 
 def test_metrics_of_processes(registry: ModelRegistry) -> None:

@@ -6,8 +6,7 @@ import ctypes
 import logging
 import random
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,7 @@ import pytest
 
 from tensorferry.batcher import Outcome, Request
 from tensorferry.batcher.execution.collate import request_of
-from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import StartError, StepFailedError
-from tensorferry.server.models.lifecycle.load_context import LoadContext
-from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.server.python.models.load_check import check_at_load
 from tensorferry.server.python.models.signature import signature_of_function
@@ -27,21 +23,6 @@ from tensorferry.serving import BYTES, FP32, INT64, STRING, FunctionModel, Inval
 LoadFunction = Callable[..., Model]
 
 X, Y = {"x": FP32[-1, 2]}, {"y": FP32[-1, 2]}
-
-
-@pytest.fixture
-def load() -> Iterator[LoadFunction]:
-    loaded: list[Model] = []
-
-    def load(declared: FunctionModel, path: Path = Path("app.py"), **options: Any) -> Model:
-        source = ModelSource(declared.name, path, declaration=declared)
-        loaded.append(load_model(source, LoadContext(ServerConfig((source,), **options))))
-        return loaded[-1]
-
-    yield load
-    for each in loaded:
-        each.batcher.close()
-        each.release()
 
 
 def declared(function: Callable[..., Any], **arguments: Any) -> FunctionModel:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import InvalidRequestError, StartError, StepFailedError
-from tensorferry.server.models.lifecycle.load_context import LoadContext
-from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.models.lifecycle.registry import Model
 from tensorferry.serving import (
     BYTES,
@@ -29,21 +25,6 @@ from tensorferry.serving import (
 )
 
 LoadFunction = Callable[..., Model]
-
-
-@pytest.fixture
-def load() -> Iterator[LoadFunction]:
-    loaded: list[Model] = []
-
-    def load(declared: Any, **options: Any) -> Model:
-        assert isinstance(declared, FunctionModel)
-        source = ModelSource(declared.name, Path("app.py"), declaration=declared)
-        loaded.append(load_model(source, LoadContext(ServerConfig((source,), **options))))
-        return loaded[-1]
-
-    yield load
-    for each in loaded:
-        each.batcher.close()
 
 
 @model(inputs={"x": FP32[-1, 2]}, outputs={"y": FP32[-1]})
