@@ -11,22 +11,9 @@ from support.models.classifiers import trees
 from support.models.small import node, save, value
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
-from tensorferry.server.config.server_config import ModelSource, ServerConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.models.config_pbtxt.io_mapping import io_mapping_of
-from tensorferry.server.models.lifecycle.load_context import LoadContext
-from tensorferry.server.models.lifecycle.loader import load_model
 from tensorferry.server.runtime.session import Session
-
-
-def test_such_a_model_is_batched_and_its_metadata_is_corrected(tmp_path: Path) -> None:
-    model = load_model(ModelSource("trees", trees(tmp_path / "m.onnx")), LoadContext(ServerConfig(models=())))
-    try:
-        assert model.batching.startswith("batches of up to 32 rows")
-        assert [spec.shape for spec in model.signature.outputs] == [(-1,), (-1, 3)]
-        assert list(model.config.output[0].dims) == []
-    finally:
-        model.batcher.close()
 
 
 def test_one_label_for_all_rows_is_not_corrected(tmp_path: Path) -> None:

@@ -161,19 +161,6 @@ class TestTokens:
         assert caplog.text.count("cannot be read: Too many open files") == 1
         assert self.infer(channel, "Bearer other-secret") is OK
 
-    def test_refusals_are_logged_at_intervals_and_without_tokens(
-        self, channel: grpc.Channel, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level(logging.DEBUG)
-        for _ in range(20):
-            self.infer(channel, "Bearer wrong-secret")
-            self.infer(channel, f"Bearer {TOKENS['infer']}")
-        lines = [message for message in caplog.messages if "refused" in message]
-        assert lines == [
-            "access control: calls refused without a valid token or certificate: 1, the last from 127.0.0.1"
-        ]
-        assert "secret" not in caplog.text
-
 
 def test_a_refused_call_leaves_nothing_behind(serve: Callable[..., ServedTransport], tokens: Path) -> None:
     """The message is not read. The fixture checks that no call is left."""

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.resources import SERVICE_NAME
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from support.server.rig import PATIENCE
 
 from tensorferry.server.config.server_config import ServerConfig
 from tensorferry.server.errors import StartError
 from tensorferry.server.observability.logs.trace_context import TraceContext
-from tensorferry.server.observability.tracing import otel_export
-from tensorferry.server.observability.tracing.otel import OpenTelemetrySource
 from tensorferry.server.observability.tracing.otel_export import SpanExport
 from tensorferry.server.observability.tracing.otel_sampling import sampler_of
 from tensorferry.server.observability.tracing.wiring import RequestTelemetry
@@ -33,25 +25,8 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.fixture
-def made() -> Iterator[list[SpanExport]]:
-    """Exports, which are stopped after the test."""
-    exports: list[SpanExport] = []
-    yield exports
-    for export in exports:
-        assert export.stop(PATIENCE)
-
-
 def export() -> SpanExport:
     return SpanExport(os.environ, "1.2.3", ResponseBatcher())
-
-
-def span_of(source: OpenTelemetrySource | None) -> None:
-    """Emit a span."""
-    assert source is not None
-    sink = source.sample(None, None)
-    assert sink is not None
-    source.emit("x", sink._context, None, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -86,47 +61,6 @@ def test_variables_can_disable_opentelemetry(variables: pytest.MonkeyPatch, name
     off = export()
     assert off.source is None
     assert off.stop(0)
-
-
-def test_the_service_name_has_a_default(variables: pytest.MonkeyPatch, made: list[SpanExport]) -> None:
-    variables.setattr(otel_export, "_exporter", lambda environment: CollectingExporter())
-    for given, name in (("", "tensorferry"), ("shop", "shop")):
-        if given:
-            variables.setenv("OTEL_SERVICE_NAME", given)
-        made.append(export())
-        source = made[-1].source
-        assert source is not None
-        assert source._resource.attributes[SERVICE_NAME] == name
-        assert source._resource.attributes["service.version"] == "1.2.3"
-
-
-class CollectingExporter(SpanExporter):
-    """Exporter that collects spans, and blocks while it is `closed`."""
-
-    def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
-        self.open = threading.Event()
-        self.open.set()
-        self.waits = threading.Event()
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.waits.set()
-        self.open.wait(PATIENCE)
-        self.spans += spans
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        self.open.set()
-
-
-def test_stop_sends_queued_spans(variables: pytest.MonkeyPatch) -> None:
-    kept = CollectingExporter()
-    variables.setattr(otel_export, "_exporter", lambda environment: kept)
-    exported = export()
-    for _ in range(3):
-        span_of(exported.source)
-    assert exported.stop(PATIENCE)
-    assert len(kept.spans) == 3
 
 
 def test_a_missing_extra_is_named(variables: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from polling import until
 from support.models import small
 from support.server.rig import Array, Load, infer, request, signature, spec
 
 from tensorferry.batcher import Padding, PadInput, RequestTooLarge
-from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.errors import InvalidRequestError, StartError
@@ -304,43 +302,6 @@ def test_a_random_row_is_never_all_padding() -> None:
 
 
 # The service.
-
-
-@pytest.mark.parametrize(
-    ("length", "padded", "rows", "typed"),
-    [
-        (0, None, 1, False),
-        (1, 4, 7, True),
-        (5, 8, 7, False),
-    ],
-)
-def test_an_answer_has_the_length_of_its_request(
-    load: Load, tmp_path: Path, length: int, padded: int | None, rows: int, typed: bool
-) -> None:
-    model = load(small.masked_mean, max_batch_size=4, **MASKED)
-    if not length:
-        until(lambda: model.empty_axes.verdicts is not None)
-    registry = ModelRegistry()
-    registry.mark_ready(model)
-    ids = np.arange(rows * length).reshape(rows, length) % 100
-    arrays = {"ids": ids, "mask": np.ones_like(ids)}
-    alone = Session(small.masked_mean(tmp_path / "alone.onnx")).run(arrays)
-    explain = {"explain": pb.InferParameter(bool_param=True)}
-    response = infer(InferenceService(registry), request(arrays, typed=typed, parameters=explain))
-    for index, output in enumerate(response.outputs):
-        assert tuple(output.shape) == alone[output.name].shape
-        got: Any = output.contents.fp32_contents
-        if not typed:
-            got = np.frombuffer(response.raw_output_contents[index], "<f4")
-        np.testing.assert_allclose(np.reshape(got, output.shape), alone[output.name], rtol=1e-6)
-    explained = {name: parameter.int64_param for name, parameter in response.parameters.items()}
-    assert explained.get("padded_length") == padded
-    statistics = model.batcher.statistics()
-    if padded is not None:
-        assert statistics.positions == rows * length
-        assert statistics.padding_positions == rows * (padded - length)
-    else:
-        assert (statistics.positions, statistics.padding_waste) == (0, 0)
 
 
 def test_inputs_of_different_lengths_in_one_request_are_an_error_despite_padding(load: Load) -> None:

@@ -7,8 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from polling import PATIENCE, until
 from server.processes.functions.conftest import APP, Start
 from server.processes.functions.test_runs import command
 from support.child_processes import child_processes
+from support.models.controlled import run_in_thread
 from support.open_files import open_files
 
 from tensorferry.batcher import Batcher
@@ -154,33 +153,13 @@ def test_a_process_that_cannot_start_again_is_tried_with_growing_delays(
     process.start()
 
 
-class Thread:
-    """A run on another thread."""
-
-    def __init__(self, run: Callable[[], Any]) -> None:
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(run,))
-        self._thread.start()
-
-    def _run(self, run: Callable[[], Any]) -> None:
-        try:
-            run()
-        except BaseException as error:
-            self.error = error
-
-    def join(self) -> BaseException | None:
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-        return self.error
-
-
 @pytest.mark.parametrize("hang", ["hang", "hang_in_native_code"])
 def test_a_run_that_hangs_is_ended(started: Start, tmp_path: Path, hang: str) -> None:
     process, began = started(), tmp_path / "began"
-    thread = Thread(lambda: process.run(command(f"{hang} {began}")))
+    run = run_in_thread(lambda: process.run(command(f"{hang} {began}")))
     until(began.exists)
     process.end_runs()
-    error = thread.join()
+    error = run.exception(PATIENCE)
     assert isinstance(error, ProcessDied)
     assert error.ended
     with pytest.raises(ProcessDied, match="was ended"):
@@ -194,10 +173,10 @@ def test_a_run_that_hangs_is_ended(started: Start, tmp_path: Path, hang: str) ->
 def test_close_ends_a_run_that_hangs(started: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "_CLOSE_SECONDS", 0.01)
     process, began = started(), tmp_path / "began"
-    thread = Thread(lambda: process.run(command(f"hang {began}")))
+    run = run_in_thread(lambda: process.run(command(f"hang {began}")))
     until(began.exists)
     process.close()
-    assert isinstance(thread.join(), ProcessDied)
+    assert isinstance(run.exception(PATIENCE), ProcessDied)
     with pytest.raises(ProcessDied):
         process.run(command("a"))
     with pytest.raises(ProcessDied):
@@ -283,6 +262,6 @@ def test_a_process_that_hangs_in_native_code_ends_with_the_server(tmp_path: Path
 
 def test_a_process_lives_on_when_the_thread_that_started_it_ends(started: Start) -> None:
     process = started()
-    assert Thread(process.start).join() is None
+    run_in_thread(process.start).result(PATIENCE)
     pid = process.pid
     assert process.run(command("a")).tolist() == [pid]

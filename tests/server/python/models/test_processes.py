@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from polling import PATIENCE, until
 from support.child_processes import child_processes
+from support.models.controlled import run_in_thread
 from support.open_files import open_files
 
 from tensorferry.batcher import InstanceFailed, RunTimedOut
@@ -102,52 +102,32 @@ def instance(app: Path, nothing_left: None) -> Iterator[Instance]:
     instance.process.close()
 
 
-def on_thread(run: Callable[[], Any]) -> Callable[[], Any]:
-    """Start a run; return what waits for its result, or its exception."""
-    results: list[Any] = []
-
-    def collect() -> None:
-        try:
-            results.append(run())
-        except BaseException as error:
-            results.append(error)
-
-    thread = threading.Thread(target=collect)
-    thread.start()
-
-    def result() -> Any:
-        thread.join(PATIENCE)
-        return results[0]
-
-    return result
-
-
 def test_a_hanging_run_is_ended_and_the_next_start_may_take_longer_than_a_run(
     instance: Instance, app: Path
 ) -> None:
     instance.process.start()
-    result = on_thread(lambda: instance.run(1))
+    run = run_in_thread(lambda: instance.run(1))
     until((app.parent / "hangs").exists)
     assert instance.check_after(6.0) is not None
-    assert isinstance(result(), RunTimedOut)
+    assert isinstance(run.exception(PATIENCE), RunTimedOut)
     assert instance.health.statistics().events == {InstanceEvent.RUN_ENDED: 1}
 
     os.mkfifo(app.parent / "hold")
     (app.parent / "starting").unlink()
-    result = on_thread(lambda: instance.run(3))
+    run = run_in_thread(lambda: instance.run(3))
     until((app.parent / "starting").exists)
     assert instance.check_after(6.0) is not None
     (app.parent / "hold").write_bytes(b"")
-    assert result() == [3]
+    assert run.result(PATIENCE) == [3]
     assert instance.health.statistics().events == {InstanceEvent.RUN_ENDED: 1, InstanceEvent.REBUILT: 1}
 
 
 def test_a_start_that_hangs_is_ended_too(instance: Instance, app: Path) -> None:
     os.mkfifo(app.parent / "hold")
-    result = on_thread(lambda: instance.run(0))
+    run = run_in_thread(lambda: instance.run(0))
     until((app.parent / "starting").exists)
     assert instance.check_after(61.0) is not None
-    assert isinstance(result(), InstanceFailed)
+    assert isinstance(run.exception(PATIENCE), InstanceFailed)
     assert instance.health.reason is not None
     (app.parent / "hold").unlink()
     assert instance.run(0) == [0]
