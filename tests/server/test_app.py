@@ -62,12 +62,7 @@ def test_the_life_of_a_server_from_start_to_stop(make: Make, transport: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("host", "address"),
-    [
-        ("127.0.0.1", "127.0.0.1:7"),
-        ("::1", "[::1]:7"),
-        ("[::1]", "[::1]:7"),
-    ],
+    ("host", "address"), [("127.0.0.1", "127.0.0.1:7"), ("::1", "[::1]:7"), ("[::1]", "[::1]:7")]
 )
 def test_the_address_of_an_ipv6_host_has_brackets(host: str, address: str) -> None:
     assert address_of(host, 7) == address

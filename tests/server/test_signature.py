@@ -33,13 +33,7 @@ def test_a_zipmap_is_refused_with_what_to_change() -> None:
         signature_of([], nodes)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "tensor(complex64)",
-        "seq(tensor(float))",
-    ],
-)
+@pytest.mark.parametrize("kind", ["tensor(complex64)", "seq(tensor(float))"])
 @pytest.mark.parametrize("end", ["input", "output"])
 def test_a_type_that_the_protocol_lacks_is_refused_by_name(kind: str, end: str) -> None:
     nodes = [node_description("good", "tensor(float)", []), node_description("bad", kind, [])]
@@ -73,18 +67,12 @@ BATCHED = spec("good", "FP32", "", 3)
         (signature(BATCHED, spec("s", "FP32"), outputs=(BATCHED,)), None),
         (signature(BATCHED, spec("w", "FP32", 1, 3), outputs=(BATCHED,)), None),
         (signature(spec("s", "FP32"), outputs=(BATCHED,)), "input 's' is a scalar"),
-        (
-            signature(spec("w", "FP32", 1, 3), outputs=(BATCHED,)),
-            "the first dimension of input 'w' is fixed to 1",
-        ),
+        (signature(spec("w", "FP32", 1, 3), outputs=(BATCHED,)), "the first dimension of input 'w' is fixed to 1"),
         (signature(BATCHED, outputs=(spec("loss", "FP32"),)), "output 'loss' is a scalar"),
-        (
-            signature(BATCHED, outputs=(BATCHED, spec("c", "FP32", 8))),
-            "the first dimension of output 'c' is fixed to 8",
-        ),
+        (signature(BATCHED, outputs=(BATCHED, spec("c", "FP32", 8))), "the first dimension of output 'c' is fixed to 8"),
         (Signature((), (BATCHED,)), "the model has no inputs"),
     ],
-)
+)  # fmt: skip
 def test_a_batch_axis_is_a_variable_first_dimension_of_an_input_and_of_all_outputs(
     made: Signature, reason: str | None
 ) -> None:

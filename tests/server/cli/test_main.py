@@ -78,13 +78,7 @@ def test_a_missing_package_is_reported_with_what_to_install(
     )
 
 
-@pytest.mark.parametrize(
-    ("version", "works"),
-    [
-        ("4.25.8", False),
-        ("5.29", True),
-    ],
-)
+@pytest.mark.parametrize(("version", "works"), [("4.25.8", False), ("5.29", True)])
 def test_a_package_of_a_wrong_version_is_reported_with_what_to_install(
     version: str, works: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,13 +88,9 @@ def test_the_table_of_the_model_applies(
     [
         (["absent.onnx"], 1, "absent.onnx: no such file"),
         (["absent.onnx", "--max-batch-size", "-1"], 2, "--max-batch-size is '-1'; it must be an integer"),
-        (
-            ["m.onnx", "--config", "absent.toml"],
-            2,
-            "--config is 'absent.toml'; it must be a readable TOML file",
-        ),
+        (["m.onnx", "--config", "absent.toml"], 2, "--config is 'absent.toml'; it must be a readable TOML file"),
     ],
-)
+)  # fmt: skip
 def test_an_error_is_one_line(
     argv: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

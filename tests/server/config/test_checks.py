@@ -27,16 +27,13 @@ TLS = {"tls-certificate": "a.crt", "tls-key": "a.key"}
         ({**TLS, "auth-certificates": "c"}, "auth-certificates is 'c', but clients are not asked"),
         ({"pad-values": "ids=0"}, "pad-values are given without pad-lengths; say what is padded"),
         ({"pad-lengths": "n=16", "max-batch-size": "0"}, "pad-lengths are given, but max-batch-size is 0"),
-        (
-            {"preferred-batch-sizes": "4,16", "max-batch-size": "8"},
-            "has 16, but max-batch-size is 8: choose sizes up to that",
-        ),
+        ({"preferred-batch-sizes": "4,16", "max-batch-size": "8"}, "has 16, but max-batch-size is 8: choose sizes up to that"),
         (
             {"priority-weights": "8,1", "default-priority": "3"},
             "default-priority is 3, but priority-weights has 2 classes: choose one of these",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_contradiction_is_an_error(flags: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(flags)
@@ -59,14 +56,10 @@ def test_tokens_on_loopback_need_no_tls(host: str) -> None:
 @pytest.mark.parametrize(
     ("flag", "text", "message"),
     [
-        (
-            "cuda-memory-bytes",
-            "1 KiB",
-            "cuda-memory-bytes is 1KiB, which has no effect because device is cpu",
-        ),
+        ("cuda-memory-bytes", "1 KiB", "cuda-memory-bytes is 1KiB, which has no effect because device is cpu"),
         ("tf32", "false", "tf32 is false, which has no effect because device is cpu"),
     ],
-)
+)  # fmt: skip
 def test_a_gpu_option_without_a_gpu_is_an_error(flag: str, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load({flag: text, "device": "cpu"})

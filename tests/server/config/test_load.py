@@ -234,16 +234,7 @@ def test_a_model_is_a_path_or_a_name_and_a_path(text: str, name: str, path: str)
     assert model_source(text) == ModelSource(name, Path(path))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "=m.onnx",
-        "a b=m.onnx",
-        ".a=m.onnx",
-        "x" * 129 + "=m.onnx",
-        "..",
-    ],
-)
+@pytest.mark.parametrize("text", ["=m.onnx", "a b=m.onnx", ".a=m.onnx", "x" * 129 + "=m.onnx", ".."])
 def test_a_model_name_that_is_not_allowed_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError, match="a name starts with a letter or digit") as caught:
         model_source(text)

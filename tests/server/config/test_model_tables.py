@@ -60,33 +60,18 @@ def test_models_of_the_command_line_replace_the_paths_of_tables_but_not_their_op
     [
         ("[models.m]\nmax-batch-size = -1", "max-batch-size in [models.m] of FILE is '-1'; it must be an"),
         ("[models.m]\nslo-ms = 1\nslo_ms = 2", "[models.m] of FILE has both slo-ms and slo_ms"),
-        (
-            "[models.m]\nmax_bach_size = 1",
-            "has the unknown key 'max_bach_size'; did you mean max-batch-size?",
-        ),
+        ("[models.m]\nmax_bach_size = 1", "has the unknown key 'max_bach_size'; did you mean max-batch-size?"),
         (
             "[models.m]\nport = 1",
             "[models.m] of FILE has 'port', which is an option of the whole server, not of one model: give it above all "
             "tables; it can have path",
         ),
-        (
-            "[models.m]\npath = 3",
-            "path in [models.m] of FILE is 3; it must be the path or address of a model",
-        ),
-        (
-            "[models]\nm = 'a.onnx'",
-            "models.m in FILE is 'a.onnx'; it must be a table of the model's options: ",
-        ),
-        (
-            "[models.m.n]\nslo-ms = 1",
-            "[models.m] of FILE has the table 'n'; a name with dots needs quotes: [models.\"m.n\"]",
-        ),
-        (
-            "[models.'a b']\nslo-ms = 1",
-            'FILE has the table [models."a b"], whose name is not allowed: a name',
-        ),
+        ("[models.m]\npath = 3", "path in [models.m] of FILE is 3; it must be the path or address of a model"),
+        ("[models]\nm = 'a.onnx'", "models.m in FILE is 'a.onnx'; it must be a table of the model's options: "),
+        ("[models.m.n]\nslo-ms = 1", "[models.m] of FILE has the table 'n'; a name with dots needs quotes: [models.\"m.n\"]"),
+        ("[models.'a b']\nslo-ms = 1", 'FILE has the table [models."a b"], whose name is not allowed: a name'),
     ],
-)
+)  # fmt: skip
 def test_an_error_names_the_table_and_what_to_change(
     text: str, message: str, load: Write, tmp_path: Path
 ) -> None:
@@ -108,16 +93,10 @@ def test_a_file_without_a_path_in_its_tables_names_no_model(load: Write) -> None
             "priority-weights = [4, 2, 1]\ndefault-priority = 3\n[models.m]\npriority-weights = [2, 1]",
             "default-priority is 3, but priority-weights has 2 classes",
         ),
-        (
-            "[models.m]\ndevice = 'cpu'\ntf32 = false",
-            "tf32 is false, which has no effect because device is cpu",
-        ),
-        (
-            "device = 'cpu'\n[models.m]\ntf32 = false",
-            "tf32 is false, which has no effect because device is cpu",
-        ),
+        ("[models.m]\ndevice = 'cpu'\ntf32 = false", "tf32 is false, which has no effect because device is cpu"),
+        ("device = 'cpu'\n[models.m]\ntf32 = false", "tf32 is false, which has no effect because device is cpu"),
     ],
-)
+)  # fmt: skip
 def test_a_contradiction_in_a_table_is_an_error(text: str, message: str, load: Write) -> None:
     with pytest.raises(ConfigError, match=r"^\[models\.m\]: ") as caught:
         load(text, "m.onnx")

@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from support.server.rig import (
-    Array,
-    reproducible,
-)
+from support.server.rig import Array, reproducible
 
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.protos.tensors import DATATYPES

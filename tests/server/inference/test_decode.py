@@ -259,13 +259,10 @@ def test_the_number_of_classes_is_per_output() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"string_param": "3"},
-            "invalid value type for 'classification' parameter, expected int64_param, got string_param",
-        ),
+        ({"string_param": "3"}, "invalid value type for 'classification' parameter, expected int64_param, got string_param"),
         ({}, "expected int64_param, got none"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_number_of_classes_is_refused(given: dict[str, Any], message: str) -> None:
     assert message in refused(request_for_classes("z", **given))
 

@@ -70,12 +70,7 @@ def arrays_of(answer: pb.ModelInferResponse) -> dict[str, Any]:
     }
 
 
-EXPECTED = {
-    "y": [[0, 1, 2], [3, 4, 5]],
-    "n": [-1, 1 << 62],
-    "s": ["é".encode(), b"a\0"],
-    "h": [1.5, -2],
-}
+EXPECTED = {"y": [[0, 1, 2], [3, 4, 5]], "n": [-1, 1 << 62], "s": ["é".encode(), b"a\0"], "h": [1.5, -2]}
 
 
 def test_all_outputs_raw() -> None:

@@ -216,21 +216,11 @@ def cache_with(data: bytes, of: Model = MODEL) -> RequestTemplateCache:
 
 def plain(request_id: str = "", value: float = 0.0, **fields: Any) -> bytes:
     """A message as libraries write it."""
-    arrays = {
-        "x": fp32(2, 3) + np.float32(value),
-        "k": np.array([1, 2]),
-        "h": np.zeros((2, 2), np.float16),
-    }
+    arrays = {"x": fp32(2, 3) + np.float32(value), "k": np.array([1, 2]), "h": np.zeros((2, 2), np.float16)}
     return request(arrays, id=request_id, **fields).SerializeToString()
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        b"\xff",
-        b"\xed\xa0\x80",
-    ],
-)
+@pytest.mark.parametrize("bad", [b"\xff", b"\xed\xa0\x80"])
 def test_an_id_that_is_no_utf8_does_not_match_and_is_refused(bad: bytes) -> None:
     good = plain("a" * len(bad))
     cache = cache_with(good)
@@ -268,17 +258,13 @@ def test_values_of_large_messages_are_views_and_those_of_small_ones_copies() -> 
     "data",
     [
         request({"x": fp32(1, 2)}, typed=True).SerializeToString(),
-        request({"x": fp32(1, 2)}).SerializeToString()
-        + field(3, b"one")
-        + b"one"
-        + field(3, b"two")
-        + b"two",
+        request({"x": fp32(1, 2)}).SerializeToString() + field(3, b"one") + b"one" + field(3, b"two") + b"two",
         b"\x50\x00" + request({"x": fp32(1, 2)}).SerializeToString(),
         request({"x": fp32(1, 2)}).SerializeToString() + (field(100, b"") * 130),
         request({"x": fp32(1, 2)}).SerializeToString() + field(100, b"y" * 9000) + b"y" * 9000,
     ],
     ids=["typed", "two ids", "a number", "many fields", "many fixed bytes"],
-)
+)  # fmt: skip
 def test_unusual_messages_become_no_template(data: bytes) -> None:
     one = model("m", spec("x", "FP32", "batch", "n"))
     cache = cache_with(data, one)

@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 from support.server.rig import Array, Replies, fp32, infer, request, response_of, signature, spec
 
-from tensorferry.batcher import (
-    Batcher,
-    Cancelled,
-    DeadlineExceeded,
-    QueueFull,
-    Request,
-    RequestTooLarge,
-)
+from tensorferry.batcher import Batcher, Cancelled, DeadlineExceeded, QueueFull, Request, RequestTooLarge
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import (
@@ -210,21 +203,10 @@ def test_a_timeout_of_0_means_none(serve: Serve, runner: ScriptedRunner) -> None
 
 
 def priority(value: int) -> dict[str, pb.InferParameter]:
-    return {
-        "priority": pb.InferParameter(uint64_param=value),
-        "explain": pb.InferParameter(bool_param=True),
-    }
+    return {"priority": pb.InferParameter(uint64_param=value), "explain": pb.InferParameter(bool_param=True)}
 
 
-@pytest.mark.parametrize(
-    ("wanted", "got"),
-    [
-        (1, 1),
-        (0, 2),
-        (4, 2),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("wanted", "got"), [(1, 1), (0, 2), (4, 2)], ids=str)
 def test_a_request_names_its_class_and_an_unknown_class_means_the_default(
     serve: Serve, wanted: int, got: int
 ) -> None:
@@ -356,11 +338,7 @@ def test_an_output_with_too_few_rows_is_an_error_and_logged(
 
 @pytest.mark.parametrize(
     "run",
-    [
-        lambda inputs: {"z": inputs["x"]},
-        lambda inputs: None,
-        lambda inputs: 1 / 0,
-    ],
+    [lambda inputs: {"z": inputs["x"]}, lambda inputs: None, lambda inputs: 1 / 0],
     ids=["another name", "nothing", "raises"],
 )
 def test_a_runner_with_a_bug_is_an_internal_error_without_details(

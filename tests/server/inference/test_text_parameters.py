@@ -96,18 +96,14 @@ def test_other_parameters_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("parameters", "shape", "expected"),
     [
-        (
-            ["text", "text_0"],
-            2,
-            "input 's' has the parameters text, text_0; give 'text' for one element, or 'text_0',",
-        ),
+        (["text", "text_0"], 2, "input 's' has the parameters text, text_0; give 'text' for one element, or 'text_0',"),
         (["text_0", "text_2"], 2, "input 's' has the parameters text_0, text_2; give 'text'"),
         (["text_00"], 1, "input 's' has the parameters text_00; give 'text'"),
         (["text"], 2, "input 's' of model 'm': shape [2] takes 2 elements, got 1 in text parameters"),
         (["text_0", "text_1"], 1, "shape [1] takes 1 elements, got 2 in text parameters"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_keys_that_do_not_fit_the_shape_are_refused(parameters: list[str], shape: int, expected: str) -> None:
     assert expected in refused(message(dict.fromkeys(parameters, "a"), shape), signature(S))
 

@@ -26,14 +26,11 @@ def load(make: Make, **parameters: pb.ModelRepositoryParameter) -> tuple[grpc.St
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        (
-            "1" + "/d" * 400 + "/model.onnx",
-            "has 402 parts, the longest of 10 characters; this server takes at most 16 parts",
-        ),
+        ("1" + "/d" * 400 + "/model.onnx", "has 402 parts, the longest of 10 characters; this server takes at most 16 parts"),
         (f"1/{'d' * 300}/model.onnx", "has 3 parts, the longest of 300 characters"),
     ],
     ids=["parts", "long"],
-)
+)  # fmt: skip
 def test_a_path_with_too_many_or_too_long_parts_is_refused(
     start: Make, path: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -62,13 +62,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "build", "most", "merges", "words"),
     [
-        (
-            "dynamic_batching { }",
-            small.twice,
-            16,
-            True,
-            "batches of up to 16 rows (proved)",
-        ),
+        ("dynamic_batching { }", small.twice, 16, True, "batches of up to 16 rows (proved)"),
         (
             "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 2500 }" + XY,
             small.twice,

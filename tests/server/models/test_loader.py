@@ -97,13 +97,7 @@ def test_a_cache_entry_that_is_no_finding_is_ignored(
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"verdict": "trusted"},
-        {"working_size": -1},
-        {"seconds": {"0": 1.0}},
-    ],
-    ids=str,
+    "changes", [{"verdict": "trusted"}, {"working_size": -1}, {"seconds": {"0": 1.0}}], ids=str
 )
 def test_a_cache_entry_with_an_impossible_field_is_ignored(
     changes: Mapping[str, Any], load: Load, runs: list[int], check_cache: Path

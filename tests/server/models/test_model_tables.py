@@ -105,11 +105,7 @@ def test_the_limits_of_all_models_bound_what_they_share(make: Callable[..., App]
 
 @pytest.mark.parametrize(("control", "warned"), [("none", True), ("poll", False), ("explicit", False)])
 def test_a_table_of_no_model_causes_a_warning_unless_models_can_be_loaded_later(
-    control: str,
-    warned: bool,
-    make: Callable[..., App],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    control: str, warned: bool, make: Callable[..., App], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = make(
         model_repositories=(repository(tmp_path / "models"),),

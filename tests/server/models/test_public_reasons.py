@@ -21,13 +21,10 @@ from tensorferry.server.models.lifecycle.public_reasons import without_paths
         ("the model repository '/srv/models' is gone", "the model repository '...' is gone"),
         ("/srv/my models/m/config.pbtxt has no name", "m/config.pbtxt has no name"),
         ("libcudart.so: /usr/lib/libc.so.6, (/opt/x) and /a", "libcudart.so: ..., (...) and ..."),
-        (
-            "Load model from /home/of somebody/m.onnx failed:/x",
-            "Load model from ... somebody/m.onnx failed:...",
-        ),
+        ("Load model from /home/of somebody/m.onnx failed:/x", "Load model from ... somebody/m.onnx failed:..."),
         ("1/2 of a/b, and/or FP16", "1/2 of a/b, and/or FP16"),
     ],
-)
+)  # fmt: skip
 def test_paths_below_the_roots_become_relative_and_others_are_hidden(reason: str, shown: str) -> None:
     assert without_paths(reason, [Path("/srv/models"), Path("/srv/my models")]) == shown
 

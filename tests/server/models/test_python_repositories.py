@@ -160,20 +160,12 @@ def test_the_configuration_decides_batching_and_workers(served_repository: Serve
     ("config", "declared", "message"),
     [
         ("max_batch_size: 9", "max_batch_size=8", "max_batch_size: 9, but the function declares at most 8"),
-        (
-            "max_batch_size: 9",
-            "max_batch_size=0",
-            "the function declares max_batch_size=0: it has no axis of rows",
-        ),
-        (
-            CONFIG.replace("max_batch_size: 4", ""),
-            "",
-            "so its requests have no axis of rows, but the function declares one",
-        ),
+        ("max_batch_size: 9", "max_batch_size=0", "the function declares max_batch_size=0: it has no axis of rows"),
+        (CONFIG.replace("max_batch_size: 4", ""), "", "so its requests have no axis of rows, but the function declares one"),
         (CONFIG.replace("dims: 3", "dims: 4"), "", "the model expects"),
         ("instance_group { kind: KIND_GPU }", "", "this server runs functions on the CPU"),
     ],
-)
+)  # fmt: skip
 def test_a_configuration_that_contradicts_the_declaration_is_refused(
     served_repository: ServedRepository, config: str, declared: str, message: str
 ) -> None:

@@ -91,12 +91,7 @@ def test_several_repositories_are_combined(tmp_path: Path) -> None:
     assert f"{roots[0] / 'a'} and {roots[1] / 'a'}" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "during",
-    [
-        "read_config",
-    ],
-)
+@pytest.mark.parametrize("during", ["read_config"])
 def test_a_model_that_is_removed_while_it_is_read_is_no_model(
     during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

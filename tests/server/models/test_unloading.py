@@ -10,9 +10,7 @@ import pytest
 from support.models.controlled import ScriptedRepository, runner_of
 from support.server.rig import PATIENCE
 
-from tensorferry.server.errors import (
-    NotReadyError,
-)
+from tensorferry.server.errors import NotReadyError
 from tensorferry.server.models.lifecycle.registry import ModelState
 from tensorferry.server.system import malloc
 

@@ -109,13 +109,7 @@ def test_devices_chosen_of_two_gpus(
     assert available_devices(wanted, chosen) == AvailableDevices(chosen, gpus)
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        "cuda:2",
-        "cuda:0,2",
-    ],
-)
+@pytest.mark.parametrize("wanted", ["cuda:2", "cuda:0,2"])
 def test_a_device_number_beyond_the_last_is_an_error(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, TWO)
     with pytest.raises(StartError, match=r"there is no CUDA device 2 \(the driver reports 2\)"):
@@ -124,10 +118,7 @@ def test_a_device_number_beyond_the_last_is_an_error(wanted: str, monkeypatch: p
 
 @pytest.mark.parametrize(
     ("wanted", "driver", "why"),
-    [
-        ("cpu", TWO, "--device is cpu"),
-        ("auto", None, "there is no CUDA device 0 (the driver reports 0)"),
-    ],
+    [("cpu", TWO, "--device is cpu"), ("auto", None, "there is no CUDA device 0 (the driver reports 0)")],
 )
 def test_configurations_cannot_use_a_gpu_that_is_excluded(
     wanted: str, driver: Driver | None, why: str, monkeypatch: pytest.MonkeyPatch

@@ -13,11 +13,7 @@ from support.server.rig import fp32
 from tensorferry.protos.model_config_pb2 import ModelConfig, ModelOperations
 from tensorferry.server.config.server_config import ModelSource
 from tensorferry.server.errors import StartError
-from tensorferry.server.runtime.files.op_libraries import (
-    libraries_for,
-    replacing_library,
-    server_libraries,
-)
+from tensorferry.server.runtime.files.op_libraries import libraries_for, replacing_library, server_libraries
 from tensorferry.server.runtime.ort_options import OrtOptions
 from tensorferry.server.runtime.session import Session
 

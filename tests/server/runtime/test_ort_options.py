@@ -51,14 +51,8 @@ def read(text: str) -> OrtOptions:
         (parameter("execution_mode", "1"), OrtOptions(parallel=True)),
         (parameter("enable_mem_arena", "true"), OrtOptions()),
         (parameter("enable_mem_pattern", "False"), OrtOptions(memory_pattern=False)),
-        (
-            parameter("memory.enable_memory_arena_shrinkage", "cpu:0"),
-            OrtOptions(arena_shrinkage="cpu:0"),
-        ),
-        (
-            parameter("session.use_device_allocator_for_initializers", "1"),
-            OrtOptions(device_allocator="1"),
-        ),
+        (parameter("memory.enable_memory_arena_shrinkage", "cpu:0"), OrtOptions(arena_shrinkage="cpu:0")),
+        (parameter("session.use_device_allocator_for_initializers", "1"), OrtOptions(device_allocator="1")),
         (
             parameter("cudnn_conv_algo_search", "1") + parameter("gpu_mem_limit", "1000"),
             OrtOptions(cuda=(("cudnn_conv_algo_search", "HEURISTIC"), ("gpu_mem_limit", "1000"))),
@@ -69,10 +63,7 @@ def read(text: str) -> OrtOptions:
                 cuda=(("arena_extend_strategy", "kSameAsRequested"), ("do_copy_in_default_stream", "0"))
             ),
         ),
-        (
-            parameter("use_tf32", "0") + parameter("fp16", "0"),
-            OrtOptions(cuda=(("use_tf32", "0"),)),
-        ),
+        (parameter("use_tf32", "0") + parameter("fp16", "0"), OrtOptions(cuda=(("use_tf32", "0"),))),
         (
             parameter("fp16", "true")
             + parameter("fp16_tolerance", "0.5")
@@ -120,23 +111,11 @@ def test_options_are_read(text: str, options: OrtOptions) -> None:
             for wrong in ("4097", "9" * 5000, "٣")
         ),
         (parameter("execution_mode", "2"), "expected values for execution_mode are 0 or 1"),
-        (
-            parameter("cudnn_conv_algo_search", "3"),
-            "expected values for cudnn_conv_algo_search are 0 or 1 or 2",
-        ),
-        (
-            accelerator("gpu", "gpu_io"),
-            "unknown Execution Accelerator 'gpu_io' is requested as gpu_execution",
-        ),
+        (parameter("cudnn_conv_algo_search", "3"), "expected values for cudnn_conv_algo_search are 0 or 1 or 2"),
+        (accelerator("gpu", "gpu_io"), "unknown Execution Accelerator 'gpu_io' is requested as gpu_execution"),
         (accelerator("cpu", "openvino", a="b"), r"openvino has parameters \['a'\]; it takes none"),
-        (
-            accelerator("gpu", "tensorrt", precision_mode="FP8"),
-            "unsupported precision mode 'FP8' is requested",
-        ),
-        (
-            accelerator("gpu", "tensorrt", workspace="1"),
-            "unknown parameter 'workspace' is provided for TensorRT",
-        ),
+        (accelerator("gpu", "tensorrt", precision_mode="FP8"), "unsupported precision mode 'FP8' is requested"),
+        (accelerator("gpu", "tensorrt", workspace="1"), "unknown parameter 'workspace' is provided for TensorRT"),
         (parameter("gpu_mem_limit", "0"), "expected values for gpu_mem_limit are an integer of at least 1"),
         *(
             (
@@ -153,25 +132,14 @@ def test_options_are_read(text: str, options: OrtOptions) -> None:
             "there is no arena to shrink",
         ),
     ],
-)
+)  # fmt: skip
 def test_invalid_values_are_errors(text: str, message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
         read(text)
 
 
-FLAGS = ServerConfig(
-    (),
-    cuda_memory_bytes=5,
-    tf32=False,
-    fp16=True,
-    fp16_tolerance=0.123456789,
-)
-ALL = {
-    "gpu_mem_limit": "5",
-    "use_tf32": "0",
-    "fp16": "1",
-    "fp16_tolerance": "0.123456789",
-}
+FLAGS = ServerConfig((), cuda_memory_bytes=5, tf32=False, fp16=True, fp16_tolerance=0.123456789)
+ALL = {"gpu_mem_limit": "5", "use_tf32": "0", "fp16": "1", "fp16_tolerance": "0.123456789"}
 OF_FP16 = {name: value for name, value in ALL.items() if name.startswith("fp16")}
 
 
@@ -180,26 +148,11 @@ OF_FP16 = {name: value for name, value in ALL.items() if name.startswith("fp16")
     [
         ("", FLAGS, ["cuda:0"], ALL),
         ("", FLAGS, ["cpu"], OF_FP16),
-        (
-            "".join(map(parameter, ALL, ("1", "1", "1", "1"))),
-            FLAGS,
-            ["cuda:0"],
-            dict(zip(ALL, ("1", "1", "1", "1"), strict=True)),
-        ),
-        (
-            parameter("fp16", "0") + accelerator("gpu", "cuda", use_tf32="1", gpu_mem_limit="7"),
-            FLAGS,
-            ["cuda:0"],
-            {"fp16": "0"},
-        ),
-        (
-            parameter("fp16", "1"),
-            ServerConfig((), fp16_tolerance=0.5),
-            ["cpu"],
-            {"fp16": "1", "fp16_tolerance": "0.5"},
-        ),
+        ("".join(map(parameter, ALL, ("1", "1", "1", "1"))), FLAGS, ["cuda:0"], dict(zip(ALL, ("1", "1", "1", "1"), strict=True))),
+        (parameter("fp16", "0") + accelerator("gpu", "cuda", use_tf32="1", gpu_mem_limit="7"), FLAGS, ["cuda:0"], {"fp16": "0"}),
+        (parameter("fp16", "1"), ServerConfig((), fp16_tolerance=0.5), ["cpu"], {"fp16": "1", "fp16_tolerance": "0.5"}),
     ],
-)
+)  # fmt: skip
 def test_flags_fill_parameters_that_the_configuration_leaves_out(
     text: str, options: ServerConfig, devices: list[str], parameters: dict[str, str]
 ) -> None:

@@ -246,17 +246,11 @@ class TestTheFile:
             ("alice infer", "line 1 has 2 of the three fields"),
             ("alice infer secret-of-alice", "line 1: the third field for alice must be sha256:"),
             (f"\n# x\nalice infer sha256:{'g' * 64}", "line 3: the third field for alice must be"),
-            (
-                f"alice infer,admin sha256:{'0' * 64}",
-                "unknown roles for alice; the roles are control and infer",
-            ),
+            (f"alice infer,admin sha256:{'0' * 64}", "unknown roles for alice; the roles are control and infer"),
             (f"sha256:{'0' * 64} infer alice", "line 1 does not begin with a name"),
-            (
-                f"a infer sha256:{'0' * 64}\nb infer sha256:{'0' * 64}",
-                "line 2 repeats for b the credential of a",
-            ),
+            (f"a infer sha256:{'0' * 64}\nb infer sha256:{'0' * 64}", "line 2 repeats for b the credential of a"),
         ],
-    )
+    )  # fmt: skip
     def test_errors_name_the_line_and_no_secret(self, tmp_path: Path, text: str, wrong: str) -> None:
         path = tmp_path / "tokens"
         path.write_text(text)

@@ -11,13 +11,7 @@ from tensorferry.server.system.cores import session_threads, usable_cores
 
 
 @pytest.mark.parametrize(
-    ("cpu_max", "found"),
-    [
-        ("max 100000\n", 8),
-        ("150000 100000\n", 2),
-        ("10000 100000\n", 1),
-        (None, 8),
-    ],
+    ("cpu_max", "found"), [("max 100000\n", 8), ("150000 100000\n", 2), ("10000 100000\n", 1), (None, 8)]
 )
 def test_the_cores_are_those_of_the_affinity_and_of_the_quota(
     cpu_max: str | None, found: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -39,25 +39,13 @@ def _not_read(call: None) -> Any:
     raise AssertionError("clients are not identified")
 
 
-@pytest.mark.parametrize(
-    "remaining",
-    [
-        None,
-        9e18,
-    ],
-)
+@pytest.mark.parametrize("remaining", [None, 9e18])
 def test_a_call_without_a_deadline_has_an_infinite_one(remaining: float | None) -> None:
     assert deadline_after(remaining) == math.inf
     assert admission().admit_unary(None, (), remaining) == (ANONYMOUS, math.inf)
 
 
-@pytest.mark.parametrize(
-    "remaining",
-    [
-        -1.0,
-        5.0,
-    ],
-)
+@pytest.mark.parametrize("remaining", [-1.0, 5.0])
 def test_a_deadline_is_on_the_monotonic_clock(remaining: float) -> None:
     expected = pytest.approx(time.monotonic() + remaining, abs=1)
     assert deadline_after(remaining) == expected

@@ -51,14 +51,7 @@ def test_metadata_reaches_the_service(served: ServedTransport, streamed: bool) -
     assert streamed or call.result(PATIENCE).id == "1"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "zwölf 🚢",
-        "a line\nand another, 100 %",
-        "",
-    ],
-)
+@pytest.mark.parametrize("text", ["zwölf 🚢", "a line\nand another, 100 %", ""])
 def test_any_text_is_a_status_message(served: ServedTransport, text: str) -> None:
     call = served.infer("1")
     served.service.await_received(1)

@@ -71,9 +71,7 @@ def test_a_disconnect_while_the_response_is_sent(served: ServedTransport, leave:
     assert served.infer("other").result(PATIENCE).id == "other"
 
 
-def test_a_disconnect_while_further_responses_wait(
-    served: ServedTransport,
-) -> None:
+def test_a_disconnect_while_further_responses_wait(served: ServedTransport) -> None:
     served.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
     with RawClient(served.address) as client:
         client.begin(1, STREAM)

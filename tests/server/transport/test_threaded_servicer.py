@@ -47,13 +47,7 @@ def test_an_unexpected_error_does_not_leak_its_text(
     caplog.clear()  # its frames hold the call
 
 
-@pytest.mark.parametrize(
-    ("seconds", "pushback"),
-    [
-        (0.25, "250"),
-        (0.0001, "1"),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "pushback"), [(0.25, "250"), (0.0001, "1")])
 def test_a_full_queue_says_when_to_retry(served: ServedTransport, seconds: float, pushback: str) -> None:
     call = served.infer("1")
     served.service.await_received(1)

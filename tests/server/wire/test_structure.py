@@ -111,10 +111,7 @@ def test_a_message_at_its_bounds_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (
-            pb.ModelInferRequest(model_name="m" * 129),
-            "model_name has 129 bytes; this server takes at most 128",
-        ),
+        (pb.ModelInferRequest(model_name="m" * 129), "model_name has 129 bytes; this server takes at most 128"),
         (pb.ModelInferRequest(id="é" * 2049), "id has 4098 bytes; this server takes at most 4096"),
         (
             pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor(datatype="D" * 65)]),
@@ -124,17 +121,14 @@ def test_a_message_at_its_bounds_is_accepted() -> None:
             pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor(shape=[300] * 65)]),
             "more than 64 entries in inputs.shape",
         ),
-        (
-            pb.ModelInferRequest(raw_input_contents=[b""] * 4097),
-            "more than 4096 entries in raw_input_contents",
-        ),
+        (pb.ModelInferRequest(raw_input_contents=[b""] * 4097), "more than 4096 entries in raw_input_contents"),
         (
             pb.TraceSettingRequest(settings={"s": pb.TraceSettingRequest.SettingValue(value=["v"] * 65)}),
             "more than 64 entries in settings.value.value",
         ),
     ],
     ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
-)
+)  # fmt: skip
 def test_a_message_above_a_bound_is_refused_with_bound_and_field(message: Any, text: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         structure.check_message(message.SerializeToString(), type(message))

@@ -50,13 +50,6 @@ def similarity(path: Path) -> Path:
     return written(path, text)
 
 
-def reversed_rows(path: Path) -> Path:
-    """y: the rows of x in the opposite order."""
-    first, last, axis, step = (np.array([number]) for number in (-1, -(2**31), 0, -1))
-    text = f"{_X_TO_Y} {{ y = Slice (x, first, last, axis, step) }}"
-    return written(path, text, first=first, last=last, axis=axis, step=step)
-
-
 def sorted_rows(path: Path) -> Path:
     """y: each column of x sorted over the batch."""
     return written(

@@ -47,13 +47,6 @@ class Untold(Exception):
         raise ValueError
 
 
-class Counted:
-    """An array of another library."""
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return np.arange(3)
-
-
 @model(inputs=_X, outputs=_Y)
 def echo(**tensors: Any) -> Any:
     return tensors
@@ -159,12 +152,7 @@ def act(command: Any) -> Any:
     return np.full(len(command), os.getpid())
 
 
-RESULTS: dict[str, Any] = {
-    "nothing": None, "an object": {"y": [Nonsense()]}, "a key": {1: 2},
-    "a structure of objects": np.zeros(1, [("a", object)]), "foreign": {"y": Counted()}, "a cycle": [],
-    "ragged": [np.arange(2), np.arange(3.0)],
-    "scalars": (np.float32(0.5), np.str_("a"), 3, "b", b"c", None, True),
-}  # fmt: skip
+RESULTS: dict[str, Any] = {"nothing": None, "an object": {"y": [Nonsense()]}, "a key": {1: 2}, "a cycle": []}
 RESULTS["a cycle"].append(RESULTS["a cycle"])
 
 

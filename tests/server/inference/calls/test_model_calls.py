@@ -19,14 +19,7 @@ from support.server.calling_models import Observed, World, request
 from support.server.rig import Replies, infer, response_of, signature, spec
 from support.server.rig import request as message
 
-from tensorferry.batcher import (
-    DeadlineExceeded,
-    InstanceFailed,
-    OutOfMemory,
-    QueueFull,
-    RunTimedOut,
-    Shed,
-)
+from tensorferry.batcher import DeadlineExceeded, InstanceFailed, OutOfMemory, QueueFull, RunTimedOut, Shed
 from tensorferry.batcher.testing import ScriptedRunner
 from tensorferry.server.errors import (
     InvalidRequestError,

@@ -8,10 +8,7 @@ import pytest
 from support.server.cuda_driver import ScriptedDriver
 from support.server.regions import input_in, names
 
-from tensorferry.server.errors import (
-    AlreadyExistsError,
-    InvalidRequestError,
-)
+from tensorferry.server.errors import AlreadyExistsError, InvalidRequestError
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
 
 HANDLE = bytes(64)

@@ -11,12 +11,7 @@ import pytest
 from support.open_files import open_files
 from support.server.regions import input_in, names
 
-from tensorferry.server.errors import (
-    AlreadyExistsError,
-    InvalidRequestError,
-    LimitError,
-    NotFoundError,
-)
+from tensorferry.server.errors import AlreadyExistsError, InvalidRequestError, LimitError, NotFoundError
 from tensorferry.server.inference.shared_memory.regions import RegionLease, Regions
 from tensorferry.server.inference.shared_memory.system import SystemSharedMemory
 
@@ -128,10 +123,7 @@ def test_no_further_request_gets_an_unregistered_region(regions: Regions) -> Non
             input_in(None, None, 8),
             "'shared_memory_offset' can not be specified without 'shared_memory_region' parameter for tensor 'x'",
         ),
-        (
-            input_in(None),
-            "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor 'x'",
-        ),
+        (input_in(None), "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor 'x'"),
         (
             input_in({"int64_param": 1}),
             "invalid value type for 'shared_memory_region' parameter for tensor 'x', expected string_param",
@@ -146,7 +138,7 @@ def test_no_further_request_gets_an_unregistered_region(regions: Regions) -> Non
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)
+)  # fmt: skip
 def test_wrong_places_are_refused(regions: Regions, tensor: Any, message: str) -> None:
     regions.register_system("r", "key", 0, 64)
     with pytest.raises(InvalidRequestError) as caught:

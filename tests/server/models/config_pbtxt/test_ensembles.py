@@ -50,55 +50,28 @@ LOOP = SECOND.replace('"mid"', '"label"').replace('value: "label" } }', 'value: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            GOOD.replace('platform: "ensemble"', ""),
-            "ensemble scheduling cannot be set for model 'e' whose platform is not",
-        ),
-        (
-            'name: "e" platform: "ensemble"',
-            "ensemble scheduling must be set for ensemble e whose platform is ensemble",
-        ),
+        (GOOD.replace('platform: "ensemble"', ""), "ensemble scheduling cannot be set for model 'e' whose platform is not"),
+        ('name: "e" platform: "ensemble"', "ensemble scheduling must be set for ensemble e whose platform is ensemble"),
         (ensemble(), "must specify 'step' for ensemble 'e'"),
         (ensemble(*[FIRST] * 257), "ensemble 'e' has 257 steps; this server allows at most 256"),
-        (
-            GOOD.replace("model_version: 3", "model_version: -2"),
-            "model_version of step 1 of ensemble 'e' is -2",
-        ),
-        (
-            ensemble(FIRST, SECOND, fields="max_batch_size: -1"),
-            "'max_batch_size' must be non-negative for e, got -1",
-        ),
+        (GOOD.replace("model_version: 3", "model_version: -2"), "model_version of step 1 of ensemble 'e' is -2"),
+        (ensemble(FIRST, SECOND, fields="max_batch_size: -1"), "'max_batch_size' must be non-negative for e, got -1"),
         (
             ensemble(FIRST, SECOND, fields="instance_group { }"),
             "instance group should not be specified for ensemble 'e'",
         ),
-        (
-            ensemble(FIRST, FIRST),
-            "ensemble tensor 'mid' can appear in an output map only once for ensemble 'e' step 1",
-        ),
-        (
-            ensemble(SECOND, io=LABEL),
-            "output 'label' for ensemble 'e' is not written: .* 'mid', is not connected",
-        ),
-        (
-            ensemble(FIRST, SECOND, io=IMAGE + LABEL + IMAGE.replace("image", "extra")),
-            "ensemble input 'extra' .*is not used",
-        ),
-        (
-            ensemble(FIRST, SECOND, io=IMAGE + LABEL.replace("label", "mid")),
-            "ensemble tensor 'label' is unused in ensemble 'e'",
-        ),
+        (ensemble(FIRST, FIRST), "ensemble tensor 'mid' can appear in an output map only once for ensemble 'e' step 1"),
+        (ensemble(SECOND, io=LABEL), "output 'label' for ensemble 'e' is not written: .* 'mid', is not connected"),
+        (ensemble(FIRST, SECOND, io=IMAGE + LABEL + IMAGE.replace("image", "extra")), "ensemble input 'extra' .*is not used"),
+        (ensemble(FIRST, SECOND, io=IMAGE + LABEL.replace("label", "mid")), "ensemble tensor 'label' is unused in ensemble 'e'"),
         (GOOD.replace("dims: 3 }", "dims: 3 optional: true }"), "input 'image' of ensemble 'e' is optional"),
         (
             GOOD.replace("dims: 3 }", "dims: 3 reshape { shape: 3 } }"),
             "input 'image' of ensemble 'e' has a reshape",
         ),
-        (
-            ensemble(FIRST.replace('"image"', '"label"'), SECOND, io=LABEL),
-            "the steps 'a', 'b' wait for each other",
-        ),
+        (ensemble(FIRST.replace('"image"', '"label"'), SECOND, io=LABEL), "the steps 'a', 'b' wait for each other"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_in_the_configuration_is_refused(text: str, message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
         ordered_steps(parse_config(text, "test"))
@@ -121,11 +94,7 @@ def test_models_that_fit_are_accepted(a: str) -> None:
             A,
             "ensemble e allows maximum batch size 5, but it contains model b which only allows maximum batch size to be 4",
         ),
-        (
-            GOOD.replace('key: "x"', 'key: "z"'),
-            A,
-            "ensemble tensor image is mapping to non-existing input z in model a",
-        ),
+        (GOOD.replace('key: "x"', 'key: "z"'), A, "ensemble tensor image is mapping to non-existing input z in model a"),
         (
             GOOD,
             A + 'input { name: "w" data_type: TYPE_FP32 dims: 1 }',
@@ -143,7 +112,7 @@ def test_models_that_fit_are_accepted(a: str) -> None:
             r"image: inconsistent shape: \[-1,2\] is inferred from model e while \[-1,3\] is inferred from model a",
         ),
     ],
-)
+)  # fmt: skip
 def test_models_that_do_not_fit_are_refused(text: str, a: str, message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
         check_composing_models(parse_config(text, "test"), [parse_config(a, "a"), parse_config(B, "b")])

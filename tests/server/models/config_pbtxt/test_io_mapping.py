@@ -83,17 +83,14 @@ def test_only_listed_outputs_are_served() -> None:
             "model input 'x' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m, got "
             "[3, 0]",
         ),
-        (
-            X + T.replace("dims: 1 ", "") + Y,
-            "model input 't' must specify 'dims' for m, since it has a reshape",
-        ),
+        (X + T.replace("dims: 1 ", "") + Y, "model input 't' must specify 'dims' for m, since it has a reshape"),
         (
             X.replace("}", "reshape { shape: [ -1, 2 ] } }") + T + Y,
             "has different size for dims and reshape for m",
         ),
         (X.replace("}", "format: FORMAT_NCHW }") + T + Y, "model input NHWC/NCHW require 3 dims for m"),
     ],
-)
+)  # fmt: skip
 def test_an_error_names_both_sides(text: str, message: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
         io_mapping(text)

@@ -96,10 +96,7 @@ DELAYING = "timeout_action: DELAY default_timeout_microseconds: 5"
     ("batching", "message"),
     [
         ("preferred_batch_size: 0", "dynamic batching preferred size must be positive for m, got 0"),
-        (
-            "preferred_batch_size: 9",
-            "dynamic batching preferred size must be <= max batch size for m, got 9 and 8",
-        ),
+        ("preferred_batch_size: 9", "dynamic batching preferred size must be <= max batch size for m, got 9 and 8"),
         (
             "priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 value { } }",
             r"priority queue policy must have priority level in range \[1, 2\] for m, got 3",
@@ -111,7 +108,7 @@ DELAYING = "timeout_action: DELAY default_timeout_microseconds: 5"
             "Queue policy can not have DELAY as timeout action",
         ),
     ],
-)
+)  # fmt: skip
 def test_invalid_settings_are_refused(batching: str, message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
         settings(f"dynamic_batching {{ {batching} }}")

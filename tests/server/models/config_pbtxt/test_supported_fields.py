@@ -12,10 +12,7 @@ import pytest
 from tensorferry.protos.model_config_pb2 import ModelConfig
 from tensorferry.server.errors import ModelConfigError
 from tensorferry.server.models.config_pbtxt.pbtxt import parse_config
-from tensorferry.server.models.config_pbtxt.supported_fields import (
-    RULES,
-    check_fields,
-)
+from tensorferry.server.models.config_pbtxt.supported_fields import RULES, check_fields
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "reference" / "model_config.md"
 
@@ -83,16 +80,10 @@ def test_a_warning_for_several_groups_is_given_once() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            'platform: "tensorrt_plan"',
-            "unexpected platform type 'tensorrt_plan' for m: .* is 'onnxruntime_onnx'",
-        ),
-        (
-            'backend: "python"',
-            "unexpected backend type 'python' for m: the backend of ONNX models is 'onnxruntime'",
-        ),
+        ('platform: "tensorrt_plan"', "unexpected platform type 'tensorrt_plan' for m: .* is 'onnxruntime_onnx'"),
+        ('backend: "python"', "unexpected backend type 'python' for m: the backend of ONNX models is 'onnxruntime'"),
     ],
-)
+)  # fmt: skip
 def test_other_backends_are_refused(text: str, message: str) -> None:
     with pytest.raises(ModelConfigError, match=message):
         check_fields(parse_config(text, "test"), "m")

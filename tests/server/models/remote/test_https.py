@@ -23,14 +23,10 @@ def fetched(cache: Path, address: str, limits: Limits = LIMITS) -> bytes:
 @pytest.mark.parametrize(
     ("status", "kind", "said"),
     [
-        (
-            401,
-            RemoteError,
-            "permission denied; the credentials may not read it, or there are none: use an address",
-        ),
+        (401, RemoteError, "permission denied; the credentials may not read it, or there are none: use an address"),
         (503, UnreachableError, "the host answered with HTTP status 503; try again later"),
     ],
-)
+)  # fmt: skip
 def test_a_status_is_described(
     web: WebServer, cache: Path, status: int, kind: type[RemoteError], said: str
 ) -> None:

@@ -18,16 +18,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("hf://org/repo@v1/onnx/model.onnx", "org/repo", "onnx/model.onnx", "v1", "model", "model.onnx"),
         ("hf://o/r@refs%2Fpr%2F1/m.onnx", "o/r", "m.onnx", "refs/pr/1", "m", "m.onnx"),
         ("gs://bucket/m.onnx", "bucket", "m.onnx", "", "m", "m.onnx"),
-        (
-            "HTTPS://host:8443/a/my%20model.onnx",
-            "host:8443",
-            "a/my%20model.onnx",
-            "",
-            "my model",
-            "my_model.onnx",
-        ),
+        ("HTTPS://host:8443/a/my%20model.onnx", "host:8443", "a/my%20model.onnx", "", "my model", "my_model.onnx"),
     ],
-)
+)  # fmt: skip
 def test_an_address_has_a_place_and_a_name(
     text: str, container: str, path: str, revision: str, name: str, file: str
 ) -> None:

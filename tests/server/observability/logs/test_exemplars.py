@@ -20,14 +20,7 @@ def test_later_versions_may_append_fields() -> None:
     assert sampled_trace(f"cc-{TRACE}-{SPAN}-01") == TRACE
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        f"00-{TRACE}-{SPAN}-00",
-        f"00-{'0' * 32}-{SPAN}-01",
-        b"\xff" * 55,
-    ],
-)
+@pytest.mark.parametrize("header", [f"00-{TRACE}-{SPAN}-00", f"00-{'0' * 32}-{SPAN}-01", b"\xff" * 55])
 def test_invalid_or_unsampled_traces_are_ignored(header: str | bytes) -> None:
     assert sampled_trace(header) is None
 

@@ -50,9 +50,7 @@ def test_ten_lines_a_minute_pass_and_the_others_are_counted(limit: RepeatLimit, 
     assert not hasattr(second, "repeats_left_out")
 
 
-def test_other_models_other_templates_and_lower_levels_are_not_limited(
-    limit: RepeatLimit,
-) -> None:
+def test_other_models_other_templates_and_lower_levels_are_not_limited(limit: RepeatLimit) -> None:
     assert shown(limit, 50) == MAX_REPEATS
     assert shown(limit, 50, "n") == MAX_REPEATS
     assert limit.filter(record(words="model %s is slow: %s"))

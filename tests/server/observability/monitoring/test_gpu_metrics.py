@@ -11,11 +11,7 @@ from typing import Any
 import pytest
 from support.server.nvml import FakeGpu, FakeNvml
 
-from tensorferry.server.runtime.gpu.gpu_readings import (
-    GpuReader,
-    GpuStatistics,
-    open_nvml,
-)
+from tensorferry.server.runtime.gpu.gpu_readings import GpuReader, GpuStatistics, open_nvml
 
 FIRST = "0000:17:00.0"
 SECOND = "0000:b3:00.0"

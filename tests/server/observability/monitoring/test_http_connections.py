@@ -65,9 +65,7 @@ def test_a_closed_connection_is_not_counted(pairs: list[tuple[socket.socket, soc
     assert all(is_open(theirs) for _, theirs in pairs)
 
 
-def test_a_slow_request_has_a_total_limit(
-    pairs: list[tuple[socket.socket, socket.socket]],
-) -> None:
+def test_a_slow_request_has_a_total_limit(pairs: list[tuple[socket.socket, socket.socket]]) -> None:
     clock = VirtualClock()
     ours, theirs = pairs[0]
     reader = TimedReader(ours, 10.0, clock.now)

@@ -228,10 +228,7 @@ def serve() -> Iterator[Serve]:
 IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["127.0.0.1", pytest.param("[::1]", marks=IPV6)],
-)
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("[::1]", marks=IPV6)])
 def test_the_page_is_served_over_http(serve: Serve, host: str) -> None:
     pages = iter([b"one\n", b"two\n"])
     server = serve(lambda accept: (next(pages), f"of {accept!r}"), host)

@@ -204,11 +204,7 @@ def test_status_of_a_model(served: ServedRoutes, model: Model, runner: ScriptedR
         reported["requests"]["accepted"],
         reported["requests"]["answered"],
         reported["requests"]["refused"],
-    ) == (
-        3,
-        3,
-        1,
-    )
+    ) == (3, 3, 1)
     assert reported["batches"]["by_rows"] == {"1": 1, "6": 1}
     assert reported["batches"]["by_reason"] == {"idle": 1, "full": 1}
     assert [sum(reported["times"][which]) for which in ("queue", "compute", "total")] == [3, 3, 3]
@@ -304,13 +300,7 @@ def test_every_response_has_the_security_headers(served: ServedRoutes) -> None:
         assert "Access-Control-Allow-Origin" not in headers
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/",
-        "/status.json",
-    ],
-)
+@pytest.mark.parametrize("path", ["/", "/status.json"])
 def test_only_get_and_head_are_allowed(served: ServedRoutes, registry: ModelRegistry, path: str) -> None:
     registry.mark_complete()
     status, got, body = served.ask(path)

@@ -79,9 +79,7 @@ def test_a_request_s_span_has_the_callers_as_parent_and_a_child_for_each_stage(
     assert (span.instrumentation_scope.name, span.instrumentation_scope.version) == ("tensorferry", "1.2.3")
 
 
-def test_a_batch_and_its_sampled_requests_link_to_each_other(
-    traced: Callable[..., TracedService],
-) -> None:
+def test_a_batch_and_its_sampled_requests_link_to_each_other(traced: Callable[..., TracedService]) -> None:
     at = traced()
     calls = [at.infer("first")]
     at.runner.await_batches(1)
@@ -243,12 +241,7 @@ def test_a_cancelled_stream_ends_the_spans_of_its_requests(traced: Callable[...,
     stream.cancel()
     spans = at.spans(4)
     errors = {name: of(span)["error.type"] for name, span in spans.requests.items()}
-    assert errors == {
-        "running": "CANCELLED",
-        "queued": "CANCELLED",
-        "done": "NOT_FOUND",
-        "last": "CANCELLED",
-    }
+    assert errors == {"running": "CANCELLED", "queued": "CANCELLED", "done": "NOT_FOUND", "last": "CANCELLED"}
     for name, span in spans.requests.items():
         assert of(span)["rpc.method"] == "ModelStreamInfer"
         assert "respond" not in spans.stages(name)

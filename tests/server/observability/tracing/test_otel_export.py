@@ -34,16 +34,12 @@ def export() -> SpanExport:
     [
         ("OTEL_TRACES_SAMPLER", "often", "OTEL_TRACES_SAMPLER is 'often'; it must be one of always_on, "),
         ("OTEL_TRACES_SAMPLER_ARG", "2", "is '2'; it must be a share of the traces, from 0 to 1"),
-        (
-            "OTEL_TRACES_EXPORTER",
-            "zipkin",
-            "OTEL_TRACES_EXPORTER is 'zipkin'; it must be otlp, console or none",
-        ),
+        ("OTEL_TRACES_EXPORTER", "zipkin", "OTEL_TRACES_EXPORTER is 'zipkin'; it must be otlp, console or none"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/protobuf'; "),
         ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "a variable OTEL_* is invalid: "),
         ("OTEL_EXPORTER_OTLP_COMPRESSION", "lzma", "the OTLP exporter does not accept the variables "),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_variable_is_named(
     variables: pytest.MonkeyPatch, name: str, value: str, words: str
 ) -> None:

@@ -58,10 +58,7 @@ def test_what_a_node_does_to_rows_has_a_remedy_of_its_own(reason: str) -> None:
     ("reason", "word"),
     [
         ("ReduceMean m reduces over the batch axis", "x.mean(dim=1)"),
-        (
-            "BatchNormalization b normalises over the batch axis, because it is in training mode",
-            "model.eval()",
-        ),
+        ("BatchNormalization b normalises over the batch axis, because it is in training mode", "model.eval()"),
         ("NonMaxSuppression y computes a shape that depends on the rows' values", "without NMS"),
         ("Reshape r splits the batch axis across rows, [1, 8]", "x.view(x.shape[0], -1)"),
         ("LSTM l runs along the batch axis", "batch_first=True"),
@@ -73,7 +70,7 @@ def test_what_a_node_does_to_rows_has_a_remedy_of_its_own(reason: str) -> None:
         ("the file does not say how many dimensions input 'x' has", "config.pbtxt"),
         ("--max-batch-size 0", "leave it out"),
     ],
-)
+)  # fmt: skip
 def test_a_reason_leads_to_its_remedy(reason: str, word: str) -> None:
     (remedy,) = remedies_for([reason])
     assert word in remedy

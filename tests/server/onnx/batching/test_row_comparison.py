@@ -42,10 +42,7 @@ def compare_model(build: Build, directory: Path) -> RowComparison:
 
 @pytest.mark.parametrize(
     ("build", "size"),
-    [
-        (small.conv, 16),
-        (lambda path: small.multiples_only(path, 7), 224),
-    ],
+    [(small.conv, 16), (lambda path: small.multiples_only(path, 7), 224)],
     ids=["convolution of at least 5 × 5, argmax", "multiples of 7"],
 )
 def test_models_with_independent_rows_pass(build: Build, size: int, tmp_path: Path) -> None:
@@ -150,8 +147,7 @@ def bf16(model: Model) -> Model:
 
 
 @pytest.mark.parametrize(
-    ("datatype", "allowed", "refused"),
-    [("FP16", 4e-3, 5e-2), ("FP32", 3e-5, 1e-3), ("FP64", 3e-10, 1e-8)],
+    ("datatype", "allowed", "refused"), [("FP16", 4e-3, 5e-2), ("FP32", 3e-5, 1e-3), ("FP64", 3e-10, 1e-8)]
 )
 def test_rounding_is_tolerated_and_larger_differences_are_not(
     datatype: str, allowed: float, refused: float
@@ -292,10 +288,7 @@ def test_one_large_batch_of_all_kinds_is_run_even_if_time_is_short() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [
-        lambda x: x * (2 if len(x) > 10 else 1),
-        lambda x: np.concatenate([x[:10], 2 * x[10:]]),
-    ],
+    [lambda x: x * (2 if len(x) > 10 else 1), lambda x: np.concatenate([x[:10], 2 * x[10:]])],
     ids=["the number of rows", "the position"],
 )
 def test_mixing_in_large_batches_only_is_found(model: Model) -> None:
@@ -376,12 +369,10 @@ def test_integers_that_are_sizes_stop_growing() -> None:
     "model",
     [
         lambda x: np.char.add(x.astype(str), "!" if (x == "").any() else "").astype(object),
-        lambda x: np.char.add(
-            x.astype(str), "!" if (np.char.str_len(x.astype(str)) > 99).any() else ""
-        ).astype(object),
+        lambda x: np.char.add(x.astype(str), "!" if (np.char.str_len(x.astype(str)) > 99).any() else "").astype(object),
     ],
     ids=["empty", "long"],
-)
+)  # fmt: skip
 def test_empty_and_long_strings_are_compared(model: Model) -> None:
     assert compared(model, "BYTES").outcome is ComparisonOutcome.MIXES
 

@@ -149,12 +149,7 @@ def test_only_three_reasons_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
     ],
 )
 def test_the_batching_option_decides_which_models_are_batched(
-    policy: str,
-    finding: RowMixing,
-    most: int,
-    verdict_: str,
-    load: Load,
-    monkeypatch: pytest.MonkeyPatch,
+    policy: str, finding: RowMixing, most: int, verdict_: str, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     analysed(monkeypatch, finding, "why")
     model = load(small.twice, batching=policy)

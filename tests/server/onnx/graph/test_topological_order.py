@@ -23,10 +23,7 @@ g (float[N, 4] x, bool c) => (float[N, 4] y) {
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "g (float[N, 4] x) => (float[N, 4] y) { a = Relu(x) \n b = Neg(a) \n y = Add(a, b) }",
-        CAPTURING,
-    ],
+    ["g (float[N, 4] x) => (float[N, 4] y) { a = Relu(x) \n b = Neg(a) \n y = Add(a, b) }", CAPTURING],
     ids=["inputs", "taken by a subgraph"],
 )
 def test_nodes_in_the_opposite_order_are_sorted(text: str, tmp_path: Path) -> None:

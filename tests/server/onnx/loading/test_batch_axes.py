@@ -89,15 +89,11 @@ def test_metadata_has_the_batch_axes_and_the_configuration_has_no_batch_axis(
 @pytest.mark.parametrize(
     ("x", "state", "message"),
     [
-        (
-            (2, 4),
-            (2, 3, 4),
-            "input 'state' batch size does not match other inputs for model 'm': 3 rows, 'x' has 2",
-        ),
+        ((2, 4), (2, 3, 4), "input 'state' batch size does not match other inputs for model 'm': 3 rows, 'x' has 2"),
         ((2, 4), (3, 2, 4), "Expected [2, -1, 4], got [3, 2, 4] (axis 1 counts rows)"),
         ((65, 4), (2, 65, 4), "input 'x' has 65 rows; the queue of model 'm' holds 64"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_refused(
     x: tuple[int, ...], state: tuple[int, ...], message: str, served: App
 ) -> None:

@@ -64,14 +64,7 @@ def test_pad_values_have_the_datatype_of_the_input(datatype: str, text: str, val
 
 @pytest.mark.parametrize(
     ("datatype", "text"),
-    [
-        ("BOOL", "2"),
-        ("UINT8", "256"),
-        ("INT64", ""),
-        ("FP16", "1e6"),
-        ("FP32", "1e40"),
-        ("BF16", "zero"),
-    ],
+    [("BOOL", "2"), ("UINT8", "256"), ("INT64", ""), ("FP16", "1e6"), ("FP32", "1e40"), ("BF16", "zero")],
 )
 def test_pad_values_outside_the_datatype_are_refused(datatype: str, text: str) -> None:
     with pytest.raises(StartError) as caught:
@@ -158,11 +151,7 @@ def test_no_length_is_warmed_up(load: Load, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("build", "values", "reason"),
     [
-        (
-            small.plain_mean,
-            (("x", "0"),),
-            "output 'y' of a row of length 3 changes when it is padded to 4: by ",
-        ),
+        (small.plain_mean, (("x", "0"),), "output 'y' of a row of length 3 changes when it is padded to 4: by "),
         (
             lambda path: small.attention(path, masked=False),
             (("ids", "0"), ("mask", "0")),
@@ -191,13 +180,9 @@ def test_no_length_is_warmed_up(load: Load, monkeypatch: pytest.MonkeyPatch) -> 
         "an output of another name",
         "too long for the model",
     ],
-)
+)  # fmt: skip
 def test_a_model_whose_answers_change_with_padding_is_served_unpadded_and_the_log_says_why(
-    build: Callable[[Path], Path],
-    values: Any,
-    reason: str,
-    load: Load,
-    caplog: pytest.LogCaptureFixture,
+    build: Callable[[Path], Path], values: Any, reason: str, load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = load(build, pad_lengths=LENGTHS, pad_values=values)
     assert (model.padding, model.max_batch_size) == (None, 32)

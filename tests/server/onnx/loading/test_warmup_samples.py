@@ -115,27 +115,15 @@ def test_a_file_has_one_row_which_is_repeated(directory: Path) -> None:
     ("inputs", "message"),
     [
         (S, r"it has the inputs \['s'\]; the model has \['s', 'x'\]"),
-        (
-            x("zero_data: true", datatype="TYPE_FP16") + S,
-            "'x' has data_type TYPE_FP16; the model takes TYPE_FP32",
-        ),
-        (
-            x("zero_data: true", "-1") + S,
-            r"expects all variable-size dimensions are specified for input 'x', got \[-1",
-        ),
-        (
-            x("zero_data: true", "3") + S,
-            r"'x' has dims \[3\]; the model takes \[2\] \(without the batch axis\)",
-        ),
+        (x("zero_data: true", datatype="TYPE_FP16") + S, "'x' has data_type TYPE_FP16; the model takes TYPE_FP32"),
+        (x("zero_data: true", "-1") + S, r"expects all variable-size dimensions are specified for input 'x', got \[-1"),
+        (x("zero_data: true", "3") + S, r"'x' has dims \[3\]; the model takes \[2\] \(without the batch axis\)"),
         (
             x("zero_data: true") + S.replace("dims: 3", "dims: 0"),
             r"'s' has dims \[0\]; dynamic axes must have at least one element",
         ),
         (x("") + S, "expects input 'x' to have input_data_type set"),
-        (
-            x(file("short")) + S,
-            "warmup setting expects 8 bytes, but the data provided from short only has 7 bytes",
-        ),
+        (x(file("short")) + S, "warmup setting expects 8 bytes, but the data provided from short only has 7 bytes"),
         (x(file("absent")) + S, "from the file 'absent', which cannot be read"),
         (x(file("../config.pbtxt")) + S, r"'\.\./config\.pbtxt', which is not in"),
         (x(file("/etc/hostname")) + S, "'/etc/hostname', which is not in"),
@@ -144,7 +132,7 @@ def test_a_file_has_one_row_which_is_repeated(directory: Path) -> None:
         (x("zero_data: true") + S.replace("zero_data: true", file("wrong")), "from the file 'wrong': "),
         (x("zero_data: true") + S.replace("zero_data: true", file("latin")), "from the file 'latin': "),
     ],
-)
+)  # fmt: skip
 def test_a_sample_that_does_not_fit_is_named(inputs: str, message: str, directory: Path) -> None:
     with pytest.raises(ModelConfigError, match=message) as caught:
         samples(f'model_warmup {{ name: "w" batch_size: 1 {inputs} }}', directory=directory)

@@ -22,11 +22,7 @@ from support.open_files import open_files
 from tensorferry.batcher import Batcher
 from tensorferry.server.processes import child
 from tensorferry.server.processes.functions import function_child, worker_process
-from tensorferry.server.processes.functions.errors import (
-    ProcessDied,
-    ProcessNotStarted,
-    RequestRefused,
-)
+from tensorferry.server.processes.functions.errors import ProcessDied, ProcessNotStarted, RequestRefused
 from tensorferry.server.processes.functions.worker_process import WorkerProcess
 from tensorferry.server.processes.suspect_requests import REFUSED, RefusedRequests
 
@@ -34,6 +30,7 @@ DEATHS = [
     ("os._exit 3", "exit status 3"),
     ("kill 9", "killed by SIGKILL"),
     ("segfault", "killed by SIGSEGV"),
+    ("fork_and_exit", "exit status 5"),
     ("close_files", "killed by SIGKILL"),
 ]
 

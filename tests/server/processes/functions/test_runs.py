@@ -76,13 +76,10 @@ def test_inputs_that_a_function_keeps_do_not_change(started: Start) -> None:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        (
-            "an object",
-            "an element of the result['y'] is of type tensorferry_app_worker_app.Nonsense, which a child",
-        ),
+        ("an object", "an element of the result['y'] is of type tensorferry_app_worker_app.Nonsense, which a child"),
         ("a key", "the result has the key 1; the keys must be names"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_sent_is_an_error_that_says_so(started: Start, what: str, message: str) -> None:
     process = started()
     with pytest.raises(FunctionRaised) as caught:

@@ -52,14 +52,7 @@ def test_the_text_of_an_invalid_input_is_bounded_and_never_empty() -> None:
     assert str(found) == "?\n"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        SystemExit(3),
-        StopIteration(),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("error", [SystemExit(3), StopIteration()], ids=repr)
 def test_every_exception_of_a_function_becomes_its_failure(error: BaseException) -> None:
     found = failures.request_error(error, "m", "s")
     assert isinstance(found, StepFailedError)

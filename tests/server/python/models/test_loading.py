@@ -128,16 +128,13 @@ def test_rows_are_padded_with_the_values_of_the_function(load: LoadFunction) -> 
     ("result", "message"),
     [
         (lambda x: x[:1], r"output 'y' has 1 rows \(shape \[1\]\), and its input has 2"),
-        (
-            lambda x: x.astype(np.float64),
-            r"output 'y' has dtype float64, and is declared as FP32: convert it with",
-        ),
+        (lambda x: x.astype(np.float64), r"output 'y' has dtype float64, and is declared as FP32: convert it with"),
         (lambda x: x[:, None], r"output 'y' has shape \[1, 1\], and is declared as \[-1\]"),
         (lambda x: {"z": x}, r"it returned outputs \['z'\], and declares \['y'\]"),
         (lambda x: (x, x), r"it returned 2 outputs, and declares 1"),
         (lambda x: object(), r"output 'y' is of type object, which is no array of FP32"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_return_is_found_by_the_trial_run(load: LoadFunction, result: Any, message: str) -> None:
     declared = model(inputs={"x": FP32[-1]}, outputs={"y": FP32[-1]}, name="wrong")(result)
     with pytest.raises(StartError, match=f"model 'wrong', trial run: {message}"):

@@ -127,26 +127,14 @@ def test_inputs_without_rows_are_shared() -> None:
 @pytest.mark.parametrize(
     ("steps", "outputs", "message"),
     [
-        (
-            [A, step("b", ["y"], ["y2"], gives={"y2": "y"})],
-            None,
-            "gives the tensor 'y', which step 'a' gives already",
-        ),
+        ([A, step("b", ["y"], ["y2"], gives={"y2": "y"})], None, "gives the tensor 'y', which step 'a' gives already"),
         ([A, step("b", ["y"], ["x"])], None, "step 'a' reads 'x', which only a later step gives"),
-        (
-            [step("one", [], ["x"]), step("b", ["x"], ["y"])],
-            None,
-            "has no inputs; its first step must read one",
-        ),
+        ([step("one", [], ["x"]), step("b", ["x"], ["y"])], None, "has no inputs; its first step must read one"),
         ([A], ["q"], "has the output 'q', which no step gives; they give y"),
         ([A, step("b", ["x"], ["unused"], batch=8)], ["y"], "nothing reads the outputs of step 'b', unused"),
-        (
-            [A, step("b", {"y": ("", 4)}, ["z"])],
-            None,
-            r"tensor 'y': step 'a' gives FP32\[-1\], but step 'b' takes FP32\[-1, 4\]",
-        ),
+        ([A, step("b", {"y": ("", 4)}, ["z"])], None, r"tensor 'y': step 'a' gives FP32\[-1\], but step 'b' takes FP32\[-1, 4\]"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_refused(
     steps: list[StepBinding], outputs: list[str] | None, message: str
 ) -> None:

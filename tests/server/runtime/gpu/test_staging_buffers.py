@@ -61,10 +61,7 @@ def test_tensors_are_placed_at_aligned_offsets(tmp_path: Path) -> None:
     assert [
         spec.name
         for spec in tensor_layout_for(signature, {"ids": (1, 1), "mask": (1, 1)}, outputs=False).unknown
-    ] == [
-        "tokens",
-        "mean",
-    ]
+    ] == ["tokens", "mean"]
 
 
 # Lifetimes.

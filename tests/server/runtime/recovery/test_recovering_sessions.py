@@ -29,10 +29,7 @@ from tensorferry.server.runtime.recovery.watchdog import Watchdog
 from tensorferry.server.runtime.session import Session
 
 BROKEN = "CUDA failure 700: cudaErrorIllegalAddress"
-KINDS: dict[str, dict[str, Any]] = {
-    "staged": {},
-    "all": {"fp16": True, "cuda_graphs": ()},
-}
+KINDS: dict[str, dict[str, Any]] = {"staged": {}, "all": {"fp16": True, "cuda_graphs": ()}}
 
 
 class Faults:
