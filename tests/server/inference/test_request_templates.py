@@ -191,7 +191,7 @@ def check(cache: RequestTemplateCache, data: bytes) -> bool:
 
 
 @given(pairs())
-@settings(reproducible, max_examples=600, suppress_health_check=[HealthCheck.too_slow])
+@settings(reproducible, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_a_match_equals_the_decoded_request(pair: tuple[bytes, bytes, bool]) -> None:
     known, data, same = pair
     cache = RequestTemplateCache()

@@ -54,7 +54,7 @@ def outputs(draw: Any) -> tuple[ResponseSpec, list[dict[str, Array]], list[str]]
 
 
 @given(outputs())
-@settings(reproducible, max_examples=300)
+@settings(reproducible, max_examples=100)
 def test_responses_parse_as_those_of_protobuf(
     drawn: tuple[ResponseSpec, list[dict[str, Array]], list[str]],
 ) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from google.protobuf import json_format
-from support.server.rig import fp32, signature, spec
+from support.server.rig import signature, spec
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import TensorError
@@ -19,7 +18,8 @@ from tensorferry.server.inference.shared_memory.regions import RegionLease, Regi
 from tensorferry.server.signature import Signature
 
 S, B = spec("s", "BYTES", "batch"), spec("s", "BYTES", "batch", binary=True)
-K = spec("k", "INT64", "batch")
+
+
 E_ACUTE = "\N{LATIN SMALL LETTER E WITH ACUTE}"
 
 
@@ -64,28 +64,6 @@ def test_texts_are_in_the_order_of_their_numbers() -> None:
     assert tensor.data.tolist() == [[str(row * 4 + at) for at in range(4)] for row in range(3)]
 
 
-def test_other_inputs_may_be_in_shared_memory(tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(fp32(1, 2).tobytes())
-    regions = Regions(allowed=True, directory=tmp_path)
-    regions.register_system("r", "key", 0, 8)
-    request = message({"text": "a"}, 1)
-    other = request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
-    other.parameters["shared_memory_region"].string_param = "r"
-    other.parameters["shared_memory_byte_size"].int64_param = 8
-    lease = RegionLease(regions)
-    found = decode_request(request, "m", signature(S, spec("x", "FP32", "batch", 2)), True, lease)
-    assert [tensor.data for tensor in found.tensors[1:]] == [fp32(1, 2).tobytes()]
-    assert found.response_spec.typed
-    request.inputs[0].parameters["shared_memory_region"].string_param = "r"
-    request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 8
-    with pytest.raises(
-        InvalidRequestError, match="when using shared memory for input 's' for model 'm': leave out"
-    ):
-        decode_request(request, "m", signature(S, spec("x", "FP32", "batch", 2)), True, lease)
-    lease.release()
-    regions.close()
-
-
 def test_other_parameters_are_ignored() -> None:
     parameters = {"text": "a", "text_encoding": "utf-8", "texts": "b", "text_1b": "c", "content_type": "str"}
     assert decoded(message(parameters, 1), signature(S)).tensors[0].data.tolist() == ["a"]
@@ -120,16 +98,6 @@ def test_text_and_contents_of_one_input_are_refused() -> None:
     request.inputs[0].contents.bytes_contents.append(b"a")
     assert "text parameters must not be specified when using contents for input 's'" in refused(
         request, signature(S)
-    )
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_text_and_raw_contents_of_one_request_are_refused(own: bool) -> None:
-    request = message({"text": "a"}, 1)
-    request.inputs.add(name="k", datatype="INT64", shape=[1])
-    request.raw_input_contents.extend([*([b"\1\0\0\0a"] * own), bytes(8)])
-    assert "text parameters must not be specified when using raw_input_contents for input 's'" in refused(
-        request, signature(S, K)
     )
 
 

@@ -18,8 +18,8 @@ from tensorferry.server.inference.requests import unmatched_request
 from tensorferry.server.security.method_roles import HEALTH
 from tensorferry.server.wire import bounds, receiving, structure
 
-# More than the most fields of a message, and fewer integers than it may have.
-BOMBS = [bomb for bomb in bombs(200_000) if bomb.name != "packed int64_contents"]
+# One for each method, of more than the most fields of a message. It may have more integers.
+BOMBS = {bomb.method: bomb for bomb in bombs(200_000) if bomb.name != "packed int64_contents"}.values()
 LARGE = b"\x68\x01" * bounds.MAX_MESSAGE_BYTES
 INVALID = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 

@@ -23,7 +23,7 @@ from tensorferry.server.methods.statistics import StatisticsMethods
 from tensorferry.server.models.lifecycle.registry import Model, ModelRegistry
 from tensorferry.server.observability.logs.exemplars import Exemplars
 from tensorferry.server.observability.monitoring import merged, status_report
-from tensorferry.server.observability.monitoring.merged import merged_statistics, merged_status
+from tensorferry.server.observability.monitoring.merged import merged_status
 from tensorferry.server.observability.monitoring.metrics.metrics import Metrics, ServerStatistics
 from tensorferry.server.observability.monitoring.process_pages import joined_page, labelled_page
 from tensorferry.server.observability.monitoring.processes import ProcessStatus
@@ -155,40 +155,6 @@ def test_labels_may_have_any_text() -> None:
     found = samples(labelled_page(page, 7), TEXT)
     assert {labels[-1] for _, labels in found} == {("process", "7")}
     assert len(found) == 2
-
-
-def test_all_fields_of_statistics_are_merged() -> None:
-    def duration(count: int) -> pb.StatisticDuration:
-        return pb.StatisticDuration(count=count, ns=10 * count)
-
-    def response(name: str, place: str, **fields: Any) -> pb.ModelStatisticsResponse:
-        usages = [
-            pb.MemoryUsage(type="GPU", id=0, byte_size=5),
-            pb.MemoryUsage(type="CPU", id=int(place), byte_size=7),
-        ]
-        stats = {
-            place: pb.InferResponseStatistics(success=duration(2)),
-            "9": pb.InferResponseStatistics(cancel=duration(1)),
-        }
-        one = pb.ModelStatistics(name=name, version="1", memory_usage=usages, response_stats=stats, **fields)
-        return pb.ModelStatisticsResponse(model_stats=[one])
-
-    whole = merged_statistics(
-        [response("b", "0", last_inference=8), response("a", "0"), response("b", "1", last_inference=3)]
-    )
-    b, a = whole.model_stats
-    assert (b.name, b.last_inference, a.name) == ("b", 8, "a")
-    assert [(one.type, one.id, one.byte_size) for one in b.memory_usage] == [
-        ("GPU", 0, 10),
-        ("CPU", 0, 7),
-        ("CPU", 1, 7),
-    ]
-    assert {place: one.success for place, one in b.response_stats.items() if place != "9"} == {
-        "0": duration(2),
-        "1": duration(2),
-    }
-    assert b.response_stats["9"] == pb.InferResponseStatistics(cancel=duration(2))
-    assert merged_statistics([]) == pb.ModelStatisticsResponse()
 
 
 def test_status_of_several_processes(start: Start) -> None:

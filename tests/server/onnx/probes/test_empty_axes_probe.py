@@ -175,7 +175,7 @@ def test_an_invalid_cache_entry_is_ignored(tmp_path: Path, cache: Path) -> None:
     given = subject(small.echo(tmp_path / "echo.onnx"))
     found = verdicts(given)
     (kept,) = cache.iterdir()
-    for text in ("", "[", "7", '[["a"]]', "[]"):
+    for text in ("[", '[["a"]]'):
         kept.write_text(text)
         assert verdicts(given) == found == {frozenset({("x", 1)}): ""}
 
