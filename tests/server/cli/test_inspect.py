@@ -97,18 +97,6 @@ def test_a_wrong_value_of_an_option_of_the_server_is_code_2(capsys: pytest.Captu
     assert capsys.readouterr().err.startswith("tensorferry inspect: --max-batch-size is '-1'; it must be")
 
 
-def test_the_table_of_the_model_and_the_flags_of_a_server_apply(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = small.twice(tmp_path / "a.onnx")
-    file = tmp_path / "c.toml"
-    file.write_text(f"[models.a]\npath = '{path}'\nmax-batch-size = 4\n")
-    (model,) = in_json(capsys, "a", "--config", file, "--no-measure", "--device", "cpu")
-    assert model["batching"]["max_batch_size"] == 4
-    (model,) = in_json(capsys, path, "--max-batch-size", "6", "--no-measure", "--device", "cpu")
-    assert model["batching"]["max_batch_size"] == 6
-
-
 def test_the_lengths_of_variable_axes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, once = small.echo(tmp_path / "m.onnx"), ("--device", "cpu", "--sizes", "1")
     (model,) = in_json(capsys, path, *once, "--length", "7", "--length", "n=9")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from tensorferry.server.cli import one_process, reloading, serve
 from tensorferry.server.config.server_config import GROUPS, OPTIONS, ServerConfig
-from tensorferry.server.processes import division
-from tensorferry.server.processes.supervisor import SupervisorSettings
 from tensorferry.server.startup import describe_models
 
 
@@ -43,42 +39,6 @@ def test_a_switch_has_all_forms_and_never_consumes_a_model(served: list[ServerCo
                 assert config.fp16 is on
                 models = [argument for argument in arguments if argument.endswith(".onnx")]
                 assert [str(source.path) for source in config.models] == models
-
-
-def test_auto_is_one_process_where_cores_are_few(
-    served: list[ServerConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(division, "usable_cores", lambda: 2)
-    with caplog.at_level("INFO"):
-        assert serve.main(["m.onnx", "--processes", "auto", "--device", "cpu"]) == 0
-    assert served[0].processes == 1
-    assert "2 cores: one process" in caplog.text
-    caplog.clear()
-    assert serve.main(["m.onnx"]) == 0
-    assert not caplog.records
-
-
-@pytest.mark.parametrize(("option", "processes"), [("auto", 4), ("2", 2)])
-def test_the_supervisor_gets_the_number_of_processes(
-    option: str, processes: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    settings: list[SupervisorSettings] = []
-
-    def run_supervisor(given: SupervisorSettings, *others: object) -> int:
-        settings.append(given)
-        return 0
-
-    monkeypatch.setattr(division, "usable_cores", lambda: 16)
-    monkeypatch.setattr(serve, "run_supervisor", run_supervisor)
-    root = logging.getLogger()
-    before, level = list(root.handlers), root.level
-    try:
-        assert serve.main(["m.onnx", "--processes", option, "--device", "cpu"]) == 0
-    finally:
-        root.handlers[:] = before
-        root.setLevel(level)
-    assert settings[0].processes == processes
-    assert f"16 cores: {processes} server processes, " in capfd.readouterr().err
 
 
 def test_all_arguments_after_two_dashes_are_models(served: list[ServerConfig]) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from tensorferry.server.config.flags import REPLACED
 from tensorferry.server.config.load import load_config, model_source
-from tensorferry.server.config.option import OptionScope
 from tensorferry.server.config.option_groups.batching import PadLengths
 from tensorferry.server.config.server_config import OPTIONS, ModelSource, ServerConfig
 from tensorferry.server.errors import ConfigError
@@ -268,21 +267,6 @@ def test_the_models_of_the_file_must_be_a_list_of_strings(line: str, file: Path)
     file.write_text(line)
     with pytest.raises(ConfigError, match=r"it must be a list of path\.onnx or name=path\.onnx"):
         load(models=[], file=file)
-
-
-def test_ray_serve_refuses_the_options_of_ports_clients_and_outputs() -> None:
-    """A replica has no port of its own, shares its clients with other replicas, and sends out only responses."""
-    standalone = {option.field for option in OPTIONS if option.scope is OptionScope.STANDALONE}
-    assert {
-        "port",
-        "tls_key",
-        "auth_tokens",
-        "client_rate",
-        "drain_delay",
-        "metrics_port",
-        "otel",
-    } <= standalone
-    assert not {"device", "max_batch_size", "max_queue_size", "drain_seconds", "log_level"} & standalone
 
 
 def test_addresses_stand_where_paths_do(tmp_path: Path) -> None:

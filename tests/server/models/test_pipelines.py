@@ -210,15 +210,6 @@ def test_batched_and_unbatched_steps_do_not_mix(load: Load) -> None:
         load(declared)
 
 
-def test_a_pipeline_is_described_as_an_ensemble(load: Load, tmp_path: Path) -> None:
-    small.twice(tmp_path / "twice.onnx")
-    served = load(pipeline("p", step(onnx("twice.onnx"), outputs={"y": "a"}), add_one))
-    assert served.config.platform == "ensemble"
-    steps = served.config.ensemble_scheduling.step
-    assert [each.model_name for each in steps] == ["twice", "add_one"]
-    assert dict(steps[0].output_map) == {"y": "a"}
-
-
 def test_a_tokenizer_reads_a_bounded_part_of_a_text_and_its_time_counts(load: Load, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="needs the package tokenizers")
     sentence_encoder.build(tmp_path)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -237,42 +234,6 @@ def test_a_model_without_weights_in_fp32_is_not_converted(
 
     assert str(load(half).signature) == "(x: FP16[-1, 8]) -> (p: FP16[-1, 4])"
     assert "m.onnx has no weights in FP32: it is served without conversion" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("config", "flag", "halved"),
-    [
-        (None, True, True),
-        (None, False, False),
-        ('parameters { key: "fp16" value { string_value: "0" } }', True, False),
-        ('parameters { key: "fp16" value { string_value: "1" } }', False, True),
-    ],
-)
-def test_the_configuration_overrides_the_flag(
-    config: str | None, flag: bool, halved: bool, load: Load, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    model = load(small.mlp, config, fp16=flag)
-    assert ("model m in FP16" in caplog.text) is halved
-    assert (model.config.parameters["fp16"].string_value == "1") is halved
-
-
-def test_a_missing_package_is_named(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *others: Any) -> Any:
-        if name.partition(".")[0] == "onnx" and sys._getframe(1).f_globals["__name__"].startswith(
-            "tensorferry"
-        ):
-            raise ModuleNotFoundError("No module named 'onnx'", name="onnx")
-        return real(name, *others)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(
-        StartError,
-        match=r"conversion to FP16 needs onnx, which is missing: pip install 'tensorferry\[fp16\]' has",
-    ):
-        load(small.mlp)
 
 
 def test_invalid_files_are_errors(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import ssl
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,45 +253,6 @@ class TestReload:
         assert len(logged) == 2
         assert all("Too many open files" in message for message in logged)
         assert served(app, files.ca) == der(pair)
-
-    def test_under_load_no_call_fails(self, start: Make, files: Files) -> None:
-        """Some clients reconnect all the time, and one never does, while the files change."""
-        app = start(**files.options())
-        over = threading.Event()
-        answered = [0] * 4
-        failed: list[BaseException] = []
-
-        def call(place: int, anew: bool) -> None:
-            channel = dial(app, files.ca)
-            try:
-                while not over.is_set():
-                    infer(channel)
-                    answered[place] += 1
-                    if anew:
-                        channel.close()
-                        channel = dial(app, files.ca)
-            except BaseException as error:
-                failed.append(error)
-            finally:
-                channel.close()
-
-        threads = [threading.Thread(target=call, args=(place, place > 0)) for place in range(4)]
-        for thread in threads:
-            thread.start()
-        shown = set()
-        try:
-            for number in range(10):
-                pair = issue(files.ca, f"number {number}", LOCAL)
-                files.replace(pair)
-                assert served(app, files.ca) == der(pair)
-                shown.add(der(pair))
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join(PATIENCE)
-        assert not failed
-        assert len(shown) == 10
-        assert all(answered)
 
 
 class TestStart:

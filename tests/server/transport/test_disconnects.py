@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
-from support.server.raw_h2 import STREAM, UNARY, RawClient, message
+from support.server.raw_h2 import STREAM, RawClient, message
 from support.server.rig import PATIENCE
 from support.server.scripted_service import ServedTransport, success
 
@@ -56,19 +56,6 @@ def test_a_disconnect_within_a_message_of_a_stream(served: ServedTransport, leav
         served.service.await_cancelled(1)
         others_are_served(served)
     assert served.service.received == ["1", "other"]
-
-
-@either_way
-@pytest.mark.parametrize("path", [UNARY, STREAM], ids=["unary", "streamed"])
-def test_a_disconnect_while_the_response_is_sent(served: ServedTransport, leave: Leave, path: str) -> None:
-    """The response is far larger than HTTP/2's window for a client that does not read."""
-    served.service.answer_at_once = lambda request_id: success(request_id, 1 << 20)
-    with RawClient(served.address) as client:
-        client.begin(1, path)
-        client.send(1, asked("1"), last=path == UNARY)
-        client.await_data(1)
-        leave(client)
-    assert served.infer("other").result(PATIENCE).id == "other"
 
 
 def test_a_disconnect_while_further_responses_wait(served: ServedTransport) -> None:

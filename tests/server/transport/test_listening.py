@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import grpc
 import pytest
 from polling import until
-from support.server.raw_h2 import UNARY
 from support.server.rig import PATIENCE, has_ipv6
 from support.server.scripted_service import ServedTransport, calls_of, opened, success
 
@@ -80,26 +78,6 @@ def test_ended_calls_are_released_while_another_is_open(serve: Serve) -> None:
 def stopped(transport: str) -> Iterator[ServedTransport]:
     """A transport whose server the test stops; core's last events may outlive it."""
     yield from opened(transport, stopped_by_test=True)
-
-
-def test_calls_may_end_within_the_grace_period_of_a_stop(stopped: ServedTransport) -> None:
-    call = stopped.infer("1")
-    stream = stopped.stream()
-    stream.send("2")
-    stopped.service.await_received(2)
-    done = stopped.server.stop(PATIENCE)
-    with grpc.insecure_channel(stopped.address) as other:
-        infer: Any = other.unary_unary(UNARY)
-        refused = infer.future(b"", timeout=PATIENCE)
-        assert refused.exception(PATIENCE).code() in ENDED
-    assert not done.is_set()
-    stopped.service.answer("1", "2")
-    assert call.result(PATIENCE).id == "1"
-    assert stream.read_ids(1) == ["2"]
-    stream.half_close()
-    assert stream.rest() == []
-    assert done.wait(PATIENCE)
-    assert stopped.service.cancelled == []
 
 
 @pytest.mark.parametrize("grace", [None, 0.01])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
 from support.server.rig import PATIENCE
-from support.server.scripted_service import OpenStream, ScriptedService, ServedTransport, success
+from support.server.scripted_service import ScriptedService, ServedTransport, success
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.identity import ANONYMOUS, ClientIdentity, Metadata
@@ -38,34 +38,6 @@ def test_no_more_than_the_limit_is_in_flight(serve: Serve, order: str) -> None:
         assert stream.read_ids(1) == [request_id]
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-def test_a_consumer_that_does_not_take_responses_stops_the_reader(ordered: bool) -> None:
-    """Without gRPC in between, the reader is never further ahead than the limit."""
-    service = ScriptedService(ModelRegistry())
-    service.answer_at_once = success
-    stream = ResponseStream(
-        service, float("inf"), admission=StreamAdmission(StreamOptions(ordered)), max_in_flight=LIMIT
-    )
-    count, taken, ahead = 200, 0, []
-    pulled = threading.Semaphore(0)
-
-    def messages() -> Iterator[bytes]:
-        for number in range(count):
-            ahead.append(number - taken)
-            pulled.release()
-            yield pb.ModelInferRequest(id=str(number)).SerializeToString()
-
-    for number, data in enumerate(stream.responses(messages())):
-        assert pb.ModelStreamInferResponse.FromString(data).infer_response.id == str(number)
-        taken += 1
-        # The reader reads this far by itself; without the limit it would read on meanwhile.
-        for _ in range(LIMIT if number == 0 else 1 if number <= count - LIMIT else 0):
-            assert pulled.acquire(timeout=PATIENCE)
-    assert taken == count
-    assert max(ahead) <= LIMIT
-    assert service.received == [str(number) for number in range(count)]
-
-
 def test_streams_beyond_the_limit_are_refused(serve: Serve) -> None:
     served = serve(max_streams=2)
     streams = [served.stream() for _ in range(2)]
@@ -79,27 +51,6 @@ def test_streams_beyond_the_limit_are_refused(serve: Serve) -> None:
     )
     served.service.answer("0", "1")
     assert [stream.read_ids(1) for stream in streams] == [["0"], ["1"]]
-
-
-def test_a_stream_whose_client_left_makes_room_for_another(serve: Serve) -> None:
-    served = serve(max_streams=1)
-    served.service.answer_at_once = success
-    for _ in range(3):
-        _open(served).cancel()
-
-
-def _open(served: ServedTransport) -> OpenStream:
-    """Return a stream that is not refused. The server refuses streams until it notices that a client has left."""
-    while True:
-        stream = served.stream()
-        stream.send("x")
-        try:
-            assert stream.read_ids(1) == ["x"]
-        except grpc.RpcError as error:
-            refusal = error
-        else:
-            return stream
-        assert refusal.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_a_finished_reader_is_joined_and_its_stream_is_not_ended_by_a_drain() -> None:

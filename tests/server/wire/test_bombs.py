@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,12 +10,10 @@ import pytest
 from fuzz.attackers.bombs import Bomb, bombs, field
 from fuzz.attackers.raw import Connection, framed, headers_of
 from support.server.rig import PATIENCE, Make
-from support.server.tokens import EVERY, TOKENS, bearer, outcome
+from support.server.tokens import EVERY, outcome
 
-from tensorferry.server.inference import service
 from tensorferry.server.inference.requests import unmatched_request
-from tensorferry.server.security.method_roles import HEALTH
-from tensorferry.server.wire import bounds, receiving, structure
+from tensorferry.server.wire import bounds, receiving
 
 # One for each method, of more than the most fields of a message. It may have more integers.
 BOMBS = {bomb.method: bomb for bomb in bombs(200_000) if bomb.name != "packed int64_contents"}.values()
@@ -82,30 +79,6 @@ def test_other_methods_take_small_messages_only(start: Make, parsed_kinds: list[
                     message == f"the message has {len(LARGE)} bytes; this method takes at most 1048576 bytes"
                 )
     assert not parsed_kinds
-
-
-def test_messages_of_unknown_clients_are_not_read(
-    start: Make, tokens: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are not decompressed, checked or parsed."""
-
-    def read(*arguments: Any, **options: Any) -> Any:
-        raise AssertionError("the message was read")
-
-    app = start(auth_tokens=tokens)
-    for module, name in ((receiving, "decompress"), (receiving, "parse"), (structure, "check_message")):
-        monkeypatch.setattr(module, name, read)
-    monkeypatch.setattr(service, "decompress", read)
-    with grpc.insecure_channel(app.address) as channel:
-        for method, path in EVERY.items():
-            if path in HEALTH:
-                continue
-            for metadata in ((), bearer("wrong")):
-                code, _ = outcome(channel, path, metadata, gzip.compress(field(1, b"m")))
-                assert code is grpc.StatusCode.UNAUTHENTICATED, method
-        # A known client's message is read.
-        code, _ = outcome(channel, EVERY["ModelMetadata"], bearer(TOKENS["infer"]))
-        assert code is grpc.StatusCode.INTERNAL
 
 
 def test_small_messages_are_no_bombs(start: Make) -> None:

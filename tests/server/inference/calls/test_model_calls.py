@@ -25,7 +25,6 @@ from tensorferry.server.errors import (
     InvalidRequestError,
     LimitError,
     ModelFailedError,
-    NotFoundError,
     NotReadyError,
     StepFailedError,
 )
@@ -150,17 +149,6 @@ def test_an_error_has_a_type_for_the_function_and_the_same_status_for_its_client
     assert "secret" not in status.message
     if kind is StepFailedError:
         assert status.message.startswith("model 'caller' called model 'm', which failed: ")
-
-
-def test_unknown_models(world: World) -> None:
-    world.add("m", double, VECTOR)
-    with pytest.raises(NotFoundError, match="unknown model: 'n'"):
-        world.call("n", {"x": X})
-    with pytest.raises(NotFoundError, match="version 2"):
-        world.call("m", {"x": X}, version="2")
-    world.registry.mark_unloading(world.registry.get("m"))
-    with pytest.raises(NotReadyError):
-        world.call("m", {"x": X})
 
 
 @pytest.mark.parametrize("error", [QueueFull("no", 0.5), DeadlineExceeded("no"), NotReadyError("no")])

@@ -143,14 +143,6 @@ def test_a_request_of_a_function_whose_rows_affect_each_other_runs_alone(
         np.testing.assert_allclose(future.result()["y"], function(x[at : at + 2]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("accumulate", [np.cumsum, np.minimum.accumulate])
-def test_rows_that_are_accumulated_are_found_in_a_batch_of_two(
-    load: LoadFunction, accumulate: Callable[..., Any]
-) -> None:
-    served = load(declared(lambda x: accumulate(x, axis=0)), max_batch_size=2)
-    assert served.batching_verdict == "refused"
-
-
 def test_mixing_that_only_the_largest_batch_shows_is_found(load: LoadFunction) -> None:
     served = load(declared(lambda x: x * np.float32(len(x) > 4)), max_batch_size=8)
     assert served.batching_verdict == "refused"
