@@ -28,10 +28,7 @@ TLS = {"tls-certificate": "a.crt", "tls-key": "a.key"}
         ({"pad-values": "ids=0"}, "pad-values are given without pad-lengths; say what is padded"),
         ({"pad-lengths": "n=16", "max-batch-size": "0"}, "pad-lengths are given, but max-batch-size is 0"),
         ({"preferred-batch-sizes": "4,16", "max-batch-size": "8"}, "has 16, but max-batch-size is 8: choose sizes up to that"),
-        (
-            {"priority-weights": "8,1", "default-priority": "3"},
-            "default-priority is 3, but priority-weights has 2 classes: choose one of these",
-        ),
+        ({"priority-weights": "8,1", "default-priority": "3"}, "default-priority is 3, but priority-weights has 2 classes: choose one of these"),
     ],
 )  # fmt: skip
 def test_a_contradiction_is_an_error(flags: dict[str, str], message: str) -> None:

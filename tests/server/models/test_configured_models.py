@@ -70,13 +70,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
             True,
             "batches of up to 8 rows after at most 2.5 ms (proved)",
         ),
-        (
-            "max_batch_size: 8 " + XY,
-            small.twice,
-            8,
-            False,
-            "requests of up to 8 rows, each alone (its configuration has no dynamic_batching)",
-        ),
+        ("max_batch_size: 8 " + XY, small.twice, 8, False, "requests of up to 8 rows, each alone (its configuration has no dynamic_batching)"),
         (
             XY.replace("dims: 3", "dims: [ -1, 3 ]"),
             small.twice,
@@ -98,15 +92,9 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
             True,
             "batches of up to 8 rows (trusted, as its configuration has dynamic_batching)",
         ),
-        (
-            "max_batch_size: 8",
-            mixing.hashed_elevens,
-            8,
-            False,
-            "requests of up to 8 rows, each alone (it does not run on random input",
-        ),
+        ("max_batch_size: 8", mixing.hashed_elevens, 8, False, "requests of up to 8 rows, each alone (it does not run on random input"),
     ],
-)
+)  # fmt: skip
 def test_how_a_model_is_batched(
     text: str | None, build: Any, most: int, merges: bool, words: str, load: Load
 ) -> None:

@@ -70,10 +70,7 @@ def read(text: str) -> OrtOptions:
             + parameter("fp16_except", "Pow, /a/b"),
             OrtOptions(fp16=Fp16(0.5, ("Pow", "/a/b"))),
         ),
-        (
-            parameter("gpu_mem_limit", "1") + accelerator("gpu", "cuda", gpu_mem_limit="2"),
-            OrtOptions(cuda=(("gpu_mem_limit", "2"),)),
-        ),
+        (parameter("gpu_mem_limit", "1") + accelerator("gpu", "cuda", gpu_mem_limit="2"), OrtOptions(cuda=(("gpu_mem_limit", "2"),))),
         (
             accelerator(
                 "gpu", "tensorrt", precision_mode="FP16", max_workspace_size_bytes="9", trt_dla_core="1"
@@ -87,12 +84,9 @@ def read(text: str) -> OrtOptions:
                 )
             ),
         ),
-        (
-            accelerator("cpu", "openvino"),
-            OrtOptions(cpu=(ExecutionProvider("OpenVINOExecutionProvider", (("device_type", "CPU"),)),)),
-        ),
+        (accelerator("cpu", "openvino"), OrtOptions(cpu=(ExecutionProvider("OpenVINOExecutionProvider", (("device_type", "CPU"),)),))),
     ],
-)
+)  # fmt: skip
 def test_options_are_read(text: str, options: OrtOptions) -> None:
     assert read(text) == options
 
@@ -127,10 +121,7 @@ def test_options_are_read(text: str, options: OrtOptions) -> None:
         (accelerator("gpu", "cuda", user_compute_stream="94"), "embeds ONNX Runtime; leave it out"),
         (accelerator("gpu", "cuda", device_id="1"), "instance_group sets the device"),
         (accelerator("gpu", "cuda", enable_cuda_graph="1"), "CUDA graphs are requested by"),
-        (
-            parameter("memory.enable_memory_arena_shrinkage", "cpu:0") + parameter("enable_mem_arena", "0"),
-            "there is no arena to shrink",
-        ),
+        (parameter("memory.enable_memory_arena_shrinkage", "cpu:0") + parameter("enable_mem_arena", "0"), "there is no arena to shrink"),
     ],
 )  # fmt: skip
 def test_invalid_values_are_errors(text: str, message: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import sys
 import threading
 import urllib.request
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from tensorferry.server.observability.monitoring import http_server
 from tensorferry.server.observability.monitoring.http_server import MetricsServer
 from tensorferry.server.system import threads as server_threads
 from tensorferry.server.system.addresses import listen_for_metrics
-from tensorferry.server.system.threads import HandlerThreads, ThreadKind, new_thread, watch_threads
+from tensorferry.server.system.threads import HandlerThreads
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -102,44 +101,6 @@ def test_an_exception_of_a_handler_is_in_its_future_and_the_thread_continues() -
     assert isinstance(threads.submit(crash).exception(PATIENCE), SystemExit)
     assert threads.submit(str, 2).result(PATIENCE) == "2"
     threads.shutdown()
-
-
-@pytest.mark.parametrize("kind", [None, *ThreadKind])
-def test_the_kind_of_a_thread_says_what_follows_an_exception(
-    kind: ThreadKind | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    # Restored after the test.
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    ended: list[object] = []
-    monkeypatch.setattr(os, "_exit", ended.append)
-    watch_threads(lambda: ended.append("the log is written"))
-    runs: list[int] = []
-
-    def crash() -> None:
-        runs.append(1)
-        if len(runs) == 1:
-            raise SystemExit(3)
-
-    if kind is None:
-        # Of a library, or of a function.
-        thread = threading.Thread(target=crash, name="the-thread")
-    else:
-        thread = new_thread("the-thread", crash, kind)
-    thread.start()
-    thread.join(PATIENCE)
-    assert len(runs) == (2 if kind is ThreadKind.RESTARTED else 1)
-    assert ended == (["the log is written", 1] if kind is ThreadKind.ESSENTIAL else [])
-    last = caplog.messages[-1]
-    if kind is ThreadKind.RESTARTED:
-        assert last == "the thread the-thread crashed (bug); it is restarted"
-    elif kind is ThreadKind.ESSENTIAL:
-        assert last.startswith("the process exits with status 1")
-        assert last.endswith("the thread the-thread, which ended by SystemExit: 3")
-    elif kind is ThreadKind.EXPENDABLE:
-        assert last == "the thread the-thread crashed (bug); requests are served without it"
-    else:
-        assert last.startswith("the thread the-thread, which the server did not start, ended by an exception")
 
 
 def test_every_thread_of_the_server_has_a_kind() -> None:

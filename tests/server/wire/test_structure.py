@@ -117,10 +117,7 @@ def test_a_message_at_its_bounds_is_accepted() -> None:
             pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor(datatype="D" * 65)]),
             "inputs.datatype has 65 bytes; this server takes at most 64",
         ),
-        (
-            pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor(shape=[300] * 65)]),
-            "more than 64 entries in inputs.shape",
-        ),
+        (pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor(shape=[300] * 65)]), "more than 64 entries in inputs.shape"),
         (pb.ModelInferRequest(raw_input_contents=[b""] * 4097), "more than 4096 entries in raw_input_contents"),
         (
             pb.TraceSettingRequest(settings={"s": pb.TraceSettingRequest.SettingValue(value=["v"] * 65)}),

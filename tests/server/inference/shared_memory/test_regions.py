@@ -119,23 +119,11 @@ def test_no_further_request_gets_an_unregistered_region(regions: Regions) -> Non
     ("tensor", "message"),
     [
         (input_in(offset=-1), "Invalid offset for shared memory region: 'r'"),
-        (
-            input_in(None, None, 8),
-            "'shared_memory_offset' can not be specified without 'shared_memory_region' parameter for tensor 'x'",
-        ),
+        (input_in(None, None, 8), "'shared_memory_offset' can not be specified without 'shared_memory_region' parameter for tensor 'x'"),
         (input_in(None), "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor 'x'"),
-        (
-            input_in({"int64_param": 1}),
-            "invalid value type for 'shared_memory_region' parameter for tensor 'x', expected string_param",
-        ),
-        (
-            input_in(nbytes={"uint64_param": 1}),
-            "invalid value type for 'shared_memory_byte_size' parameter for tensor 'x', expected int64_param",
-        ),
-        (
-            input_in(offset={"string_param": "1"}),
-            "invalid value type for 'shared_memory_offset' parameter for tensor 'x', expected int64_param",
-        ),
+        (input_in({"int64_param": 1}), "invalid value type for 'shared_memory_region' parameter for tensor 'x', expected string_param"),
+        (input_in(nbytes={"uint64_param": 1}), "invalid value type for 'shared_memory_byte_size' parameter for tensor 'x', expected int64_param"),
+        (input_in(offset={"string_param": "1"}), "invalid value type for 'shared_memory_offset' parameter for tensor 'x', expected int64_param"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

@@ -62,10 +62,7 @@ def test_only_listed_outputs_are_served() -> None:
     ("text", "message"),
     [
         (X + Y, "configuration expects 1 inputs, model provides 2: x, t"),
-        (
-            X + T.replace('"t"', '"u"') + Y,
-            "unexpected inference input 'u' in the configuration of model 'm', allowed inputs are: x, t",
-        ),
+        (X + T.replace('"t"', '"u"') + Y, "unexpected inference input 'u' in the configuration of model 'm', allowed inputs are: x, t"),
         (
             X.replace("FP32", "FP16") + T + Y,
             "unable to load model 'm', configuration expects datatype TYPE_FP16 for input 'x', model provides TYPE_FP32",

@@ -82,12 +82,7 @@ def test_pad_values_outside_the_datatype_are_refused(datatype: str, text: str) -
             "--pad-lengths names the axis 'sequence', but no input has it behind the batch axis; "
             "the named dynamic axes of the inputs are: time",
         ),
-        (
-            TEXT,
-            {"ids": "0"},
-            "no pad value for mask: each input with the axis 'sequence' of --pad-lengths needs one: "
-            "--pad-values ids=0,mask=...",
-        ),
+        (TEXT, {"ids": "0"}, "no pad value for mask: each input with the axis 'sequence' of --pad-lengths needs one: " "--pad-values ids=0,mask=..."),
         (
             TEXT,
             {"ids": "0", "mask": "0", "scale": "0"},
@@ -107,7 +102,7 @@ def test_pad_values_outside_the_datatype_are_refused(datatype: str, text: str) -
             "output 'attention' has more than once",
         ),
     ],
-)
+)  # fmt: skip
 def test_padding_that_does_not_fit_the_model_is_refused(
     made: Signature, values: dict[str, str], message: str
 ) -> None:
@@ -157,21 +152,13 @@ def test_no_length_is_warmed_up(load: Load, monkeypatch: pytest.MonkeyPatch) -> 
             (("ids", "0"), ("mask", "0")),
             "output 'tokens' of a row of length 3 changes when it is padded to 4: by ",
         ),
-        (
-            small.masked_mean,
-            (("ids", "0"), ("mask", "1")),
-            "output 'mean' of a row of length 2 changes when it is padded to 4: infinities or NaNs",
-        ),
+        (small.masked_mean, (("ids", "0"), ("mask", "1")), "output 'mean' of a row of length 2 changes when it is padded to 4: infinities or NaNs"),
         (
             lambda path: small.masked_mean(path, tokens="other_name"),
             (("ids", "0"), ("mask", "0")),
             "output 'tokens' of a row of length 3 changes when it is padded to 4: shape [1, 4, 4] instead of [1, 3, 4]",
         ),
-        (
-            lambda path: small.with_positions(path, 6),
-            (("x", "0"),),
-            "it does not run on rows padded to 8 (the model failed on this request",
-        ),
+        (lambda path: small.with_positions(path, 6), (("x", "0"),), "it does not run on rows padded to 8 (the model failed on this request"),
     ],
     ids=[
         "counts the padding",

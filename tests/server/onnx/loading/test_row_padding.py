@@ -46,12 +46,9 @@ def test_of_two_functions_the_shorter_lengths_are_used() -> None:
         (model(ids=("batch", 128), mask=("batch", 128)), "input 'ids' has the fixed length 128"),
         (model(ids=("batch",), mask=("batch",)), "axis 1 of input 'ids' has no name"),
         (model(ids=("batch", "a"), mask=("batch", "b")), "axis 1 of its inputs has different names"),
-        (
-            model(ids=("batch", "seq"), mask=("batch", "seq"), types=("batch", "seq")),
-            "input 'types' also has the axis 'seq', and no pad value",
-        ),
+        (model(ids=("batch", "seq"), mask=("batch", "seq"), types=("batch", "seq")), "input 'types' also has the axis 'seq', and no pad value"),
     ],
-)
+)  # fmt: skip
 def test_the_reason_is_given_if_there_is_no_padding(given: Signature, reason: str) -> None:
     with pytest.raises(NoPadding, match=reason):
         default_padding(given, {"ids": IDS, "mask": MASK})

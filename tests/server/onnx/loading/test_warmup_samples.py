@@ -118,10 +118,7 @@ def test_a_file_has_one_row_which_is_repeated(directory: Path) -> None:
         (x("zero_data: true", datatype="TYPE_FP16") + S, "'x' has data_type TYPE_FP16; the model takes TYPE_FP32"),
         (x("zero_data: true", "-1") + S, r"expects all variable-size dimensions are specified for input 'x', got \[-1"),
         (x("zero_data: true", "3") + S, r"'x' has dims \[3\]; the model takes \[2\] \(without the batch axis\)"),
-        (
-            x("zero_data: true") + S.replace("dims: 3", "dims: 0"),
-            r"'s' has dims \[0\]; dynamic axes must have at least one element",
-        ),
+        (x("zero_data: true") + S.replace("dims: 3", "dims: 0"), r"'s' has dims \[0\]; dynamic axes must have at least one element"),
         (x("") + S, "expects input 'x' to have input_data_type set"),
         (x(file("short")) + S, "warmup setting expects 8 bytes, but the data provided from short only has 7 bytes"),
         (x(file("absent")) + S, "from the file 'absent', which cannot be read"),

@@ -77,19 +77,11 @@ def test_many_large_calls_wait_for_answers_at_the_same_time(started: Start) -> N
     ("error", "expected"),
     [
         (InvalidInput("too long"), ["tensorferry.serving.errors", "InvalidInput", "too long", []]),
-        (
-            QueueFull("full", 0.5),
-            [
-                "tensorferry.batcher.errors",
-                "QueueFull",
-                "full",
-                [("retry_after", 0.5), ("pause_seconds", 0.0)],
-            ],
-        ),
+        (QueueFull("full", 0.5), ["tensorferry.batcher.errors", "QueueFull", "full", [("retry_after", 0.5), ("pause_seconds", 0.0)]]),
         (UnicodeDecodeError("utf-8", b"a", 0, 1, "bad"), ["builtins", "RuntimeError"]),
         (type("Own", (ValueError,), {})("text"), ["builtins", "ValueError", "Own: text", []]),
     ],
-)
+)  # fmt: skip
 def test_an_error_of_a_call_is_raised_in_the_child(
     started: Start, error: Exception, expected: list[Any]
 ) -> None:
