@@ -279,6 +279,11 @@ def test_names_cannot_control_the_terminal(tmp_path: Path, capsys: pytest.Captur
         assert all(line.isprintable() for line in [*out.split("\n"), *err.split("\n")])
         assert "[31m" in out
         assert all(line.startswith("    ") for line in err.rstrip("\n").split("\n")[1:])
-    ready = {"ready": True, "metrics": None, "models": [{"name": "m", "signature": f"({x})", "batching": y}]}
+    ready = {
+        "ready": True,
+        "http": None,
+        "metrics": None,
+        "models": [{"name": "m", "signature": f"({x})", "batching": y}],
+    }
     print_ready_line("text", "127.0.0.1:1", "lane", ready)
     assert capsys.readouterr().out.strip("\n").isprintable()
