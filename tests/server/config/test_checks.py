@@ -50,19 +50,6 @@ def test_tokens_on_loopback_need_no_tls(host: str) -> None:
     assert load({"auth-tokens": "tokens", "host": host})
 
 
-@pytest.mark.parametrize(
-    ("flag", "text", "message"),
-    [
-        ("cuda-memory-bytes", "1 KiB", "cuda-memory-bytes is 1KiB, which has no effect because device is cpu"),
-        ("tf32", "false", "tf32 is false, which has no effect because device is cpu"),
-    ],
-)  # fmt: skip
-def test_a_gpu_option_without_a_gpu_is_an_error(flag: str, text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load({flag: text, "device": "cpu"})
-    assert load({flag: text, "device": "cuda"}) != load({"device": "cuda"})
-
-
 def test_a_tolerance_of_fp16_without_fp16_is_an_error() -> None:
     tolerance = {"fp16-tolerance": "0.5"}
     with pytest.raises(ConfigError, match=r"fp16-tolerance is 0\.5, but no model is converted"):

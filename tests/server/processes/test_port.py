@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ import pytest
 from support.open_files import open_files
 
 from tensorferry.server.errors import StartError
-from tensorferry.server.processes import port
 from tensorferry.server.processes.port import PortReservation
 
 _HAS_IPV6 = socket.has_dualstack_ipv6()
@@ -121,17 +119,3 @@ def test_a_name_reserves_each_of_its_addresses(stack: ExitStack, monkeypatch: py
             listener(other, host, reservation.port, shares=False)
     reservation.close()
     assert not open_files() - before
-
-
-def test_port_0_is_tried_again_if_a_second_address_uses_the_number(
-    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failures, bind_all = [errno.EADDRINUSE] * 2, port._bind_all
-
-    def fail_first(host: str, number: int) -> object:
-        if failures:
-            raise OSError(failures.pop(), "in use")
-        return bind_all(host, number)
-
-    monkeypatch.setattr(port, "_bind_all", fail_first)
-    assert reserve(stack).port > 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import grpc
-
 from tensorferry.server.transport.stream_registry import StreamRegistry
 
 
@@ -15,22 +13,6 @@ class Stream:
 
     def drain(self) -> None:
         self.drains += 1
-
-
-def test_a_stream_above_the_limit_is_refused_and_counted() -> None:
-    refused: list[grpc.StatusCode] = []
-    registry = StreamRegistry(1, refused.append)
-    first, second = Stream(), Stream()
-    assert registry.register(first) is None
-    status = registry.register(second)
-    assert status is not None
-    assert status.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert refused == [grpc.StatusCode.RESOURCE_EXHAUSTED]
-    assert registry.open_streams == 1
-    assert not registry.unregister(second)
-    assert registry.unregister(first)
-    assert not registry.unregister(first)
-    assert registry.register(second) is None
 
 
 def test_a_drain_reaches_open_and_later_streams_once() -> None:

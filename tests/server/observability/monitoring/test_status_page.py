@@ -156,29 +156,19 @@ def test_status_of_a_model(served: ServedRoutes, model: Model, runner: ScriptedR
     with pytest.raises(QueueFull):
         model.batcher.submit_rows(np.zeros((3, 1)), priority=2)
     (reported,) = served.status()["models"]
-    assert reported["queue"] == {
-        "requests": 2,
-        "rows": 6,
-        "rows_by_priority": [6, 0],
-        "running": 1,
-        "bytes": 7 * 8,
-    }
+    queue = {"requests": 2, "rows": 6, "rows_by_priority": [6, 0], "running": 1, "bytes": 7 * 8}
+    assert reported["queue"] == queue
     assert reported["refusals"] == {"queue_full": 1}
     assert reported["last_batches"] == []
     runner.open()
     for future in (first, *waiting):
         future.result(PATIENCE)
     (reported,) = served.status()["models"]
-    assert (reported["name"], reported["version"], reported["state"], reported["reason"]) == (
-        "m",
-        "3",
-        "READY",
-        "",
-    )
-    assert reported["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4], "axes": ["batch", 4]}]
-    assert reported["outputs"] == [{"name": "y", "datatype": "INT64", "shape": [-1], "axes": ["batch"]}]
-    assert reported["batching"] == "batches of up to 6 rows (proved)"
-    assert reported["batching_verdict"] == "proved"
+    x = {"name": "x", "datatype": "FP32", "shape": [-1, 4], "axes": ["batch", 4]}
+    y = {"name": "y", "datatype": "INT64", "shape": [-1], "axes": ["batch"]}
+    identity = {"name": "m", "version": "3", "state": "READY", "reason": "", "inputs": [x], "outputs": [y]}
+    batching = {"batching": "batches of up to 6 rows (proved)", "batching_verdict": "proved"}
+    assert reported == reported | identity | batching
     assert reported["settings"] == {
         "max_batch_size": 6,
         "max_queue_delay_seconds": 0.0,
@@ -200,13 +190,9 @@ def test_status_of_a_model(served: ServedRoutes, model: Model, runner: ScriptedR
         "max_message_bytes": 64 << 20,
         "run_timeout_seconds": 600.0,
     }
-    assert (
-        reported["requests"]["accepted"],
-        reported["requests"]["answered"],
-        reported["requests"]["refused"],
-    ) == (3, 3, 1)
-    assert reported["batches"]["by_rows"] == {"1": 1, "6": 1}
-    assert reported["batches"]["by_reason"] == {"idle": 1, "full": 1}
+    requests, batches = reported["requests"], reported["batches"]
+    assert requests == requests | {"accepted": 3, "answered": 3, "refused": 1}
+    assert batches == batches | {"by_rows": {"1": 1, "6": 1}, "by_reason": {"idle": 1, "full": 1}}
     assert [sum(reported["times"][which]) for which in ("queue", "compute", "total")] == [3, 3, 3]
     one, full = reported["last_batches"]
     assert (one["number"], one["requests"], one["rows"], one["reason"]) == (1, 1, 1, "idle")
