@@ -67,27 +67,6 @@ def written(capfd: pytest.CaptureFixture[str]) -> set[str]:
     return {name for name in LEVELS if f"line of {name}" in text}
 
 
-@pytest.mark.parametrize(
-    ("changes", "shown"),
-    [
-        ({"log_error": False}, "info warning"),
-        ({"log_verbose_level": 3, "log_info": False}, "debug warning error critical"),
-    ],
-)
-def test_each_severity_has_its_own_switch(
-    changes: dict[str, Any], shown: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    settings = settings_with()
-    assert settings_after(settings, **changes) == DEFAULTS | changes
-    assert written(capfd) == set(shown.split())
-    assert settings_after(settings) == DEFAULTS | changes
-    assert (
-        settings_after(settings, **{name: value for name, value in DEFAULTS.items() if name != "log_file"})
-        == DEFAULTS
-    )
-    assert written(capfd) == {"info", "warning", "error", "critical"}
-
-
 def test_times_in_text_change_to_iso_8601_and_back(capfd: pytest.CaptureFixture[str]) -> None:
     settings = settings_with()
     record = logging.makeLogRecord(

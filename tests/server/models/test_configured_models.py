@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -129,36 +128,6 @@ def test_scalars_are_of_shape_1_in_a_repository_as_in_triton(
     assert str(model.signature) == f"(index: INT64{shown}) -> (y: FP32[-1, 1])"
     index = np.arange(3).reshape((3, 1) if repository else (3,))
     assert model.batcher.submit_rows({"index": index}).result(PATIENCE)["y"].tolist() == [[0], [1], [2]]
-
-
-# Instances.
-
-
-def test_several_instances_take_from_one_queue_at_the_same_time(
-    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    serving = threading.Event()
-    together = threading.Barrier(3, timeout=PATIENCE)
-    used: list[Session] = []
-    run = Session.run
-
-    def met(self: Session, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        if serving.is_set():
-            used.append(self)
-            together.wait()
-        return run(self, inputs)
-
-    monkeypatch.setattr(Session, "run", met)
-    model = load("max_batch_size: 1 instance_group { count: 3 kind: KIND_CPU }" + XY)
-    assert "on 3 × cpu in" in caplog.text
-    assert model.config.instance_group[0].count == 3
-    serving.set()
-    futures = [model.batcher.submit({"x": np.full(3, tag, np.float32)}) for tag in range(3)]
-    assert [future.result(PATIENCE)["y"].tolist() for future in futures] == [
-        [2.0 * tag] * 3 for tag in range(3)
-    ]
-    assert len(set(map(id, used))) == 3
 
 
 # Warm-up samples.

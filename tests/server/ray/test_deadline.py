@@ -33,15 +33,6 @@ def test_the_deadline_of_another_machine_is_the_remaining_time(monkeypatch: pyte
     assert before + 5 <= decode_deadline([(DEADLINE, value)]) <= time.monotonic() + 5
 
 
-def test_the_deadline_is_the_remaining_time_if_machines_have_no_identifier(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(deadline, "CLOCK", "none")
-    value = encode_deadline(5.0)
-    before = time.monotonic()
-    assert before + 5 <= decode_deadline([(DEADLINE, value)]) <= time.monotonic() + 5
-
-
 @pytest.mark.parametrize("metadata", [[], [("other", "1")], [(DEADLINE, "")], [(DEADLINE, "soon 1 x")]])
 def test_a_missing_or_malformed_deadline_is_none(metadata: list[tuple[str, str]]) -> None:
     assert decode_deadline(metadata) == math.inf

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -121,44 +119,6 @@ class TestTokens:
         assert self.infer(channel, header) is OK
         tokens.write_text(line("other", "infer", "other-secret"))
         assert self.infer(channel, header) is UNAUTHENTICATED
-        assert self.infer(channel, "Bearer other-secret") is OK
-
-    @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-    def test_a_file_that_cannot_be_used_changes_nothing(
-        self,
-        channel: grpc.Channel,
-        tokens: Path,
-        content: str | bytes | None,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        header = f"Bearer {TOKENS['infer']}"
-        assert self.infer(channel, header) is OK
-        if content is None:
-            tokens.unlink()
-        else:
-            tokens.write_bytes(content if isinstance(content, bytes) else content.encode())
-        assert self.infer(channel, header) is OK
-        assert str(tokens) in caplog.text
-        assert "the previous credentials stay in force" in caplog.text
-
-    def test_a_file_that_is_temporarily_unreadable_is_read_later(
-        self,
-        channel: grpc.Channel,
-        tokens: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """For example, the process may have had no free file descriptor."""
-
-        def fail(*arguments: Any, **options: Any) -> Any:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-        tokens.write_text(line("other", "infer", "other-secret"))
-        with monkeypatch.context() as patch:
-            patch.setattr("pathlib.Path.open", fail)
-            for _ in range(3):
-                assert self.infer(channel, f"Bearer {TOKENS['infer']}") is OK
-        assert caplog.text.count("cannot be read: Too many open files") == 1
         assert self.infer(channel, "Bearer other-secret") is OK
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -127,34 +126,6 @@ def test_lines_per_second_are_limited_separately_for_errors(
     found: Any = [vars(record) for record in lines.kept]
     assert [line["request_id"] for line in found] == ["good 0", "good 1", "bad", "next"]
     assert [line.get("left_out") for line in found] == [None, None, None, 3]
-
-
-def test_requests_do_not_wait_while_the_log_is_not_read(
-    lines: Lines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The writer blocks: lines beyond the queue are left out, and a later line reports their number."""
-    asked, go_on = threading.Event(), threading.Event()
-
-    def stuck(record: logging.LogRecord) -> bool:
-        asked.set()
-        return go_on.wait(PATIENCE)
-
-    lines.addFilter(stuck)
-    log = AccessLog(1)
-    log.start()
-    now = [100.0]
-    monkeypatch.setattr("tensorferry.server.observability.tracing.access_log.time.monotonic", lambda: now[0])
-    ended(log)
-    assert asked.wait(PATIENCE)
-    for _ in range(10):
-        now[0] += 1
-        ended(log)
-    go_on.set()
-    assert log._writer.flush(PATIENCE)
-    now[0] += 1
-    ended(log)
-    assert log.stop(PATIENCE)
-    assert [vars(record).get("left_out") for record in lines.kept] == [None] * 5 + [6]
 
 
 def test_lines_below_the_log_level_are_not_formatted(lines: Lines) -> None:

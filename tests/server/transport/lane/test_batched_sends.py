@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -12,13 +11,9 @@ from typing import Any, cast
 import pytest
 from support.server.rig import PATIENCE
 
-from tensorferry.server.identity import ANONYMOUS
-from tensorferry.server.inference.reply import BuiltReply
 from tensorferry.server.transport.lane import batched_sends as module
 from tensorferry.server.transport.lane.batched_sends import ResponseBatcher
 from tensorferry.server.transport.lane.tcp_cork import TcpCork
-from tensorferry.server.transport.lane.unary import UnaryCall
-from tensorferry.server.transport.unread_responses import UnreadResponses
 
 
 class Sent:
@@ -190,27 +185,6 @@ def test_responses_of_a_batch_are_corked(sizes: list[int], expected: list[str | 
         respond(response_batcher, journal.send, size, size)
     response_batcher.end()
     assert journal.entries == expected
-
-
-def test_a_call_builds_its_response_once_and_collects_its_size() -> None:
-    response_batcher = ResponseBatcher()
-    owner: Any = SimpleNamespace(
-        response_batcher=response_batcher, lock=threading.Lock(), unread=UnreadResponses()
-    )
-    started: list[Any] = []
-    core_call = SimpleNamespace(
-        start_server_batch=lambda operations, tag: started.append(tag), peer=lambda: b"ipv4:192.0.2.1:1"
-    )
-    event = SimpleNamespace(call=core_call, invocation_metadata=())
-    call = UnaryCall(owner, event, math.inf, ANONYMOUS)
-    built: list[bytes] = [bytes(100_000)]
-    response_batcher.begin(2)
-    call.end(BuiltReply("", lambda: [built.pop()]))
-    collected: Any = response_batcher.this_thread.collected
-    assert [nbytes for nbytes, _, _ in collected] == [100_000]
-    assert started == [call.received]
-    response_batcher.end()
-    assert started == [call.received, call.ended]
 
 
 def test_concurrent_workers_send_each_response_once(response_batcher: ResponseBatcher, sent: Sent) -> None:
