@@ -1,4 +1,4 @@
-"""LogSettings: Triton's settings are read and changed, all or none, and decide which lines are written."""
+"""LogSettings: times change their form, and a change that another client makes meanwhile is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With several GPUs, a model has an instance on each, and all take batches from one queue.
+"""With several GPUs, a model has an instance on each, and its checks use the precision of its device."""
 
 The driver is a stand-in with two devices. Sessions compute on the CPU, when the test lets their device run. Loading and
 the batcher are real.

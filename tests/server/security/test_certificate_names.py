@@ -1,4 +1,4 @@
-"""Detection of NUL characters in certificate names."""
+"""Damaged certificates and other content count as names with a NUL character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry of open streams, which both gRPC transports use: limit and drain."""
+"""The registry of open streams, which both gRPC transports use: a drain reaches each."""
 
 from __future__ import annotations
 

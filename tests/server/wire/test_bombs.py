@@ -1,4 +1,4 @@
-"""Bombs are refused without being parsed, and unread if the client may not call the method."""
+"""Bombs are refused without being parsed."""
 
 from __future__ import annotations
 

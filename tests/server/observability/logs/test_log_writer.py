@@ -1,4 +1,4 @@
-"""Background writer: order, limits, faults and a bounded stop."""
+"""Background writer: limits, faults, and items of a destructor."""
 
 from __future__ import annotations
 

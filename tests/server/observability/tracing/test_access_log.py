@@ -1,4 +1,4 @@
-"""Access log: content of lines, limits, and independence of requests."""
+"""Access log: content of lines, and limits."""
 
 from __future__ import annotations
 

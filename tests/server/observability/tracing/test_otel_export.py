@@ -1,4 +1,4 @@
-"""OpenTelemetry's standard variables, and the wait at the stop."""
+"""OpenTelemetry's standard variables, and a missing extra."""
 
 from __future__ import annotations
 
