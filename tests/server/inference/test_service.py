@@ -206,7 +206,7 @@ def priority(value: int) -> dict[str, pb.InferParameter]:
     return {"priority": pb.InferParameter(uint64_param=value), "explain": pb.InferParameter(bool_param=True)}
 
 
-@pytest.mark.parametrize(("wanted", "got"), [(1, 1), (0, 2), (4, 2)], ids=str)
+@pytest.mark.parametrize(("wanted", "got"), [(1, 1), (3, 3), (0, 2), (4, 2)], ids=str)
 def test_a_request_names_its_class_and_an_unknown_class_means_the_default(
     serve: Serve, wanted: int, got: int
 ) -> None:

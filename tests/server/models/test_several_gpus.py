@@ -1,7 +1,6 @@
-"""With several GPUs, a model has an instance on each, and its checks use the precision of its device."""
+"""With several GPUs, a model has an instance on each, and its checks use the precision of its device.
 
-The driver is a stand-in with two devices. Sessions compute on the CPU, when the test lets their device run. Loading and
-the batcher are real.
+The driver is a stand-in with two devices. Sessions compute on the CPU. Loading and the batcher are real.
 """
 
 from __future__ import annotations
