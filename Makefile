@@ -34,7 +34,7 @@ LOAD := $(VENV)/load
 TEST_PROCESSES := $(or $(PROCESSES),$(shell nproc))
 # `make test QUICK=1`: at most a minute on two idle cores.
 QUICK_TESTS := $(addprefix tests/batcher/,policy queue statistics execution) $(addprefix tests/server/,inference onnx/graph config) \
-	tests/client/values $(addprefix tests/client/test_,answers.py checks.py hostile_answers.py) \
+	$(addprefix tests/client/test_,answers.py checks.py errors.py wrong_values.py) \
 	$(addprefix tests/e2e/test_,client.py status.py)
 # Tests that start server processes.
 REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conformance/test_conformance.py \

@@ -63,7 +63,7 @@ Array = npt.NDArray[Any]
 TOLERANCE = {"exact": 0.0, "FP16": 1e-2, "FP32": 1e-3, "FP64": 1e-9}
 
 PARTS = ("models", "failures", "tests")
-TESTS = ("tests/e2e", "tests/wire", "tests/client/test_cuda_shared_memory.py")
+TESTS = ("tests/e2e", "tests/wire", "tests/client/memory/test_cuda_shared_memory.py")
 # Seconds after which pytest is interrupted, so that it reports its results so far.
 _END_SECONDS = 30.0
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from typing import Any
 
 import pytest
 from client.scripted import ScriptedServer, ScriptedServicer, model
@@ -42,3 +45,56 @@ def client(server: ScriptedServer) -> Iterator[InferenceClient]:
 async def aclient(server: ScriptedServer) -> AsyncIterator[aio.InferenceClient]:
     async with aio.InferenceClient(server.target) as client:
         yield client
+
+
+class Streams:
+    """`stream` of either client, as a generator; that of asyncio runs in its own event loop, step by step."""
+
+    def __init__(self, stream: Callable[..., Generator[Any, None, None]], close: Callable[[], None]) -> None:
+        self._stream = stream
+        self.close_client = close
+
+    def __call__(self, *arguments: Any, **options: Any) -> Generator[Any, None, None]:
+        return self._stream(*arguments, **options)
+
+
+@contextlib.contextmanager
+def asyncio_streams(target: str) -> Iterator[Streams]:
+    with asyncio.Runner() as runner:
+
+        async def make() -> aio.InferenceClient:
+            return aio.InferenceClient(target)
+
+        client = runner.run(make())
+
+        def stream(*arguments: Any, **options: Any) -> Generator[Any, None, None]:
+            async def open_() -> AsyncGenerator[Any]:
+                return client.stream(*arguments, **options)
+
+            outcomes = runner.run(open_())
+            try:
+                while True:
+                    try:
+                        outcome = runner.run(anext(outcomes))
+                    except StopAsyncIteration:
+                        return
+                    yield outcome
+            finally:
+                runner.run(outcomes.aclose())
+
+        async def tasks() -> list[str]:
+            return [task.get_name() for task in asyncio.all_tasks() if "feed" in task.get_name()]
+
+        yield Streams(stream, lambda: runner.run(client.close()))
+        runner.run(client.close())
+        assert runner.run(tasks()) == []
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def stream(request: pytest.FixtureRequest, server: ScriptedServer) -> Iterator[Streams]:
+    if request.param == "asyncio":
+        with asyncio_streams(server.target) as streams:
+            yield streams
+        return
+    with InferenceClient(server.target) as client:
+        yield Streams(client.stream, client.close)

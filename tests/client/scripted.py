@@ -129,6 +129,7 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self.infer: Infer = echo
         self.stream: Stream = echo_stream
         self.ready = True
+        self.when_ready: Callable[[object, Context], Any] | None = None
         # Last message of a call that is not inference.
         self.request: Any = None
         self.config = ModelConfig()
@@ -152,6 +153,8 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     def ServerReady(self, request: Any, context: Context) -> pb.ServerReadyResponse:
         self._called("ServerReady", context)
+        if self.when_ready is not None:
+            self.when_ready(request, context)
         return pb.ServerReadyResponse(ready=self.ready)
 
     def ModelReady(self, request: Any, context: Context) -> pb.ModelReadyResponse:

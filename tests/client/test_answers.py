@@ -1,4 +1,4 @@
-"""Answers are compared with their requests, and with the metadata of their model."""
+"""Answers are compared with their requests, and with the metadata of their model; classes of a result."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ import pytest
 from client.calls import call
 from client.scripted import ScriptedServer, echo, model
 
-from tensorferry.client import InferenceClient, InferenceError, InferenceResult, Internal, StreamRequest
+from tensorferry.client import (
+    Classification,
+    ClassScore,
+    InferenceClient,
+    InferenceError,
+    InferenceResult,
+    Internal,
+    InvalidInput,
+    StreamRequest,
+)
 from tensorferry.client.inflight import id_of
 from tensorferry.protos import inference_pb2 as pb
+from tensorferry.protos import tensors
 
 METHODS = ["infer", "submit", "stream"]
 X = {"x": np.arange(6, dtype=np.float32).reshape(3, 2)}
@@ -153,13 +163,23 @@ def test_an_answer_in_shared_memory_is_compared(server: ScriptedServer, client: 
         change(answer)
         return answer
 
+    def second_axis(length: int) -> Change:
+        return lambda answer: answer.outputs[0].shape.__setitem__(1, length)
+
     cases: list[tuple[Change, str]] = [
         (set_answer("model_name", "other"), "has the model name 'other'"),
         (set_answer("id", "b"), "has the id 'b'"),
         (no_outputs, "has the outputs none, expected the requested outputs 'x'"),
         (lambda answer: answer.outputs[0].shape.__setitem__(0, 1), "expected the 2 rows of the request"),
-        (lambda answer: answer.outputs.append(answer.outputs[0]), "is not what was requested"),
     ]
+    others = (set_output("name", "y"), set_output("datatype", "INT32"), set_output("datatype", "BYTES"))
+    for change in (
+        lambda answer: answer.outputs.append(answer.outputs[0]),
+        *others,
+        second_axis(4),
+        second_axis(-1),
+    ):
+        cases.append((change, "is not what was requested in shared memory"))
     with client.shared_memory("m", 3) as memory:
         for change, text in cases:
             server.servicer.infer = partial(answer_shared, change)
@@ -231,3 +251,74 @@ def test_without_check_nothing_is_compared_with_the_metadata(server: ScriptedSer
         with pytest.raises(Internal, match="model name 'other'"):
             client.infer("m", X)
     assert "ModelMetadata" not in server.servicer.calls
+
+
+# Classification
+
+
+IMAGES = {"image": np.zeros((2, 8, 8), np.uint8)}
+
+
+def with_classes(server: ScriptedServer, rows: Any) -> list[pb.ModelInferRequest]:
+    """Let the server answer with these strings; return the list of its requests."""
+    requests: list[pb.ModelInferRequest] = []
+
+    def infer(request: pb.ModelInferRequest, context: object = None) -> pb.ModelInferResponse:
+        requests.append(request)
+        answer = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+        array = np.array(rows, object)
+        answer.outputs.add(name="image", datatype="BYTES", shape=array.shape)
+        answer.raw_output_contents.append(tensors.encode_raw(array))
+        return answer
+
+    server.servicer.infer = infer
+    server.servicer.stream = lambda given, context: (
+        pb.ModelStreamInferResponse(infer_response=infer(request)) for request in given
+    )
+    return requests
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_classes_of_each_row(server: ScriptedServer, client: InferenceClient, method: str) -> None:
+    rows = [[b"0.75:3:three", b"0.25:1:one:or:so"], [b"12:0", b"-1.5e+03:9:"]]
+    requests = with_classes(server, rows)
+    outputs = {"image": Classification(2)}
+    if method == "stream":
+        [result] = client.stream("digits", [StreamRequest(IMAGES, outputs=outputs)])
+    else:
+        result = call(client, method, "digits", IMAGES, outputs=outputs)
+    assert requests[0].outputs[0].parameters["classification"].int64_param == 2
+    assert result.classes("image") == [
+        [ClassScore(0.75, 3, "three"), ClassScore(0.25, 1, "one:or:so")],
+        [ClassScore(12.0, 0, ""), ClassScore(-1500.0, 9, "")],
+    ]
+
+
+def test_a_model_without_batch_axis_has_one_row(server: ScriptedServer, client: InferenceClient) -> None:
+    with_classes(server, [b"nan:4:\xff"])
+    [[only]] = client.infer("digits", IMAGES, outputs={"image": Classification(1)}).classes("image")
+    assert np.isnan(only.score)
+    assert (only.index, only.label) == (4, "\udcff")
+
+
+def test_other_outputs_are_no_classes(server: ScriptedServer, client: InferenceClient) -> None:
+    result = client.infer("digits", IMAGES, outputs={"image": None})
+    assert not server.servicer.requests[0].outputs[0].parameters
+    with pytest.raises(InvalidInput, match=r"output 'image' expects classes.*got uint8 \[2, 8, 8\]"):
+        result.classes("image")
+    server.servicer.models["digits"].outputs[0].datatype = "BYTES"
+    for row in (b"0.5", b"x:1", b"1:x", b""):
+        with_classes(server, [row])
+        result = client.infer("digits", IMAGES)
+        with pytest.raises(InvalidInput, match=re.escape(f"got the element {row!r}: ask for them with")):
+            result.classes("image")
+
+
+def test_wrong_counts_of_classes_are_refused(client: InferenceClient) -> None:
+    wrong: Any
+    for wrong in (0, True, "3", 1.5, 2**63):
+        with pytest.raises(InvalidInput, match="Classification expects an int from 1"):
+            Classification(wrong)
+    wrong = {"image": 3}
+    with pytest.raises(InvalidInput, match="output 'image' expects a Classification, or None"):
+        client.infer("digits", IMAGES, outputs=wrong)

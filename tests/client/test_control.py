@@ -80,16 +80,9 @@ def test_statistics_are_records(server: ScriptedServer, client: InferenceClient)
     message = server.servicer.statistics.model_stats.add(
         name="m", version="3", last_inference=1500, inference_count=7, execution_count=2
     )
-    names = [
-        "success",
-        "fail",
-        "queue",
-        "compute_input",
-        "compute_infer",
-        "compute_output",
-        "cache_hit",
-        "cache_miss",
-    ]
+    names = (
+        "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
+    )  # fmt: skip
     for place, name in enumerate(names):
         times = getattr(message.inference_stats, name)
         times.count, times.ns = place, place * 10**9
@@ -138,42 +131,35 @@ def test_log_settings(server: ScriptedServer, client: InferenceClient) -> None:
     assert set(server.servicer.request.settings) == set(changes)
 
 
-@pytest.mark.parametrize(
-    "method", ["load_model", "unload_model", "model_config", "statistics", "trace_settings"]
-)
-def test_errors_are_those_of_other_calls(
-    server: ScriptedServer, client: InferenceClient, method: str
-) -> None:
-    server.servicer.failures = [grpc.StatusCode.PERMISSION_DENIED]
-    with pytest.raises(PermissionDenied, match="scripted failure"):
-        call(client, method, "row")
+def test_errors_are_those_of_other_calls(server: ScriptedServer, client: InferenceClient) -> None:
+    for method in ("load_model", "unload_model", "model_config", "statistics", "trace_settings"):
+        server.servicer.failures = [grpc.StatusCode.PERMISSION_DENIED]
+        with pytest.raises(PermissionDenied, match="scripted failure"):
+            call(client, method, "row")
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments", "options", "message"),
-    [
-        ("load_model", ("",), {}, "the model's name expects"),
-        ("load_model", ("m",), {"config": 1}, "config expects a dict"),
-        ("load_model", ("m",), {"config": {"a": object()}}, "config expects values that JSON has"),
-        ("load_model", ("m",), {"files": [b""]}, "files expects a dict"),
-        ("load_model", ("m",), {"files": {"1/m": 1}}, "file '1/m' expects bytes, or the path of a file, got 1"),
-        ("load_model", ("m",), {"files": {"1/m": "/no/such"}}, "No such file"),
-        ("unload_model", ("m",), {"dependents": 1}, "dependents expects a bool"),
-        ("models", (), {"ready": "yes"}, "ready expects a bool"),
-        ("model_config", (1,), {}, "the model's name expects a str"),
-        ("statistics", (None,), {}, "the model's name expects a str"),
-        ("statistics", ("m", 1), {}, "the model's version expects a str"),
-        ("update_trace_settings", ([],), {}, "settings expects a dict"),
-        ("update_trace_settings", ({"a": 1.5},), {}, "setting 'a' expects a str, an int or a list of str"),
-        ("update_trace_settings", ({"a": [1]},), {}, "each value of setting 'a' expects a str"),
-        ("update_log_settings", ({"a": 1.5},), {}, "setting 'a' expects an int from 0"),
-        ("update_log_settings", ({"a": None},), {}, "setting 'a' expects an int from 0"),
-        ("update_log_settings", ("a",), {}, "settings expects a dict"),
-    ],
-)  # fmt: skip
-def test_wrong_arguments_are_refused(
-    server: ScriptedServer, client: InferenceClient, method: str, arguments: Any, options: Any, message: str
-) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        call(client, method, *arguments, **options)
+WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+    ("load_model", ("",), {}, "the model's name expects"),
+    ("load_model", ("m",), {"config": 1}, "config expects a dict"),
+    ("load_model", ("m",), {"config": {"a": object()}}, "config expects values that JSON has"),
+    ("load_model", ("m",), {"files": [b""]}, "files expects a dict"),
+    ("load_model", ("m",), {"files": {"1/m": 1}}, "file '1/m' expects bytes, or the path of a file, got 1"),
+    ("load_model", ("m",), {"files": {"1/m": "/no/such"}}, "No such file"),
+    ("unload_model", ("m",), {"dependents": 1}, "dependents expects a bool"),
+    ("models", (), {"ready": "yes"}, "ready expects a bool"),
+    ("model_config", (1,), {}, "the model's name expects a str"),
+    ("statistics", (None,), {}, "the model's name expects a str"),
+    ("statistics", ("m", 1), {}, "the model's version expects a str"),
+    ("update_trace_settings", ([],), {}, "settings expects a dict"),
+    ("update_trace_settings", ({"a": 1.5},), {}, "setting 'a' expects a str, an int or a list of str"),
+    ("update_trace_settings", ({"a": [1]},), {}, "each value of setting 'a' expects a str"),
+    ("update_log_settings", ({"a": None},), {}, "setting 'a' expects an int from 0"),
+    ("update_log_settings", ("a",), {}, "settings expects a dict"),
+]  # fmt: skip
+
+
+def test_wrong_arguments_are_refused(server: ScriptedServer, client: InferenceClient) -> None:
+    for method, arguments, options, message in WRONG:
+        with pytest.raises(InvalidInput, match=message):
+            call(client, method, *arguments, **options)
     assert not server.servicer.calls

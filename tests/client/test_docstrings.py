@@ -1,10 +1,12 @@
-"""Every public name of the client has an example, which is run."""
+"""Every public name has an example, which is run; the client for threads is generated from that of asyncio."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from client import docstrings
 from support.processes.server import ServerProcess, running
 
+import async_to_sync
 from tensorferry import client as package
 from tensorferry.client import InferenceClient, aio
 
@@ -44,15 +47,41 @@ def test_every_public_name_has_an_example() -> None:
     assert [name for name, kind in OBJECTS.items() if not docstrings.examples(kind)] == []
 
 
-# test_cuda_shared_memory.py runs the others.
-@pytest.mark.parametrize("name", [name for name in OBJECTS if not docstrings.needs_a_gpu(name)])
-async def test_the_examples_are_right(served: ServerProcess, variables: dict[str, Any], name: str) -> None:
-    library = {"to_pandas": "pandas", "to_arrow": "pyarrow"}.get(name.rpartition(".")[2])
-    if library:
-        pytest.importorskip(library)
-    if not name.startswith("aio."):
-        await docstrings.run(OBJECTS[name], variables, served.address)
-        return
+async def test_the_examples_are_right(served: ServerProcess, variables: dict[str, Any]) -> None:
+    """Those that need a GPU are run by memory/test_cuda_shared_memory.py."""
     async with aio.InferenceClient(served.address) as client:
         names = {**variables, "client": client, "InferenceClient": aio.InferenceClient}
-        await docstrings.run(OBJECTS[name], names, served.address)
+        for name, kind in OBJECTS.items():
+            library = {"to_pandas": "pandas", "to_arrow": "pyarrow"}.get(name.rpartition(".")[2])
+            if docstrings.needs_a_gpu(name) or (library and find_spec(library) is None):
+                continue
+            await docstrings.run(kind, dict(names if name.startswith("aio.") else variables), served.address)
+
+
+def test_the_generated_modules_are_up_to_date() -> None:
+    async_to_sync.main(["--check"])
+
+
+def test_both_clients_have_the_same_public_names() -> None:
+    names = {name.removeprefix("aio.") for name in OBJECTS if name.startswith("aio.")}
+    assert names == {name for name in OBJECTS if name.startswith(("InferenceClient", "SharedMemory"))}
+
+
+def test_docstrings_of_the_client_for_threads_do_not_mention_asyncio() -> None:
+    texts = {name: str(kind.__doc__) for name, kind in OBJECTS.items() if not name.startswith("aio.")}
+    assert not [name for name, text in texts.items() if re.search(r"\b(await|async|task|anext|aclos)", text)]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("x = await f(a, g(b))\n", "x = f(a, g(b))\n"),
+        ("x = (await f(g(h()), (1, 2)))[0]\n", "x = f(g(h()), (1, 2))[0]\n"),
+        ("x = g(await f(), await h())\n", "x = g(f(), h())\n"),
+        ("def f(a: AsyncIterable[A] | Iterable[A]) -> A:\n", "def f(a: Iterable[A]) -> A:\n"),
+        ("async def f() -> AsyncGenerator[A]:\n", "def f() -> Generator[A, None, None]:\n"),
+        ("try:\n    f()\nexcept E:  # asyncio only\n    g()\n\nh()\n", "try:\n    f()\nh()\n"),
+    ],
+)
+def test_await_and_what_is_only_for_asyncio_is_removed(source: str, expected: str) -> None:
+    assert async_to_sync.converted(source) == expected

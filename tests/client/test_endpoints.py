@@ -1,26 +1,40 @@
-"""Choice among several targets."""
+"""Several targets and several connections to each: their choice, their number, and waiting for a target."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
 import pytest
-from client import calls
-from client.either import KINDS, call
-from client.scripted import ScriptedServer
+from client.calls import both_clients, call, either
+from client.scripted import Context, Hang, ScriptedServer, echo, echo_stream
 
-from tensorferry.client import Cancelled, ClientClosed, InferenceClient, Unauthenticated, Unavailable, aio
+from tensorferry.client import (
+    Cancelled,
+    ClientClosed,
+    InferenceClient,
+    InferenceError,
+    InvalidInput,
+    Retry,
+    Unauthenticated,
+    Unavailable,
+    aio,
+)
 from tensorferry.client.connection.endpoints import Endpoints, open_endpoints
+from tensorferry.client.connection.retry import ANSWERED_KEY, Attempts, RetryBudget
 from tensorferry.client.connection.target import address_list, default_targets
-from tensorferry.client.errors import InvalidInput
+from tensorferry.client.messages.metadata import ModelMetadata, server_processes
+from tensorferry.protos import inference_pb2 as pb
 
 ROW = {"x": [1]}
+METHODS: list[tuple[str, tuple[Any, ...]]] = [
+    ("infer", ("row", ROW)), ("submit", ("row", ROW)), ("stream", ("row", [ROW])),
+]  # fmt: skip
 
 
 class Clock:
@@ -31,10 +45,10 @@ class Clock:
         return self.now
 
 
-def rotation(count: int) -> tuple[list[Any], Endpoints, Clock]:
+def rotation(count: int, connections: int = 1) -> tuple[list[Any], Endpoints, Clock]:
     """Return stand-ins of endpoints, which only the choice sees."""
     clock = Clock()
-    endpoints = Endpoints([cast(Any, object)] * count, clock=clock)
+    endpoints = Endpoints([cast(Any, object)] * count, connections, clock)
     return list(endpoints), endpoints, clock
 
 
@@ -69,19 +83,53 @@ def test_if_all_failed_the_oldest_failure_is_next() -> None:
     assert picked(endpoints, among, 3) == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("targets", "expected"),
-    [
+def test_a_repeated_call_never_takes_the_same_connection() -> None:
+    """Other calls may have moved the rotation on to it."""
+    _, endpoints, _ = rotation(1, 2)
+    attempts = Attempts(RetryBudget(Retry()), pb.ModelInferRequest(), endpoints)
+    first = attempts.next()
+    endpoints.pick()
+    assert attempts.next() is not first
+    (first, second), endpoints, _ = rotation(2)
+    endpoints.failed(second, sent=False)
+    assert endpoints.pick(first) is first, "the only usable one is tried again"
+
+
+def test_a_broken_connection_leaves_its_endpoint_in_the_rotation() -> None:
+    (first, second), endpoints, _ = rotation(2, 2)
+    assert not endpoints.failed(second, sent=True)
+    assert len({endpoints.pick() for _ in range(4)}) == 4
+    assert endpoints.failed(second, sent=False)
+    left = {endpoints.pick() for _ in range(8)}
+    assert len(left) == 2
+    assert first in left
+    assert second not in left
+    [another] = set(endpoints.close()) - left - {second}
+    endpoints.answered(another)
+    assert len({endpoints.pick() for _ in range(4)}) == 4
+
+
+def test_nothing_opens_after_close() -> None:
+    _, endpoints, _ = rotation(1, 2)
+    opened = endpoints.close()
+    endpoints.grow(8)
+    assert endpoints.close() == opened
+    assert len(opened) == 2
+
+
+# Targets
+
+
+def test_ip_addresses_become_one_list_of_grpc() -> None:
+    for targets, expected in (
         (["10.0.0.1:1", "10.0.0.2:2"], "ipv4:10.0.0.1:1,10.0.0.2:2"),
         (["[::1]:1", "[::2]:2"], "ipv6:[::1]:1,[::2]:2"),
         (["10.0.0.1:1", "[::1]:2"], "ipv6:[::ffff:10.0.0.1]:1,[::1]:2"),
         (["10.0.0.1:1", "server:2"], None),
         (["10.0.0.1:1", "unix:/run/x"], None),
         (["10.0.0.1:1", "ipv4:10.0.0.2:1"], None),
-    ],
-)
-def test_ip_addresses_become_one_list_of_grpc(targets: list[str], expected: str | None) -> None:
-    assert address_list(targets) == expected
+    ):
+        assert address_list(targets) == expected
 
 
 def opened(targets: list[str], tls: bool, given: tuple[tuple[str, str | int], ...] = ()) -> list[Any]:
@@ -107,44 +155,37 @@ def test_grpc_balances_over_ip_addresses_in_plain_text() -> None:
     assert options["grpc.lb_policy_name"] == "pick_first"
 
 
-@pytest.mark.parametrize(
-    ("targets", "tls"),
-    [(["a:1", "b:1"], False), (["10.0.0.1:1", "10.0.0.2:1"], True), (["a:1", "b:1"], True)],
-)
-def test_names_and_tls_have_a_channel_for_each_target(targets: list[str], tls: bool) -> None:
-    channels = opened(targets, tls)
-    assert [target for target, _ in channels] == targets
-    assert all("grpc.lb_policy_name" not in options for _, options in channels)
-    assert opened(targets[:1], tls=False) == [(targets[0], {})]
+def test_names_and_tls_have_a_channel_for_each_target() -> None:
+    for targets, tls in (
+        (["a:1", "b:1"], False),
+        (["10.0.0.1:1", "10.0.0.2:1"], True),
+        (["a:1", "b:1"], True),
+    ):
+        channels = opened(targets, tls)
+        assert [target for target, _ in channels] == targets
+        assert all("grpc.lb_policy_name" not in options for _, options in channels)
+        assert opened(targets[:1], tls=False) == [(targets[0], {})]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a:1", ("a:1",)),
+async def test_the_environment_names_targets(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, expected in (
+        ("", ("127.0.0.1:8001",)),
         ("a:1, b:2", ("a:1", "b:2")),
         ("ipv4:10.0.0.1:1,10.0.0.2:1", ("ipv4:10.0.0.1:1,10.0.0.2:1",)),
         ("unix:/run/a,b", ("unix:/run/a,b",)),
-    ],
-)
-def test_the_environment_names_targets(text: str, expected: tuple[str, ...]) -> None:
-    assert default_targets({"TENSORFERRY_TARGET": text}) == expected
-
-
-@pytest.mark.parametrize("text", ["a:1,,b:1", "a:1,", "http://a:1", "a"])
-def test_a_wrong_variable_is_named(text: str) -> None:
-    with pytest.raises(InvalidInput, match="the environment variable TENSORFERRY_TARGET expects 'host:port'"):
-        default_targets({"TENSORFERRY_TARGET": text})
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_client_without_target_takes_the_environments(
-    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, kind: type[Any]
-) -> None:
+    ):
+        assert default_targets({"TENSORFERRY_TARGET": text}) == expected
+    assert default_targets({}) == ("127.0.0.1:8001",)
+    for text in ("a:1,,b:1", "a:1,", "http://a:1", "a"):
+        with pytest.raises(
+            InvalidInput, match="the environment variable TENSORFERRY_TARGET expects 'host:port'"
+        ):
+            default_targets({"TENSORFERRY_TARGET": text})
     monkeypatch.setenv("TENSORFERRY_TARGET", f"{server.target},{server.target}")
-    client = kind()
-    assert await call(client, "is_live")
-    await call(client, "close")
+    with InferenceClient() as client:
+        assert client.is_live()
+    async with aio.InferenceClient() as aclient:
+        assert await aclient.is_live()
 
 
 def by_name(target: str) -> str:
@@ -152,23 +193,20 @@ def by_name(target: str) -> str:
     return target.replace("127.0.0.1", "localhost")
 
 
-def with_tls_name(target: str) -> str:
-    return "dns:///" + by_name(target)
-
-
-@pytest.mark.parametrize("form", [by_name, with_tls_name])
-@pytest.mark.parametrize("method", ["infer", "submit", "stream"])
+@pytest.mark.parametrize(("method", "arguments"), METHODS)
 def test_calls_take_turns_and_leave_out_a_target_that_is_down(
-    server: ScriptedServer, other: ScriptedServer, form: Callable[[str], str], method: str
+    server: ScriptedServer, other: ScriptedServer, method: str, arguments: tuple[Any, ...]
 ) -> None:
     def count(one: ScriptedServer) -> int:
         return one.servicer.calls.count("ModelStreamInfer" if method == "stream" else "ModelInfer")
 
     def send(times: int) -> None:
         for _ in range(times):
-            calls.call(client, method, "row", [ROW] if method == "stream" else ROW, timeout=30)
+            call(client, method, *arguments, timeout=30)
 
-    with InferenceClient([form(server.target), form(other.target)], retry=None) as client:
+    targets = [by_name(server.target), "dns:///" + by_name(other.target)]
+    # Without retries too, a call that found no connection goes to the next target.
+    with InferenceClient(targets, retry=None) as client:
         client.metadata("row")
         send(6)
         assert count(server) + count(other) == 6
@@ -184,59 +222,198 @@ def test_calls_take_turns_and_leave_out_a_target_that_is_down(
             send(1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@both_clients
 async def test_waiting_needs_one_target_that_answers(server: ScriptedServer, kind: type[Any]) -> None:
     for targets in (["localhost:1", by_name(server.target)], [by_name(server.target), "localhost:1"]):
         client = kind(targets)
-        assert await call(client, "wait_ready", 60)
+        assert await either(client, "wait_ready", 60)
         server.servicer.ready = False
-        assert not await call(client, "wait_ready", 60)
+        assert not await either(client, "wait_ready", 60)
         server.servicer.ready = True
         server.servicer.failures = [grpc.StatusCode.UNAUTHENTICATED]
         with pytest.raises(Unauthenticated, match="scripted failure"):
-            await call(client, "wait_ready", 60)
-        await call(client, "close")
+            await either(client, "wait_ready", 60)
+        await either(client, "close")
         with pytest.raises(ClientClosed):
-            await call(client, "wait_ready", 60)
+            await either(client, "wait_ready", 60)
+    nowhere = kind(["localhost:1", "localhost:2"])
+    assert not await either(nowhere, "wait_ready", 0.1)
+    assert not await either(nowhere, "wait_ready", 1e-9)
+    await either(nowhere, "close")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_waiting_ends_with_the_timeout(kind: type[Any]) -> None:
-    client = kind(["localhost:1", "localhost:2"])
-    assert not await call(client, "wait_ready", 0.2)
-    assert not await call(client, "wait_ready", 1e-9)
-    await call(client, "close")
-
-
-def test_closing_ends_waiting() -> None:
-    client = InferenceClient(["localhost:1", "localhost:2"])
-    *_, last = client._endpoints
-    begin, begun = last.stub.ServerReady.future, threading.Event()
-
-    def future(*arguments: Any, **options: Any) -> Any:
-        made = begin(*arguments, **options)
-        begun.set()
-        return made
-
-    last.stub.ServerReady = SimpleNamespace(future=future)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(client.wait_ready, 60)
-        assert begun.wait(30)
-        client.close()
-        assert isinstance(waiting.exception(30), Cancelled)
-
-
-async def test_closing_ends_waiting_of_asyncio() -> None:
-    client = aio.InferenceClient(["localhost:1", "localhost:2"])
-    waiting = asyncio.create_task(client.wait_ready(60))
-    await asyncio.sleep(0)
-    await client.close()
+@both_clients
+async def test_closing_ends_waiting(server: ScriptedServer, kind: type[Any]) -> None:
+    hang = Hang()
+    server.servicer.when_ready = hang.infer
+    client = kind(["localhost:1", by_name(server.target)])
+    if isinstance(client, InferenceClient):
+        waiting = asyncio.create_task(asyncio.to_thread(client.wait_ready, 60))
+    else:
+        waiting = asyncio.create_task(client.wait_ready(60))
+    assert await asyncio.to_thread(hang.begun.wait, 30)
+    await either(client, "close")
     with pytest.raises((Cancelled, ClientClosed)):
         await waiting
 
 
-def test_a_call_to_a_dead_target_is_not_a_retry(server: ScriptedServer) -> None:
-    """Also without retries, a call that found no connection goes to the next target."""
-    with InferenceClient(["localhost:1", by_name(server.target)], retry=None) as client:
-        assert client.infer("row", ROW)["x"] == [1]
-        assert client._retries._left == 100
+# Connections
+
+
+class Peers:
+    """Script that records the connection of each call, and fails all calls with `failure` and `trailers`."""
+
+    def __init__(self, server: ScriptedServer, processes: str | None = None) -> None:
+        self.seen: list[str] = []
+        self.failure: grpc.StatusCode | None = None
+        self.trailers: tuple[tuple[str, str], ...] = ()
+        server.servicer.infer, server.servicer.stream = self._infer, self._stream
+        if processes is not None:
+            server.servicer.models["row"].properties["server_processes"] = processes
+
+    def _infer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        self.seen.append(context.peer())
+        if self.failure is not None:
+            context.set_trailing_metadata(self.trailers)
+            context.abort(self.failure, "scripted failure")
+        return echo(request)
+
+    def _stream(
+        self, requests: Iterator[pb.ModelInferRequest], context: Context
+    ) -> Iterator[pb.ModelStreamInferResponse]:
+        self.seen.append(context.peer())
+        return echo_stream(requests, context)
+
+    def turns(self) -> list[int]:
+        """Return the number of calls of each connection."""
+        return list(Counter(self.seen).values())
+
+
+def infer(client: InferenceClient, count: int) -> None:
+    for _ in range(count):
+        client.infer("row", ROW, timeout=30)
+
+
+@pytest.mark.parametrize(("method", "arguments"), METHODS)
+def test_calls_take_turns_over_four_connections_for_each_process(
+    server: ScriptedServer, client: InferenceClient, method: str, arguments: tuple[Any, ...]
+) -> None:
+    peers = Peers(server, "2")
+    for _ in range(16):
+        call(client, method, *arguments, timeout=30)
+    assert peers.turns() == [2] * 8
+    assert peers.seen[:8] == peers.seen[8:]
+
+
+@pytest.mark.parametrize(("processes", "connections"), [("1024", 32), (None, 1), ("two", 1)])
+def test_connections_to_a_server(
+    server: ScriptedServer, client: InferenceClient, processes: str | None, connections: int
+) -> None:
+    peers = Peers(server, processes)
+    infer(client, 2 * connections)
+    assert peers.turns() == [2] * connections
+
+
+def test_only_a_plausible_number_of_processes_is_believed() -> None:
+    for text in ("1025", "10000", "0", "-2", "2.0", "", "٢"):
+        assert server_processes(ModelMetadata("row", (), "", (), (), {"server_processes": text})) == 1
+
+
+def test_a_server_with_more_processes_gets_more_connections(
+    server: ScriptedServer, client: InferenceClient
+) -> None:
+    peers = Peers(server)
+    for processes, connections in (("2", 8), ("4", 16), ("1", 16)):
+        server.servicer.models["row"].properties["server_processes"] = processes
+        client.load_model("row", timeout=30)
+        client.metadata("row", timeout=30)
+        peers.seen.clear()
+        infer(client, connections)
+        assert peers.turns() == [1] * connections
+
+
+@pytest.mark.parametrize(("connections", "check"), [(1, True), (3, True), (3, False)])
+def test_the_caller_fixes_the_number(server: ScriptedServer, check: bool, connections: int) -> None:
+    peers = Peers(server, "2")
+    with InferenceClient(server.target, check=check, connections=connections) as client:
+        client.metadata("row", timeout=30)
+        infer(client, 2 * connections)
+    assert peers.turns() == [2] * connections
+
+
+def test_each_of_several_targets_gets_the_connections(server: ScriptedServer, other: ScriptedServer) -> None:
+    """The metadata of one server counts for all, because they are equal."""
+    both = [Peers(one, "2") for one in (server, other)]
+    with InferenceClient([by_name(one.target) for one in (server, other)]) as client:
+        infer(client, 32)
+    assert [peers.turns() for peers in both] == [[2] * 8] * 2
+    # gRPC balances over a list of addresses.
+    both = [Peers(one, "2") for one in (server, other)]
+    with InferenceClient([server.target, other.target]) as client:
+        infer(client, 8)
+    assert sorted(both[0].turns() + both[1].turns()) == [1] * 8
+
+
+@pytest.mark.parametrize("method", ["infer", "submit"])
+@pytest.mark.parametrize(
+    ("failure", "trailers", "parameters", "attempts"),
+    [
+        pytest.param(grpc.StatusCode.UNAVAILABLE, ((ANSWERED_KEY, "1"),), {}, 4, id="answered"),
+        pytest.param(grpc.StatusCode.UNAVAILABLE, (), {}, 2, id="the request may have run"),
+        pytest.param(grpc.StatusCode.UNAVAILABLE, (), {"sequence_id": 1}, 1, id="a sequence may have run"),
+        pytest.param(
+            grpc.StatusCode.RESOURCE_EXHAUSTED, (("grpc-retry-pushback-ms", "1"),), {}, 5, id="overloaded"
+        ),
+    ],
+)
+def test_a_call_is_repeated_on_another_connection(
+    server: ScriptedServer,
+    method: str,
+    failure: grpc.StatusCode,
+    trailers: Any,
+    parameters: Any,
+    attempts: int,
+) -> None:
+    peers = Peers(server)
+    peers.failure, peers.trailers = failure, trailers
+    with InferenceClient(server.target, connections=8) as client:
+        with pytest.raises(InferenceError):
+            call(client, method, "row", ROW, parameters=parameters, timeout=30)
+        assert peers.turns() == [1] * attempts
+        peers.failure = None
+        peers.seen.clear()
+        infer(client, 8)
+    assert peers.turns() == [1] * 8, "a connection is left out"
+
+
+@both_clients
+async def test_close_closes_every_connection(server: ScriptedServer, kind: type[Any]) -> None:
+    Peers(server, "2")
+    client = kind(server.target)
+    await either(client, "infer", "row", ROW, timeout=30)
+    await either(client, "close")
+    await either(client, "close")
+    connections = client._endpoints.close()
+    assert len(connections) == 8
+    for connection in connections:
+        for stub in (connection.stub, connection.stream_stub):
+            with pytest.raises((ValueError, grpc.aio.UsageError), match="closed"):
+                stub.ServerLive(pb.ServerLiveRequest())
+    unused = kind("127.0.0.1:1", connections=4)
+    await either(unused, "close")
+
+
+def test_threads_that_grow_at_once_open_each_connection_once(server: ScriptedServer) -> None:
+    peers = Peers(server, "2")
+    together = threading.Barrier(8)
+    with InferenceClient(server.target) as client, ThreadPoolExecutor(8) as threads:
+
+        def first() -> None:
+            together.wait(30)
+            client.infer("row", ROW, timeout=30)
+
+        for one in [threads.submit(first) for _ in range(8)]:
+            one.result(30)
+        peers.seen.clear()
+        infer(client, 16)
+    assert peers.turns() == [2] * 8

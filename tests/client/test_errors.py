@@ -1,4 +1,4 @@
-"""Exceptions of the client: class by status code, the server's message, and the retry time."""
+"""Exceptions of the client: class by status code, the server's message, and the retry time, also a malformed one."""
 
 from __future__ import annotations
 
@@ -14,21 +14,36 @@ from grpc_status import rpc_status
 
 from tensorferry import client as tf
 from tensorferry.client import InferenceClient
+from tensorferry.client.errors import from_status
+from tensorferry.client.messages.codec import decode_stream
 from tensorferry.protos import inference_pb2 as pb
 
 IMAGES = np.arange(128, dtype=np.uint8).reshape(2, 8, 8)
 
 
-@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
-def test_errors_have_the_class_of_their_code(server: ScriptedServer, code: grpc.StatusCode) -> None:
-    expected = getattr(tf, code.name.title().replace("_", ""), tf.InferenceError)
-    server.servicer.failures = [code] * (4 if code is grpc.StatusCode.UNAVAILABLE else 1)
-    with InferenceClient(server.target, check=False) as client, pytest.raises(tf.InferenceError) as caught:
-        client.infer("digits", {"image": IMAGES}, request_id="r1")
-    error = caught.value
-    assert type(error) is expected
-    assert (error.code, error.message, error.request_id) == (code, "scripted failure", "r1")
-    assert str(error) == f"{code.name}: scripted failure (request 'r1')"
+def test_errors_have_the_class_of_their_code(server: ScriptedServer) -> None:
+    for code in set(grpc.StatusCode) - {grpc.StatusCode.OK}:
+        expected = getattr(tf, code.name.title().replace("_", ""), tf.InferenceError)
+        server.servicer.failures = [code]
+        with (
+            InferenceClient(server.target, check=False, retry=None) as client,
+            pytest.raises(tf.InferenceError) as caught,
+        ):
+            client.infer("digits", {"image": IMAGES}, request_id="r1")
+        error = caught.value
+        assert type(error) is expected
+        assert (error.code, error.message, error.request_id) == (code, "scripted failure", "r1")
+        assert str(error) == f"{code.name}: scripted failure (request 'r1')"
+
+
+def test_the_tree_of_errors() -> None:
+    for name in tf.__all__:
+        kind = getattr(tf, name)
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            assert issubclass(kind, tf.InferenceError)
+    assert issubclass(tf.InvalidInput, ValueError)
+    assert issubclass(tf.DeadlineExceeded, TimeoutError)
+    assert grpc.StatusCode.INVALID_ARGUMENT is tf.InvalidInput("a", "b", "c", "d").code
 
 
 def test_errors_survive_pickling() -> None:
@@ -76,3 +91,37 @@ def test_a_malformed_answer_is_an_internal_error(
     servicer.infer = infer
     with pytest.raises(tf.Internal, match="answer"):
         client.infer("digits", {"image": IMAGES})
+
+
+def retry_info(**delay: int) -> bytes:
+    status = status_pb2.Status(code=8, message="full")
+    status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(**delay)))
+    return bytes(status.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("trailers", "pause"),
+    [
+        ((("grpc-status-details-bin", retry_info(seconds=2)),), 2.0),
+        ((("grpc-status-details-bin", b"\xff\xff"),), None),
+        ((("grpc-status-details-bin", retry_info(seconds=2)[:-1] + b"\xff"), ("retry-after-ms", "50")), 0.05),
+        ((("grpc-status-details-bin", retry_info(seconds=-5)),), None),
+        ((("grpc-status-details-bin", retry_info(seconds=(1 << 63) - 1)),), None),
+        ((("retry-after-ms", "250"),), 0.25),
+        ((("retry-after-ms", "9" * 5000),), None),
+        ((("retry-after-ms", "999999999999999"),), None),
+        ((("retry-after-ms", "-1"),), None),
+    ],
+)
+def test_trailers(trailers: tuple[tuple[str, str | bytes], ...], pause: float | None) -> None:
+    error = from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", trailers)
+    assert isinstance(error, tf.ResourceExhausted)
+    assert error.retry_after == pause
+
+
+def test_a_pause_without_end_in_a_stream() -> None:
+    message = pb.ModelStreamInferResponse(error_message="full")
+    message.infer_response.parameters["tensorferry_retry_after_ms"].int64_param = (1 << 63) - 1
+    outcome = decode_stream(message)
+    assert isinstance(outcome, Exception)
+    assert outcome.retry_after is None

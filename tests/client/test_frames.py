@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from client.calls import call
 from client.scripted import ScriptedServer, model
 
 from tensorferry.client import InferenceClient, InferenceResult, InvalidInput, StreamRequest
@@ -32,34 +31,16 @@ def _models(server: ScriptedServer) -> None:
     )
 
 
-def as_pandas(columns: dict[str, Any]) -> Any:
-    return pandas.DataFrame(columns)
+LIBRARIES = [pandas.DataFrame, pyarrow.table, pyarrow.RecordBatch.from_pydict]
 
 
-def as_arrow(columns: dict[str, Any]) -> Any:
-    return pyarrow.table(columns)
-
-
-def as_batch(columns: dict[str, Any]) -> Any:
-    return pyarrow.RecordBatch.from_pydict(columns)
-
-
-def as_lists(columns: dict[str, Any]) -> Any:
-    return columns
-
-
-LIBRARIES = [as_pandas, as_arrow, as_batch]
-
-
-@pytest.mark.parametrize("form", [*LIBRARIES, as_lists])
-@pytest.mark.parametrize("method", ["infer", "submit", "stream"])
-def test_columns_are_features_in_order(client: InferenceClient, form: Any, method: str) -> None:
+@pytest.mark.parametrize("form", [*LIBRARIES, dict])
+def test_columns_are_features_in_order(client: InferenceClient, form: Any) -> None:
     frame = form(COLUMNS)
-    for sent in [[frame, StreamRequest(frame)]] if method == "stream" else [frame]:
-        found = call(client, method, "features", sent)
-        for result in found if method == "stream" else [found]:
-            np.testing.assert_array_equal(result["x"], FEATURES)
-            assert result["x"].dtype == np.float32
+    found = [client.infer("features", frame), client.submit("features", frame).result(30)]
+    for result in (*found, *client.stream("features", [frame, StreamRequest(frame)])):
+        np.testing.assert_array_equal(result["x"], FEATURES)
+        assert result["x"].dtype == np.float32
 
 
 @pytest.mark.parametrize("form", LIBRARIES)
@@ -76,60 +57,46 @@ def test_a_frame_of_one_column(client: InferenceClient) -> None:
     assert client.infer("any", pandas.DataFrame({0: [1, 2]}))["x"].tolist() == [[1.0], [2.0]]
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        pytest.param(lambda: pandas.Series([1.0, None, 3.0]), id="float"),
-        pytest.param(lambda: pandas.Series([1, None, 3], dtype="Int64"), id="Int64"),
-        pytest.param(lambda: pandas.Series([1.0, None, 3.0], dtype="Float32"), id="Float32"),
-    ],
-)
-def test_missing_numbers_are_nan(client: InferenceClient, column: Any) -> None:
-    frame = pandas.DataFrame({"a": column(), "b": [1, 2, 3]})
-    result = client.infer("any", frame)
-    np.testing.assert_array_equal(result["x"], [[1, 1], [np.nan, 2], [3, 3]])
-
-
-def test_missing_numbers_of_arrow_are_nan(client: InferenceClient) -> None:
+def test_missing_numbers_are_nan(client: InferenceClient) -> None:
+    for column in (
+        pandas.Series([1.0, None, 3.0]),
+        pandas.Series([1, None, 3], dtype="Int64"),
+        pandas.Series([1.0, None, 3.0], dtype="Float32"),
+    ):
+        result = client.infer("any", pandas.DataFrame({"a": column, "b": [1, 2, 3]}))
+        np.testing.assert_array_equal(result["x"], [[1, 1], [np.nan, 2], [3, 3]])
     result = client.infer("any", pyarrow.table({"a": [1, None], "b": [1.5, 2.5]}))
     np.testing.assert_array_equal(result["x"], [[1, 1.5], [np.nan, 2.5]])
 
 
-def strings(values: list[Any]) -> Any:
-    return pandas.DataFrame({"name": values, "height": [1.0, 2.0], "age": [1, 2]})
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("features", {"a": [1], "b": [2]}, r"input 'x' of model 'features' expects 3 columns, one for each feature, in order, got 2: 'a', 'b'"),
+    ("features", {"a": [1], "b": ["x"], "c": [1]}, r"column 'b' for input 'x' of model 'features' expects numbers for FP32, got dtype"),
+    ("features", {"a": [1], "b": [1e300], "c": [1]}, r"column 'b' for input 'x' .* values that FP32 cannot hold exactly"),
+    ("features", {"a": [1], "b": [2**24 + 1], "c": [1]}, r"column 'b' .* cannot hold exactly"),
+    ("columns", {"age": [1], "height": [1.0], "nam": ["a"]}, r"model 'columns' expects the columns 'age', 'height', 'name', got 'age', 'height', 'nam': add 'name' and remove 'nam'"),
+    ("columns", {"age": [1.5], "height": [1.0], "name": ["a"]}, r"column 'age' for input 'age' of model 'columns'.*INT64 cannot hold exactly"),
+    ("columns", {"age": [1], "height": [1.0], "name": [3]}, r"column 'name' .*expects BYTES: str or bytes, got 3 in row 0"),
+    ("columns", {"age": [1, None], "height": [1.0, 2.0], "name": ["a", "b"]}, r"column 'age' .*INT64 cannot hold exactly"),
+    ("digits", {"image": [1]}, r"input 'image' of model 'digits' expects UINT8 \[-1, 8, 8\], got the column 'image'"),
+    ("flat", {"y": [1]}, r"model 'flat' expects the columns 'x', got 'y'"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "frame", "message"),
-    [
-        ("features", {"a": [1], "b": [2]}, r"input 'x' of model 'features' expects 3 columns, one for each feature, in order, got 2: 'a', 'b'"),
-        ("features", {"a": [1], "b": ["x"], "c": [1]}, r"column 'b' for input 'x' of model 'features' expects numbers for FP32, got dtype"),
-        ("features", {"a": [1], "b": [1e300], "c": [1]}, r"column 'b' for input 'x' .* values that FP32 cannot hold exactly"),
-        ("features", {"a": [1], "b": [2**24 + 1], "c": [1]}, r"column 'b' .* cannot hold exactly"),
-        ("columns", {"age": [1], "height": [1.0], "nam": ["a"]}, r"model 'columns' expects the columns 'age', 'height', 'name', got 'age', 'height', 'nam': add 'name' and remove 'nam'"),
-        ("columns", {"age": [1.5], "height": [1.0], "name": ["a"]}, r"column 'age' for input 'age' of model 'columns'.*INT64 cannot hold exactly"),
-        ("columns", {"age": [1], "height": [1.0], "name": [3]}, r"column 'name' .*expects BYTES: str or bytes, got 3 in row 0"),
-        ("columns", {"age": [1, None], "height": [1.0, 2.0], "name": ["a", "b"]}, r"column 'age' .*INT64 cannot hold exactly"),
-        ("digits", {"image": [1]}, r"input 'image' of model 'digits' expects UINT8 \[-1, 8, 8\], got the column 'image'"),
-        ("flat", {"y": [1]}, r"model 'flat' expects the columns 'x', got 'y'"),
-    ],
-)  # fmt: skip
 @pytest.mark.parametrize("form", LIBRARIES)
-def test_errors_name_the_column(
-    client: InferenceClient, form: Any, name: str, frame: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        client.infer(name, form(frame))
+def test_errors_name_the_column(client: InferenceClient, form: Any) -> None:
+    for name, frame, message in WRONG:
+        with pytest.raises(InvalidInput, match=message):
+            client.infer(name, form(frame))
 
 
-@pytest.mark.parametrize("missing", [None, float("nan"), "NA"])
-def test_missing_strings_are_refused(client: InferenceClient, missing: Any) -> None:
-    frame = strings(["a", pandas.NA if missing == "NA" else missing])
-    with pytest.raises(InvalidInput, match=r"column 'name' .*expects BYTES: str or bytes, got .* in row 1"):
-        client.infer("columns", frame)
-
-
-def test_two_columns_of_one_name_are_refused(client: InferenceClient) -> None:
+def test_missing_strings_and_columns_of_one_name_are_refused(client: InferenceClient) -> None:
+    for missing in (None, float("nan"), pandas.NA):
+        frame = pandas.DataFrame({"name": ["a", missing], "height": [1.0, 2.0], "age": [1, 2]})
+        with pytest.raises(
+            InvalidInput, match=r"column 'name' .*expects BYTES: str or bytes, got .* in row 1"
+        ):
+            client.infer("columns", frame)
     frame = pandas.DataFrame([[1, 2, 3]], columns=["a", "b", "a"])
     with pytest.raises(
         InvalidInput, match="the data frame expects columns with different names, got 'a' twice"
@@ -185,19 +152,17 @@ def test_results_as_tables() -> None:
     assert result.to_arrow(text=False)["word"].to_pylist() == ["ö".encode(), b""]
 
 
-@pytest.mark.parametrize(
-    ("outputs", "message"),
-    [
+def test_what_is_no_table_is_refused() -> None:
+    outputs: dict[str, Any]
+    for outputs, message in (
         ({"a": np.zeros(2), "b": np.zeros(3)}, r"the same number of rows, got 'a' \[2\], 'b' \[3\]"),
         ({"a": np.zeros(())}, r"the same number of rows, got 'a' \[\]"),
         ({"a": np.zeros((1, 2)), "a_1": np.zeros(1)}, "columns with different names, got 'a_1' twice"),
         ({"a": np.array([b"\xff"], object)}, r"output 'a' as text expects UTF-8, got b'\\xff' at \[0\]: use text=False"),
-    ],
-)  # fmt: skip
-def test_what_is_no_table_is_refused(outputs: dict[str, Any], message: str) -> None:
-    for method in ("to_pandas", "to_arrow"):
-        with pytest.raises(InvalidInput, match=message):
-            getattr(result_of(**outputs), method)()
+    ):  # fmt: skip
+        for method in ("to_pandas", "to_arrow"):
+            with pytest.raises(InvalidInput, match=message):
+                getattr(result_of(**outputs), method)()
 
 
 @pytest.mark.parametrize("library", ["pandas", "pyarrow"])

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import pytest
+from client.conftest import Streams
 from client.scripted import Context, Hang, ScriptedServicer, rows, streamed
 
 from tensorferry import client as tf
@@ -24,14 +25,13 @@ def breaks(
     context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token expired")
 
 
-def test_closing_early_leaves_no_call_and_no_thread(
-    servicer: ScriptedServicer, client: InferenceClient
-) -> None:
-    client.infer("row", {"x": [1]})  # the channel's own threads start
+def test_closing_early_leaves_no_call_and_no_thread(servicer: ScriptedServicer, stream: Streams) -> None:
+    """The fixture checks that no task is left."""
+    list(stream("row", rows(1)))  # the channel's own threads start
     hang = Hang()
     servicer.stream = hang.stream
     before = set(threading.enumerate())
-    outcomes = client.stream("row", rows(10**9), max_in_flight=8)
+    outcomes = stream("row", rows(10**9), max_in_flight=8)
     assert next(outcomes).id == "r0"
     outcomes.close()
     assert hang.left.wait(10)
@@ -49,18 +49,6 @@ def test_dropping_the_iterator_cancels_the_call(servicer: ScriptedServicer, clie
         break
     gc.collect()
     assert hang.left.wait(10)
-
-
-async def test_closing_early_leaves_no_call_and_no_task(
-    servicer: ScriptedServicer, aclient: aio.InferenceClient
-) -> None:
-    hang = Hang()
-    servicer.stream = hang.stream
-    outcomes = aclient.stream("row", rows(10**9), max_in_flight=8)
-    assert (await anext(outcomes)).id == "r0"
-    await outcomes.aclose()
-    assert [task.get_name() for task in asyncio.all_tasks() if "feed" in task.get_name()] == []
-    assert await asyncio.to_thread(hang.left.wait, 10)
 
 
 async def test_cancelling_the_consumer_cancels_the_call(
@@ -81,28 +69,15 @@ async def test_cancelling_the_consumer_cancels_the_call(
     assert await asyncio.to_thread(hang.left.wait, 10)
 
 
-def test_closing_the_client_ends_its_streams(servicer: ScriptedServicer, client: InferenceClient) -> None:
-    hang = Hang()
-    servicer.stream = hang.stream
-    outcomes = client.stream("row", rows(10**9), max_in_flight=2)
+def test_closing_the_client_ends_its_streams(servicer: ScriptedServicer, stream: Streams) -> None:
+    servicer.stream = Hang().stream
+    outcomes = stream("row", rows(10**9), max_in_flight=2)
     next(outcomes)
-    client.close()
+    stream.close_client()
     with pytest.raises(tf.Cancelled):
         next(outcomes)
     with pytest.raises(RuntimeError, match="closed"):
-        next(client.stream("row", rows(1)))
-
-
-async def test_closing_the_client_ends_its_streams_in_asyncio(
-    servicer: ScriptedServicer, aclient: aio.InferenceClient
-) -> None:
-    hang = Hang()
-    servicer.stream = hang.stream
-    outcomes = aclient.stream("row", rows(10**9), max_in_flight=2)
-    await anext(outcomes)
-    await aclient.close()
-    with pytest.raises(tf.Cancelled):
-        await anext(outcomes)
+        next(stream("row", rows(1)))
 
 
 def test_a_call_that_ends_between_requests_wakes_the_consumer(

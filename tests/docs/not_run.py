@@ -63,7 +63,7 @@ PYTHON: dict[tuple[str, str], str] = {
     (
         "docs/reference/client.md",
         'with client.shared_memory("digits", rows=32, device=0)',
-    ): "it needs a GPU and torch; tests/client/test_cuda_shared_memory.py does the same without torch",
+    ): "it needs a GPU and torch; tests/client/memory/test_cuda_shared_memory.py does the same without torch",
     (
         "docs/reference/client.md",
         'with client.shared_memory("digits", rows=32) as',

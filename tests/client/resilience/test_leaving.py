@@ -7,8 +7,6 @@ from collections.abc import Callable
 import pytest
 from client.resilience.leaving import CLIENTS, LEAVINGS, Leaving, LeavingServer
 
-from tensorferry.client.connection import channel
-
 
 @pytest.mark.parametrize("stream", CLIENTS)
 @pytest.mark.parametrize("leaving", LEAVINGS, ids=lambda leaving: "-".join(leaving.steps))
@@ -18,10 +16,3 @@ def test_a_stream_ends_when_its_server_leaves(
     server = LeavingServer(leaving)
     assert stream(server.target, 1 if leaving.after < 2 else 100, 100) == "UNAVAILABLE"
     server.close()
-
-
-@pytest.mark.parametrize("wanted", [0, 1])
-def test_streams_are_never_retried_by_core(wanted: int) -> None:
-    options = channel.channel_options(1 << 20, [("grpc.enable_retries", wanted)])
-    assert dict(options)["grpc.enable_retries"] == wanted
-    assert dict(channel.stream_options(options))["grpc.enable_retries"] == 0

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from client import cuda_calls, docstrings
+from client import docstrings
+from client.memory import cuda_calls
 from client.scripted import ScriptedServer
 from support.processes.server import running
 from support.wire.device_memory import build_stand_in, gpu_is_here
@@ -22,26 +23,9 @@ from support.wire.device_memory import build_stand_in, gpu_is_here
 from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2 as pb
 
-DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
+DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
 LONGEST = 100
 
-WITH_A_GPU = [
-    cuda_calls.results_are_those_of_arrays,
-    cuda_calls.the_region_is_registered,
-    cuda_calls.work_in_the_default_stream_comes_first,
-    cuda_calls.the_context_of_the_thread_stays,
-    cuda_calls.arrays_end_with_the_statement,
-    cuda_calls.a_failed_call_leaves_nothing,
-    cuda_calls.wrong_arrays_are_refused,
-    cuda_calls.wrong_devices_are_refused,
-    cuda_calls.a_closed_client_frees_the_memory,
-]
-WITH_THE_STAND_IN = [
-    cuda_calls.the_interface_of_other_libraries,
-    cuda_calls.a_gpu_that_the_server_lacks,
-    cuda_calls.memory_that_cannot_be_had,
-    cuda_calls.a_driver_without_a_gpu,
-]
 EXAMPLES = [name for name in dict(docstrings.public_objects()) if docstrings.needs_a_gpu(name)]
 
 
@@ -89,16 +73,12 @@ def stand_in(rig: Rig) -> Rig:
     return rig
 
 
-def name(check: Callable[..., Any]) -> str:
-    return check.__name__
-
-
-@pytest.mark.parametrize("check", WITH_A_GPU, ids=name)
+@pytest.mark.parametrize("check", cuda_calls.WITH_A_GPU, ids=lambda check: str(check.__name__))
 def test_with_a_gpu(rig: Rig, check: Any) -> None:
     rig.run(cuda_calls.run, check, rig.address)
 
 
-@pytest.mark.parametrize("check", WITH_THE_STAND_IN, ids=name)
+@pytest.mark.parametrize("check", cuda_calls.WITH_THE_STAND_IN, ids=lambda check: str(check.__name__))
 def test_with_the_stand_in(stand_in: Rig, check: Any) -> None:
     stand_in.run(cuda_calls.run, check, stand_in.address)
 

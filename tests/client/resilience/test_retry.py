@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from client.either import IDS, KINDS, call, close
+from client.calls import both_clients, either
 from client.scripted import ScriptedServer, echo, streamed
 from polling import until
 
 from tensorferry.client import Cancelled, InferenceClient, ResourceExhausted, Retry
-from tensorferry.client.connection.retry import RetryBudget
+from tensorferry.client.connection.retry import DEFAULT_RETRY, RetryBudget
 from tensorferry.client.errors import InferenceError, of_code
 from tensorferry.protos import inference_pb2 as pb
 
@@ -43,15 +43,11 @@ def refused(retry_after: float | None = 2.0, code: grpc.StatusCode = EXHAUSTED) 
     ],
 )
 def test_pause_before_a_retry(attempt: int, chance: float, left: float | None, delay: float | None) -> None:
-    assert RetryBudget(Retry(), lambda: chance).delay(refused(), attempt, left) == delay
-
-
-@pytest.mark.parametrize(
-    "error", [refused(None), refused(2.0, grpc.StatusCode.UNKNOWN)], ids=["no retry time", "another code"]
-)
-def test_errors_that_are_not_retried(error: InferenceError) -> None:
-    """RESOURCE_EXHAUSTED without a retry time, as for an oversized message, is not retried."""
-    assert RetryBudget(Retry()).delay(error, 1, None) is None
+    retries = RetryBudget(Retry(), lambda: chance)
+    assert retries.delay(refused(), attempt, left) == delay
+    # RESOURCE_EXHAUSTED without a retry time, as for an oversized message, and another code.
+    assert retries.delay(refused(None), 1, None) is None
+    assert retries.delay(refused(2.0, grpc.StatusCode.UNKNOWN), 1, None) is None
 
 
 def test_the_budget_bounds_retries() -> None:
@@ -114,19 +110,19 @@ def full(server: ScriptedServer) -> Callable[..., Full]:
 
 
 @pytest.mark.parametrize("method", ["infer", "submit"])
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+@both_clients
 async def test_a_refused_call_is_sent_again_after_the_pause(
     server: ScriptedServer, full: Callable[..., Full], kind: type[Any], method: str
 ) -> None:
     script = full(2)
     client = kind(server.target)
-    assert (await call(client, method, "row", INPUTS, request_id="a")).id == "a"
-    await close(client)
+    assert (await either(client, method, "row", INPUTS, request_id="a")).id == "a"
+    await either(client, "close")
     assert len(script.asked) == 3
     assert script.paused()
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+@both_clients
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_a_refused_request_of_a_stream_is_sent_again_as_a_unary_call(
     server: ScriptedServer, full: Callable[..., Full], kind: type[Any], ordered: bool
@@ -135,21 +131,19 @@ async def test_a_refused_request_of_a_stream_is_sent_again_as_a_unary_call(
     script = full(1)
     client = kind(server.target)
     client._retries._left = LEFT
-    results = await call(client, "stream", "row", (INPUTS for _ in range(8)), ordered=ordered)
-    await close(client)
+    results = await either(client, "stream", "row", (INPUTS for _ in range(8)), ordered=ordered)
+    await either(client, "close")
     assert len({result.id for result in results}) == 8
     assert len(script.asked) == 5
     assert client._retries._left == pytest.approx(LEFT - 5 + 0.8)
 
 
-@pytest.mark.parametrize("pushback", ["-1", "soon"])
-def test_the_server_forbids_a_retry(
-    client: InferenceClient, full: Callable[..., Full], pushback: str
-) -> None:
-    script = full(9, pushback)
-    with pytest.raises(ResourceExhausted):
-        client.infer("row", INPUTS)
-    assert len(script.asked) == 1
+def test_the_server_or_the_caller_forbids_a_retry(server: ScriptedServer, full: Callable[..., Full]) -> None:
+    for retry, pushback in ((DEFAULT_RETRY, "-1"), (DEFAULT_RETRY, "soon"), (None, str(RETRY_MS))):
+        script = full(9, pushback)
+        with InferenceClient(server.target, retry=retry) as client, pytest.raises(ResourceExhausted):
+            client.infer("row", INPUTS)
+        assert len(script.asked) == 1
 
 
 def test_no_longer_than_the_timeout(client: InferenceClient, full: Callable[..., Full]) -> None:
@@ -165,23 +159,7 @@ def test_no_longer_than_the_timeout(client: InferenceClient, full: Callable[...,
     assert len(script.asked) == 2
 
 
-def test_no_retry(server: ScriptedServer, full: Callable[..., Full]) -> None:
-    script = full(1)
-    with InferenceClient(server.target, retry=None) as client, pytest.raises(ResourceExhausted):
-        client.infer("row", INPUTS)
-    assert len(script.asked) == 1
-
-
-def test_a_future_that_waits_can_be_cancelled(client: InferenceClient, full: Callable[..., Full]) -> None:
-    script = full(9, "60000")
-    future = client.submit("row", INPUTS)
-    until(lambda: client._retries._left < 100)
-    assert future.cancel()
-    assert future.cancelled()
-    assert len(script.asked) == 1
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+@both_clients
 async def test_close_ends_the_wait(
     server: ScriptedServer, full: Callable[..., Full], kind: type[Any]
 ) -> None:
@@ -192,6 +170,6 @@ async def test_close_ends_the_wait(
     else:
         waiting = client.submit("row", INPUTS)
     await asyncio.to_thread(until, lambda: client._retries._left < 100)
-    await close(client)
+    await either(client, "close")
     with pytest.raises(Cancelled):
         await waiting
