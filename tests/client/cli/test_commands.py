@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 import grpc
 import pytest
-from client.command_line import Output, refusal
+from client.calls import Output, refusal
 from client.scripted import ScriptedServer, model
 
 from tensorferry.client.cli import bench, commands, infer
-from tensorferry.client.connection.target import default_targets
 
 
 def test_models_lists_the_repository(server: ScriptedServer, capsys: Output) -> None:
@@ -43,40 +42,29 @@ def test_describe_without_an_example(server: ScriptedServer, capsys: Output, sha
     assert "no example: input 'x' of model 'm' expects FP8" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("command", "name"), [(commands.describe, "describe"), (infer.main, "infer")])
-def test_a_server_error_is_one_line(
-    server: ScriptedServer, capsys: Output, command: Callable[[Sequence[str]], int], name: str
-) -> None:
-    assert command(["nothing", "--target", server.target]) == 1
-    assert capsys.readouterr().err == f"tensorferry {name}: {server.target}: NOT_FOUND: no model 'nothing'\n"
-
-
-def test_an_unreachable_server_is_one_line(capsys: Output) -> None:
+def test_an_error_is_one_line(server: ScriptedServer, capsys: Output) -> None:
+    command: Callable[[Sequence[str]], int]
+    for command, name in ((commands.describe, "describe"), (infer.main, "infer")):
+        assert command(["nothing", "--target", server.target]) == 1
+        expected = f"tensorferry {name}: {server.target}: NOT_FOUND: no model 'nothing'\n"
+        assert capsys.readouterr().err == expected
     assert commands.models(["--target", "127.0.0.1:1"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("tensorferry models: 127.0.0.1:1: UNAVAILABLE: ")
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [infer.main, commands.models, commands.describe, commands.ready])
-@pytest.mark.parametrize("argument", [["--target", "http://a:1"], ["--timeout", "0"]], ids=" ".join)
-def test_each_command_checks_target_and_timeout(
-    command: Callable[[Sequence[str]], int], argument: list[str], capsys: Output
-) -> None:
-    model = ["m"] if command in (infer.main, commands.describe) else []
-    assert f"argument {argument[0]}: expected" in refusal(capsys, command, [*model, *argument])
-
-
-def test_an_infinite_timeout(server: ScriptedServer) -> None:
+def test_each_command_checks_target_and_timeout_and_has_help(server: ScriptedServer, capsys: Output) -> None:
+    command: Callable[[Sequence[str]], int]
+    for command in (infer.main, commands.describe, commands.models, commands.ready):
+        words = ["m"] if command in (infer.main, commands.describe) else []
+        for argument in (["--target", "http://a:1"], ["--timeout", "0"]):
+            assert f"argument {argument[0]}: expected" in refusal(capsys, command, [*words, *argument])
+        with pytest.raises(SystemExit) as caught:
+            command(["--help"])
+        assert caught.value.code == 0
+        assert "--target" in capsys.readouterr().out
     assert commands.models(["--target", server.target, "--timeout", "inf"]) == 0
-
-
-@pytest.mark.parametrize("command", [infer.main, commands.models, commands.describe])
-def test_help_is_available(command: Callable[[Sequence[str]], int], capsys: Output) -> None:
-    with pytest.raises(SystemExit) as caught:
-        command(["--help"])
-    assert caught.value.code == 0
-    assert "--target" in capsys.readouterr().out
 
 
 def test_ready_returns_the_exit_status(server: ScriptedServer, capsys: Output) -> None:
@@ -90,44 +78,29 @@ def test_ready_returns_the_exit_status(server: ScriptedServer, capsys: Output) -
     ]
 
 
-@pytest.mark.parametrize(
-    ("command", "arguments", "said"),
-    [
-        ("infer", ["m", "--imput", "x=a.npy"], "unknown flag --imput; did you mean --input?"),
-        ("describe", ["m", "--time=3"], "unknown flag --time; did you mean --timeout?"),
-        ("models", ["--qqqq"], "unknown flag --qqqq"),
-        ("ready", ["now"], "unexpected argument 'now'"),
-        ("ready", ["--target"], "argument --target: expected one argument"),
-    ],
-)
-def test_wrong_arguments_are_one_line_with_the_nearest_flag(
-    command: str, arguments: list[str], said: str, capsys: Output
-) -> None:
-    function = infer.main if command == "infer" else getattr(commands, command)
-    assert (
-        refusal(capsys, function, arguments) == f"tensorferry {command}: {said} (--help shows all options)\n"
-    )
+def test_wrong_arguments_are_one_line_with_the_nearest_flag(capsys: Output) -> None:
+    for function, name, arguments, said in (
+        (infer.main, "infer", ["m", "--imput", "x=a.npy"], "unknown flag --imput; did you mean --input?"),
+        (commands.describe, "describe", ["m", "--time=3"], "unknown flag --time; did you mean --timeout?"),
+        (commands.models, "models", ["--qqqq"], "unknown flag --qqqq"),
+        (commands.ready, "ready", ["now"], "unexpected argument 'now'"),
+        (commands.ready, "ready", ["--target"], "argument --target: expected one argument"),
+    ):
+        assert (
+            refusal(capsys, function, arguments) == f"tensorferry {name}: {said} (--help shows all options)\n"
+        )
 
 
-@pytest.mark.parametrize("command", [commands.models, commands.ready])
 def test_the_environment_names_the_target(
-    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, command: Callable[[Sequence[str]], int]
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     monkeypatch.setenv("TENSORFERRY_TARGET", server.target)
-    assert command([]) == 0
-    monkeypatch.setenv("TENSORFERRY_TARGET", "127.0.0.1:1")
-    assert command(["--target", server.target]) == 0
-
-
-def test_a_wrong_target_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
+    assert commands.models([]) == commands.ready([]) == 0
     monkeypatch.setenv("TENSORFERRY_TARGET", "http://a:1")
+    assert commands.models(["--target", server.target]) == 0
     assert refusal(capsys, commands.models, []).startswith(
         "tensorferry models: the environment variable TENSORFERRY_TARGET expects 'host:port', got 'http://a:1': write 'a:1'"
     )
-
-
-def test_without_a_variable_the_target_is_this_machine() -> None:
-    assert default_targets({}) == default_targets({"TENSORFERRY_TARGET": ""}) == ("127.0.0.1:8001",)
 
 
 def test_names_cannot_control_the_terminal(server: ScriptedServer, capsys: Output) -> None:

@@ -6,12 +6,11 @@ import base64
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from client.command_line import Output, refusal
+from client.calls import Output, refusal
 from client.scripted import ScriptedServer, model
 
 from tensorferry.client.cli import infer as command
@@ -84,77 +83,65 @@ def test_bytes_are_written_without_loss(tmp_path: Path) -> None:
     assert [base64.b64decode(element) for element in elements] == [b"a\0", b"b"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--input", "x"], "input 'x' of model 'row' expects INT64 [1], got 'x': write JSON, such as x=[0], or"),
-        (["--input", "x=/no/such.npy"], "'/no/such.npy' (No such file or directory)"),
-        (["--input", "x=@/no/such"], "'/no/such' (No such file or directory)"),
-        (["--input", f"x={__file__}"], "name a file that numpy.save wrote"),
-        (["--input", "y=1"], "--input expects an input of model 'row' ('x'), got 'y': name one of these"),
-        (["--input", "x=1", "--input", "1"], "--input expects each input once, got 'x' more than once"),
-        (["--input", "x=1", "--json", "[1]"], "--input expects each input once, got 'x' more than once"),
-        (["--input", "x=1.5"], "input 'x' of model 'row' expects INT64 [1], got 1.5 of type float: write integers"),
-        (["--input", "x=[1, 2]"], "expects INT64 [1], got the shape [2]: axis 0 must be 1 long, not 2"),
-        (["--input", "/no/such.npz"], "which cannot be read ([Errno 2] No such file or directory: '/no/such.npz')"),
-        (["--input", "x=a.npz"], "got the archive 'a.npz': write --input a.npz, which names its arrays"),
-        (["--json", "/no/such"], "--json expects a file that can be read, got '/no/such' (No such file"),
-        (["--json", "{"], '--json expects a JSON object such as {"x": [[1, 2]]}, got'),
-        (["--json", '{"y": 1}'], "--json expects an input of model 'row' ('x'), got 'y'"),
-        (["--json", '{"inputs": {"x": 1}}'], "--json: 'inputs' expects a list of objects"),
-        (["--json", '{"inputs": [], "input": 1}'], "--json expects the keys 'inputs', 'outputs', 'parameters', 'id'"),
-        (["--json", '{"inputs": [], "parameters": [1]}'], "--json: 'parameters' expects a dict, got [1]"),
-        (["--json", '{"inputs": [], "id": 1}'], "--json: 'id' expects a str, got 1"),
-        (["--json", '{"inputs": [], "outputs": [{}]}'], "--json: the name of an output expects a str, got None"),
-        (["--json", '{"inputs": [{"name": "x"}]}'], "--json: input 'x' expects data, got none"),
-        (["--json", '{"inputs": [{"name": "y", "data": 1}]}'], "--json expects an input of model 'row' ('x'), got 'y'"),
-        (
-            ["--json", '{"inputs": [{"name": "x", "data": [1], "datatype": "FP32"}]}'],
-            "input 'x' of model 'row' expects INT64 [1], got 'FP32' of type str: write 'INT64', or leave it out",
-        ),
-        (["--json", '{"inputs": [{"name": "x", "data": [1], "shape": [-1]}]}'], "expects a shape such as [1, 2]"),
-        (
-            ["--json", '{"inputs": [{"name": "x", "data": [1], "parameters": {"binary_data_size": 8}}]}'],
-            "--json: input 'x' expects the keys 'name', 'shape', 'datatype', 'data', got 'parameters'",
-        ),
-        (["--classes", "x=0"], "argument --classes: expected NAME=N with N of at least 1, got 'x=0'"),
-        (["--classes", "x"], "argument --classes: expected NAME=N, got 'x'"),
-        (
-            ["--json", '{"inputs": [], "outputs": [{"name": "x", "parameters": {"binary_data": true}}]}'],
-            "--json: output 'x': 'parameters' expects the keys 'classification', got 'binary_data'",
-        ),
-        (["--rows", "2"], "argument --rows: it belongs to --random: add --random, or leave it out"),
-        (["--seed", "x"], "argument --seed: expected an integer that is not negative, got 'x'"),
-        (["--random", "--rows", "2"], "expects INT64 [1], got --rows 2: leave --rows out, or write --rows 1"),
-        (["--random", "--shape", "y:2"], "--shape expects an input of model 'row', got 'y': name one of 'x'"),
-        (["--random", "--shape", "x:2"], "expects INT64 [1], got the shape [2]: give --shape all axes"),
-        (["--random", "--shape", "x:-2"], "argument --shape: expected [NAME:]DIMS, such as x:2,16, got 'x:-2'"),
-        (["--json", "-", "--input", "x=@-"], "stdin can be read once, got it 2 times: name files for the others"),
-        (["--format", "json", "--output-dir", "d"], "argument --output-dir: not allowed with argument --format"),
-        (["--parameter", "=1"], "argument --parameter: expected NAME=VALUE, got '=1'"),
-        (["--header", "h"], "argument --header: expected NAME=VALUE, got 'h'"),
-        (["--header", "a-bin"], "argument --header"),
-        (["--timeout", "0"], "argument --timeout: expected a positive number of seconds, got '0'"),
-        (["--timeout", "soon"], "got 'soon'"),
-        (["--timeout", "-1"], "argument --timeout: expected a positive number of seconds, got '-1'"),
-        (["--timeout", "nan"], "argument --timeout: expected a positive number of seconds, got 'nan'"),
-        (["--target", "127.0.0.1"], "argument --target: expected 'host:port', got '127.0.0.1': write '127.0.0.1:8001'"),
-        (["--target", "http://a:1"], "argument --target: expected 'host:port', got 'http://a:1': write 'a:1'"),
-        (["--target", ""], "argument --target: expected 'host:port', got ''"),
-        (["--ca-file", "/no/such"], "argument --ca-file: '/no/such' is not a file"),
-        (["--cert-file", "c.pem"], "argument --cert-file: got 'c.pem' without --key-file"),
-        (["--key-file", "k.pem"], "argument --key-file: got 'k.pem' without --cert-file"),
-        (["--parameter", "a=1", "--parameter", "a=2"], "argument --parameter: 'a' is given more than once"),
-        (["--nonsense"], "--nonsense"),
-        ([], "model 'row' expects the inputs 'x', got none: add 'x'"),
-    ],
-)  # fmt: skip
-def test_a_bad_argument_exits_with_2(
-    server: ScriptedServer, capsys: Output, arguments: list[str], text: str
-) -> None:
-    error = refusal(capsys, command.main, ["row", "--target", server.target, *arguments])
-    assert text in error
-    assert error.startswith("tensorferry infer: ")
+WRONG: list[tuple[list[str], str]] = [
+    (["--input", "x"], "input 'x' of model 'row' expects INT64 [1], got 'x': write JSON, such as x=[0], or"),
+    (["--input", "x=/no/such.npy"], "'/no/such.npy' (No such file or directory)"),
+    (["--input", "x=@/no/such"], "'/no/such' (No such file or directory)"),
+    (["--input", f"x={__file__}"], "name a file that numpy.save wrote"),
+    (["--input", "y=1"], "--input expects an input of model 'row' ('x'), got 'y': name one of these"),
+    (["--input", "x=1", "--input", "1"], "--input expects each input once, got 'x' more than once"),
+    (["--input", "x=1", "--json", "[1]"], "--input expects each input once, got 'x' more than once"),
+    (["--input", "x=1.5"], "input 'x' of model 'row' expects INT64 [1], got 1.5 of type float: write integers"),
+    (["--input", "x=[1, 2]"], "expects INT64 [1], got the shape [2]: axis 0 must be 1 long, not 2"),
+    (["--input", "/no/such.npz"], "which cannot be read ([Errno 2] No such file or directory: '/no/such.npz')"),
+    (["--input", "x=a.npz"], "got the archive 'a.npz': write --input a.npz, which names its arrays"),
+    (["--json", "/no/such"], "--json expects a file that can be read, got '/no/such' (No such file"),
+    (["--json", "{"], '--json expects a JSON object such as {"x": [[1, 2]]}, got'),
+    (["--json", '{"y": 1}'], "--json expects an input of model 'row' ('x'), got 'y'"),
+    (["--json", '{"inputs": {"x": 1}}'], "--json: 'inputs' expects a list of objects"),
+    (["--json", '{"inputs": [], "input": 1}'], "--json expects the keys 'inputs', 'outputs', 'parameters', 'id'"),
+    (["--json", '{"inputs": [], "parameters": [1]}'], "--json: 'parameters' expects a dict, got [1]"),
+    (["--json", '{"inputs": [], "id": 1}'], "--json: 'id' expects a str, got 1"),
+    (["--json", '{"inputs": [], "outputs": [{}]}'], "--json: the name of an output expects a str, got None"),
+    (["--json", '{"inputs": [{"name": "x"}]}'], "--json: input 'x' expects data, got none"),
+    (["--json", '{"inputs": [{"name": "y", "data": 1}]}'], "--json expects an input of model 'row' ('x'), got 'y'"),
+    (
+        ["--json", '{"inputs": [{"name": "x", "data": [1], "datatype": "FP32"}]}'],
+        "input 'x' of model 'row' expects INT64 [1], got 'FP32' of type str: write 'INT64', or leave it out",
+    ),
+    (["--json", '{"inputs": [{"name": "x", "data": [1], "shape": [-1]}]}'], "expects a shape such as [1, 2]"),
+    (
+        ["--json", '{"inputs": [{"name": "x", "data": [1], "parameters": {"binary_data_size": 8}}]}'],
+        "--json: input 'x' expects the keys 'name', 'shape', 'datatype', 'data', got 'parameters'",
+    ),
+    (["--classes", "x=0"], "argument --classes: expected NAME=N with N of at least 1, got 'x=0'"),
+    (["--classes", "x"], "argument --classes: expected NAME=N, got 'x'"),
+    (
+        ["--json", '{"inputs": [], "outputs": [{"name": "x", "parameters": {"binary_data": true}}]}'],
+        "--json: output 'x': 'parameters' expects the keys 'classification', got 'binary_data'",
+    ),
+    (["--rows", "2"], "argument --rows: it belongs to --random: add --random, or leave it out"),
+    (["--seed", "x"], "argument --seed: expected an integer that is not negative, got 'x'"),
+    (["--random", "--rows", "2"], "expects INT64 [1], got --rows 2: leave --rows out, or write --rows 1"),
+    (["--random", "--shape", "y:2"], "--shape expects an input of model 'row', got 'y': name one of 'x'"),
+    (["--random", "--shape", "x:2"], "expects INT64 [1], got the shape [2]: give --shape all axes"),
+    (["--random", "--shape", "x:-2"], "argument --shape: expected [NAME:]DIMS, such as x:2,16, got 'x:-2'"),
+    (["--json", "-", "--input", "x=@-"], "stdin can be read once, got it 2 times: name files for the others"),
+    (["--format", "json", "--output-dir", "d"], "argument --output-dir: not allowed with argument --format"),
+    (["--parameter", "=1"], "argument --parameter: expected NAME=VALUE, got '=1'"),
+    (["--header", "h"], "argument --header: expected NAME=VALUE, got 'h'"),
+    (["--ca-file", "/no/such"], "argument --ca-file: '/no/such' is not a file"),
+    (["--cert-file", "c.pem"], "argument --cert-file: got 'c.pem' without --key-file"),
+    (["--parameter", "a=1", "--parameter", "a=2"], "argument --parameter: 'a' is given more than once"),
+    ([], "model 'row' expects the inputs 'x', got none: add 'x'"),
+]  # fmt: skip
+
+
+def test_a_bad_argument_exits_with_2(server: ScriptedServer, capsys: Output) -> None:
+    for arguments, text in WRONG:
+        error = refusal(capsys, command.main, ["row", "--target", server.target, *arguments])
+        assert text in error, arguments
+        assert error.startswith("tensorferry infer: ")
 
 
 def test_pickles_are_not_loaded(tmp_path: Path) -> None:
@@ -203,19 +190,16 @@ def test_a_request_of_the_protocol_in_json(
     np.testing.assert_array_equal(array_in(request, 1), np.array([[1, np.nan]], np.float32))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_classes_of_an_output(server: ScriptedServer) -> None:
+    outputs = '"outputs": [{"name": "x", "parameters": {"classification": 3}}]'
+    for arguments in (
         ["--input", "x=1", "--classes", "x=3"],
         ["--input", "x=1", "--classes", "x=3", "--output", "x"],
-        ["--json", '{"inputs": [{"name": "x", "data": [1]}], "outputs": [{"name": "x", "parameters": {"classification": 3}}]}'],
-    ],
-)  # fmt: skip
-def test_classes_of_an_output(server: ScriptedServer, arguments: list[str]) -> None:
-    requests = server.servicer.requests
-    assert command.main(["row", "--target", server.target, *arguments]) == 0
-    (output,) = requests[0].outputs
-    assert (output.name, output.parameters["classification"].int64_param) == ("x", 3)
+        ["--json", f'{{"inputs": [{{"name": "x", "data": [1]}}], {outputs}}}'],
+    ):
+        assert command.main(["row", "--target", server.target, *arguments]) == 0
+        (output,) = server.servicer.requests.pop().outputs
+        assert (output.name, output.parameters["classification"].int64_param) == ("x", 3)
 
 
 def test_a_map_of_names_in_json_and_an_option_together(server: ScriptedServer) -> None:
@@ -234,32 +218,27 @@ def test_an_input_called_inputs(server: ScriptedServer) -> None:
     assert [array_in(request).tolist() for request in requests] == [[4, 5]] * 3
 
 
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("words=hello", [b"hello"]), ("hello", [b"hello"]), ("words=a=b", [b"a=b"]), ("words=", [b""]), ("words=3", [b"3"]),
-        ('words={"a": 1}', [b'{"a": 1}']), ('words="x.npy"', [b"x.npy"]), ('["a", "b"]', [b"a", b"b"]), ("words=[]", []),
-        ("words=@{file}", [b"\xff\0=["]), ("@{file}", [b"\xff\0=["]), ("@-", [b"piped\n"]),
-    ],
-)  # fmt: skip
+BYTES_VALUES = [
+    ("words=hello", [b"hello"]), ("hello", [b"hello"]), ("words=a=b", [b"a=b"]), ("words=", [b""]), ("words=3", [b"3"]),
+    ('words={"a": 1}', [b'{"a": 1}']), ('words="x.npy"', [b"x.npy"]), ('["a", "b"]', [b"a", b"b"]), ("words=[]", []),
+    ("words=@{file}", [b"\xff\0=["]), ("@{file}", [b"\xff\0=["]), ("@-", [b"piped\n"]),
+]  # fmt: skip
+
+
 def test_bytes(
-    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, expected: Any
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     server.servicer.models["m"] = model("m", {"words": "BYTES -1"}, {})
-    requests = server.servicer.requests
     (tmp_path / "f").write_bytes(b"\xff\0=[")
     give_stdin(monkeypatch, b"piped\n")
-    arguments = ["--input", option.replace("{file}", str(tmp_path / "f"))]
-    assert command.main(["m", "--target", server.target, *arguments]) == 0
-    assert array_in(requests[0]).tolist() == expected
-
-
-@pytest.mark.parametrize("option", ["words=[a]", 'words="a', "words=[1]"])
-def test_what_looks_like_json_must_be_json(server: ScriptedServer, capsys: Output, option: str) -> None:
-    server.servicer.models["m"] = model("m", {"words": "BYTES -1"}, {})
-    assert "input 'words' of model 'm' expects" in refusal(
-        capsys, command.main, ["m", "--target", server.target, "--input", option]
-    )
+    for option, expected in BYTES_VALUES:
+        arguments = ["--input", option.replace("{file}", str(tmp_path / "f"))]
+        assert command.main(["m", "--target", server.target, *arguments]) == 0
+        assert array_in(server.servicer.requests.pop()).tolist() == expected
+    capsys.readouterr()
+    for option in ("words=[a]", 'words="a', "words=[1]"):
+        said = refusal(capsys, command.main, ["m", "--target", server.target, "--input", option])
+        assert "input 'words' of model 'm' expects" in said
 
 
 def test_a_file_after_at_has_json_or_an_array(
@@ -282,18 +261,12 @@ def test_an_archive_names_the_inputs(server: ScriptedServer, tmp_path: Path, cap
     assert command.main(["text", "--target", server.target, "--input", str(file)]) == 0
     assert array_in(requests[0], 0).tolist() == [b"a"]
     assert array_in(requests[0], 1).dtype == np.float32
-    assert "an input of model 'row' ('x'), got 'words'" in refusal(
-        capsys, command.main, ["row", "--target", server.target, "--input", str(file)]
-    )
-
-
-def test_without_a_name_the_model_must_have_one_input(server: ScriptedServer, capsys: Output) -> None:
-    with pytest.raises(SystemExit):
-        command.main(["text", "--target", server.target, "--input", "[1]"])
-    assert (
-        "expects NAME=VALUE, because model 'text' has the inputs 'words', 'weights'"
-        in capsys.readouterr().err
-    )
+    for model_name, value, said in (
+        ("row", str(file), "an input of model 'row' ('x'), got 'words'"),
+        ("text", "[1]", "expects NAME=VALUE, because model 'text' has the inputs 'words', 'weights'"),
+    ):
+        words = [model_name, "--target", server.target, "--input", value]
+        assert said in refusal(capsys, command.main, words)
 
 
 def test_random_inputs(server: ScriptedServer) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from client.command_line import Output, refusal
+from client.calls import Output, refusal
 from client.scripted import Context, ScriptedServer, echo, model
 
 from tensorferry.client import InferenceClient, InvalidInput
@@ -26,7 +26,6 @@ from tensorferry.client.load.records import Target
 from tensorferry.client.messages.checks import check_inputs, check_outputs
 from tensorferry.client.messages.frames import Frame
 from tensorferry.client.messages.metadata import ModelMetadata, ModelStatus
-from tensorferry.client.messages.shared_layout import layout
 from tensorferry.protos import inference_pb2 as pb
 
 X = np.array([[1, 2.5]], np.float32)
@@ -60,11 +59,6 @@ def test_arrays_are_sent_as_they_are_if_no_inputs_are_named(
     answer = client.infer("nameless", {"x": X, "y": [1, 2]}, outputs=["y"])
     assert list(answer) == ["y"]
     assert answer["y"].tolist() == [1, 2]
-
-
-def test_shared_memory_needs_names() -> None:
-    with pytest.raises(InvalidInput, match="expects a model whose metadata names its inputs and outputs"):
-        layout(NAMELESS, "", 1, None)
 
 
 def test_columns_need_names_of_inputs() -> None:
@@ -119,19 +113,18 @@ def test_models_without_an_index(server: ScriptedServer, capsys: Output) -> None
     assert capsys.readouterr().err == f"tensorferry models: {server.target}: UNIMPLEMENTED: {expected}\n"
 
 
-@pytest.mark.parametrize("form", ["file", "archive", "json"])
 def test_infer_takes_inputs_with_a_datatype(
-    nameless: ScriptedServer, tmp_path: Path, row: str, capsys: Output, form: str
+    nameless: ScriptedServer, tmp_path: Path, row: str, capsys: Output
 ) -> None:
     np.savez(tmp_path / "all.npz", x=X)
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5]}
-    arguments = {
-        "file": ["--input", f"x={row}"],
-        "archive": ["--input", str(tmp_path / "all.npz")],
-        "json": ["--json", json.dumps({"inputs": [tensor]})],
-    }[form]
-    assert infer.main(["nameless", "--target", nameless.target, "--format", "json", *arguments]) == 0
-    assert json.loads(capsys.readouterr().out)["outputs"] == [tensor]
+    for arguments in (
+        ["--input", f"x={row}"],
+        ["--input", str(tmp_path / "all.npz")],
+        ["--json", json.dumps({"inputs": [tensor]})],
+    ):
+        assert infer.main(["nameless", "--target", nameless.target, "--format", "json", *arguments]) == 0
+        assert json.loads(capsys.readouterr().out)["outputs"] == [tensor]
 
 
 _JSON = (
@@ -139,47 +132,40 @@ _JSON = (
 )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--input", "x=[1]"], "--input expects NAME=FILE.npy or FILE.npz, because the server names no inputs of"),
-        (["--input", "row.npy"], "--input expects NAME=FILE.npy or FILE.npz, because"),
-        (["--input", "x=/no/such.npy"], "input 'x' of model 'nameless' expects a file that can be read"),
-        (["--input", "/no/such.npz"], "--input expects a file that numpy.savez wrote"),
-        (["--json", "[1]"], _JSON),
-        (["--json", '{"x": [1]}'], _JSON),
-        (
-            ["--json", '{"inputs": [{"name": "x", "shape": [1], "data": [1]}]}'],
-            '--json: input \'x\' expects {"name", "shape", "datatype", "data"}, because the server names no inputs',
-        ),
-        (
-            ["--json", '{"inputs": [{"name": "x", "shape": [1], "datatype": "FP8", "data": [1]}]}'],
-            "input 'x' of model 'nameless' expects FP8 [-1], got a datatype that cannot be converted",
-        ),
-        (["--random"], "--random expects a model whose inputs the server names, got model 'nameless'"),
-    ],
-)  # fmt: skip
-def test_infer_guesses_no_datatype(
-    nameless: ScriptedServer, capsys: Output, arguments: list[str], text: str
-) -> None:
-    assert text in refusal(capsys, infer.main, ["nameless", "--target", nameless.target, *arguments])
+WRONG: list[tuple[list[str], str]] = [
+    (["--input", "x=[1]"], "--input expects NAME=FILE.npy or FILE.npz, because the server names no inputs of"),
+    (["--input", "x=/no/such.npy"], "input 'x' of model 'nameless' expects a file that can be read"),
+    (["--input", "/no/such.npz"], "--input expects a file that numpy.savez wrote"),
+    (["--json", "[1]"], _JSON),
+    (
+        ["--json", '{"inputs": [{"name": "x", "shape": [1], "data": [1]}]}'],
+        '--json: input \'x\' expects {"name", "shape", "datatype", "data"}, because the server names no inputs',
+    ),
+    (
+        ["--json", '{"inputs": [{"name": "x", "shape": [1], "datatype": "FP8", "data": [1]}]}'],
+        "input 'x' of model 'nameless' expects FP8 [-1], got a datatype that cannot be converted",
+    ),
+    (["--random"], "--random expects a model whose inputs the server names, got model 'nameless'"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        (lambda target: infer.main(["nameless", "--target", target]), "infer"),
-        (lambda target: bench.main([target, "nameless"]), "bench"),
-    ],
-)
+def test_infer_guesses_no_datatype(nameless: ScriptedServer, capsys: Output) -> None:
+    for arguments, text in WRONG:
+        assert text in refusal(capsys, infer.main, ["nameless", "--target", nameless.target, *arguments])
+
+
 def test_a_refused_request_without_inputs_says_why_it_had_none(
-    nameless: ScriptedServer, capsys: Output, command: Callable[[str], int], name: str
+    nameless: ScriptedServer, capsys: Output
 ) -> None:
-    assert command(nameless.target) == 1
-    assert capsys.readouterr().err == (
-        f"tensorferry {name}: {nameless.target}: INTERNAL: list index out of range (the request had no inputs,"
-        " because the server names none of model 'nameless': give --input NAME=FILE.npy)\n"
-    )
+    for command, arguments, name in (
+        (infer.main, ["nameless", "--target", nameless.target], "infer"),
+        (bench.main, [nameless.target, "nameless"], "bench"),
+    ):
+        assert command(arguments) == 1
+        assert capsys.readouterr().err == (
+            f"tensorferry {name}: {nameless.target}: INTERNAL: list index out of range (the request had no inputs,"
+            " because the server names none of model 'nameless': give --input NAME=FILE.npy)\n"
+        )
 
 
 def test_bench_sends_files(nameless: ScriptedServer, tmp_path: Path, row: str) -> None:

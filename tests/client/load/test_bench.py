@@ -17,11 +17,10 @@ import grpc
 import numpy as np
 import polling
 import pytest
-from client.command_line import Output, refusal
+from client.calls import Output, refusal
 from client.scripted import Context, ScriptedServer, echo, model
 
 from tensorferry.client.cli import bench
-from tensorferry.client.cli.bench_flags import bench_parser
 from tensorferry.client.load.records import Plan, Target
 from tensorferry.client.load.run import LoadError, LoadProcesses
 from tensorferry.client.load.steps import Step
@@ -96,8 +95,8 @@ def test_headers_are_sent_and_their_values_written_nowhere_and_streams(
     assert server.servicer.calls.count("ModelStreamInfer") == 1
 
 
-def test_failures_are_shown_with_the_first_message(
-    server: ScriptedServer, tmp_path: Path, capsys: Output
+def test_progress_on_a_terminal_and_failures_with_the_first_message(
+    server: ScriptedServer, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = iter(range(1_000_000))
 
@@ -107,11 +106,16 @@ def test_failures_are_shown_with_the_first_message(
         return echo(request)
 
     server.servicer.infer = infer
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     (step,) = run(server, tmp_path, "--concurrency", "1", "--warmup", "0")["steps"]
     (error,) = step["errors"]
     assert (error["code"], error["message"]) == ("RESOURCE_EXHAUSTED", "full after 1")
     assert abs(step["failed"] - step["answered"]) <= 1
-    assert "× RESOURCE_EXHAUSTED, the first: full after 1" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "× RESOURCE_EXHAUSTED, the first: full after 1" in told.out
+    (progress,) = told.err.splitlines()
+    assert progress.startswith("1 in flight, 1 of 1: ")
+    assert "per second, p50 " in progress
 
 
 def test_a_request_that_the_server_refuses_is_one_line(server: ScriptedServer, capsys: Output) -> None:
@@ -154,45 +158,26 @@ def test_a_server_without_metadata_needs_files(
     assert "UNIMPLEMENTED: scripted failure" in capsys.readouterr().err
 
 
-def test_progress_on_a_terminal(
-    server: ScriptedServer,
-    tmp_path: Path,
-    capsys: Output,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    run(server, tmp_path, "--concurrency", "1,2")
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["1 in flight, 1 of 1", "2 in flight, 1 of 1"]
-    assert all("per second, p50 " in line for line in lines)
+WRONG = [
+    (["--concurrency", "0"], "argument --concurrency: expected whole numbers from 1 to 65536"),
+    (["--rate", "1", "--concurrency", "1"], "argument --rate: not allowed with --concurrency"),
+    (["--processes", "0"], "argument --processes: expected a whole number from 1 to 256, got '0'"),
+    (["--shape", "x"], "argument --shape: expected NAME:DIMS such as image:3,224,224, got 'x'"),
+    (["--shape", "x:1", "--shape", "x:2"], "argument --shape: 'x' is given more than once"),
+    (["--rows", "2"], "rows expects 1, got 2"),
+    (["--input", "/no/such.npz"], "argument --input: '/no/such.npz' cannot be read"),
+    (["--trace", __file__], 'line 1: expected {"at": SECONDS, "rows": NUMBER}'),
+    (["--compare", __file__], "is no file that tensorferry bench --json wrote"),
+    (["--json", "/no/such/r.json"], "argument --json: '/no/such' is no directory"),
+    (["--imput", "x"], "unknown flag --imput; did you mean --input?"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--concurrency", "0"], "argument --concurrency: expected whole numbers from 1 to 65536"),
-        (["--rate", "x"], "argument --rate: expected numbers above 0"),
-        (["--rate", "1", "--concurrency", "1"], "argument --rate: not allowed with --concurrency"),
-        (["--arrivals", "constant"], "argument --arrivals: only allowed with --rate"),
-        (["--duration", "0"], "argument --duration: expected seconds from 0.1 to 86400, got '0'"),
-        (["--processes", "0"], "argument --processes: expected a whole number from 1 to 256, got '0'"),
-        (["--shape", "x"], "argument --shape: expected NAME:DIMS such as image:3,224,224, got 'x'"),
-        (["--shape", "x:1", "--shape", "x:2"], "argument --shape: 'x' is given more than once"),
-        (["--rows", "2"], "rows expects 1, got 2"),
-        (["--input", "/no/such.npz"], "argument --input: '/no/such.npz' cannot be read"),
-        (["--input", __file__], "give NAME=FILE.npy or FILE.npz"),
-        (["--trace", __file__], 'line 1: expected {"at": SECONDS, "rows": NUMBER}'),
-        (["--compare", __file__], "is no file that tensorferry bench --json wrote"),
-        (["--json", "/no/such/r.json"], "argument --json: '/no/such' is no directory"),
-        (["--imput", "x"], "unknown flag --imput; did you mean --input?"),
-    ],
-)
-def test_a_bad_argument_exits_with_2(
-    server: ScriptedServer, capsys: Output, arguments: list[str], text: str
-) -> None:
-    error = refusal(capsys, bench.main, [server.target, "row", *arguments])
-    assert text in error
-    assert error.startswith("tensorferry bench: ")
+def test_a_bad_argument_exits_with_2(server: ScriptedServer, capsys: Output) -> None:
+    for arguments, text in WRONG:
+        error = refusal(capsys, bench.main, [server.target, "row", *arguments])
+        assert text in error, arguments
+        assert error.startswith("tensorferry bench: ")
 
 
 def test_an_unknown_model_or_server_is_one_line(server: ScriptedServer, capsys: Output) -> None:
@@ -207,12 +192,6 @@ def test_an_unknown_model_or_server_is_one_line(server: ScriptedServer, capsys: 
 def test_several_targets_are_refused(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORFERRY_TARGET", "127.0.0.1:1,127.0.0.1:2")
     assert "TENSORFERRY_TARGET names 2 servers: give one TARGET" in refusal(capsys, bench.main, ["row"])
-
-
-def test_the_target_may_be_left_out() -> None:
-    parser = bench_parser()
-    assert (parser.parse(["row"]).target, parser.parse(["row"]).model) == (None, "row")
-    assert parser.parse(["a:1", "row"]).target == "a:1"
 
 
 def group_is_empty(leader: int) -> bool:
@@ -283,10 +262,3 @@ def test_a_server_that_cannot_be_reached_by_the_load() -> None:
         pytest.raises(LoadError, match=r"no connection to 127\.0\.0\.1:1 within 0\.2 s"),
     ):
         processes.run(Plan(), Step(concurrency=1), 1.0)
-
-
-def test_models_with_open_dimensions(server: ScriptedServer, tmp_path: Path) -> None:
-    server.servicer.models["ids"] = model("ids", {"ids": "INT64 -1 -1"}, {"y": "FP32 -1"})
-    results = run(server, tmp_path, "--shape", "ids:7", "--rows", "3", "--concurrency", "1", model="ids")
-    assert {tuple(request.inputs[0].shape) for request in server.servicer.requests} == {(3, 7)}
-    assert results["steps"][0]["rows"] == 3 * results["steps"][0]["answered"]

@@ -39,14 +39,13 @@ def arrays(bodies: Sequence[bytes], name: str = "x") -> list[Array]:
     return found
 
 
-@pytest.mark.parametrize("datatype", DATATYPES)
-def test_random_rows_of_every_datatype(datatype: str) -> None:
-    maker = maker_of(model(TensorMetadata("x", datatype, (-1, 64))), "7")
-    bodies = maker.requests(2)
-    assert len(set(bodies)) == len(bodies) == 16
-    first = pb.ModelInferRequest.FromString(bodies[0])
-    assert (first.model_name, first.model_version, first.inputs[0].datatype) == ("m", "7", datatype)
-    assert {array.shape for array in arrays(bodies)} == {(2, 64)}
+def test_random_rows_of_every_datatype() -> None:
+    for datatype in DATATYPES:
+        bodies = maker_of(model(TensorMetadata("x", datatype, (-1, 64))), "7").requests(2)
+        assert len(set(bodies)) == len(bodies) == 16
+        first = pb.ModelInferRequest.FromString(bodies[0])
+        assert (first.model_name, first.model_version, first.inputs[0].datatype) == ("m", "7", datatype)
+        assert {array.shape for array in arrays(bodies)} == {(2, 64)}
 
 
 def test_the_seed_decides_the_values() -> None:
@@ -68,10 +67,10 @@ def test_open_dimensions_need_a_shape() -> None:
     assert max(array.max() for array in arrays(bodies, "ids")) == 1
 
 
-@pytest.mark.parametrize("shape", [(3, 3), (1, 2, 3, 4), (2,)])
-def test_a_shape_that_does_not_fit_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidInput, match=r"--shape x expects dimensions that fit \[-1, 2, -1\]"):
-        maker_of(model(TensorMetadata("x", "FP32", (-1, 2, -1))), shapes={"x": (1, *shape)}).requests(1)
+def test_a_shape_that_does_not_fit_is_refused() -> None:
+    for shape in ((3, 3), (1, 2, 3, 4), (2,)):
+        with pytest.raises(InvalidInput, match=r"--shape x expects dimensions that fit \[-1, 2, -1\]"):
+            maker_of(model(TensorMetadata("x", "FP32", (-1, 2, -1))), shapes={"x": (1, *shape)}).requests(1)
 
 
 def test_a_model_without_batch_axis_has_one_row() -> None:
@@ -110,8 +109,3 @@ def test_optional_inputs_are_left_out_and_parameters_are_sent() -> None:
     request = pb.ModelInferRequest.FromString(body)
     assert [tensor.name for tensor in request.inputs] == ["x"]
     assert request.parameters["priority"].int64_param == 2
-
-
-def test_large_requests_are_few() -> None:
-    maker = maker_of(model(TensorMetadata("x", "UINT8", (-1, 40 << 20))))
-    assert len(maker.requests(1)) == 2

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ import pytest
 from tensorferry.client.load import result_file, tables
 from tensorferry.client.load.comparison import compare
 from tensorferry.client.load.histogram import Histogram
-from tensorferry.client.load.loops import Recorder
-from tensorferry.client.load.process import _Reports
 from tensorferry.client.load.records import Plan, Tally
 from tensorferry.client.load.report import page
 from tensorferry.client.load.result_file import BadResults
@@ -125,17 +122,6 @@ def test_warnings_that_the_client_is_the_limit(
     assert all(text.startswith(start) for text, start in zip(found, warnings, strict=True))
 
 
-def test_late_sends_of_all_processes_are_a_warning() -> None:
-    totals = StepTotals(Step(rate=9.0))
-    totals.add([tally(1.0, 0.01, lags=(0.002,)), tally(1.0, 0.01, lags=(0.004, 0.005))])
-    done = totals.result(None)
-    assert done.lags.percentile(0.99) == 0.005
-    assert [warning.partition(":")[0] for warning in done.warnings] == [
-        "the client's own work is in the latencies",
-        "the client is late",
-    ]
-
-
 def test_the_clients_work_is_shared_by_all_calls() -> None:
     totals = StepTotals(Step(concurrency=2))
     failures = {"INTERNAL": (5, "first")}
@@ -151,18 +137,6 @@ def test_the_clients_work_is_shared_by_all_calls() -> None:
     _, line = tables.errors_and_warnings([done])
     assert line == f"WARNING (2 in flight): {done.warnings[0]}"
     assert json.dumps(done.warnings[0]) in page(contents)
-
-
-def test_reports_do_not_count_their_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_process, of_thread = iter([5.0, 9.0, 9.5]), iter([2.0, 3.0, 3.5])
-    monkeypatch.setattr("tensorferry.client.load.process.time.process_time", lambda: next(of_process))
-    monkeypatch.setattr("tensorferry.client.load.process.time.thread_time", lambda: next(of_thread))
-    ours, theirs = Pipe()
-    with ours, theirs:
-        reports = _Reports(Recorder(0.0, 1.0), theirs)
-        reports.reset()
-        reports.send(1.0)
-        assert ours.recv().cpu == 3.0
 
 
 def test_parts_share_a_step() -> None:
@@ -268,9 +242,6 @@ def test_the_table() -> None:
         "1024 2,000 123 µs 136 µs 136 µs 136 µs 136 µs 136 µs 0 - - -",
     ]
     assert len({len(line) for line in lines}) == 1
-
-
-def test_the_table_without_a_server_or_answers() -> None:
     head, line = tables.table([result((0,), step=Step(rate=2.5), server=None, failures=3)], 4)
     assert re.sub(" +", " ", head).strip() == "rate requests/s rows/s p50 p90 p95 p99 p99.9 max failed"
     assert re.sub(" +", " ", line).strip() == "2.5 0 0 - - - - - - 3"
