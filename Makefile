@@ -44,7 +44,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,processes.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-installs first-hour test-exporting mutants fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench-closed bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report real-models bench-processes gpu-bench protos protos-check client-threads client-threads-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
+.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-installs first-hour test-exporting mutants fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report real-models bench-processes gpu-bench protos protos-check client-threads client-threads-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -122,16 +122,13 @@ gpu-check: $(VENV)/.dev ## on a GPU machine: compare CUDA with the CPU, break a 
 
 simulate: $(if $(QUICK),$(VENV)/.$(EXTRA),$(VENV)/.plots) ## simulate the product's scheduler and its peers in virtual time (QUICK=1: three minutes, no plots)
 	@$(BIN)/python benchmarks/closed_loop.py $(if $(QUICK),--seconds 2)
-	@$(BIN)/python benchmarks/simulate/run.py $(if $(QUICK),--quick,--plots docs/results/plots --page docs/results/simulation.md)
+	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/simulate/run.py $(if $(QUICK),--quick,--plots docs/results/plots --page docs/results/simulation.md)
 
 bench-overhead: $(VENV)/.$(EXTRA) ## measure the scheduler's cost per request
 	@$(BIN)/python benchmarks/overhead.py
 
 bench-overload: $(VENV)/.dev ## load a real server with up to 10 times its capacity (QUICK=1: 20 s; APART=4,9: with a simulated device)
 	@$(BIN)/python benchmarks/overload.py $(if $(QUICK),--quick) $(if $(APART),--apart $(APART))
-
-bench-closed: $(VENV)/.dev ## run closed-loop callers against a real server (QUICK=1: 20 s)
-	@$(BIN)/python benchmarks/closed_server.py $(if $(QUICK),--quick)
 
 bench: $(LOAD) $(VENV)/.dev $(if $(QUICK),,$(VENV)/.plots) ## compare with bare gRPC, raw ONNX Runtime and other servers; writes docs/results/performance.md (40 minutes; QUICK=1: only tensorferry, one minute, no page)
 	@$(SERVING).run --load $(LOAD) $(if $(QUICK),--quick)
@@ -167,8 +164,8 @@ bench-observability: $(LOAD) $(VENV)/.dev ## measure the cost of metrics, tracin
 bench-processes: $(LOAD) $(VENV)/.dev ## measure --processes 1 beside --processes 2; writes docs/results/processes.md (three minutes; QUICK=1: half a minute, no page)
 	@$(BIN)/python benchmarks/processes.py --load $(LOAD) $(if $(QUICK),--quick,--write docs/results/processes.md)
 
-gpu-bench: $(VENV)/.bench-gpu ## on a GPU: run BERT-base and ResNet-50 beside a bare loop, and in MLPerf LoadGen's scenarios (ONLY=bert or resnet; SECONDS=300 for each; RESULTS=FILE; elsewhere and with QUICK=1 small models on the CPU)
-	@$(BIN)/python benchmarks/gpu/run.py $(if $(QUICK),--quick,--docs) $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RESULTS),--results $(RESULTS))
+gpu-bench: $(LOAD) $(VENV)/.dev ## on a GPU: run BERT-base and ResNet-50 beside a bare loop, in a closed loop and with Poisson arrivals (ONLY=bert or resnet; SECONDS=300 for each; RESULTS=FILE; elsewhere and with QUICK=1 small models on the CPU)
+	@PYTHONPATH=benchmarks $(BIN)/python -m gpu.run --load $(LOAD) $(if $(QUICK),--quick,--docs) $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RESULTS),--results $(RESULTS))
 
 protos: $(PROTOC_VENV)/.done ## regenerate the code from the .proto files
 	$(PROTOC_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos $(PROTOS)/*.proto $(PROTOS)/standard/*.proto
@@ -241,11 +238,6 @@ $(VENV)/.dev: requirements/dev.lock | $(VENV)/.$(EXTRA)
 	@touch $@
 
 $(VENV)/.fuzz: requirements/fuzz.lock | $(VENV)/.dev
-	@echo "installing $< into $(VENV) ..."
-	@$(PIP) install -q --require-hashes -r $<
-	@touch $@
-
-$(VENV)/.bench-gpu: requirements/bench-gpu.lock | $(VENV)/.$(EXTRA)
 	@echo "installing $< into $(VENV) ..."
 	@$(PIP) install -q --require-hashes -r $<
 	@touch $@

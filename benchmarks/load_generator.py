@@ -137,33 +137,21 @@ async def closed_loop(
             if begin <= time.perf_counter() < end:
                 responses.append((number, response))
 
-    calls = asyncio.gather(*(call(infers[caller % len(infers)]) for caller in range(callers)))
-    await asyncio.sleep(lead_in)
-    used = time.process_time()
-    await asyncio.sleep(max(0.0, end - time.perf_counter()))
-    used = time.process_time() - used
-    await calls
-    return ClosedRun(callers, seconds, used / seconds, responses)
+    await asyncio.gather(*(call(infers[caller % len(infers)]) for caller in range(callers)))
+    return ClosedRun(seconds, responses)
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedRun:
     """Result of a closed loop: the responses, each with the number of its request."""
 
-    callers: int
     seconds: float
-    load_cpu_share: float
     responses: Sequence[tuple[int, bytes]] = field(repr=False)
 
     @property
     def rate(self) -> float:
         """Answers per second."""
         return len(self.responses) / self.seconds
-
-    @property
-    def latency(self) -> float:
-        """Mean seconds from one request of a caller to its next (Little's law)."""
-        return self.callers / self.rate
 
 
 @dataclass(frozen=True, slots=True)

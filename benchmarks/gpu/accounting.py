@@ -42,7 +42,6 @@ class Snapshot:
     at: float
     stages: Mapping[int, Stages]
     answered: int
-    answer_seconds: float
     cpu: float
     threads: Mapping[int, float]
 
@@ -61,7 +60,6 @@ class Snapshot:
             time.monotonic(),
             {size.batch_size: _stages(size) for size in statistics.batch_stats},
             statistics.inference_stats.success.count,
-            statistics.inference_stats.success.ns / 1e9,
             cpu_seconds(pid),
             thread_seconds(pid),
         )
@@ -78,8 +76,7 @@ class Account:
 
     `busy` is the share of the time in which a batch was running. `run`, `before` and `after` are
     mean seconds of a batch of `rows` on average. `cpu` is processor seconds per request, `cores`
-    the number of cores used, and `threads` those of the busiest threads. `inside` is the mean time
-    of a request from its arrival at the batcher to its answer.
+    the number of cores used, and `threads` those of the busiest threads.
     """
 
     rows: float
@@ -90,7 +87,6 @@ class Account:
     cpu: float
     cores: float
     threads: tuple[float, ...]
-    inside: float
 
     @classmethod
     def between(cls, first: Snapshot, second: Snapshot) -> Account:
@@ -114,7 +110,6 @@ class Account:
             cpu=cpu / answered,
             cores=cpu / seconds,
             threads=tuple(used / seconds for used in threads[:_BUSIEST]),
-            inside=(second.answer_seconds - first.answer_seconds) / answered,
         )
 
 

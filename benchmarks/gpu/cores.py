@@ -14,37 +14,21 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Cores of the server (and of the bare loop), of LoadGen, and of the processes that send its
-    queries.
-    """
+    """Cores of the server (and of the bare loop), and of the load."""
 
     server: tuple[int, ...]
-    loadgen: int
-    senders: tuple[int, ...]
-
-    @classmethod
-    def of(cls, cores: Sequence[int]) -> Layout:
-        """Give the server a quarter of the cores, at least one, LoadGen the last, and senders the
-        rest.
-
-        On two cores LoadGen and one sender share one; on a single core all do.
-        """
-        cores = sorted(cores)
-        if len(cores) < 3:
-            return cls((cores[0],), cores[-1], (cores[-1],))
-        servers = max(1, len(cores) // 4)
-        return cls(tuple(cores[:servers]), cores[-1], tuple(cores[servers:-1]))
+    load: int
 
     @classmethod
     def here(cls) -> Layout:
-        """Divide the cores that this process may use."""
-        return cls.of(list(os.sched_getaffinity(0)))
+        """Give the server a quarter of this process's cores, at least one, and the load the last."""
+        cores = sorted(os.sched_getaffinity(0))
+        return cls(tuple(cores[: max(1, len(cores) // 4)]), cores[-1])
 
     def __str__(self) -> str:
-        if set(self.server) & set(self.senders):
+        if self.load in self.server:
             return "one core for everything: the load takes time from the server, mistrust the figures"
-        shared = ", which is LoadGen's too" if self.loadgen in self.senders else ", 1 for LoadGen"
-        return f"{len(self.server)} of the cores for the server, {len(self.senders)} for the load{shared}"
+        return f"{len(self.server)} of the cores for the server, 1 for the load"
 
 
 @contextmanager

@@ -1,5 +1,4 @@
-"""Full measurement of one workload: the bare loop, every server in LoadGen's scenarios, and the
-simulation.
+"""Full measurement of one workload: the bare loop, and every server in a closed and an open loop.
 
 The loop and all servers stay up and take turns, because the machine's speed drifts: compared
 figures are measured in the same round, and every other round is reversed.
@@ -18,7 +17,7 @@ from typing import Any
 
 from gpu.accounting import Account, Snapshot
 from gpu.cores import Layout
-from gpu.loadgen import Load, LoadError, Outcome
+from gpu.load import Load, Outcome
 from gpu.loop import Loop, Timed, best_rate, chosen_size, fastest_size
 from gpu.peak import PeakSearch, stepped_down
 from gpu.servers import (
@@ -33,8 +32,9 @@ from gpu.servers import (
     why_not,
 )
 from gpu.workloads import Workload
+from serving.load import LoadError
 
-# Requests in flight in the Offline scenario, in batches: two on the GPU, one that waits, one on the
+# Requests in flight in the closed loop, in batches: two on the GPU, one that waits, one on the
 # wire.
 _OFFLINE_BATCHES = 4
 _LEAST_IN_FLIGHT = 16
@@ -43,11 +43,11 @@ _LEAD_IN_SECONDS = 1.0
 # must end.
 _STARTS, _ROUNDS = 0.4, 0.6
 # Shares of the seconds for warming up. An Offline server has full batches, which come first. For
-# the others all sizes must be warm, or cuDNN's search for missing sizes would decide LoadGen's 99th
+# the others all sizes must be warm, or cuDNN's search for missing sizes would decide the 99th
 # percentile.
 _SATURATED = 0.15
-# Seconds of a LoadGen run beside its own, and of the simulation with the final report.
-_RUN_SECONDS, _LAST_SECONDS = 4.0, 20.0
+# Seconds of a run beside its own, and of the final report.
+_RUN_SECONDS, _LAST_SECONDS = 2.0, 10.0
 
 Row = dict[str, Any]
 
@@ -57,7 +57,7 @@ class Plan:
     """Number and seconds of runs.
 
     Everything must be over after `seconds`: what does not fit is left out, and reported so. Most of
-    the time is for LoadGen's Server scenario.
+    the time is for the open loop.
     """
 
     rounds: int
@@ -109,7 +109,7 @@ ON_GPU = Plan(
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """A server under measurement, with the processes that load it."""
+    """A server under measurement, with its load."""
 
     server: Server
     load: Load
@@ -134,18 +134,24 @@ class Part:
     """
 
     def __init__(
-        self, workload: Workload, plan: Plan, device: str, layout: Layout, say: Callable[[str], None]
+        self,
+        workload: Workload,
+        plan: Plan,
+        device: str,
+        layout: Layout,
+        program: Path,
+        say: Callable[[str], None],
     ) -> None:
         self._workload = workload
         self._plan = plan
         self._device = device
         self._layout = layout
+        self._program = program
         self._say = say
         self.keep: Callable[[], None] = lambda: None
         self._began = time.monotonic()
         self._most = self._fastest = 1
         self._copies: tuple[bool, ...] = (False,) if device == "cpu" else (False, True)
-        self._rates: dict[str, float] = {}
         self.results: dict[str, Any] = {
             "loop": [], "offline": [], "server": [], "peaks": {}, "skipped": {}, "warnings": {},
         }  # fmt: skip
@@ -231,11 +237,9 @@ class Part:
         )
         seconds = self._plan.warm_up_seconds * (1 if variant.searched else _SATURATED)
         difference, cold = warm_up(server, workload, most, expected, seconds)
-        load = stack.enter_context(Load(server.address, workload, self._layout, folder))
+        load = Load.of(self._program, self._layout.load, server.address, workload, folder)
         ready = _Served(server, load, most)
-        # Without an expected rate LoadGen cannot compute how many queries make a second.
-        guess = self.results["loop"][-1]["rate"] / 4
-        self._rates[ready.name] = load.offline(guess, _LEAD_IN_SECONDS, ready.in_flight).rate
+        load.offline(_LEAD_IN_SECONDS, ready.in_flight)
         self._say(
             f"{ready.name}: {server.words}, answers within {difference:.1e} of ONNX Runtime's, ready after "
             f"{time.monotonic() - began:.0f} s"
@@ -262,11 +266,9 @@ class Part:
             self._ladder(loop, number)
 
     def _offline(self, number: int, one: _Served) -> None:
-        expected, seconds = self._rates[one.name], self._plan.offline_seconds
         first = self._snapshot(one)
-        outcome = one.load.offline(expected, seconds, one.in_flight)
+        outcome = one.load.offline(self._plan.offline_seconds, one.in_flight)
         account = Account.between(first, self._snapshot(one))
-        self._rates[one.name] = outcome.rate
         ceiling = best_rate([_timed(row) for row in self.results["loop"] if row["round"] in (number, -1)])
         row = {"round": number, "variant": one.name, **asdict(outcome), "account": asdict(account)}
         self.results["offline"].append(row)
@@ -277,7 +279,7 @@ class Part:
         )
 
     def _search(self, served: Sequence[_Served]) -> None:
-        """Run LoadGen's Server scenario; the servers' searches take turns."""
+        """Search the highest rates within the bound; the servers' searches take turns."""
         searches = {one.name: PeakSearch(self._offline_rate(one.name)) for one in served}
         once = len(served) * (self._plan.probe_seconds + _RUN_SECONDS)
         confirming = len(served) * (self._plan.confirm_seconds + _RUN_SECONDS) + _LAST_SECONDS

@@ -1,4 +1,4 @@
-"""Search by bisection for the highest rate at which LoadGen's Server scenario meets its bound."""
+"""Search by bisection for the highest rate of Poisson arrivals at which the latency meets its bound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ class PeakSearch:
         self._met = 0.0
         self._failed = _TOO_MUCH * offline
         self._next = _FIRST * offline
-        self.tried: list[tuple[float, bool]] = []
 
     @property
     def rate(self) -> float:
@@ -33,7 +32,6 @@ class PeakSearch:
 
     def record(self, met: bool) -> None:
         """Record whether `rate` met the bound."""
-        self.tried.append((self._next, met))
         if met:
             self._met = self._next
         else:

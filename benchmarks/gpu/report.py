@@ -1,6 +1,6 @@
 """Report of the measurements, and its section in docs/results/performance.md.
 
-python benchmarks/gpu/report.py RESULTS.json [--docs]
+python -m gpu.report RESULTS.json [--docs]
 """
 
 from __future__ import annotations
@@ -8,20 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-# A script has its own folder on the path, but its modules must be imported as gpu.NAME.
-if __name__ == "__main__" and sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from sections import Section
 
 from gpu.servers import DEFAULT, EAGER, THROUGHPUT, VARIANTS
 from gpu.workloads import Workload, workload_of
+from serving.reporting.tables import markdown as table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results" / "performance.md"
 SECTION = Section(
@@ -66,12 +62,6 @@ def _where(parts: Sequence[Part]) -> str:
     return "\n".join(lines)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table whose first column is text, and whose others are numbers."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def _wanted(parts: Sequence[Part]) -> str:
     rows = []
     for part in parts:
@@ -86,7 +76,7 @@ def _wanted(parts: Sequence[Part]) -> str:
             ),
             _line(
                 part,
-                f"{workload.name}: LoadGen Server, p99 within {bound}, ÷ Offline (published systems: {workload.published:g})",
+                f"{workload.name}: open loop, p99 within {bound}, ÷ closed loop (published systems: {workload.published:g})",
                 workload.latency_bounded,
                 latency_bounded(part, DEFAULT.name),
             ),
@@ -142,7 +132,7 @@ def offline_rate(part: Part, variant: str) -> float:
 
 
 _CLOSES = (
-    "Closed just in time against eagerly: the highest rate at which 99 % are within the bound (LoadGen Server; "
+    "Closed just in time against eagerly: the highest rate at which 99 % are within the bound (open loop, "
     "without deadlines)."
 )
 
@@ -180,14 +170,14 @@ def _of_part(part: Part) -> Iterator[str]:
         yield f"The bare loop, rows/s (ms of a batch); for the bound the servers form batches of up to {part.get('max_batch_size', '–')}.\n\n{_loop(part)}"
     if part["offline"]:
         yield (
-            "LoadGen Offline over gRPC, one row a request; medians. *Device* is the share of the time in which a batch "
+            "Closed loop over gRPC, one row a request; medians. *Device* is the share of the time in which a batch "
             "was run, *÷ loop* a batch's time beside the bare loop's, of the next smaller size in proportion (on a GPU with copies), "
             "*join* and *answer* what the host does before and after, *cores* what the server used, with its busiest "
-            f"threads; *load* the busiest load process and LoadGen, of a core each.\n\n{_offline(part)}"
+            f"threads; *load* the share of its core that the load generator used.\n\n{_offline(part)}"
         )
         yield _left(part)
     if part["server"]:
-        yield f"LoadGen Server, every run; those count that confirm a rate.\n\n{_server(part)}"
+        yield f"Open loop, every run; those count that confirm a rate.\n\n{_server(part)}"
     for name, lines in part["warnings"].items():
         for line in lines[:_WARNINGS]:
             yield f"- {name} warned: {_message(line)}"
@@ -260,7 +250,7 @@ def _offline(part: Part) -> str:
                 f"{_middle(runs, 'after') * 1e3:.2f}",
                 f"{_middle(runs, 'cpu') * 1e6:.0f}",
                 f"{_middle(runs, 'cores'):.2f} ({threads})",
-                f"{median(run['busiest'] for run in runs):.0%}, {median(run['loadgen'] for run in runs):.0%}",
+                f"{median(run['busiest'] for run in runs):.0%}",
             ]
         )
     header = ["server", "rows/s", "÷ bare loop", "rows a batch", "device", "÷ loop", "join ms", "answer ms"]
@@ -297,13 +287,10 @@ def _server(part: Part) -> str:
             f"{row['account']['rows']:.1f}",
             f"{row['account']['busy']:.0%}",
             ("yes" if row["met"] else "no") + (f", {row['errors']} errors" if row["errors"] else ""),
-            "VALID" if row["valid"] else "INVALID",
         ]
         for row in sorted(part["server"], key=lambda row: row["variant"])
     ]
-    header = [
-        "server", "asked/s", "done/s", "p50 ms", "p99 ms", "rows a batch", "device", "met", "LoadGen says",
-    ]  # fmt: skip
+    header = ["server", "asked/s", "done/s", "p50 ms", "p99 ms", "rows a batch", "device", "met"]
     return table(header, lines)
 
 
@@ -312,13 +299,11 @@ def _workload(part: Part) -> Workload:
 
 
 def write(page: Path, text: str) -> None:
-    """Write the section; figures of a CPU never replace those of a GPU."""
-    before = page.read_text()
-    there = SECTION.of(before)
-    if there and _SAYS_SO not in there and _SAYS_SO in text:
-        print(f"{page} has figures of a GPU: left as it is")
+    """Write the section, except for figures of a CPU."""
+    if _SAYS_SO in text:
+        print(f"not measured on a GPU: {page} is left as it is")
         return
-    page.write_text(SECTION.replaced(before, text))
+    page.write_text(SECTION.replaced(page.read_text(), text))
     print(f"wrote {page}")
 
 

@@ -1,7 +1,6 @@
-"""`make gpu-bench`: the server's use of the device, beside a bare loop and in MLPerf LoadGen's
-scenarios.
+"""`make gpu-bench`: the server's use of the device, beside a bare loop, in a closed and an open loop.
 
-    python benchmarks/gpu/run.py [--only bert|resnet] [--quick] [--seconds 540] [--device cuda:0] [--results FILE]
+    python -m gpu.run --load PROGRAM [--only bert|resnet] [--quick] [--seconds 540] [--device cuda:0] [--results FILE]
 
 On a GPU: BERT-base and ResNet-50 in FP16. Elsewhere, and with --quick: small models of the same
 form on the CPU, which test the harness and say nothing about a GPU. Parts may be run one after the
@@ -23,14 +22,19 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-# A script has its own folder on the path, but its modules must be imported as gpu.NAME.
-if __name__ == "__main__" and sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
-from gpu.needs import missing, use_this_checkout, versions
+from gpu import part as measuring
+from gpu.cores import Layout
+from gpu.report import DOCS, report, write
+from gpu.workloads import workload_of
+from serving.machine import processor
+from serving.run import cache_folder, save
+from tensorferry.server.errors import StartError
+from tensorferry.server.runtime.devices import choose_device, pci_bus_id
+from tensorferry.server.runtime.ort import onnxruntime
 
 NAMES = ("bert", "resnet")
 NO_GPU = "not measured on a GPU"
@@ -43,6 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--load", type=Path, required=True, help="the load generator, built by make")
     parser.add_argument("--only", choices=NAMES, help="one of the two parts")
     parser.add_argument("--quick", action="store_true", help="the CPU's small models, a minute in all")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
@@ -54,22 +59,10 @@ def main() -> None:
     arguments = parser.parse_args()
     # Like Ctrl-C, because the servers are separate processes that must be ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    use_this_checkout()
-    if lacking := missing():
-        sys.exit(
-            f"gpu-bench needs what is not installed here: {', '.join(lacking)}; see requirements/bench-gpu.in"
-        )
     sys.exit(_run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    # Imported here, because the requirements are checked first.
-    from gpu import part as measuring
-    from gpu.cores import Layout
-    from gpu.report import DOCS, report, write
-    from gpu.workloads import workload_of
-    from serving.run import cache_folder, save
-
     device, why = _device("cpu" if arguments.quick else arguments.device)
     small = device == "cpu"
     if small:
@@ -82,7 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     cores = len(os.sched_getaffinity(0))
     layout = Layout.here()
-    os.sched_setaffinity(0, {layout.loadgen})
+    os.sched_setaffinity(0, {layout.load})
     plan = measuring.QUICK if arguments.quick else measuring.ON_CPU if small else measuring.ON_GPU
     if arguments.seconds is not None:
         plan = replace(plan, seconds=arguments.seconds)
@@ -97,7 +90,9 @@ def _run(arguments: argparse.Namespace) -> int:
         def say(words: str) -> None:
             print(f"gpu-bench: {words}", flush=True)
 
-        part = measuring.Part(workload_of(name, small=small), plan, device, layout, say)
+        part = measuring.Part(
+            workload_of(name, small=small), plan, device, layout, arguments.load.resolve(), say
+        )
         part.results["failure"] = UNFINISHED
 
         def keep(part: measuring.Part = part, described: Mapping[str, Any] = described) -> None:
@@ -127,9 +122,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _device(wanted: str) -> tuple[str, str]:
     """Return the device, and the reason if it is not a GPU."""
-    from tensorferry.server.errors import StartError
-    from tensorferry.server.runtime.devices import choose_device
-
     if wanted == "cpu":
         return "cpu", "the CPU was asked for"
     try:
@@ -143,8 +135,6 @@ def _device(wanted: str) -> tuple[str, str]:
 def _device_name(device: str) -> str:
     if device == "cpu":
         return "CPU"
-    from tensorferry.server.runtime.devices import pci_bus_id
-
     # NVML's numbering differs from CUDA's, which follows CUDA_VISIBLE_DEVICES.
     place = pci_bus_id(int(device.partition(":")[2])) or ""
     words = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", f"--id={place}"]
@@ -156,14 +146,20 @@ def _device_name(device: str) -> str:
 
 
 def _machine(cores: int) -> dict[str, Any]:
-    from serving.machine import processor
-
     return {
         "processor": processor(Path("/proc/cpuinfo").read_text()),
         "cores": cores,
         "python": platform.python_version(),
-        "versions": versions(),
+        "versions": _versions(),
     }
+
+
+def _versions() -> dict[str, str]:
+    """Return installed versions; of ONNX Runtime the imported build, because another may be installed beside."""
+    built = import_module("onnxruntime.capi.build_and_package_info")
+    cuda = getattr(built, "cuda_version", "")
+    found = {built.package_name: onnxruntime.__version__ + (f" (CUDA {cuda})" if cuda else "")}
+    return found | {name: metadata.version(name) for name in ("onnx", "grpcio", "protobuf", "numpy")}
 
 
 def _command(arguments: argparse.Namespace, name: str) -> str:

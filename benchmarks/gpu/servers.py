@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from gpu.cores import end, on_cores
-from gpu.sender import METHOD
 from gpu.workloads import Workload
+from serving.load import UNARY_PATH
 
 _PROGRAM = ("-m", "tensorferry.server")
 _PATCHED = str(Path(__file__).with_name("patched_server.py"))
 # The function that creates a session's buffers.
 _STAGING = "tensorferry.server.runtime.session:_cuda_memory"
-# For some seconds LoadGen's Server scenario offers more than capacity; nothing is refused.
+# For some seconds the open loop offers more than capacity; nothing is refused.
 _LIMITS = ("--max-queue-size", "1000000", "--max-queue-bytes", "16GiB")
 _STOP_SECONDS = 40
 # A server that is not ready by then hangs; CUDA's libraries, the batching check and the warm-up
@@ -45,7 +45,7 @@ class ServerError(Exception):
 class Variant:
     """A server: program, flags beside the common ones, and its measurements.
 
-    `searched` variants also run LoadGen's Server scenario. `for_gpu` variants are no different on
+    `searched` variants also get open-loop load. `for_gpu` variants are no different on
     the CPU. `unbounded` variants form batches of the fastest size, without regard to latency.
     `needs` is a name, `module:name`, without which there is nothing to leave out.
     """
@@ -193,7 +193,7 @@ def warm_up(
 
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
     with grpc.insecure_channel(server.address, options) as channel:
-        infer: Any = channel.unary_unary(METHOD)
+        infer: Any = channel.unary_unary(UNARY_PATH)
         until, worst = time.monotonic() + seconds, 0.0
         for rows in range(most, 0, -1):
             response = infer(workload.request(rows), timeout=_ANSWER_SECONDS)

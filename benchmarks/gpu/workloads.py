@@ -31,8 +31,8 @@ class Workload:
     """A model, how it is built and sampled, its latency bound in seconds, and its targets.
 
     `saturation` is the target of the server's throughput relative to the bare loop's,
-    `latency_bounded` of LoadGen's Server relative to Offline; `published` is the median of MLPerf
-    Inference v4.1's systems.
+    `latency_bounded` of the highest rate within the bound relative to the offline rate; `published` is the
+    median of MLPerf Inference v4.1's systems.
     """
 
     name: str
@@ -100,11 +100,6 @@ class Workload:
             output.name: np.frombuffer(raw, dtype).reshape(output.shape).astype(np.float32)
             for output, raw in zip(message.outputs, message.raw_output_contents, strict=True)
         }
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of the tensors of one row."""
-        return sum(array.nbytes for array in self.rows(1).values())
 
     @property
     def answer_bytes(self) -> int:

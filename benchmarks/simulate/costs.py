@@ -102,10 +102,6 @@ class Line:
         """Return the expected seconds of a batch."""
         return self.fixed + self.per_row * rows
 
-    def padded(self, rows: int) -> float:
-        """Return the seconds of a batch with a margin, except for stalls."""
-        return self.mean(rows) * (1 + 2 * self._deviation) + self.PAD_SECONDS
-
     def fits(self, seconds: float) -> int:
         """Return the largest batch that ends within that time; 0 or less for none."""
         rows = ((seconds - self.PAD_SECONDS) / (1 + 2 * self._deviation) - self.fixed) / self.per_row

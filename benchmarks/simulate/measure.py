@@ -12,7 +12,6 @@ import costs
 from clairvoyant import fewest_misses
 from engine import Scheduler, run
 from policies import PEERS, FourEager, NexusByDeadline, Peer, StrictPriority, TwoEager
-from raterule import StudysRule
 from scenarios import Scenario, TwoStages
 from shipping import Shipping
 from stages import run_stages
@@ -20,7 +19,7 @@ from summary import Summary, summarize
 from traces import Trace
 
 OPTIMUM = "clairvoyant optimum"
-OTHERS: tuple[type[Peer], ...] = (*PEERS, NexusByDeadline, StudysRule)
+OTHERS: tuple[type[Peer], ...] = (*PEERS, NexusByDeadline)
 # Used only by the tables about several batches in flight and about classes.
 SPECIAL: tuple[type[Peer], ...] = (TwoEager, FourEager, StrictPriority)
 BLIND = "tensorferry, deadlines not passed on"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from figures import panels, prepare, save
 from measure import BLIND, OPTIMUM, Results
 from policies import DropExpired, FourEager, NexusStyle, Peer, TwoEager, WindowFromArrival, WindowFromPop
 from shipping import Shipping
@@ -35,14 +34,7 @@ def write(
     folder: Path, loads: list[Loads], overload: Overload, pipelines: Pipelines, results: Results
 ) -> list[Path]:
     """Write all plots into the folder; return their paths."""
-    try:
-        matplotlib = importlib.import_module("matplotlib")
-    except ModuleNotFoundError as error:
-        raise SystemExit("--plots needs matplotlib: pip install matplotlib") from error
-    matplotlib.use("svg")
-    # Text stays text, and equal numbers make an equal file.
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tensorferry", "font.size": 9})
-    folder.mkdir(parents=True, exist_ok=True)
+    prepare(folder)
     return [
         _against_load(folder / "goodput.svg", loads, results, "on time / offline rate", _goodput),
         _against_load(folder / "latency.svg", loads, results, "p99 of the answered, ms", _p99),
@@ -66,8 +58,8 @@ def _against_load(
     label: str,
     value: Callable[[Summary, Loads], float],
 ) -> Path:
-    figure, panels = _panels(len(tables))
-    for panel, table in zip(panels, tables, strict=True):
+    figure, axes = panels(len(tables))
+    for panel, table in zip(axes, tables, strict=True):
         loads = sorted({load for load, _ in table.cells})
         for name, (color, style) in LINES.items():
             if name == OPTIMUM and value is _p99:
@@ -81,15 +73,15 @@ def _against_load(
         if value is _p99:
             panel.axhline(1e3 * table.scenario.tightest, color="grey", linewidth=0.6)
             panel.set_ylim(0, 3e3 * table.scenario.tightest)
-    panels[0].set_ylabel(label)
-    return _save(figure, panels[0], path)
+    axes[0].set_ylabel(label)
+    return save(figure, axes[0], path)
 
 
 def _overload(path: Path, table: Overload, results: Results) -> Path:
-    figure, panels = _panels(2)
+    figure, axes = panels(2)
     names = [name for name in table.policies if name in LINES]
     width = 0.8 / len(names)
-    for panel, device in zip(panels, ("GPU", "CPU"), strict=True):
+    for panel, device in zip(axes, ("GPU", "CPU"), strict=True):
         for number, name in enumerate(names):
             jobs = [table.cells[device, name, load] for load in OVERLOADS]
             bars = [results.summary(cell).goodput / cell[0].scenario.capacity for cell in jobs]
@@ -97,13 +89,13 @@ def _overload(path: Path, table: Overload, results: Results) -> Path:
             panel.bar(places, bars, width, color=LINES[name][0], label=name)
         panel.set_xticks(range(len(OVERLOADS)), [f"{load:g}x" for load in OVERLOADS])
         panel.set_title(f"{device}, Poisson, overload")
-    panels[0].set_ylabel("on time / offline rate")
-    return _save(figure, panels[0], path)
+    axes[0].set_ylabel("on time / offline rate")
+    return save(figure, axes[0], path)
 
 
 def _pipeline(path: Path, table: Pipelines, results: Results) -> Path:
-    figure, panels = _panels(2)
-    for panel, scenario in zip(panels, table.scenarios, strict=True):
+    figure, axes = panels(2)
+    for panel, scenario in zip(axes, table.scenarios, strict=True):
         for name, (color, label) in PIPELINE_LINES.items():
             cells = {
                 load: jobs
@@ -116,18 +108,5 @@ def _pipeline(path: Path, table: Pipelines, results: Results) -> Path:
         panel.set_title(scenario.name, fontsize=8)
         panel.set_xlabel("load / offline rate")
         panel.set_ylim(0, 2e3 * scenario.tightest)
-    panels[0].set_ylabel("mean latency, ms")
-    return _save(figure, panels[0], path)
-
-
-def _panels(count: int) -> tuple[Any, Any]:
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, panels = pyplot.subplots(1, count, figsize=(max(3 * count, 8), 3.4), layout="constrained")
-    return figure, panels
-
-
-def _save(figure: Any, first: Any, path: Path) -> Path:
-    handles, names = first.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    figure.savefig(path, metadata={"Date": None})
-    return path
+    axes[0].set_ylabel("mean latency, ms")
+    return save(figure, axes[0], path)

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import plots
 from measure import Results
 from scenarios import STUDY
 from tables import LOADS, Beyond, Goodput, Loads, Overload, Rough, Size, Table
@@ -76,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             replace_table(options.page, type(table).__name__, table.text(results))
         print(f"{time.monotonic() - start:.0f} s: {table.title}", file=sys.stderr)
     if options.plots and not options.only:
+        import plots  # needs the folder above on the path, and matplotlib
+
         for path in plots.write(options.plots, loads, overload, pipelines, results):
             print(f"wrote {path}", file=sys.stderr)
 

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from measure import OPTIMUM, Job, NoiseKind, Results
 from policies import PEERS, DropExpired, NexusByDeadline, NexusStyle, Peer
-from raterule import StudysRule
 from scenarios import BEYOND, CPU, GPU, STUDY, Scenario
 from shipping import Shipping
 
@@ -19,8 +18,7 @@ OVERLOADS = (1.2, 2.0, 5.0)
 ROUGH_LOADS = (0.6, 0.7, 0.8)
 BEYOND_LOADS = (0.8, 1.2, 2.0)
 
-OURS = (StudysRule.name, Shipping.name)
-ALL = (OPTIMUM, *(peer.name for peer in PEERS), *OURS)
+ALL = (OPTIMUM, *(peer.name for peer in PEERS), Shipping.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,9 @@ class Goodput:
         self._cells: dict[str, list[list[Job]]] = {
             name: [size.jobs(scenario, name) for scenario in STUDY] for name in ALL
         }
-        for name in OURS:
-            self._cells[f"{name}, no noise"] = [size.jobs(scenario, name, noise="none") for scenario in STUDY]
+        self._cells[f"{Shipping.name}, no noise"] = [
+            size.jobs(scenario, Shipping.name, noise="none") for scenario in STUDY
+        ]
 
     def jobs(self) -> list[Job]:
         """Return the jobs of the table."""
@@ -126,7 +125,7 @@ class Overload:
     """Overload: answers in time, wasted work, and the time to a drop."""
 
     title = "Overload, Poisson: on-time throughput / offline rate, late %, mean ms to a drop"
-    policies = (OPTIMUM, Peer.name, DropExpired.name, "BentoML-style", NexusStyle.name, *OURS)
+    policies = (OPTIMUM, Peer.name, DropExpired.name, "BentoML-style", NexusStyle.name, Shipping.name)
 
     def __init__(self, size: Size) -> None:
         self.cells = {
@@ -158,7 +157,7 @@ class Rough:
     """Noise three times as strong and five times as many stalls."""
 
     title = "GPU, Poisson, rough noise (10 % lognormal, 1 % of batches take twice as long): in time %, late %"
-    policies = (Peer.name, "BentoML-style", NexusStyle.name, *OURS)
+    policies = (Peer.name, "BentoML-style", NexusStyle.name, Shipping.name)
 
     def __init__(self, size: Size) -> None:
         self._cells = {
@@ -192,7 +191,7 @@ class Beyond:
             names = [OPTIMUM, *self.peers] if scenario.has_optimum else list(self.peers)
             if len(scenario.timeouts) > 1:
                 names.append(NexusByDeadline.name)
-            for name in (*names, *OURS):
+            for name in (*names, Shipping.name):
                 at_loads = [size.jobs(scenario, name, load) for load in BEYOND_LOADS]
                 self._rows.append((scenario, name, size.jobs(scenario, name), at_loads))
 

@@ -56,10 +56,6 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Path:
 _COMMANDS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "bench-overhead": (("overhead.py", "--requests=400", "--rounds=1"), "us a request"),
     "simulate, closed loops": (("closed_loop.py", "--seconds=1"), "of best count"),
-    "bench-closed": (
-        ("closed_server.py", "--rounds=1", "--seconds=0.3", "--lead-in=0.1", *_TINY_MODEL),
-        "returners / greedy",
-    ),
     "bench-overload": (
         ("overload.py", "--rounds=1", "--seconds=0.4", *_TINY_MODEL, "--loads", "0.5", "3"),
         "every answer was right",
@@ -82,6 +78,7 @@ _LOADED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "bench-observability": (("serving.observability", "--quick", "--only=metrics and"), "us CPU a call"),
     "bench-agreement": (("load_test_agreement.py", "--quick"), "| tiny | 32 | requests/s |"),
     "bench-processes": (("processes.py", "--quick"), "| mlp, 32 in flight | 1 |"),
+    "gpu-bench": (("gpu.run", "--quick", "--only=resnet", "--seconds=5"), "not measured on a GPU"),
     "bench-python": (("python_models.run", "--quick", "--only=steps"), "an empty step"),
 }
 
@@ -101,8 +98,3 @@ def test_bench_and_its_page(load: Path, tmp_path: Path) -> None:
     if find_spec("matplotlib"):
         run(tmp_path, "serving.reporting.report", "--results", results, "--docs", tmp_path)
         assert page in (tmp_path / "performance.md").read_text()
-
-
-def test_gpu_bench_on_the_cpu(tmp_path: Path) -> None:
-    pytest.importorskip("mlperf_loadgen", reason="`make gpu-bench` installs it")
-    assert "not measured on a GPU" in run(tmp_path, "gpu/run.py", "--quick", "--only=resnet", "--seconds=5")

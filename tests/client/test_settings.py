@@ -147,7 +147,7 @@ async def counting(target: str, counts: list[int]) -> AsyncIterator[str]:
     ("of_client", "of_call"), [("none", None), ("gzip", None), ("gzip", "none"), ("none", "deflate")]
 )
 async def test_messages_are_compressed(
-    server: ScriptedServer, method: str, of_client: str, of_call: str | None
+    server: ScriptedServer, method: str, of_client: Any, of_call: str | None
 ) -> None:
     images = {"image": np.zeros((2000, 8, 8), np.uint8)}
     sent: Any = [StreamRequest(images)] if method == "stream" else images

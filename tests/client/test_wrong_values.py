@@ -221,11 +221,9 @@ def test_conflicting_options_are_refused() -> None:
 
 def test_retry() -> None:
     numbers: list[Any] = [-1, math.nan, "1", None, True, []]
-    for name, values in (
-        ("attempts", [0, -1, 1.5, "1", None, True, 2**40]),
-        ("budget", numbers),
-        ("ratio", numbers),
-    ):
+    wrong: dict[str, list[Any]]
+    wrong = {"attempts": [0, -1, 1.5, "1", None, True, 2**40], "budget": numbers, "ratio": numbers}
+    for name, values in wrong.items():
         for value in values:
             with pytest.raises(InvalidInput) as caught:
                 Retry(**{name: value})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from figures import panels, prepare, save
 
 from serving.plan import OPEN, RAW, SHARES, SIZES_IN_FLIGHT, UNARY
 from serving.reporting.ratios import Row
@@ -36,14 +37,7 @@ COLORS = {
 
 def write(folder: Path, rows: Sequence[Row]) -> list[Path]:
     """Write all plots to the folder; return their paths."""
-    try:
-        matplotlib = importlib.import_module("matplotlib")
-    except ModuleNotFoundError as error:
-        raise SystemExit("the plots need matplotlib: pip install matplotlib") from error
-    matplotlib.use("svg")
-    # Text stays text, and the same numbers give the same file.
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tensorferry", "font.size": 9})
-    folder.mkdir(parents=True, exist_ok=True)
+    prepare(folder)
     return [
         _tiny(folder / "serving.svg", rows),
         _models(folder / "serving_models.svg", rows),
@@ -64,8 +58,8 @@ def _lines(panel: Any, rows: Sequence[Row], points: Sequence[tuple[float, dict[s
 
 
 def _tiny(path: Path, rows: Sequence[Row]) -> Path:
-    figure, panels = _panels(2)
-    for panel, field in zip(panels, ("rate", "p50_ms"), strict=True):
+    figure, axes = panels(2)
+    for panel, field in zip(axes, ("rate", "p50_ms"), strict=True):
         asked = [
             (callers, {"workload": "tiny", "pattern": UNARY, "in_flight": callers, "field": field})
             for callers in UNARY_IN_FLIGHT
@@ -74,14 +68,14 @@ def _tiny(path: Path, rows: Sequence[Row]) -> Path:
         panel.set(xscale="log", yscale="log", xlabel="calls in flight", xticks=UNARY_IN_FLIGHT)
         panel.set_xticklabels([str(callers) for callers in UNARY_IN_FLIGHT])
         panel.minorticks_off()
-    panels[0].set(title="tiny model, unary", ylabel="calls/s")
-    panels[1].set(title="tiny model, unary", ylabel="p50, ms")
-    return _save(figure, panels[0], path)
+    axes[0].set(title="tiny model, unary", ylabel="calls/s")
+    axes[1].set(title="tiny model, unary", ylabel="p50, ms")
+    return save(figure, axes[0], path)
 
 
 def _models(path: Path, rows: Sequence[Row]) -> Path:
-    figure, panels = _panels(3)
-    for panel, workload in zip(panels, ("mlp", "transformer"), strict=False):
+    figure, axes = panels(3)
+    for panel, workload in zip(axes, ("mlp", "transformer"), strict=False):
         bars = [(name, middle(rows, name, workload, UNARY, 32, "rate")) for name in COLORS]
         shown = sorted(((value, name) for name, value in bars if value is not None))
         panel.barh(
@@ -102,16 +96,16 @@ def _models(path: Path, rows: Sequence[Row]) -> Path:
         )
         for size in SIZES
     ]
-    _lines(panels[2], rows, sizes)
-    panels[2].set(
+    _lines(axes[2], rows, sizes)
+    axes[2].set(
         title="Identity, 8 in flight", xlabel="bytes each way", ylabel="calls/s", xscale="log", yscale="log"
     )
-    return _save(figure, panels[2], path)
+    return save(figure, axes[2], path)
 
 
 def _open(path: Path, rows: Sequence[Row]) -> Path:
-    figure, panels = _panels(3)
-    for panel, workload in zip(panels, ("tiny", "mlp", "transformer"), strict=True):
+    figure, axes = panels(3)
+    for panel, workload in zip(axes, ("tiny", "mlp", "transformer"), strict=True):
         asked = [
             (
                 share,
@@ -122,19 +116,5 @@ def _open(path: Path, rows: Sequence[Row]) -> Path:
         _lines(panel, rows, asked)
         panel.set(title=f"{workload}, open loop", xlabel="load / own capacity", xticks=SHARES)
         panel.set_ylim(bottom=0)
-    panels[0].set_ylabel("p99, ms")
-    return _save(figure, panels[0], path)
-
-
-def _panels(count: int) -> tuple[Any, Any]:
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, panels = pyplot.subplots(1, count, figsize=(max(3.4 * count, 8), 3.6), layout="constrained")
-    return figure, panels
-
-
-def _save(figure: Any, first: Any, path: Path) -> Path:
-    handles, names = first.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    figure.savefig(path, metadata={"Date": None})
-    return path
+    axes[0].set_ylabel("p99, ms")
+    return save(figure, axes[0], path)
