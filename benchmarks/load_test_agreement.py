@@ -11,11 +11,8 @@ the last. The two programs take turns; the medians of all rounds are compared.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import struct
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from real_server import MODEL, Cores, build_mlp, examples, request_bytes, serving
+from real_server import Cores, bench, build_mlp, examples, request_bytes, serving
 
 from serving.load import UNARY_PATH, Load, Shape, run_load
 
@@ -78,17 +75,11 @@ def c_run(program: Path, address: str, body: Path, in_flight: int, seconds: floa
     return Run((measured.rate, measured.p50_ms, measured.p99_ms))
 
 
-def python_run(
-    folder: Path, address: str, rows: Path, in_flight: int, seconds: float, core: int | None
-) -> Run:
+def python_run(address: str, rows: Path, in_flight: int, seconds: float, core: int | None) -> Run:
     """Run `tensorferry bench` with one process, which has one connection."""
-    results = folder / "results.json"
-    pinned = [] if core is None else ["taskset", "-c", str(core)]
-    words = ["bench", address, MODEL, "--concurrency", in_flight, "--duration", seconds]
-    words += ["--warmup", _WARMUP_SECONDS, "--processes", 1, "--input", f"x={rows}", "--json", results]
-    program = [sys.executable, "-m", "tensorferry.server"]
-    subprocess.run([*pinned, *program, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
-    (step,) = json.loads(results.read_text())["steps"]
+    step = bench(
+        address, rows, core, "--concurrency", in_flight, "--duration", seconds, "--warmup", _WARMUP_SECONDS
+    )
     if step["failed"]:
         raise RuntimeError(f"requests failed: {step['errors']}")
     latency = step["latency_seconds"]
@@ -134,18 +125,11 @@ def measure(
                 for in_flight, (theirs, ours) in runs.items():
                     # Each begins half of the rounds.
                     for python in (False, True) if number % 2 else (True, False):
+                        load = seconds, cores.load
                         if python:
-                            ours.append(
-                                python_run(
-                                    folder, server.address, folder / "row.npy", in_flight, seconds, cores.load
-                                )
-                            )
+                            ours.append(python_run(server.address, folder / "row.npy", in_flight, *load))
                         else:
-                            theirs.append(
-                                c_run(
-                                    program, server.address, folder / "body", in_flight, seconds, cores.load
-                                )
-                            )
+                            theirs.append(c_run(program, server.address, folder / "body", in_flight, *load))
     return runs
 
 

@@ -46,6 +46,7 @@ PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
         SERVER + "onnx/graph",
         ("tests/server/onnx/graph", "tests/server/onnx/batching", "tests/conformance/test_batching.py"),
     ),
+    "client": ("client/tensorferry/client", ("tests/client",)),
     "security": (SERVER + "security", ("tests/server/security", "tests/e2e/test_security.py")),
 }
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {

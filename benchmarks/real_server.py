@@ -17,13 +17,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from tensorferry.protos import inference_pb2 as pb
@@ -66,27 +64,11 @@ def examples(count: int, positions: int = 1, seed: int = 2) -> Array:
     return np.random.default_rng(seed).standard_normal((count, positions, INPUT_WIDTH), np.float32)
 
 
-def run_directly(path: Path, rows: Array) -> Array:
-    """Return the model's output for each row alone, without a server."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return np.concatenate([session.run(None, {"x": row[None]})[0] for row in rows])
-
-
-def request_bytes(rows: Array, *, explain: bool = False) -> bytes:
+def request_bytes(rows: Array) -> bytes:
     """Return a serialised ModelInferRequest."""
     request = pb.ModelInferRequest(model_name=MODEL, raw_input_contents=[rows.tobytes()])
     request.inputs.add(name="x", datatype="FP32", shape=rows.shape)
-    if explain:
-        request.parameters["explain"].bool_param = True
     return request.SerializeToString()
-
-
-def output_of(response: bytes) -> Array:
-    """Return the output in a serialised ModelInferResponse."""
-    message = pb.ModelInferResponse.FromString(response)
-    return np.frombuffer(message.raw_output_contents[0], np.float32).reshape(message.outputs[0].shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +168,16 @@ def _stop(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-async def batch_seconds(infer: Any, rows: Array, times: int = 15) -> float:
-    """Return the median time in which the server computes a batch of these rows, sent as one request."""
-    request = request_bytes(rows, explain=True)
-    took = []
-    for _ in range(times):
-        response = pb.ModelInferResponse.FromString(await infer(request))
-        took.append(response.parameters["compute_us"].int64_param / 1e6)
-    return median(took)
+def bench(address: str, rows: Path, core: int | None, *words: object) -> dict[str, Any]:
+    """Run `tensorferry bench` with one process on a core, and return its only step."""
+    pinned = [] if core is None else ["taskset", "-c", str(core)]
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder, "results.json")
+        command = [*pinned, sys.executable, "-m", "tensorferry.server", "bench", address, MODEL]
+        command += ["--processes", "1", "--input", f"x={rows}", "--json", str(results), *map(str, words)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        # It fails, but writes the file, if no request was answered.
+        if not results.exists():
+            raise RuntimeError(f"tensorferry bench ended with {done.returncode}: {done.stdout}")
+        (step,) = json.loads(results.read_text())["steps"]
+        return dict(step)

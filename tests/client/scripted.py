@@ -179,14 +179,6 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         answer.models.add(name="broken", version="3", state="UNAVAILABLE", reason="no such file")
         return answer
 
-    def RepositoryModelLoad(self, request: Any, context: Context) -> pb.RepositoryModelLoadResponse:
-        self._called("RepositoryModelLoad", context, request)
-        return pb.RepositoryModelLoadResponse()
-
-    def RepositoryModelUnload(self, request: Any, context: Context) -> pb.RepositoryModelUnloadResponse:
-        self._called("RepositoryModelUnload", context, request)
-        return pb.RepositoryModelUnloadResponse()
-
     def ModelConfig(self, request: Any, context: Context) -> pb.ModelConfigResponse:
         self._called("ModelConfig", context, request)
         return pb.ModelConfigResponse(config=self.config)
@@ -219,22 +211,6 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "no shared memory")
         return pb.SystemSharedMemoryRegisterResponse()
 
-    def SystemSharedMemoryUnregister(
-        self, request: Any, context: Context
-    ) -> pb.SystemSharedMemoryUnregisterResponse:
-        self._called("SystemSharedMemoryUnregister", context, request)
-        return pb.SystemSharedMemoryUnregisterResponse()
-
-    def CudaSharedMemoryRegister(self, request: Any, context: Context) -> pb.CudaSharedMemoryRegisterResponse:
-        self._called("CudaSharedMemoryRegister", context, request)
-        return pb.CudaSharedMemoryRegisterResponse()
-
-    def CudaSharedMemoryUnregister(
-        self, request: Any, context: Context
-    ) -> pb.CudaSharedMemoryUnregisterResponse:
-        self._called("CudaSharedMemoryUnregister", context, request)
-        return pb.CudaSharedMemoryUnregisterResponse()
-
     def CudaSharedMemoryStatus(self, request: Any, context: Context) -> Any:
         self._called("CudaSharedMemoryStatus", context, self.request)
         return self.cuda_status()
@@ -249,6 +225,21 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> Iterator[pb.ModelStreamInferResponse]:
         self._called("ModelStreamInfer", context)
         return self.stream(requests, context)
+
+
+def _empty(name: str) -> Any:
+    """Return a method that answers with an empty message."""
+
+    def answer(self: ScriptedServicer, request: Any, context: Context) -> Any:
+        self._called(name, context, request)
+        return getattr(pb, f"{name}Response")()
+
+    return answer
+
+
+for _name in ("RepositoryModelLoad", "RepositoryModelUnload", "SystemSharedMemoryUnregister",
+              "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"):  # fmt: skip
+    setattr(ScriptedServicer, _name, _empty(_name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,6 @@ async def test_the_examples_are_right(served: ServerProcess, variables: dict[str
             await docstrings.run(kind, dict(names if name.startswith("aio.") else variables), served.address)
 
 
-def test_the_generated_modules_are_up_to_date() -> None:
-    async_to_sync.main(["--check"])
-
-
 def test_both_clients_have_the_same_public_names() -> None:
     names = {name.removeprefix("aio.") for name in OBJECTS if name.startswith("aio.")}
     assert names == {name for name in OBJECTS if name.startswith(("InferenceClient", "SharedMemory"))}

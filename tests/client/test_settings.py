@@ -125,11 +125,13 @@ async def counting(target: str, counts: list[int]) -> AsyncIterator[str]:
     host, _, port = target.rpartition(":")
 
     async def copy_to(source: asyncio.StreamReader, sink: asyncio.StreamWriter, counted: bool) -> None:
-        while data := await source.read(1 << 16):
-            counts[0] += len(data) * counted
-            sink.write(data)
-        sink.close()
-        await sink.wait_closed()
+        # Either end may reset its connection.
+        with contextlib.suppress(OSError):
+            while data := await source.read(1 << 16):
+                counts[0] += len(data) * counted
+                sink.write(data)
+            sink.close()
+            await sink.wait_closed()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(asyncio.current_task())

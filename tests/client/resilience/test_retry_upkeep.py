@@ -6,7 +6,6 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,14 +15,12 @@ from client.resilience.test_retry import Full
 from client.scripted import Hang, ScriptedServer
 from polling import until
 
-from tensorferry.client import Cancelled, InferenceClient, InferenceFuture, ResourceExhausted
+from tensorferry.client import Cancelled, InferenceClient, InferenceFuture
 from tensorferry.protos import inference_pb2 as pb
 
 INPUTS = {"x": np.zeros(1, np.int64)}
 # Longer than any test waits.
 NEVER_MS = "60000"
-# Budget left of 100 before a test; each answer returns 0.1.
-LEFT = 50.0
 
 
 def script(server: ScriptedServer, *arguments: Any) -> Full:
@@ -40,23 +37,9 @@ def refusals(server: ScriptedServer, client: InferenceClient, count: int = 1) ->
     return futures
 
 
-def test_an_answer_to_submit_refills_the_budget(client: InferenceClient) -> None:
-    client._retries._left = LEFT
-    for _ in range(3):
-        client.submit("row", INPUTS).result(10)
-    assert client._retries._left == pytest.approx(LEFT + 0.3)
-
-
 def answered(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:
     future = client.submit("row", INPUTS)
     future.result(10)
-    return future
-
-
-def failed(server: ScriptedServer, client: InferenceClient) -> InferenceFuture:
-    script(server, 1, "-1")
-    future = client.submit("row", INPUTS)
-    assert isinstance(future.exception(10), ResourceExhausted)
     return future
 
 
@@ -83,7 +66,7 @@ def closed_while_it_waits(server: ScriptedServer, client: InferenceClient) -> In
 
 
 @pytest.mark.parametrize(
-    "end", [answered, failed, cancelled_in_flight, cancelled_while_it_waits, closed_while_it_waits]
+    "end", [answered, cancelled_in_flight, cancelled_while_it_waits, closed_while_it_waits]
 )
 def test_a_completed_future_releases_its_request(
     server: ScriptedServer,
@@ -108,46 +91,6 @@ def test_a_completed_future_releases_its_request(
 
     until(let_go)
     assert future.done()
-
-
-def test_without_a_retry_thread_the_refusal_fails_the_future(
-    server: ScriptedServer, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = threading.Thread.start
-
-    def start_unless_it_waits(thread: threading.Thread) -> None:
-        if isinstance(thread, threading.Timer) or thread.name == "tensorferry-retry":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_unless_it_waits)
-    script(server, 1)
-    error = client.submit("row", INPUTS).exception(10)
-    assert isinstance(error, ResourceExhausted)
-    assert error.retry_after == pytest.approx(0.02)
-    monkeypatch.undo()
-    script(server, 1)
-    client.submit("row", INPUTS).result(10)
-
-
-def test_a_retry_that_cannot_start_fails_its_future(
-    server: ScriptedServer, client: InferenceClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The future raises the error of the failed start; the client is still open."""
-    stub = client._endpoints.pick().stub
-    begin = stub.ModelInfer.future
-    attempts: list[int] = []
-
-    def begin_once(*arguments: Any, **options: Any) -> Any:
-        attempts.append(1)
-        if len(attempts) > 1:
-            raise RuntimeError("can't start new thread")
-        return begin(*arguments, **options)
-
-    monkeypatch.setattr(stub, "ModelInfer", SimpleNamespace(future=begin_once))
-    script(server, 1)
-    error = client.submit("row", INPUTS).exception(10)
-    assert str(error) == "can't start new thread"
 
 
 def test_one_thread_retries_all_in_order_of_due_time(server: ScriptedServer, client: InferenceClient) -> None:
