@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from measure import OPTIMUM, Job, NoiseKind, Results
 from policies import PEERS, DropExpired, NexusByDeadline, NexusStyle, Peer
@@ -43,36 +43,45 @@ class Size:
         return [Job(scenario, policy, seed, count, load, noise, searches) for seed in self.seeds]
 
 
-class Table(Protocol):
-    """A table of results."""
+class Table(ABC):
+    """A table of results, whose numbers are jobs."""
 
-    @property
-    def title(self) -> str:
-        """The heading."""
+    title: str
+
+    def __init__(self, size: Size) -> None:
+        self._size = size
+        self._jobs: list[Job] = []
+
+    def cell(
+        self, scenario: Scenario, policy: str, load: float | None = None, noise: NoiseKind = "study"
+    ) -> list[Job]:
+        """Add the jobs of a number of the table, and return them."""
+        made = self._size.jobs(scenario, policy, load, noise)
+        self._jobs += made
+        return made
 
     def jobs(self) -> list[Job]:
         """Return the jobs of the table."""
+        return self._jobs
 
+    @abstractmethod
     def text(self, results: Results) -> str:
         """Return the table in markdown, once its jobs have run."""
 
 
-class Goodput:
+class Goodput(Table):
     """Goodput@99 %: the highest load with 99 % of all requests in time, also as a share of the optimum."""
 
     title = "Goodput@99 % / offline rate, mean ± sd over the seeds (share of the clairvoyant optimum)"
 
     def __init__(self, size: Size) -> None:
+        super().__init__(size)
         self._cells: dict[str, list[list[Job]]] = {
-            name: [size.jobs(scenario, name) for scenario in STUDY] for name in ALL
+            name: [self.cell(scenario, name) for scenario in STUDY] for name in ALL
         }
         self._cells[f"{Shipping.name}, no noise"] = [
-            size.jobs(scenario, Shipping.name, noise="none") for scenario in STUDY
+            self.cell(scenario, Shipping.name, noise="none") for scenario in STUDY
         ]
-
-    def jobs(self) -> list[Job]:
-        """Return the jobs of the table."""
-        return [job for row in self._cells.values() for cell in row for job in cell]
 
     def text(self, results: Results) -> str:
         """Return the table."""
@@ -88,10 +97,11 @@ class Goodput:
         return markdown(["policy", *(f"{s.name} {s.kind}" for s in STUDY)], rows)
 
 
-class Loads:
+class Loads(Table):
     """Load tables: every policy on the same traces, from low load to overload."""
 
     def __init__(self, scenario: Scenario, size: Size) -> None:
+        super().__init__(size)
         self.scenario = scenario
         timeout = scenario.tightest
         self.title = (
@@ -99,11 +109,7 @@ class Loads:
             f"batches to {scenario.max_batch_size}, timeout {timeout * 1e3:g} ms, offline {scenario.capacity:.0f}/s, "
             f"window {scenario.window * 1e3:g} ms"
         )
-        self.cells = {(load, name): size.jobs(scenario, name, load) for load in size.loads for name in ALL}
-
-    def jobs(self) -> list[Job]:
-        """Return the jobs of the table."""
-        return [job for cell in self.cells.values() for job in cell]
+        self.cells = {(load, name): self.cell(scenario, name, load) for load in size.loads for name in ALL}
 
     def text(self, results: Results) -> str:
         """Return the table."""
@@ -121,23 +127,20 @@ class Loads:
         return markdown(header.split(" | "), rows)
 
 
-class Overload:
+class Overload(Table):
     """Overload: answers in time, wasted work, and the time to a drop."""
 
     title = "Overload, Poisson: on-time throughput / offline rate, late %, mean ms to a drop"
     policies = (OPTIMUM, Peer.name, DropExpired.name, "BentoML-style", NexusStyle.name, Shipping.name)
 
     def __init__(self, size: Size) -> None:
+        super().__init__(size)
         self.cells = {
-            (device.name, name, load): size.jobs(device, name, load)
+            (device.name, name, load): self.cell(device, name, load)
             for device in (GPU, CPU)
             for name in self.policies
             for load in OVERLOADS
         }
-
-    def jobs(self) -> list[Job]:
-        """Return the jobs of the table."""
-        return [job for cell in self.cells.values() for job in cell]
 
     def text(self, results: Results) -> str:
         """Return the table."""
@@ -153,22 +156,19 @@ class Overload:
         return markdown(["device", "policy", *(f"{load:g}x" for load in OVERLOADS)], rows)
 
 
-class Rough:
+class Rough(Table):
     """Noise three times as strong and five times as many stalls."""
 
     title = "GPU, Poisson, rough noise (10 % lognormal, 1 % of batches take twice as long): in time %, late %"
     policies = (Peer.name, "BentoML-style", NexusStyle.name, Shipping.name)
 
     def __init__(self, size: Size) -> None:
+        super().__init__(size)
         self._cells = {
-            (name, load): size.jobs(GPU, name, load, "rough")
+            (name, load): self.cell(GPU, name, load, "rough")
             for name in self.policies
             for load in ROUGH_LOADS
         }
-
-    def jobs(self) -> list[Job]:
-        """Return the jobs of the table."""
-        return [job for cell in self._cells.values() for job in cell]
 
     def text(self, results: Results) -> str:
         """Return the table."""
@@ -179,25 +179,22 @@ class Rough:
         return markdown(["policy", *(f"{load:g}" for load in ROUGH_LOADS)], rows)
 
 
-class Beyond:
+class Beyond(Table):
     """Scenarios beyond the study: mixed timeouts, buckets, staircases, several devices."""
 
     title = "Beyond the study, Poisson: goodput@99 % / offline; then on-time throughput / offline (late %) at loads"
     peers = (Peer.name, DropExpired.name, "BentoML-style", NexusStyle.name)
 
     def __init__(self, size: Size) -> None:
+        super().__init__(size)
         self._rows: list[tuple[Scenario, str, list[Job], list[list[Job]]]] = []
         for scenario in BEYOND:
             names = [OPTIMUM, *self.peers] if scenario.has_optimum else list(self.peers)
             if len(scenario.timeouts) > 1:
                 names.append(NexusByDeadline.name)
             for name in (*names, Shipping.name):
-                at_loads = [size.jobs(scenario, name, load) for load in BEYOND_LOADS]
-                self._rows.append((scenario, name, size.jobs(scenario, name), at_loads))
-
-    def jobs(self) -> list[Job]:
-        """Return the jobs of the table."""
-        return [job for _, _, search, loads in self._rows for cell in (search, *loads) for job in cell]
+                at_loads = [self.cell(scenario, name, load) for load in BEYOND_LOADS]
+                self._rows.append((scenario, name, self.cell(scenario, name), at_loads))
 
     def text(self, results: Results) -> str:
         """Return the table."""

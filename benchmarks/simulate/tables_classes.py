@@ -7,13 +7,13 @@ from policies import StrictPriority
 from scenarios import CPU, GPU, Scenario, two_classes
 from shipping import Shipping
 from summary import Summary
-from tables import Size, markdown
+from tables import Size, Table, markdown
 
 CLASS_LOADS = (0.8, 1.2, 2.0)
 SATURATION = 2.0
 
 
-class Classes:
+class Classes(Table):
     """Two classes with deadlines, from below capacity to far above it."""
 
     title = (
@@ -23,18 +23,15 @@ class Classes:
     policies = (Shipping.name, StrictPriority.name, weighted(8, 1), weighted(1, 1))
 
     def __init__(self, size: Size) -> None:
+        super().__init__(size)
         self._rows: list[tuple[Scenario, str, list[list[Job]]]] = []
         for device in (GPU, CPU):
             for own_buckets in (False, True):
                 for high in (0.2, 0.5):
                     scenario = two_classes(device, high, deadlines=True, own_buckets=own_buckets)
                     for name in self.policies:
-                        cells = [size.jobs(scenario, name, load) for load in CLASS_LOADS]
+                        cells = [self.cell(scenario, name, load) for load in CLASS_LOADS]
                         self._rows.append((scenario, name, cells))
-
-    def jobs(self) -> list[Job]:
-        """Return the jobs of the table."""
-        return [job for *_, cells in self._rows for cell in cells for job in cell]
 
     def text(self, results: Results) -> str:
         """Return the table."""
@@ -50,7 +47,7 @@ class Classes:
         return markdown(["scenario", "policy", *(f"{load:g}x" for load in CLASS_LOADS)], rows)
 
 
-class Shares:
+class Shares(Table):
     """Two backlogged classes without deadlines: their rows compared with their weights."""
 
     title = (
@@ -60,16 +57,13 @@ class Shares:
     policies = (*Classes.policies[:2], *(weighted(*weights) for weights in WEIGHTS))
 
     def __init__(self, size: Size) -> None:
+        super().__init__(size)
         self._rows: list[tuple[Scenario, str, list[Job]]] = []
         for device in (GPU, CPU):
             for own_buckets in (False, True):
                 scenario = two_classes(device, 0.5, deadlines=False, own_buckets=own_buckets)
                 for name in self.policies:
-                    self._rows.append((scenario, name, size.jobs(scenario, name, SATURATION)))
-
-    def jobs(self) -> list[Job]:
-        """Return the jobs of the table."""
-        return [job for *_, cell in self._rows for job in cell]
+                    self._rows.append((scenario, name, self.cell(scenario, name, SATURATION)))
 
     def text(self, results: Results) -> str:
         """Return the table."""

@@ -6,12 +6,12 @@ from measure import ALWAYS_MAX, BLIND, BLIND_ALWAYS_MAX, OPTIMUM, Job, Results
 from policies import PEERS
 from scenarios import CURVES, Scenario
 from shipping import Shipping
-from tables import Size, markdown
+from tables import Size, Table, markdown
 
 CURVE_LOADS = (0.6, 0.9, 1.2)
 
 
-class Curves:
+class Curves(Table):
     """Devices by the time per row of their batches."""
 
     title = (
@@ -20,17 +20,14 @@ class Curves:
     )
 
     def __init__(self, size: Size) -> None:
+        super().__init__(size)
         with_deadlines = (OPTIMUM, *(peer.name for peer in PEERS), ALWAYS_MAX, Shipping.name)
         self._cells: dict[tuple[Scenario, str, float], list[Job]] = {
-            (scenario, name, load): size.jobs(scenario, name, load)
+            (scenario, name, load): self.cell(scenario, name, load)
             for scenario in CURVES
             for name in (*with_deadlines, BLIND_ALWAYS_MAX, BLIND)
             for load in CURVE_LOADS
         }
-
-    def jobs(self) -> list[Job]:
-        """Return the jobs of the table."""
-        return [job for cell in self._cells.values() for job in cell]
 
     def text(self, results: Results) -> str:
         """Return the table."""

@@ -6,13 +6,13 @@ from measure import BLIND, SERIAL, Job, NoiseKind, Results
 from policies import FourEager, Peer, TwoEager
 from scenarios import COMPLETING, PIPELINE, Scenario
 from shipping import Shipping
-from tables import Size, markdown, spread
+from tables import Size, Table, markdown, spread
 
 PIPELINE_LOADS = (0.2, 0.5, 0.8, 0.95)
 NOISES: dict[NoiseKind, str] = {"study": "3 %", "rough": "10 %"}
 
 
-class Pipelines:
+class Pipelines(Table):
     """Batches with a host part, without and with a second batch in flight."""
 
     title = (
@@ -23,20 +23,16 @@ class Pipelines:
     scenarios = (PIPELINE, COMPLETING)
 
     def __init__(self, size: Size) -> None:
+        super().__init__(size)
         self._rows: list[tuple[Scenario, NoiseKind, str, list[Job]]] = []
         self.cells: dict[tuple[Scenario, NoiseKind, str, float], list[Job]] = {}
         for scenario in self.scenarios:
             for noise in NOISES:
                 for name in self.policies:
-                    self._rows.append((scenario, noise, name, size.jobs(scenario, name, noise=noise)))
+                    self._rows.append((scenario, noise, name, self.cell(scenario, name, noise=noise)))
                     for load in {*PIPELINE_LOADS, *(size.loads if noise == "study" else ())}:
-                        jobs = size.jobs(scenario, name, load, noise)
+                        jobs = self.cell(scenario, name, load, noise)
                         self.cells[scenario, noise, name, load] = jobs
-
-    def jobs(self) -> list[Job]:
-        """Return the jobs of the table."""
-        searches = [job for *_, search in self._rows for job in search]
-        return searches + [job for cell in self.cells.values() for job in cell]
 
     def text(self, results: Results) -> str:
         """Return the table."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from measure import Job, Results
 from scenarios import TWO_STAGES, Scenario
 from stages import STAGE_POLICIES
-from tables import Size, markdown, percent, spread
+from tables import Size, Table, markdown, percent, spread
 
 STAGE_LOADS = (0.6, 0.8, 1.0, 1.2, 2.0)
 
 
-class Stages:
+class Stages(Table):
     """Pipelines of two stages under Poisson and bursty arrivals."""
 
     title = (
@@ -19,15 +19,12 @@ class Stages:
     )
 
     def __init__(self, size: Size) -> None:
+        super().__init__(size)
         self._rows: list[tuple[Scenario, str, list[Job], list[list[Job]]]] = []
         for scenario in TWO_STAGES:
             for name in STAGE_POLICIES:
-                at_loads = [size.jobs(scenario, name, load) for load in STAGE_LOADS]
-                self._rows.append((scenario, name, size.jobs(scenario, name), at_loads))
-
-    def jobs(self) -> list[Job]:
-        """Return the jobs of the table."""
-        return [job for _, _, search, loads in self._rows for cell in (search, *loads) for job in cell]
+                at_loads = [self.cell(scenario, name, load) for load in STAGE_LOADS]
+                self._rows.append((scenario, name, self.cell(scenario, name), at_loads))
 
     def text(self, results: Results) -> str:
         """Return the table."""

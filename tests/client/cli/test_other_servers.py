@@ -168,24 +168,6 @@ def test_a_refused_request_without_inputs_says_why_it_had_none(
         )
 
 
-def test_bench_sends_files(nameless: ScriptedServer, tmp_path: Path, row: str) -> None:
-    path = tmp_path / "results.json"
-    short = ["--duration", "0.3", "--warmup", "0", "--processes", "1", "--rate", "20"]
-    words = [nameless.target, "nameless", *short, "--input", f"x={row}", "--rows", "3", "--json", str(path)]
-    assert bench.main(words) == 0
-    (step,) = json.loads(path.read_text())["steps"]
-    assert step["answered"] > 0
-    assert (step["failed"], step["rows"]) == (0, 3 * step["answered"])
-
-
-def test_bench_refuses_a_file_of_another_datatype(
-    nameless: ScriptedServer, tmp_path: Path, capsys: Output
-) -> None:
-    np.save(tmp_path / "z.npy", np.zeros((2, 3), np.complex64))
-    error = refusal(capsys, bench.main, [nameless.target, "nameless", "--input", f"z={tmp_path / 'z.npy'}"])
-    assert "input 'z' expects a datatype of the protocol, got numpy dtype complex64" in error
-
-
 @pytest.fixture(params=["", "1"], ids=["without a version", "with a version"])
 def other_streams(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of a server whose streams have ModelInferResponse messages, as MLServer's have."""

@@ -99,36 +99,30 @@ def test_the_display() -> None:
 
 
 def in_stages(now: float, answered: int) -> dict[str, Any]:
-    """Status of a server with a pipeline: a stage of two steps, one of one step, and one that another model runs."""
+    """Status of a server with a pipeline: a stage of two steps, and one that another model runs."""
     made = status(now, answered)
     (model,) = made["models"]
-
-    def seconds(total: float) -> dict[str, Any]:
-        parts = {"queue": total / 4, "input": 0.0, "compute": total / 2, "output": total / 4}
-        return {"answer_seconds": {part: answered * value for part, value in parts.items()}}
-
-    def step(name: str, stage: str, mean: float) -> dict[str, Any]:
-        ran = answered // 2
-        return {"name": name, "stage": stage, "ran": ran, "compute_seconds": ran * mean}
-
+    seconds = {"queue": 0.001, "input": 0.0, "compute": 0.002, "output": 0.001}
     counts = {name: model[name] for name in ("requests", "batches", "queue")}
-    model |= seconds(0.008)
+    times = {"answer_seconds": {part: answered * value for part, value in seconds.items()}}
     both, rank = "clean+split", {"name": "rank", "stage": "rank", "ran": None, "compute_seconds": None}
-    steps = [step("clean", both, 0.001), step("split", both, 0.002), step("encode", "encode", 0.0015), rank]
-    stages = [(both, 0.004), ("encode", 0.002)]
-    model["steps"] = steps
-    model["stages"] = [{"name": name, "model": None, **counts, **seconds(total)} for name, total in stages]
-    model["stages"].append({"name": "rank", "model": "rank"})
+    ran = answered // 2
+    steps = [
+        {"name": name, "stage": both, "ran": ran, "compute_seconds": ran * mean}
+        for name, mean in (("clean", 0.001), ("split", 0.002))
+    ]
+    model |= {"answer_seconds": {part: 2 * value for part, value in times["answer_seconds"].items()}}
+    model["steps"] = [*steps, rank]
+    model["stages"] = [{"name": both, "model": None, **counts, **times}, {"name": "rank", "model": "rank"}]
     return made
 
 
 def test_the_stages_of_a_pipeline() -> None:
     lines = [line.rstrip() for line in shown(in_stages(0.0, 0), in_stages(2.0, 400))]
     start = lines.index("digits v1: batches of up to 8 rows (proved), on cpu")
-    assert lines[start + 1 : start + 5] == [
+    assert lines[start + 1 : start + 4] == [
         "  STAGE          QUEUE    BATCH SHARE ROWS/BATCH  QUEUED  STEPS",
         "  clean+split      1ms      3ms   50%        4.0       5  clean 1ms, split 2ms",
-        "  encode         500us    1.5ms   25%        4.0       5  encode 1.5ms",
         "  rank        (a model of its own)                        rank -",
     ]
 

@@ -180,6 +180,15 @@ def test_a_bad_argument_exits_with_2(server: ScriptedServer, capsys: Output) -> 
         assert error.startswith("tensorferry bench: ")
 
 
+def test_files_without_metadata_must_have_a_datatype_of_the_protocol(
+    server: ScriptedServer, tmp_path: Path, capsys: Output
+) -> None:
+    server.servicer.models["nameless"] = model("nameless", {}, {})
+    np.save(tmp_path / "z.npy", np.zeros((2, 3), np.complex64))
+    error = refusal(capsys, bench.main, [server.target, "nameless", "--input", f"z={tmp_path / 'z.npy'}"])
+    assert "input 'z' expects a datatype of the protocol, got numpy dtype complex64" in error
+
+
 def test_an_unknown_model_or_server_is_one_line(server: ScriptedServer, capsys: Output) -> None:
     assert bench.main([server.target, "nothing"]) == 1
     assert capsys.readouterr().err == f"tensorferry bench: {server.target}: NOT_FOUND: no model 'nothing'\n"
