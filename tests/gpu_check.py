@@ -36,7 +36,7 @@ import numpy.typing as npt
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "benchmarks")]
 
-from gpu.needs import use_this_checkout  # noqa: E402 (the folders are put on the path above)
+from checkout import use_this_checkout  # noqa: E402 (the folders are put on the path above)
 
 if __name__ == "__main__":
     use_this_checkout()

@@ -15,7 +15,7 @@ from typing import Any
 
 from sections import Section
 
-from gpu.servers import DEFAULT, EAGER, THROUGHPUT, VARIANTS
+from gpu.servers import DEFAULT, THROUGHPUT, VARIANTS
 from gpu.workloads import Workload, workload_of
 from serving.reporting.tables import markdown as table
 
@@ -33,7 +33,7 @@ _WARNINGS = 3
 def report(results: Mapping[str, Any]) -> str:
     """Return all parts in Markdown."""
     parts = list(results["parts"].values())
-    text = [_where(parts), _wanted(parts), _CLOSES, _closes(parts)]
+    text = [_where(parts), _wanted(parts)]
     for part in parts:
         text += list(_of_part(part))
     return "\n\n".join(text)
@@ -131,38 +131,6 @@ def offline_rate(part: Part, variant: str) -> float:
     return median(rates) if rates else 0.0
 
 
-_CLOSES = (
-    "Closed just in time against eagerly: the highest rate at which 99 % are within the bound (open loop, "
-    "without deadlines)."
-)
-
-
-def _closes(parts: Sequence[Part]) -> str:
-    rows = []
-    for part in parts:
-        just, eager = (part["peaks"].get(name) for name in (DEFAULT.name, EAGER.name))
-        row = [
-            part["workload"],
-            _rate(just),
-            _rate(eager),
-            _quotient(just and just["rate"], eager and eager["rate"]),
-        ]
-        rows.append(row)
-    names = ["just in time/s", "eager/s", "÷"]
-    text = table(["", *names], rows)
-    if any(part["small"] for part in parts):
-        text += "\n\nOn the CPU one batch is in flight, so that both close at the same time: there they differ by noise alone."
-    return text
-
-
-def _rate(run: Mapping[str, Any] | None) -> str:
-    return f"{run['rate']:,.0f}" if run else "–"
-
-
-def _quotient(a: float | None, b: float | None) -> str:
-    return f"{a / b:.3f}" if a and b else "–"
-
-
 def _of_part(part: Part) -> Iterator[str]:
     workload = _workload(part)
     yield f"### {workload.title}"
@@ -175,7 +143,6 @@ def _of_part(part: Part) -> Iterator[str]:
             "*join* and *answer* what the host does before and after, *cores* what the server used, with its busiest "
             f"threads; *load* the share of its core that the load generator used.\n\n{_offline(part)}"
         )
-        yield _left(part)
     if part["server"]:
         yield f"Open loop, every run; those count that confirm a rate.\n\n{_server(part)}"
     for name, lines in part["warnings"].items():
@@ -255,25 +222,6 @@ def _offline(part: Part) -> str:
         )
     header = ["server", "rows/s", "÷ bare loop", "rows a batch", "device", "÷ loop", "join ms", "answer ms"]
     return table([*header, "CPU µs a row", "cores (threads)", "load"], lines)
-
-
-def _left(part: Part) -> str:
-    """Return what the server does not reach, as a product: idle device, slower batches, smaller
-    batches.
-    """
-    name = fastest(part)
-    runs = [row for row in part["offline"] if row["variant"] == name]
-    shares = saturation(part, name)
-    if not runs or not shares:
-        return "What is left was not measured."
-    busy, rows = _middle(runs, "busy"), _middle(runs, "rows")
-    slower = _bare_seconds(part, rows) / _middle(runs, "run")
-    return (
-        f"What makes the {median(shares):.2f} of {name}: the device is busy {busy:.2f} of the time; its batches take "
-        f"{1 / slower:.2f} of the bare loop's time for their size; the rest, "
-        f"{median(shares) / (busy * slower):.2f}, is that sizes (and, on a GPU, the copies that the loop's best run "
-        "does not make) differ from the loop's best."
-    )
 
 
 def _server(part: Part) -> str:

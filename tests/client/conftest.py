@@ -59,11 +59,16 @@ class Streams:
 
 
 @contextlib.contextmanager
-def asyncio_streams(target: str) -> Iterator[Streams]:
+def streams_of(kind: str, target: str, **options: Any) -> Iterator[Streams]:
+    """Yield the streams of a client for threads or for asyncio."""
+    if kind == "threads":
+        with InferenceClient(target, **options) as threads:
+            yield Streams(threads.stream, threads.close)
+        return
     with asyncio.Runner() as runner:
 
         async def make() -> aio.InferenceClient:
-            return aio.InferenceClient(target)
+            return aio.InferenceClient(target, **options)
 
         client = runner.run(make())
 
@@ -92,9 +97,5 @@ def asyncio_streams(target: str) -> Iterator[Streams]:
 
 @pytest.fixture(params=["threads", "asyncio"])
 def stream(request: pytest.FixtureRequest, server: ScriptedServer) -> Iterator[Streams]:
-    if request.param == "asyncio":
-        with asyncio_streams(server.target) as streams:
-            yield streams
-        return
-    with InferenceClient(server.target) as client:
-        yield Streams(client.stream, client.close)
+    with streams_of(request.param, server.target) as streams:
+        yield streams
