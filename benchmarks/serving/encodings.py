@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,16 +77,38 @@ def _from_rows(answer: bytes) -> Output:
     return _floats(base64.b64decode(json.loads(answer)[0]))
 
 
+def _v2_head(workload: Workload) -> bytes:
+    row = workload.row()
+    tensor = {"name": workload.input_name, "shape": row.shape, "datatype": workload.datatype}
+    inputs = [{**tensor, "parameters": {"binary_data_size": row.nbytes}}]
+    return json.dumps({"id": ID, "inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+
+
+def _from_v2(answer: bytes) -> Output:
+    found = re.search(rb'"binary_data_size":(\d+)', answer)
+    if found is None:
+        raise ValueError(f"no binary output: {answer[:200]!r}")
+    return _floats(answer[-int(found[1]) :])
+
+
 @dataclass(frozen=True, slots=True)
 class HttpEncoding:
-    """Encoding of the body of an HTTP/1.1 request, and decoding of its answer."""
+    """Encoding of an HTTP/1.1 request, and decoding of its answer. `head` returns JSON that comes before the row."""
 
     content_type: str
     encode: Callable[[Array], bytes]
     decode: Callable[[bytes], Output]
+    head: Callable[[Workload], bytes] = lambda workload: b""
+
+    def request(self, workload: Workload) -> tuple[bytes, Sequence[tuple[str, str]]]:
+        """Return the body, and the headers beside the content type."""
+        head = self.head(workload)
+        headers = [("Inference-Header-Content-Length", str(len(head)))] if head else []
+        return head + self.encode(workload.row()), headers
 
 
 RAW = HttpEncoding("application/octet-stream", lambda row: row.tobytes(), _floats)
 MSGPACK = HttpEncoding("application/msgpack", _to_msgpack, _from_msgpack)
+V2 = HttpEncoding("application/octet-stream", RAW.encode, _from_v2, _v2_head)
 JSON = HttpEncoding("application/json", _to_json, _from_json)
 JSON_ROWS = HttpEncoding("application/json", _to_rows, _from_rows)

@@ -160,17 +160,18 @@ class Bench:
     ) -> Load:
         """Return the load of a cell, with its body written to the cache."""
         if server.http:
-            body, id_offset = server.http.encode(workload.row()), -1
+            (body, headers), id_offset = server.http.request(workload), -1
         else:
+            headers = ()
             body = grpc_frame(grpc_message(workload, workload.row(), explain=explain))
             id_offset = body.index(ID.encode())
-        path = self.cache / "bodies" / f"{workload.name}-{server.peer or 'grpc'}-{explain}".replace(" ", "")
+        path = self.cache / "bodies" / f"{workload.name}-{server.name}-{explain}".replace(" ", "")
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(body)
         method = STREAM_PATH if cell.pattern in (ONE_STREAM, STREAMS) else UNARY_PATH
         return Load(
             port,
-            server.http_path if server.http else method,
+            server.http_path.format(model=workload.model) if server.http else method,
             path,
             shape_of(cell.pattern, cell.in_flight, server.http is not None),
             cell.seconds,
@@ -179,6 +180,7 @@ class Bench:
             id_offset=id_offset,
             content_type=server.http.content_type if server.http else "application/grpc",
             count_batches=explain,
+            headers=headers,
         )
 
     def _cell(self, server: Server, serving: Running, cell: Cell, number: int) -> Row:

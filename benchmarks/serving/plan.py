@@ -9,6 +9,7 @@ from serving.servers import (
     ECHO,
     ECHO_ASYNCIO,
     ECHO_STREAMS,
+    HTTP,
     LANE,
     MAX_BATCH_SIZE,
     MOSEC,
@@ -93,6 +94,7 @@ def _tiny(peers: Sequence[str]) -> Iterator[Visit]:
     yield Visit(ECHO_STREAMS, TINY.model, _closed(TINY, STREAMS, 32, 128))
     yield Visit(TRITON, TINY.model, [*unary, *both, *_open(TINY)])
     yield Visit(MOSEC, TINY.model, unary)
+    yield Visit(HTTP, TINY.model, unary)
     yield Visit(THREADED, TINY.model, [*unary, *both, *_open(TINY)])
     yield Visit(ECHO_ASYNCIO, TINY.model, [*unary, *both])
     for peer in (TRITON_WINDOW, *peers):
@@ -107,7 +109,7 @@ def _identity() -> Iterator[Visit]:
     ]
     for name in OURS:
         yield Visit(name, NULL.model, [*null, *_sizes()])
-    for name in (ECHO, TRITON):
+    for name in (HTTP, ECHO, TRITON):
         yield Visit(name, NULL.model, _sizes())
 
 
@@ -151,6 +153,7 @@ def quick_round(number: int) -> list[Visit]:
     unary = _closed(TINY, UNARY, 1, 32, 128)
     visits = [
         Visit(LANE, TINY.model, [*unary, *both]),
+        Visit(HTTP, TINY.model, unary),
         Visit(ECHO, TINY.model, [*unary, *_closed(TINY, ONE_STREAM, 32)]),
         Visit(ECHO_STREAMS, TINY.model, _closed(TINY, STREAMS, 32)),
         Visit(THREADED, TINY.model, [*unary, *both]),

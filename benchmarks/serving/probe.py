@@ -50,8 +50,9 @@ def ask(
     if server.http is not None:
         connection = http.client.HTTPConnection(HOST, port, timeout=_SECONDS)
         try:
-            body = server.http.encode(workload.row())
-            connection.request("POST", server.http_path, body, {"Content-Type": server.http.content_type})
+            body, more = server.http.request(workload)
+            path = server.http_path.format(model=workload.model)
+            connection.request("POST", path, body, {"Content-Type": server.http.content_type, **dict(more)})
             response = connection.getresponse()
             answer = response.read()
         finally:

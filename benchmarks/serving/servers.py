@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serving.encodings import JSON, JSON_ROWS, MSGPACK, RAW, HttpEncoding
+from serving.encodings import JSON, JSON_ROWS, MSGPACK, RAW, V2, HttpEncoding
 from serving.workloads import Workload
 
 HOST = "127.0.0.1"
@@ -15,7 +15,7 @@ MAX_BATCH_SIZE = 32
 # are faster.
 ECHO_THREADS, ECHO_STREAM_THREADS = 8, 160
 
-LANE, THREADED = "tensorferry lane", "tensorferry threaded"
+LANE, THREADED, HTTP = "tensorferry lane", "tensorferry threaded", "tensorferry HTTP"
 ECHO, ECHO_STREAMS, ECHO_ASYNCIO = "threaded echo", "threaded echo with a thread per stream", "asyncio echo"
 TRITON, TRITON_WINDOW, MOSEC = "Triton", "Triton 2 ms window", "mosec"
 MLSERVER, LITSERVE, BENTOML, RAY, PYTRITON = "MLServer", "LitServe", "BentoML", "Ray Serve", "PyTriton"
@@ -34,6 +34,7 @@ class Server:
     peer: str = ""
     http: HttpEncoding | None = None
     http_path: str = "/"
+    """Path of requests, perhaps with the place of the model's name."""
     streams: bool = False
     window_ms: float = 2
     """Batching window in milliseconds, for servers that have such a setting."""
@@ -49,11 +50,12 @@ class Server:
         return self.windows_ms.get(workload.model, self.window_ms)
 
 
-def _ours(transport: str) -> Command:
+def _ours(transport: str, *, http: bool = False) -> Command:
     def command(python: Path, workload: Workload, model: Path, port: int) -> Sequence[str]:
         served = model.with_name("app.py") if workload.function else f"{workload.model}={model}"
         serve = ["-m", "tensorferry.server", "serve", str(served), "--host", HOST]
-        options = ["--port", str(port), "--device", "cpu", "--max-batch-size", str(MAX_BATCH_SIZE)]
+        ports = ["--port", str(port + http), *(["--http-port", str(port)] if http else [])]
+        options = [*ports, "--device", "cpu", "--max-batch-size", str(MAX_BATCH_SIZE)]
         return [str(python), *serve, *options, "--transport", transport, "--log-level", "warning"]
 
     return command
@@ -85,6 +87,7 @@ def servers() -> Mapping[str, Server]:
     all_servers = (
         Server(LANE, _ours("lane"), streams=True),
         Server(THREADED, _ours("threaded"), streams=True),
+        Server(HTTP, _ours("lane", http=True), http=V2, http_path="/v2/models/{model}/infer"),
         Server(ECHO, _module("echo", "threaded", echo[0]), streams=True),
         Server(ECHO_STREAMS, _module("echo", "threaded", echo[1]), streams=True),
         Server(ECHO_ASYNCIO, _module("echo", "asyncio"), streams=True),

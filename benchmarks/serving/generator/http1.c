@@ -10,7 +10,7 @@
 #include <strings.h>
 #include <sys/socket.h>
 
-enum { IN_ROOM = 1 << 16 };
+enum { IN_ROOM = 1 << 16, HEAD_ROOM = 4096, LENGTH_ROOM = 64 };
 
 struct connection {
     int fd;
@@ -24,10 +24,15 @@ static char *request;
 static size_t request_length;
 
 static void make_request(void) {
-    request = malloc(options.body_length + 1024);
-    request_length = snprintf(request, 1024,
-                              "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n",
-                              options.path, options.authority, options.content_type, options.body_length);
+    request = malloc(options.body_length + HEAD_ROOM);
+    request_length = snprintf(request, HEAD_ROOM, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: %s\r\n",
+                              options.path, options.authority, options.content_type);
+    for (int at = 0; at < options.header_count && request_length < HEAD_ROOM; at++)
+        request_length += snprintf(request + request_length, HEAD_ROOM - request_length, "%s: %s\r\n",
+                                   options.headers[at].name, options.headers[at].value);
+    if (request_length >= HEAD_ROOM - LENGTH_ROOM)
+        fail("the headers have no room");
+    request_length += sprintf(request + request_length, "Content-Length: %zu\r\n\r\n", options.body_length);
     memcpy(request + request_length, options.body, options.body_length);
     request_length += options.body_length;
 }

@@ -52,7 +52,7 @@ static const char usage[] =
     "  [--warm-up SECONDS] [--seconds SECONDS] [--calls N (at most)] [--least-bytes N (of an answer)]\n"
     "  [--rate N (a second, open loop)] [--arrivals poisson|uniform] [--seed N]\n"
     "  [--id-offset N (where in the body '#0000000' is)] [--content-type TYPE] [--count-batches]\n"
-    "  [--header NAME=VALUE (of each gRPC call, may be given several times)]\n";
+    "  [--header NAME=VALUE (of each call, may be given several times)]\n";
 
 enum { MODE = 1, HOST, PORT, PATH, BODY, TYPE, CONNECTIONS, STREAMS, IN_FLIGHT, WARM_UP, SECONDS,
               CALLS, LEAST, RATE, ARRIVALS, SEED, ID_OFFSET, COUNT_BATCHES, EXTRA };
@@ -125,8 +125,6 @@ static void read_options(int count, char **words) {
         fail("--mode stream needs --id-offset, which is in the body");
     if (options.rate > 0 && options.mode != UNARY)
         fail("--rate goes with --mode unary only");
-    if (options.header_count && options.mode == HTTP1)
-        fail("--header goes with gRPC only");
     snprintf(options.authority, sizeof options.authority, "%.60s:%d", options.host, options.port);
 }
 

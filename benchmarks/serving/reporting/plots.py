@@ -15,6 +15,7 @@ from serving.servers import (
     BENTOML,
     ECHO,
     ECHO_ASYNCIO,
+    HTTP,
     LANE,
     LITSERVE,
     MLSERVER,
@@ -28,7 +29,7 @@ from serving.servers import (
 from serving.workloads import SIZES
 
 COLORS = {
-    LANE: ("tab:blue", "-"), THREADED: ("tab:blue", "--"), MOSEC: ("tab:orange", "-"),
+    LANE: ("tab:blue", "-"), THREADED: ("tab:blue", "--"), HTTP: ("tab:cyan", "-"), MOSEC: ("tab:orange", "-"),
     TRITON: ("tab:green", "-"), TRITON_WINDOW: ("tab:green", "--"), ECHO: ("black", ":"),
     ECHO_ASYNCIO: ("grey", ":"), PYTRITON: ("tab:olive", "-"), MLSERVER: ("tab:red", "-"),
     LITSERVE: ("tab:purple", "-"), BENTOML: ("tab:brown", "-"), RAY: ("tab:pink", "-"),

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from serving.plan import ONE_STREAM, OPEN, RAW, STREAMS, UNARY
-from serving.servers import ECHO, ECHO_STREAMS, LANE, MAX_BATCH_SIZE, MOSEC, SLOW_PEERS, TRITON
+from serving.plan import ONE_STREAM, OPEN, RAW, SIZES_IN_FLIGHT, STREAMS, UNARY
+from serving.servers import ECHO, ECHO_STREAMS, HTTP, LANE, MAX_BATCH_SIZE, MOSEC, SLOW_PEERS, TRITON
 
 Row = Mapping[str, Any]
 Figures = Mapping[int, float]
@@ -98,11 +98,18 @@ def _tiny(rows: Sequence[Row]) -> list[Ratio]:
             Ratio(name, "mosec", 0.75, over(MOSEC)),
             *(Ratio(name, peer, 4, over(peer)) for peer in SLOW_PEERS),
         ]
+        http, mosec = (figures(rows, server, "tiny", UNARY, callers) for server in (HTTP, MOSEC))
+        ratios += [
+            Ratio(f"{name}, HTTP", "the lane", 1.3, divided(http, ours)),
+            Ratio(f"{name}, HTTP", "mosec", 0.85, divided(http, mosec)),
+        ]
     few = [figures(rows, server, "tiny", UNARY, 8) for server in (LANE, TRITON)]
+    large = [figures(rows, server, "256 KiB", UNARY, SIZES_IN_FLIGHT) for server in (HTTP, LANE)]
     alone = [figures(rows, server, "tiny", UNARY, 1, field="p50_ms") for server in (LANE, ECHO)]
     return [
         *ratios,
         Ratio("unary calls/s, tiny, 8 in flight", "Triton, no window", 2.3, divided(*few)),
+        Ratio("unary calls/s, 256 KiB, 8 in flight, HTTP", "the lane", 0.9, divided(*large)),
         Ratio("p50, one call at a time, tiny", "bare threaded echo", 0.95, divided(*alone), at_most=True),
     ]
 
