@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import threading
@@ -75,6 +76,19 @@ def test_thousands_of_pipelined_requests_are_answered(served: ServedHttp) -> Non
     sender.start()
     assert {client.read().status for _ in range(5000)} == {404}
     sender.join(PATIENCE)
+
+
+def test_an_error_that_is_answered_again_keeps_nothing_of_its_requests(served: ServedHttp) -> None:
+    client = served.client()
+    for _ in range(3):
+        client.send(get("/unknown"))
+        assert client.read().status == 404
+
+    def kept() -> int:
+        exchanges = (each for each in gc.get_objects() if isinstance(each, connections.Exchange))
+        return sum(each.head.path == "/unknown" for each in exchanges)
+
+    until(kept, lambda count: not count)
 
 
 def test_chunked_and_compressed_bodies_are_read(served: ServedHttp) -> None:

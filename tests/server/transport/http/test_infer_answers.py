@@ -59,7 +59,7 @@ def test_outputs_are_binary_or_json_as_asked(request_id: str) -> None:
     x, y = np.array([[1, 2.5]], np.float32), np.array([7, -1])
     model = Model(x=x, y=y)
     for _ in range(2):
-        headers, answer, tail = model.answer(AnswerForm(named=True, binary=frozenset("x")), request_id)
+        headers, answer, tail = model.answer(AnswerForm(binary=frozenset("x")), request_id)
         assert headers["Content-Type"] == "application/octet-stream"
         assert answer == {
             **({"id": request_id} if request_id else {}),

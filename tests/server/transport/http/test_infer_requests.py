@@ -89,7 +89,7 @@ def test_everything_of_a_request_reaches_the_message() -> None:
     ]  # fmt: skip
     assert [each.name for each in message.outputs] == ["a", "b", "c"]
     assert message.outputs[0].parameters["classification"].int64_param == 3
-    assert form == AnswerForm(all_binary=True, named=True, binary=frozenset("b"), shared=frozenset("c"))
+    assert form == AnswerForm(binary=frozenset("b"), shared=frozenset("c"))
     # As in Triton's code: a named output is binary only if it says so itself.
     assert [form.is_binary(name) for name in "abc"] == [False, True, False]
 
@@ -189,6 +189,7 @@ MALFORMED: dict[str, tuple[Any, str]] = {
         {"inputs": [], "outputs": [{"name": "y", "parameters": {"shared_memory_region": "r", "classification": 1}}]},
         "can't be used for classification",
     ),
+    "id-surrogate": ({"inputs": [], "id": "\ud800"}, "half a surrogate pair"),
     "surrogate": ({"inputs": [{**tensor(data=[1, 2]), "name": "\ud800"}]}, "half a surrogate pair"),
 }  # fmt: skip
 

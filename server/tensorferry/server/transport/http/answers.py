@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from tensorferry.server.inference.reply import InferenceReply
+from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import Status, StatusCode
 from tensorferry.server.transport.http.errors import HttpError
 
@@ -41,12 +43,16 @@ def dumps(value: Any) -> bytes:
 
 def response(status: int, body: bytes, content_type: str = JSON, headers: str = "") -> bytes:
     """Return a response. `headers` are further lines, each with its line break."""
+    return response_head(status, len(body), content_type, headers) + body
+
+
+def response_head(status: int, length: int, content_type: str = JSON, headers: str = "") -> bytes:
+    """Return the head of a response whose body has this length."""
     # KServe's client compares the content type as a whole, so it has no charset.
-    head = (
+    return (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"
-        f"{headers}Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode("latin-1") + body
+        f"{headers}Content-Length: {length}\r\n\r\n"
+    ).encode("latin-1")
 
 
 def json_response(value: Any, status: int = 200) -> bytes:
@@ -57,6 +63,15 @@ def json_response(value: Any, status: int = 200) -> bytes:
 def error_response(error: HttpError) -> bytes:
     """Return the response of an error, in Triton's form."""
     return response(error.status, dumps({"error": str(error)}), headers=error.headers)
+
+
+def response_of(
+    error: BaseException, service: InferenceService, reply: InferenceReply | None = None
+) -> bytes:
+    """Return the response of an error that a request, or its reply, raised."""
+    if isinstance(error, HttpError):
+        return error_response(error)
+    return status_response(service.status_of(error, reply))
 
 
 def status_response(status: Status) -> bytes:

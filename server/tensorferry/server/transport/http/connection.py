@@ -14,7 +14,6 @@ from tensorferry.server.transport.http.answers import error_response, with_heade
 from tensorferry.server.transport.http.bodies import ChunkedBody, too_large
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.heads import MAX_HEAD_BYTES, Head
-from tensorferry.server.transport.http.infer_requests import AnswerForm
 from tensorferry.server.transport.unread_responses import ResponseAccount
 
 if TYPE_CHECKING:
@@ -35,13 +34,11 @@ _HTTP2, _TLS = b"PRI * HTTP/2.0\r\n", b"\x16\x03"
 class Exchange:
     """A request that is being answered. `respond` is called once, on the loop's thread."""
 
-    __slots__ = ("_call", "_left", "connection", "form", "head")
+    __slots__ = ("_call", "_left", "connection", "head")
 
     def __init__(self, connection: Connection, head: Head) -> None:
         self.connection = connection
         self.head = head
-        # How the answer of an inference is written.
-        self.form = AnswerForm()
         self._call: InferenceCall | None = None
         self._left = False
 
@@ -157,16 +154,17 @@ class Connection(asyncio.Protocol):
             return
         self._data = b""
         try:
-            head = self._owner.head_of(data[:end])
+            head = self._owner.heads.get(data[:end])
             if head.length > self._owner.max_body_bytes:
                 raise too_large(str(head.length), self._owner.max_body_bytes)
         except HttpError as error:
             self._fail(self._explained(error, data))
             return
-        if head.chunked or len(data) - end < head.length:
+        stop = end + head.length
+        if head.chunked or len(data) < stop:
             self._await_body(head, data[end:])
         else:
-            self._complete(head, data[end : end + head.length], data[end + head.length :])
+            self._complete(head, data[end:stop], data[stop:])
 
     def _await_head(self, data: bytes) -> None:
         if not self._data and data:
@@ -271,7 +269,7 @@ class Connection(asyncio.Protocol):
     def _explained(self, error: HttpError, data: bytes) -> HttpError:
         """Return the error of a client that speaks another protocol."""
         if data.startswith(_HTTP2):
-            return HttpError(400, f"this port speaks HTTP/1.1; gRPC is at {self._owner.grpc_address}")
+            return HttpError(400, f"this port speaks HTTP/1.1; gRPC is at {self._owner.grpc_address()}")
         if data.startswith(_TLS):
             return HttpError(
                 400,

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from tensorferry.server.identity import Metadata
 from tensorferry.server.transport.http.errors import HttpError
-
-if TYPE_CHECKING:
-    from tensorferry.server.transport.http.routes import Target
+from tensorferry.server.transport.http.routes import Target, target_of
 
 MAX_HEAD_BYTES = 16 << 10
 _MAX_FIELDS = 100
@@ -33,8 +30,8 @@ class Head:
     """The line and the fields of a request.
 
     `fields` have lower-case names. `length` is that of the body, unless it is `chunked`. `json_length` is the header
-    Inference-Header-Content-Length, `timeout` the seconds of X-Request-Timeout; None without them. `target` is what the
-    server does, or the error that it answers; the server sets it once.
+    Inference-Header-Content-Length, `timeout` the seconds of X-Request-Timeout; None without them. `target` is what serves
+    the request, or the error that answers it.
     """
 
     __slots__ = (
@@ -65,7 +62,11 @@ class Head:
         self.accepts_gzip = _accepts_gzip(values.get("accept-encoding", ""))
         self.json_length = _natural(values, "inference-header-content-length")
         self.timeout = _seconds(values.get("x-request-timeout"))
-        self.target: Target | HttpError | None = None
+        self.target: Target | HttpError
+        try:
+            self.target = target_of(method, path)
+        except HttpError as error:
+            self.target = error.with_traceback(None)
 
 
 def parse_head(block: bytes) -> Head:

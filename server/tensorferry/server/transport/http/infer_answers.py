@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.inference.responses.stream_responses import Piece
-from tensorferry.server.transport.http.answers import OCTETS, dumps, response
+from tensorferry.server.transport.http.answers import OCTETS, dumps, response, response_head
 from tensorferry.server.transport.http.infer_requests import AnswerForm
 from tensorferry.server.transport.http.parameters import value_of
 from tensorferry.server.transport.http.tensor_json import json_values
@@ -24,12 +24,15 @@ COMPRESSED_BYTES = 4 << 10
 class _Layout(NamedTuple):
     """An answer without its id and its tensors: the JSON between the data of its outputs.
 
-    `texts` has one part more than there are outputs with data in JSON, which are `in_json` by their position.
+    `start` comes before the id: the head of the response, too, if no output has its data in JSON. `texts` has one part more
+    than there are such outputs, which are `in_json` by their position. `binary` has the positions of the others.
     """
 
-    texts: tuple[bytes, ...]
-    in_json: tuple[tuple[int, str, str, tuple[int, ...]], ...]
-    binary: tuple[int, ...]
+    start: bytes
+    texts: Sequence[bytes]
+    in_json: Sequence[tuple[int, str, str, Sequence[int]]]
+    binary: Sequence[int]
+    binary_bytes: int
 
 
 class AnswerTranslator:
@@ -44,67 +47,72 @@ class AnswerTranslator:
 
         HttpError if an output cannot be written as JSON. With `gzipped`, a long answer of JSON alone is compressed.
         """
+        contents: Sequence[Piece]
         if len(pieces) > 2:
             # The head, the id, and for each output the bytes before it and its contents.
-            key = (form, *pieces[::2])
+            request_id, contents = _json_of_id(pieces[1]), pieces[3::2]
+            key = (form, len(request_id), *pieces[::2])
             layout = self._layouts.get(key)
-            contents: Sequence[Piece] = pieces[3::2]
             if layout is None:
-                layout, _, _ = _parsed(b"".join(pieces), form)
+                message = pb.ModelInferResponse.FromString(b"".join(pieces))
+                layout = _layout_of(message, form, len(request_id))
                 if len(self._layouts) >= _MAX_KEPT:
                     self._layouts.clear()
                 self._layouts[key] = layout
-            id_text = _json_of_id(pieces[1])
         else:
-            layout, contents, request_id = _parsed(b"".join(pieces), form)
-            id_text = dumps(request_id) if request_id else b""
-        texts = list(layout.texts)
-        if id_text:
-            texts[0] = b'{"id":' + id_text + b"," + texts[0][1:]
-        for at, (index, name, kind, shape) in enumerate(layout.in_json):
-            raw = contents[index]
-            texts[at] += dumps(
-                json_values(name, kind, shape, raw if isinstance(raw, bytes) else raw.tobytes())
-            )
-        head = b"".join(texts)
-        tensors = [contents[index] for index in layout.binary]
-        # As in Triton: without a byte after the JSON, the answer is JSON alone.
-        if not any(len(each) if isinstance(each, bytes) else each.nbytes for each in tensors):
-            if gzipped and len(head) >= COMPRESSED_BYTES:
-                return response(200, gzip.compress(head, 1), headers="Content-Encoding: gzip\r\n")
-            return response(200, head)
-        body = b"".join([head, *tensors])
-        return response(200, body, OCTETS, f"Inference-Header-Content-Length: {len(head)}\r\n")
+            message = pb.ModelInferResponse.FromString(b"".join(pieces))
+            request_id, contents = dumps(message.id) if message.id else b"", message.raw_output_contents
+            layout = _layout_of(message, form, len(request_id))
+        tensors = [contents[at] for at in layout.binary]
+        if not layout.in_json:
+            return b"".join((layout.start, request_id, layout.texts[0], *tensors))
+        parts = [layout.start, request_id]
+        for text, (at, name, kind, shape) in zip(layout.texts, layout.in_json, strict=False):
+            raw = contents[at]
+            values = json_values(name, kind, shape, raw if isinstance(raw, bytes) else raw.tobytes())
+            parts += text, dumps(values)
+        head = b"".join((*parts, layout.texts[-1]))
+        if gzipped and not layout.binary_bytes and len(head) >= COMPRESSED_BYTES:
+            return response(200, gzip.compress(head, 1), headers="Content-Encoding: gzip\r\n")
+        return b"".join((_head(len(head), layout.binary_bytes), head, *tensors))
 
 
-def _parsed(data: bytes, form: AnswerForm) -> tuple[_Layout, Sequence[bytes], str]:
-    """Return the layout of a serialised ModelInferResponse, the raw contents of its outputs, and its id."""
-    message = pb.ModelInferResponse.FromString(data)
+def _head(json_bytes: int, binary_bytes: int) -> bytes:
+    """Return the head of a response. As in Triton, an answer without a byte after the JSON is JSON alone."""
+    if not binary_bytes:
+        return response_head(200, json_bytes)
+    line = f"Inference-Header-Content-Length: {json_bytes}\r\n"
+    return response_head(200, json_bytes + binary_bytes, OCTETS, line)
+
+
+def _layout_of(message: pb.ModelInferResponse, form: AnswerForm, id_bytes: int) -> _Layout:
+    """Return the layout of an answer whose id has this length as JSON; 0 for none."""
     answer: dict[str, Any] = {"model_name": message.model_name, "model_version": message.model_version}
     if message.parameters:
         answer["parameters"] = {name: value_of(each) for name, each in sorted(message.parameters.items())}
-    texts, in_json, binary = [dumps(answer)[:-1] + b',"outputs":['], [], []
+    start, text = (b'{"id":', b",") if id_bytes else (b"{", b"")
+    texts, in_json, binary, binary_bytes = [text + dumps(answer)[1:-1] + b',"outputs":['], [], [], 0
     for at, (tensor, raw) in enumerate(zip(message.outputs, message.raw_output_contents, strict=True)):
-        shape = tuple(tensor.shape)
-        described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
+        described: dict[str, Any] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": list(tensor.shape),
+        }
         if tensor.parameters:
             described["parameters"] = {name: value_of(each) for name, each in tensor.parameters.items()}
         if form.is_binary(tensor.name):
             described.setdefault("parameters", {})["binary_data_size"] = len(raw)
             binary.append(at)
-        text = (b"," if at else b"") + dumps(described)
-        if tensor.name in form.shared or form.is_binary(tensor.name):
-            texts[-1] += text
-        else:
-            texts[-1] += text[:-1] + b',"data":'
+            binary_bytes += len(raw)
+        texts[-1] += (b"," if at else b"") + dumps(described)
+        if not form.is_binary(tensor.name) and tensor.name not in form.shared:
+            texts[-1] = texts[-1][:-1] + b',"data":'
             texts.append(b"}")
-            in_json.append((at, tensor.name, tensor.datatype, shape))
+            in_json.append((at, tensor.name, tensor.datatype, tuple(tensor.shape)))
     texts[-1] += b"]}"
-    return (
-        _Layout(tuple(texts), tuple(in_json), tuple(binary)),
-        list(message.raw_output_contents),
-        message.id,
-    )
+    if not in_json:
+        start = _head(len(start) + id_bytes + len(texts[0]), binary_bytes) + start
+    return _Layout(start, texts, in_json, binary, binary_bytes)
 
 
 def _json_of_id(id_field: bytes) -> bytes:

@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.errors import truncate
-from tensorferry.server.inference.responses.responses import id_field_of
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.parameters import set_parameter
 from tensorferry.server.transport.http.tensor_json import raw_contents
-from tensorferry.server.wire.fields import encode_varint
+from tensorferry.server.wire.fields import DELIMITED, encode_varint
 
-_RAW_TAG = bytes([pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number << 3 | 2])
+_ID_TAG, _RAW_TAG = (
+    bytes([pb.ModelInferRequest.DESCRIPTOR.fields_by_name[name].number << 3 | DELIMITED])
+    for name in ("id", "raw_input_contents")
+)
 # The start of a JSON object whose first member is the id, as Triton's clients write it. The rest is kept without it,
 # because each request has an id of its own.
 _ID_FIRST = re.compile(rb'\{"id": ?"([ !#-\[\]-~]*)"(,)')
@@ -38,30 +40,24 @@ Describe = Callable[[str, str], pb.ModelMetadataResponse]
 
 
 class AnswerForm(NamedTuple):
-    """How the outputs of an answer are written: binary or as JSON.
-
-    `named` has the outputs that the request names, `binary` those of them that are binary, `shared` those that go to shared
-    memory. All outputs are `all_binary`, or not, if the request names none.
-    """
+    """How the outputs of an answer are written: `all_binary`, or those of them; `shared` go to shared memory, others are JSON."""
 
     all_binary: bool = False
-    named: bool = False
     binary: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
 
     def is_binary(self, output: str) -> bool:
-        """Return whether an output is binary. As in Triton, a named one is so only if it says so itself."""
-        return output in self.binary if self.named else self.all_binary
+        """Return whether an output is binary."""
+        return self.all_binary or output in self.binary
 
 
 class _Plan(NamedTuple):
-    """What the JSON head of a request stands for: the message before and after the id, and how its tensors follow.
+    """What the JSON head of a request stands for: the message without its id, and how its tensors follow.
 
     `raws` has, for each tensor that is not in shared memory, the tag and the size, and the contents if they were JSON.
     """
 
-    before: bytes
-    after: bytes
+    message: bytes
     raws: tuple[tuple[bytes, int, bytes | None], ...]
     binary_bytes: int
     form: AnswerForm
@@ -92,7 +88,7 @@ class RequestTranslator:
         if json_length == 0:
             return _one_tensor(self._describe(*model), model, body), AnswerForm(all_binary=True)
         found = _ID_FIRST.match(body, 0, size)
-        request_id, rest = (found[1].decode(), body[found.end() - 1 : size]) if found else ("", body[:size])
+        request_id, rest = (found[1], body[found.end() - 1 : size]) if found else (b"", body[:size])
         plan = self._plans.get((model, rest))
         if plan is None:
             try:
@@ -113,8 +109,10 @@ class RequestTranslator:
             raise HttpError(
                 400, f"unexpected end of the body: expecting {plan.binary_bytes - binary} additional bytes"
             )
-        pieces = [plan.before, id_field_of(request_id), plan.after]
-        at = size
+        # The fields of a message may come in any order.
+        pieces, at = [plan.message], size
+        if request_id:
+            pieces = [_ID_TAG, encode_varint(len(request_id)), request_id, plan.message]
         for tag, nbytes, contents in plan.raws:
             pieces.append(tag)
             if contents is None:
@@ -125,8 +123,8 @@ class RequestTranslator:
         return b"".join(pieces), plan.form
 
 
-def _plan_of(model: Model, head: bytes) -> tuple[_Plan, str]:
-    """Return the plan of a JSON head, and the request's id."""
+def _plan_of(model: Model, head: bytes) -> tuple[_Plan, bytes]:
+    """Return the plan of a JSON head, and the request's id. UnicodeEncodeError if a text has half a surrogate pair."""
     try:
         request = json.loads(head)
     except (ValueError, RecursionError) as error:
@@ -136,7 +134,7 @@ def _plan_of(model: Model, head: bytes) -> tuple[_Plan, str]:
     request_id = request.get("id", "")
     if not isinstance(request_id, str):
         raise HttpError(400, f"'id' is {truncate(str(request_id))}; it must be a string")
-    message = pb.ModelInferRequest()
+    message = pb.ModelInferRequest(model_name=model[0], model_version=model[1])
     all_binary = False
     for name, value in _object(request, "parameters").items():
         if name == "binary_data_output":
@@ -152,9 +150,9 @@ def _plan_of(model: Model, head: bytes) -> tuple[_Plan, str]:
             nbytes = contents if isinstance(contents, int) else len(contents)
             raws.append((_RAW_TAG + encode_varint(nbytes), nbytes, given))
             binary_bytes += 0 if given is not None else nbytes
-    named, binary, shared = False, set(), set()
-    for output in _objects(request, "outputs"):
-        named = True
+    binary, shared = set(), set()
+    outputs = _objects(request, "outputs")
+    for output in outputs:
         name, parameters = _text(output, "name", "an output"), dict(_object(output, "parameters"))
         if _boolean("binary_data", parameters.pop("binary_data", False)):
             binary.add(name)
@@ -167,9 +165,11 @@ def _plan_of(model: Model, head: bytes) -> tuple[_Plan, str]:
         added = message.outputs.add(name=name)
         for key, value in parameters.items():
             set_parameter(added.parameters, key, value)
-    form = AnswerForm(all_binary, named, frozenset(binary), frozenset(shared))
-    before = pb.ModelInferRequest(model_name=model[0], model_version=model[1]).SerializeToString()
-    return _Plan(before, message.SerializeToString(), tuple(raws), binary_bytes, form), request_id
+    if outputs:
+        # As in Triton, an output that is named is binary only if it says so itself.
+        all_binary = len(binary) == len(outputs)
+    form = AnswerForm(all_binary, frozenset(binary), frozenset(shared))
+    return _Plan(message.SerializeToString(), tuple(raws), binary_bytes, form), request_id.encode()
 
 
 def _add_input(message: pb.ModelInferRequest, tensor: Mapping[str, Any]) -> bytes | int | None:

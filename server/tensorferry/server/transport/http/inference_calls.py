@@ -1,0 +1,171 @@
+"""Inferences over HTTP: each is admitted, submitted and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from tensorferry.server.identity import ClientIdentity
+from tensorferry.server.inference.interface import InlineRunner
+from tensorferry.server.inference.reply import InferenceReply
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.status import StatusCode
+from tensorferry.server.system.threads import HandlerThreads
+from tensorferry.server.transport.call_admission import CallAdmission, Refusal
+from tensorferry.server.transport.http.answers import response_of, status_response
+from tensorferry.server.transport.http.bodies import unpacked
+from tensorferry.server.transport.http.connection import Connection, Exchange
+from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.infer_answers import AnswerTranslator
+from tensorferry.server.transport.http.infer_requests import AnswerForm, Describe, Model, RequestTranslator
+from tensorferry.server.transport.inline_schedule import InlineSchedule
+from tensorferry.server.transport.transport_state import TransportState
+
+# JSON of more bytes is read and written on other threads, because it takes milliseconds: a float takes about 100 ns.
+_LONG_JSON_BYTES = 64 << 10
+_LONG_ANSWER_BYTES = 16 << 10
+# More than one, so that one long body does not delay all others.
+_JSON_THREADS = 2
+
+
+class InferenceCalls:
+    """Serves the inferences of an event loop. Methods without another note are for the loop's thread.
+
+    `describe` returns the metadata of a model; `on_loop` calls a function on the loop's thread.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        shared: TransportState,
+        describe: Describe,
+        loop: asyncio.AbstractEventLoop,
+        on_loop: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._service = service
+        self._max_body_bytes = service.limits.message_bytes
+        self._calls = shared.calls
+        self._admission: CallAdmission[Connection] = CallAdmission(
+            service,
+            access=shared.access,
+            unread=shared.unread,
+            calls=shared.calls,
+            peer_of=lambda connection: connection.peer,
+            certificate_of=lambda connection: connection.certificate,
+        )
+        self._requests = RequestTranslator(describe)
+        self._answers = AnswerTranslator()
+        self._loop, self._on_loop = loop, on_loop
+        self._thread_id = 0
+        self._threads = HandlerThreads(_JSON_THREADS, "http-json")
+        # Replies of other threads, and whether the loop was woken for them.
+        self._replies: deque[tuple[Exchange, AnswerForm, InferenceReply]] = deque()
+        self._woken = False
+        self._inline = InlineSchedule()
+        self._runs_soon = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Take the calling thread for the loop's."""
+        self._thread_id = threading.get_ident()
+
+    def serve(self, exchange: Exchange, model: Model, body: bytes) -> None:
+        """Answer a request, at once or later."""
+        head = exchange.head
+        caller, deadline = self._admission.admit_unary(exchange.connection, head.fields, head.timeout)
+        if isinstance(caller, Refusal):
+            exchange.respond(status_response(caller.status))
+            return
+        json_bytes = len(body) if head.json_length is None else head.json_length
+        if head.encoding != "identity" or json_bytes > _LONG_JSON_BYTES:
+            self._threads.submit(self._submit, exchange, model, body, deadline, caller, None)
+        else:
+            self._submit(exchange, model, body, deadline, caller, self._run_soon)
+
+    def _submit(
+        self,
+        exchange: Exchange,
+        model: Model,
+        body: bytes,
+        deadline: float,
+        caller: ClientIdentity,
+        run_soon: Callable[[InlineRunner], None] | None,
+    ) -> None:
+        """Submit an admitted request. Without `run_soon`, on any thread."""
+        head = exchange.head
+        try:
+            if head.encoding != "identity":
+                body = unpacked(body, head.encoding, self._max_body_bytes)
+            message, form = self._requests.message(model, body, head.json_length)
+        except Exception as error:
+            if isinstance(error, HttpError):
+                self._service.count_refused(StatusCode.INVALID_ARGUMENT)
+            self._on_loop(partial(exchange.respond, response_of(error, self._service)))
+            self._calls.end_unary()
+            return
+        completed = partial(self._completed, exchange, form)
+        exchange.submitted(
+            self._service.submit(message, deadline, completed, head.fields, caller, run_soon=run_soon)
+        )
+
+    def _completed(self, exchange: Exchange, form: AnswerForm, reply: InferenceReply) -> None:
+        """Send a reply now, or wake the loop for it. Called on any thread."""
+        if threading.get_ident() == self._thread_id:
+            self._answer(exchange, form, reply)
+            return
+        self._replies.append((exchange, form, reply))
+        if not self._woken:
+            self._woken = True
+            self._on_loop(self._answer_all)
+
+    def _answer_all(self) -> None:
+        # Before the replies are taken, so that one that comes meanwhile wakes the loop again.
+        self._woken = False
+        while self._replies:
+            self._answer(*self._replies.popleft())
+
+    def _answer(self, exchange: Exchange, form: AnswerForm, reply: InferenceReply) -> None:
+        if not form.all_binary and reply.output_bytes > _LONG_ANSWER_BYTES:
+            self._threads.submit(self._build_on_thread, exchange, form, reply)
+        else:
+            self._send(exchange, reply, self._built(exchange, form, reply))
+
+    def _build_on_thread(self, exchange: Exchange, form: AnswerForm, reply: InferenceReply) -> None:
+        data = self._built(exchange, form, reply)
+        self._on_loop(partial(self._send, exchange, reply, data))
+
+    def _built(self, exchange: Exchange, form: AnswerForm, reply: InferenceReply) -> bytes:
+        try:
+            return self._answers.response(reply.pieces(), form, gzipped=exchange.head.accepts_gzip)
+        except Exception as error:
+            return response_of(error, self._service, reply)
+
+    def _send(self, exchange: Exchange, reply: InferenceReply, data: bytes) -> None:
+        exchange.respond(data)
+        self._calls.end_unary()
+        if reply.trace is not None:
+            reply.trace.sent()
+
+    def _run_soon(self, batcher: InlineRunner) -> None:
+        """Run the batcher's next batch once everything that was received is handled."""
+        self._inline.run_soon(batcher)
+        if not self._runs_soon:
+            self._runs_soon = True
+            self._loop.call_soon(self._run_due)
+
+    def _run_due(self) -> None:
+        self._runs_soon = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        delay = self._inline.run_due()
+        if delay < math.inf:
+            self._timer = self._loop.call_later(delay, self._run_due)
+
+    def close(self) -> None:
+        """End the threads. Called on any thread, after the loop has ended."""
+        self._threads.shutdown(wait=False)

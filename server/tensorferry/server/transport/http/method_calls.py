@@ -1,0 +1,103 @@
+"""The protocol's other methods over HTTP: each fills the message of its gRPC method, and runs on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from tensorferry.protos import inference_pb2 as pb
+from tensorferry.server.identity import CONTROL, CURRENT_CLIENT, ClientIdentity
+from tensorferry.server.inference.service import InferenceService
+from tensorferry.server.security.access_control import AccessControl
+from tensorferry.server.security.method_roles import HEALTH, required_role
+from tensorferry.server.system.threads import HandlerThreads
+from tensorferry.server.transport.http.answers import response_of
+from tensorferry.server.transport.http.bodies import unpacked
+from tensorferry.server.transport.http.connection import Exchange
+from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.heads import Head
+from tensorferry.server.transport.http.routes import Target, fields_of, path_of
+from tensorferry.server.transport.threaded_servicer import Extension
+from tensorferry.server.wire import bounds
+from tensorferry.server.wire.receiving import receive
+
+_log = logging.getLogger("tensorferry.server")
+
+# Loading a model takes long.
+_THREADS = 16
+
+
+class MethodCalls:
+    """Serves the methods of `extensions`; `on_loop` calls a function on the event loop's thread."""
+
+    def __init__(
+        self,
+        service: InferenceService,
+        extensions: Sequence[Extension],
+        access: AccessControl | None,
+        on_loop: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._service = service
+        self._max_body_bytes = service.limits.message_bytes
+        self._access = access
+        self._on_loop = on_loop
+        self._handlers: dict[str, Callable[[Any], Any]] = {}
+        for extension in extensions:
+            self._handlers.update(extension.methods())
+        self._threads = HandlerThreads(_THREADS, "http-method")
+
+    def metadata(self, name: str, version: str) -> pb.ModelMetadataResponse:
+        """Return the metadata of a model. Raises what the method raises."""
+        metadata: pb.ModelMetadataResponse = self._handlers["ModelMetadata"](
+            pb.ModelMetadataRequest(name=name, version=version)
+        )
+        return metadata
+
+    def serve(self, exchange: Exchange, target: Target, body: bytes) -> None:
+        """Answer a request: of health at once, because it is asked while all threads are busy, else later.
+
+        `ServerError` if the client may not call the method.
+        """
+        head, method, client = exchange.head, path_of(target.route), CURRENT_CLIENT.get()
+        if method in HEALTH:
+            exchange.respond(self._response(target, head, body, client))
+            return
+        if self._access is not None:
+            role, connection = required_role(method), exchange.connection
+            client = self._access.admit(
+                role, head.fields, lambda: connection.peer, lambda: connection.certificate
+            )
+            if role == CONTROL:
+                _log.info("%s is called by %s", target.route.rpc, client.name)
+
+        def work() -> None:
+            self._on_loop(partial(exchange.respond, self._response(target, head, body, client)))
+
+        self._threads.submit(work)
+
+    def _response(self, target: Target, head: Head, body: bytes, client: ClientIdentity) -> bytes:
+        route, token = target.route, CURRENT_CLIENT.set(client)
+        try:
+            if head.encoding != "identity":
+                body = unpacked(body, head.encoding, self._max_body_bytes)
+            message = route.request(target.parts, fields_of(body) if head.method == "POST" else {})
+            uploads = route.rpc == "RepositoryModelLoad"
+            most = self._max_body_bytes if uploads else bounds.MAX_MESSAGE_BYTES
+            # As over gRPC: within the bounds of its names and lists.
+            message = receive(message.SerializeToString(), type(message), most)
+            if route.before:
+                self.metadata(target.parts["model"], target.parts["version"])
+            handler = self._handlers.get(route.rpc)
+            if handler is None:
+                raise HttpError(501, f"{route.rpc} is not implemented by this server")
+            return route.answer(handler(message), target.parts)
+        except Exception as error:
+            return response_of(error, self._service)
+        finally:
+            CURRENT_CLIENT.reset(token)
+
+    def close(self) -> None:
+        """End the threads. Called on any thread, after the loop has ended."""
+        self._threads.shutdown(wait=False)
