@@ -6,17 +6,16 @@ shared memory.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.errors import truncate
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.parameters import set_parameter
+from tensorferry.server.transport.http.json_fields import Fields, fields_of, object_in, set_parameter
 from tensorferry.server.transport.http.tensor_json import raw_contents
 from tensorferry.server.wire.fields import DELIMITED, encode_varint
 
@@ -125,18 +124,13 @@ class RequestTranslator:
 
 def _plan_of(model: Model, head: bytes) -> tuple[_Plan, bytes]:
     """Return the plan of a JSON head, and the request's id. UnicodeEncodeError if a text has half a surrogate pair."""
-    try:
-        request = json.loads(head)
-    except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"failed to parse the request JSON buffer: {error}") from None
-    if not isinstance(request, dict):
-        raise HttpError(400, "the request must be a JSON object with the list 'inputs'")
+    request = fields_of(head)
     request_id = request.get("id", "")
     if not isinstance(request_id, str):
         raise HttpError(400, f"'id' is {truncate(str(request_id))}; it must be a string")
     message = pb.ModelInferRequest(model_name=model[0], model_version=model[1])
     all_binary = False
-    for name, value in _object(request, "parameters").items():
+    for name, value in object_in(request, "parameters").items():
         if name == "binary_data_output":
             all_binary = _boolean(name, value)
         else:
@@ -153,7 +147,7 @@ def _plan_of(model: Model, head: bytes) -> tuple[_Plan, bytes]:
     binary, shared = set(), set()
     outputs = _objects(request, "outputs")
     for output in outputs:
-        name, parameters = _text(output, "name", "an output"), dict(_object(output, "parameters"))
+        name, parameters = _text(output, "name", "an output"), dict(object_in(output, "parameters"))
         if _boolean("binary_data", parameters.pop("binary_data", False)):
             binary.add(name)
         if _SHARED in parameters:
@@ -172,13 +166,13 @@ def _plan_of(model: Model, head: bytes) -> tuple[_Plan, bytes]:
     return _Plan(message.SerializeToString(), tuple(raws), binary_bytes, form), request_id.encode()
 
 
-def _add_input(message: pb.ModelInferRequest, tensor: Mapping[str, Any]) -> bytes | int | None:
+def _add_input(message: pb.ModelInferRequest, tensor: Fields) -> bytes | int | None:
     """Add an input; return its raw contents, or their size in the binary part, or None if it is in shared memory."""
     name, kind = _text(tensor, "name", "an input"), _text(tensor, "datatype", "an input")
     shape = tensor.get("shape")
     if not isinstance(shape, list) or not all(type(dim) is int and 0 <= dim < 1 << 63 for dim in shape):
         raise HttpError(400, f"input {name!r}: 'shape' must be a list of integers of at least 0")
-    parameters = dict(_object(tensor, "parameters"))
+    parameters = dict(object_in(tensor, "parameters"))
     size = parameters.pop("binary_data_size", None)
     added = message.inputs.add(name=name, datatype=kind, shape=shape)
     for key, value in parameters.items():
@@ -233,21 +227,14 @@ def _boolean(name: str, value: Any) -> bool:
     return value
 
 
-def _text(of: Mapping[str, Any], name: str, what: str) -> str:
+def _text(of: Fields, name: str, what: str) -> str:
     value = of.get(name)
     if not isinstance(value, str):
         raise HttpError(400, f"{what} of the request has no string {name!r}")
     return value
 
 
-def _object(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = of.get(name, {})
-    if not isinstance(value, dict):
-        raise HttpError(400, f"{name!r} must be a JSON object")
-    return value
-
-
-def _objects(of: Mapping[str, Any], name: str, *, required: bool = False) -> Sequence[Mapping[str, Any]]:
+def _objects(of: Fields, name: str, *, required: bool = False) -> Sequence[Fields]:
     value = of.get(name, None if required else [])
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise HttpError(400, f"Unable to parse {name!r}: it must be a list of JSON objects")

@@ -18,7 +18,8 @@ from tensorferry.server.transport.http.bodies import unpacked
 from tensorferry.server.transport.http.connection import Exchange
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.heads import Head
-from tensorferry.server.transport.http.routes import Target, fields_of, path_of
+from tensorferry.server.transport.http.json_fields import fields_of
+from tensorferry.server.transport.http.routes import Target, path_of
 from tensorferry.server.transport.threaded_servicer import Extension
 from tensorferry.server.wire import bounds
 from tensorferry.server.wire.receiving import receive
@@ -82,13 +83,13 @@ class MethodCalls:
         try:
             if head.encoding != "identity":
                 body = unpacked(body, head.encoding, self._max_body_bytes)
-            message = route.request(target.parts, fields_of(body) if head.method == "POST" else {})
+            message = route.request(target.parts, fields_of(body) if body and head.method == "POST" else {})
             uploads = route.rpc == "RepositoryModelLoad"
             most = self._max_body_bytes if uploads else bounds.MAX_MESSAGE_BYTES
             # As over gRPC: within the bounds of its names and lists.
             message = receive(message.SerializeToString(), type(message), most)
             if route.before:
-                self.metadata(target.parts["model"], target.parts["version"])
+                self.metadata(target.parts["name"], target.parts["version"])
             handler = self._handlers.get(route.rpc)
             if handler is None:
                 raise HttpError(501, f"{route.rpc} is not implemented by this server")

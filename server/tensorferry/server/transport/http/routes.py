@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 
 from tensorferry.protos import SERVICE_NAME
@@ -19,23 +19,39 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import truncate
 from tensorferry.server.transport.http.answers import json_response, response
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.parameters import set_parameter, value_of
+from tensorferry.server.transport.http.json_fields import Fields, object_in, set_parameter, value_of
 
-_Fields = Mapping[str, Any]
+INFER = "ModelInfer"
+_BOOLEAN = "true or false"
+_WANTED = {
+    FieldDescriptor.TYPE_BOOL: _BOOLEAN,
+    FieldDescriptor.TYPE_STRING: "a string",
+    FieldDescriptor.TYPE_INT64: "an integer",
+    FieldDescriptor.TYPE_UINT64: "an integer of at least 0",
+}
+Answer = Callable[[Any, Mapping[str, str]], bytes]
+Fill = Callable[[Any, Fields], None]
 
 
 class Route(NamedTuple):
     """What is done for one method of HTTP on one form of path.
 
-    `rpc` is the method of the protocol; `request` returns its message for the parts of the path and the JSON body, and
-    `answer` the HTTP response for its result. `before` names a method that is called first, for its error.
+    `rpc` is the method of the protocol, whose message gets the parts of the path as fields and is filled with the JSON body by
+    `fill`. `answer` returns the HTTP response for its result. `before` names a method that is called first, for its error.
     """
 
     method: str
     rpc: str
-    request: Callable[[Mapping[str, str], _Fields], Any]
-    answer: Callable[[Any, Mapping[str, str]], bytes]
+    answer: Answer
+    fill: Fill | None = None
     before: str = ""
+
+    def request(self, parts: Mapping[str, str], fields: Fields) -> Any:
+        """Return the request message. HttpError if a field cannot be used."""
+        message = getattr(pb, f"{self.rpc}Request")(**parts)
+        if self.fill is not None:
+            self.fill(message, fields)
+        return message
 
 
 class Target(NamedTuple):
@@ -49,17 +65,14 @@ class Target(NamedTuple):
 def target_of(method: str, path: str) -> Target:
     """Return what serves a method and a path. HttpError if there is none."""
     allowed: list[str] = []
-    for pattern, routes in _ROUTES:
+    for pattern, route in _ROUTES:
         found = pattern.fullmatch(path)
         if found is None:
             continue
         parts = found.groupdict("")
-        for route in routes:
-            if route.method == method or (method == "HEAD" and route.method == "GET"):
-                if route.rpc == INFER:
-                    return Target(route, parts, (parts.get("model", ""), parts.get("version", "")))
-                return Target(route, parts)
-            allowed.append(route.method)
+        if route.method == method or (method == "HEAD" and route.method == "GET"):
+            return Target(route, parts, (parts["name"], parts["version"]) if route.rpc == INFER else None)
+        allowed.append(route.method)
     if allowed:
         raise HttpError(405, "Method Not Allowed", headers=f"Allow: {', '.join(allowed)}\r\n")
     raise HttpError(404, "Not Found")
@@ -70,22 +83,7 @@ def path_of(route: Route) -> str:
     return f"/{SERVICE_NAME}/{route.rpc}"
 
 
-def fields_of(body: bytes) -> _Fields:
-    """Return the JSON object in a body; an empty one if the body is empty. HttpError if it is no object."""
-    if not body:
-        return {}
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"failed to parse the request JSON buffer: {error}") from None
-    if not isinstance(fields, dict):
-        raise HttpError(400, "the body must be a JSON object")
-    return fields
-
-
-def _with(kind: Any, **names: str) -> Callable[[Mapping[str, str], _Fields], Any]:
-    """Return a function that makes a message of this kind, whose fields are parts of the path with these names."""
-    return lambda parts, fields: kind(**{field: parts.get(part, "") for field, part in names.items()})
+# Answers.
 
 
 def _json(message: Any, parts: Mapping[str, str]) -> bytes:
@@ -96,16 +94,10 @@ def _empty(message: Any, parts: Mapping[str, str]) -> bytes:
     return response(200, b"")
 
 
-def _live(message: Any, parts: Mapping[str, str]) -> bytes:
-    return json_response({"live": message.live})
-
-
 def _ready(message: Any, parts: Mapping[str, str]) -> bytes:
     # KServe's client reads the body, Triton's the status.
-    answer = (
-        {"name": parts["model"], "ready": message.ready} if "model" in parts else {"ready": message.ready}
-    )
-    return json_response(answer, 200 if message.ready else 503)
+    name = {"name": parts["name"]} if "name" in parts else {}
+    return json_response({**name, "ready": message.ready}, 200 if message.ready else 503)
 
 
 def _names(message: Any, parts: Mapping[str, str]) -> bytes:
@@ -113,14 +105,12 @@ def _names(message: Any, parts: Mapping[str, str]) -> bytes:
     return json_response({"models": list(dict.fromkeys(ready))})
 
 
-def _list(field: str) -> Callable[[Any, Mapping[str, str]], bytes]:
-    """Return a function that answers with the list, or with the values of the map, in a field."""
+def _index(message: Any, parts: Mapping[str, str]) -> bytes:
+    return json_response(_dict(message)["models"])
 
-    def answer(message: Any, parts: Mapping[str, str]) -> bytes:
-        listed = _dict(message).get(field, [])
-        return json_response(list(listed.values()) if isinstance(listed, dict) else listed)
 
-    return answer
+def _regions(message: Any, parts: Mapping[str, str]) -> bytes:
+    return json_response(list(_dict(message)["regions"].values()))
 
 
 def _config(message: Any, parts: Mapping[str, str]) -> bytes:
@@ -142,193 +132,123 @@ def _logging(message: Any, parts: Mapping[str, str]) -> bytes:
 
 def _dict(message: Any) -> dict[str, Any]:
     """Return a message as JSON has it, with numbers as numbers: protobuf's own form has 64-bit integers as texts."""
-    fields: dict[str, Any] = MessageToDict(
+    fields = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    _restore_integers(fields, message.DESCRIPTOR)
-    return fields
+    return _with_numbers(fields, message.DESCRIPTOR)
 
 
-def _restore_integers(fields: dict[str, Any], descriptor: Any) -> None:
-    for name, value in fields.items():
-        field = descriptor.fields_by_name.get(name)
-        if field is None:
-            continue
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            entry = field.message_type.fields_by_name["value"]
-            for key, each in value.items():
-                value[key] = _restored(each, entry)
-        elif isinstance(value, list):
-            fields[name] = [_restored(each, field) for each in value]
-        else:
-            fields[name] = _restored(value, field)
+def _with_numbers(fields: Mapping[str, Any], descriptor: Any) -> dict[str, Any]:
+    return {name: _numbers(value, descriptor.fields_by_name[name]) for name, value in fields.items()}
 
 
-def _restored(value: Any, field: Any) -> Any:
-    if field.message_type is not None:
-        _restore_integers(value, field.message_type)
-        return value
-    is_integer = field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64)
-    return int(value) if is_integer and isinstance(value, str) else value
+def _numbers(value: Any, field: Any) -> Any:
+    kind = field.message_type
+    if isinstance(value, list):
+        return [_numbers(each, field) for each in value]
+    if kind is None:
+        return int(value) if field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64) else value
+    if kind.GetOptions().map_entry:
+        return {key: _numbers(each, kind.fields_by_name["value"]) for key, each in value.items()}
+    return _with_numbers(value, kind)
 
 
-def _index_request(parts: Mapping[str, str], fields: _Fields) -> pb.RepositoryIndexRequest:
-    ready = fields.get("ready", False)
-    if not isinstance(ready, bool):
-        raise HttpError(400, "'ready' must be true or false")
-    return pb.RepositoryIndexRequest(ready=ready)
+# Requests.
 
 
-def _load_request(parts: Mapping[str, str], fields: _Fields) -> pb.RepositoryModelLoadRequest:
-    request = pb.RepositoryModelLoadRequest(model_name=parts["model"])
-    for name, value in _parameters(fields).items():
-        if name.startswith("file:") and isinstance(value, str):
+def _of(*names: str) -> Fill:
+    """Return a function that sets the fields with these names."""
+
+    def fill(message: Any, fields: Fields) -> None:
+        for name in names:
+            if name not in fields:
+                continue
+            value = fields[name]
+            wanted = _WANTED[message.DESCRIPTOR.fields_by_name[name].type]
             try:
-                request.parameters[name].bytes_param = base64.b64decode(value, validate=True)
-            except (binascii.Error, ValueError):
-                raise HttpError(400, f"parameter {truncate(name)!r} must be base64") from None
+                # Protobuf takes a boolean for a number, and a number for a boolean.
+                if isinstance(value, bool) != (wanted == _BOOLEAN):
+                    raise TypeError
+                setattr(message, name, value)
+            except (TypeError, ValueError):
+                raise HttpError(400, f"{name!r} is {truncate(str(value))}; it must be {wanted}") from None
+
+    return fill
+
+
+def _parameters(message: Any, fields: Fields) -> None:
+    for name, value in object_in(fields, "parameters").items():
+        if name.startswith("file:") and isinstance(value, str):
+            message.parameters[name].bytes_param = _base64(value, f"parameter {truncate(name)!r}")
         else:
-            set_parameter(request.parameters, name, value)
-    return request
+            set_parameter(message.parameters, name, value)
 
 
-def _unload_request(parts: Mapping[str, str], fields: _Fields) -> pb.RepositoryModelUnloadRequest:
-    request = pb.RepositoryModelUnloadRequest(model_name=parts["model"])
-    for name, value in _parameters(fields).items():
-        set_parameter(request.parameters, name, value)
-    return request
-
-
-def _parameters(fields: _Fields) -> _Fields:
-    parameters = fields.get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise HttpError(400, "'parameters' must be a JSON object")
-    return parameters
-
-
-def _register_request(parts: Mapping[str, str], fields: _Fields) -> pb.SystemSharedMemoryRegisterRequest:
-    request = pb.SystemSharedMemoryRegisterRequest(name=parts["region"])
-    _fill(request, {name: fields[name] for name in ("key", "offset", "byte_size") if name in fields})
-    return request
-
-
-def _register_cuda_request(parts: Mapping[str, str], fields: _Fields) -> pb.CudaSharedMemoryRegisterRequest:
-    handle = fields.get("raw_handle")
-    if not isinstance(handle, dict) or not isinstance(handle.get("b64"), str):
+def _cuda_region(message: Any, fields: Fields) -> None:
+    handle = object_in(fields, "raw_handle").get("b64")
+    if not isinstance(handle, str):
         raise HttpError(400, "'raw_handle' must be a JSON object with the handle in base64 as 'b64'")
+    message.raw_handle = _base64(handle, "'raw_handle': 'b64'")
+    _of("device_id", "byte_size")(message, fields)
+
+
+def _base64(text: str, what: str) -> bytes:
     try:
-        raw = base64.b64decode(handle["b64"], validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise HttpError(400, "'raw_handle': 'b64' must be base64") from None
-    request = pb.CudaSharedMemoryRegisterRequest(name=parts["region"], raw_handle=raw)
-    _fill(request, {name: fields[name] for name in ("device_id", "byte_size") if name in fields})
-    return request
+        raise HttpError(400, f"{what} must be base64") from None
 
 
-def _fill(request: Any, values: _Fields) -> None:
-    for name, value in values.items():
-        try:
-            setattr(request, name, value)
-        except (TypeError, ValueError):
-            raise HttpError(400, f"{name!r} is {truncate(str(value))}, which does not fit") from None
-
-
-def _trace_request(parts: Mapping[str, str], fields: _Fields) -> pb.TraceSettingRequest:
-    request = pb.TraceSettingRequest(model_name=parts.get("model", ""))
+def _trace(message: Any, fields: Fields) -> None:
     for name, value in fields.items():
         values = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(each, str) for each in values):
             raise HttpError(
                 400, f"trace setting {truncate(name)!r} must be a string, a list of strings, or null"
             )
-        request.settings[name].value.extend(values)
-    return request
+        message.settings[name].value.extend(values)
 
 
-def _logging_request(parts: Mapping[str, str], fields: _Fields) -> pb.LogSettingsRequest:
-    request = pb.LogSettingsRequest()
+def _log(message: Any, fields: Fields) -> None:
     for name, value in fields.items():
-        set_parameter(request.settings, name, value)
-    return request
+        set_parameter(message.settings, name, value)
 
 
-INFER = "ModelInfer"
-_ANY, _NUMBER = r"[^/]+", r"[0-9]+"
-_MODEL = rf"/v2/models/(?P<model>{_ANY})"
-_VERSION = rf"(?:/versions/(?P<version>{_NUMBER}))?"
-_BY_NAME = {"name": "model", "version": "version"}
-
-
-def _memory(kind: str, register: Callable[..., Any]) -> list[tuple[str, list[Route]]]:
-    """Return the paths of one kind of shared memory."""
-    root = rf"/v2/{kind.lower()}sharedmemory"
-    region = rf"(?:/region/(?P<region>{_ANY}))?"
-    rpc = f"{kind}SharedMemory"
-    status, unregister = (getattr(pb, f"{rpc}{what}Request") for what in ("Status", "Unregister"))
-    return [
-        (
-            rf"{root}{region}/status",
-            [Route("GET", f"{rpc}Status", _with(status, name="region"), _list("regions"))],
-        ),
-        (rf"{root}/region/(?P<region>{_ANY})/register", [Route("POST", f"{rpc}Register", register, _empty)]),
-        (
-            rf"{root}{region}/unregister",
-            [Route("POST", f"{rpc}Unregister", _with(unregister, name="region"), _empty)],
-        ),
-    ]
-
-
-def _trace(path: str) -> tuple[str, list[Route]]:
-    get = Route("GET", "TraceSetting", lambda parts, fields: _trace_request(parts, {}), _settings)
-    return path, [get, Route("POST", "TraceSetting", _trace_request, _settings)]
-
-
-_metadata = Route("GET", "ModelMetadata", _with(pb.ModelMetadataRequest, **_BY_NAME), _json)
-_stats = Route("GET", "ModelStatistics", _with(pb.ModelStatisticsRequest, **_BY_NAME), _json)
-_live_route = Route("GET", "ServerLive", _with(pb.ServerLiveRequest), _live)
-_ready_route = Route("GET", "ServerReady", _with(pb.ServerReadyRequest), _ready)
-_infer = Route("POST", INFER, _with(pb.ModelInferRequest), _empty)
+# Parts of paths have the names of the messages' fields.
+_MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+_LOADED = r"/v2/repository/models/(?P<model_name>[^/]+)"
+_SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+_REGION = r"/region/(?P<name>[^/]+)"
+_TRACING = r"/v2(?:/models/(?P<model_name>[^/]+))?/trace/setting"
 
 _ROUTES = [
-    (re.compile(pattern), routes)
-    for pattern, routes in (
-        (rf"{_MODEL}{_VERSION}/infer", [_infer]),
-        (r"/v2/?", [Route("GET", "ServerMetadata", _with(pb.ServerMetadataRequest), _json)]),
-        (r"/v2/health/live", [_live_route]),
-        (r"/v2/health/ready", [_ready_route]),
-        (r"/ping", [_ready_route]),
-        (r"/v2/models/?", [Route("GET", "RepositoryIndex", _with(pb.RepositoryIndexRequest), _names)]),
-        (r"/v2/models/stats", [_stats]),
-        (rf"{_MODEL}{_VERSION}", [_metadata]),
+    (re.compile(pattern), route)
+    for pattern, route in (
+        (f"{_MODEL}/infer", Route("POST", INFER, _empty)),
+        ("/v2/?", Route("GET", "ServerMetadata", _json)),
+        ("/v2/health/live", Route("GET", "ServerLive", _json)),
+        ("/v2/health/ready|/ping", Route("GET", "ServerReady", _ready)),
+        ("/v2/models/?", Route("GET", "RepositoryIndex", _names)),
+        (f"/v2/models/stats|{_MODEL}/stats", Route("GET", "ModelStatistics", _json)),
+        (_MODEL, Route("GET", "ModelMetadata", _json)),
+        # An unknown model is 404 here, but "not ready" over gRPC.
+        (f"{_MODEL}/ready", Route("GET", "ModelReady", _ready, before="ModelMetadata")),
+        (f"{_MODEL}/config", Route("GET", "ModelConfig", _config)),
+        ("/v2/repository/index", Route("POST", "RepositoryIndex", _index, _of("ready"))),
+        (f"{_LOADED}/load", Route("POST", "RepositoryModelLoad", _empty, _parameters)),
+        (f"{_LOADED}/unload", Route("POST", "RepositoryModelUnload", _empty, _parameters)),
+        (f"{_SYSTEM}(?:{_REGION})?/status", Route("GET", "SystemSharedMemoryStatus", _regions)),
         (
-            rf"{_MODEL}{_VERSION}/ready",
-            # An unknown model is 404 here, but "not ready" over gRPC.
-            [Route("GET", "ModelReady", _with(pb.ModelReadyRequest, **_BY_NAME), _ready, "ModelMetadata")],
+            f"{_SYSTEM}{_REGION}/register",
+            Route("POST", "SystemSharedMemoryRegister", _empty, _of("key", "offset", "byte_size")),
         ),
-        (
-            rf"{_MODEL}{_VERSION}/config",
-            [Route("GET", "ModelConfig", _with(pb.ModelConfigRequest, **_BY_NAME), _config)],
-        ),
-        (rf"{_MODEL}{_VERSION}/stats", [_stats]),
-        (r"/v2/repository/index", [Route("POST", "RepositoryIndex", _index_request, _list("models"))]),
-        (
-            rf"/v2/repository/models/(?P<model>{_ANY})/load",
-            [Route("POST", "RepositoryModelLoad", _load_request, _empty)],
-        ),
-        (
-            rf"/v2/repository/models/(?P<model>{_ANY})/unload",
-            [Route("POST", "RepositoryModelUnload", _unload_request, _empty)],
-        ),
-        *_memory("System", _register_request),
-        *_memory("Cuda", _register_cuda_request),
-        _trace(r"/v2/trace/setting"),
-        _trace(rf"{_MODEL}/trace/setting"),
-        (
-            r"/v2/logging",
-            [
-                Route("GET", "LogSettings", _with(pb.LogSettingsRequest), _logging),
-                Route("POST", "LogSettings", _logging_request, _logging),
-            ],
-        ),
+        (f"{_SYSTEM}(?:{_REGION})?/unregister", Route("POST", "SystemSharedMemoryUnregister", _empty)),
+        (f"{_CUDA}(?:{_REGION})?/status", Route("GET", "CudaSharedMemoryStatus", _regions)),
+        (f"{_CUDA}{_REGION}/register", Route("POST", "CudaSharedMemoryRegister", _empty, _cuda_region)),
+        (f"{_CUDA}(?:{_REGION})?/unregister", Route("POST", "CudaSharedMemoryUnregister", _empty)),
+        (_TRACING, Route("GET", "TraceSetting", _settings)),
+        (_TRACING, Route("POST", "TraceSetting", _settings, _trace)),
+        ("/v2/logging", Route("GET", "LogSettings", _logging)),
+        ("/v2/logging", Route("POST", "LogSettings", _logging, _log)),
     )
 ]

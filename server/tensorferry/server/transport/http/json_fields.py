@@ -1,12 +1,15 @@
-"""Parameters of messages, which have a field for each type of value."""
+"""Fields of JSON objects, and parameters of messages, which have a field for each type of value."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from tensorferry.server.errors import truncate
 from tensorferry.server.transport.http.errors import HttpError
+
+Fields = Mapping[str, Any]
 
 _FIELDS: Mapping[type, tuple[str, ...]] = {
     bool: ("bool_param",),
@@ -14,6 +17,25 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
     float: ("double_param",),
     int: ("int64_param", "uint64_param", "uint32_param"),
 }
+
+
+def fields_of(body: bytes) -> Fields:
+    """Return the JSON object in a body. HttpError if it is none."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"failed to parse the request JSON buffer: {error}") from None
+    if not isinstance(fields, dict):
+        raise HttpError(400, "the body must be a JSON object")
+    return fields
+
+
+def object_in(fields: Fields, name: str) -> Fields:
+    """Return the object in a field; an empty one without the field. HttpError if it is no object."""
+    value = fields.get(name, {})
+    if not isinstance(value, dict):
+        raise HttpError(400, f"{name!r} must be a JSON object")
+    return value
 
 
 def set_parameter(parameters: Any, name: str, value: Any) -> None:
