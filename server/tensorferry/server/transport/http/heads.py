@@ -34,21 +34,6 @@ class Head:
     the request, or the error that answers it.
     """
 
-    __slots__ = (
-        "accepts_gzip",
-        "chunked",
-        "encoding",
-        "expects_continue",
-        "fields",
-        "json_length",
-        "keep_alive",
-        "length",
-        "method",
-        "path",
-        "target",
-        "timeout",
-    )
-
     def __init__(
         self, method: str, path: str, fields: Metadata, values: Mapping[str, str], minor: int
     ) -> None:

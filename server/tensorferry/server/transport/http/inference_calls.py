@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -60,18 +59,13 @@ class InferenceCalls:
         self._requests = RequestTranslator(describe)
         self._answers = AnswerTranslator()
         self._loop, self._on_loop = loop, on_loop
-        self._thread_id = 0
         self._threads = HandlerThreads(_JSON_THREADS, "http-json")
-        # Replies of other threads, and whether the loop was woken for them.
+        # Replies to answer, and whether `_answer_all` will be called for them.
         self._replies: deque[tuple[Exchange, AnswerForm, InferenceReply]] = deque()
-        self._woken = False
+        self._answers_soon = False
         self._inline = InlineSchedule()
         self._runs_soon = False
         self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self) -> None:
-        """Take the calling thread for the loop's."""
-        self._thread_id = threading.get_ident()
 
     def serve(self, exchange: Exchange, model: Model, body: bytes) -> None:
         """Answer a request, at once or later."""
@@ -113,30 +107,24 @@ class InferenceCalls:
         )
 
     def _completed(self, exchange: Exchange, form: AnswerForm, reply: InferenceReply) -> None:
-        """Send a reply now, or wake the loop for it. Called on any thread."""
-        if threading.get_ident() == self._thread_id:
-            self._answer(exchange, form, reply)
-            return
+        """Keep a reply for the end of its batch, or wake the loop for it. Called on any thread."""
         self._replies.append((exchange, form, reply))
-        if not self._woken:
-            self._woken = True
+        if not self._answers_soon:
+            self._answers_soon = True
             self._on_loop(self._answer_all)
 
     def _answer_all(self) -> None:
         # Before the replies are taken, so that one that comes meanwhile wakes the loop again.
-        self._woken = False
+        self._answers_soon = False
         while self._replies:
-            self._answer(*self._replies.popleft())
-
-    def _answer(self, exchange: Exchange, form: AnswerForm, reply: InferenceReply) -> None:
-        if not form.all_binary and reply.output_bytes > _LONG_ANSWER_BYTES:
-            self._threads.submit(self._build_on_thread, exchange, form, reply)
-        else:
-            self._send(exchange, reply, self._built(exchange, form, reply))
+            exchange, form, reply = self._replies.popleft()
+            if not form.all_binary and reply.output_bytes > _LONG_ANSWER_BYTES:
+                self._threads.submit(self._build_on_thread, exchange, form, reply)
+            else:
+                self._send(exchange, reply, self._built(exchange, form, reply))
 
     def _build_on_thread(self, exchange: Exchange, form: AnswerForm, reply: InferenceReply) -> None:
-        data = self._built(exchange, form, reply)
-        self._on_loop(partial(self._send, exchange, reply, data))
+        self._on_loop(partial(self._send, exchange, reply, self._built(exchange, form, reply)))
 
     def _built(self, exchange: Exchange, form: AnswerForm, reply: InferenceReply) -> bytes:
         try:
@@ -162,7 +150,12 @@ class InferenceCalls:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        delay = self._inline.run_due()
+        # The replies of the batches are answered below.
+        self._answers_soon = True
+        try:
+            delay = self._inline.run_due()
+        finally:
+            self._answer_all()
         if delay < math.inf:
             self._timer = self._loop.call_later(delay, self._run_due)
 

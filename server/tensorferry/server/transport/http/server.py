@@ -95,7 +95,6 @@ class HttpServer:
                 ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECONDS,
             )
         )
-        self._inferences.begin()
         loop.call_later(_SWEEP_SECONDS, self._sweep)
         self._started.set()
         loop.run_forever()
