@@ -44,7 +44,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,processes.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-installs first-hour test-exporting mutants fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench bench-peers bench-report bench-agreement bench-memory bench-observability bench-python bench-python-report real-models bench-processes gpu-bench protos protos-check client-threads client-threads-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
+.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-installs first-hour test-exporting mutants fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench bench-peers bench-report bench-agreement bench-observability bench-python bench-python-report real-models bench-processes gpu-bench protos protos-check client-threads client-threads-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -154,9 +154,6 @@ real-models: $(VENV)/.dev $(REAL_MODELS)/.done $(if $(QUICK),,$(LOAD)) ## serve 
 
 bench-agreement: $(LOAD) $(VENV)/.dev ## compare `tensorferry bench` with the load generator in C (three minutes; QUICK=1: half a minute; ROUNDS=5)
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/load_test_agreement.py --load $(LOAD) $(if $(QUICK),--quick) $(if $(ROUNDS),--rounds $(ROUNDS))
-
-bench-memory: $(LOAD) $(VENV)/.dev ## measure memory over a million calls and ten thousand dropped streams (QUICK=1: a tenth)
-	@$(SERVING).memory --load $(LOAD) $(if $(QUICK),--quick)
 
 bench-observability: $(LOAD) $(VENV)/.dev ## measure the cost of metrics, tracing and authentication on a real server (QUICK=1: one minute)
 	@$(SERVING).observability --load $(LOAD) $(if $(QUICK),--quick)

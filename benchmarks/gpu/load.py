@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu.workloads import Workload
+from gpu.workloads import SAMPLES, Workload
 from serving import load as generator
 from serving.encodings import grpc_frame
 
@@ -33,7 +33,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load generator, its core, and the request that it sends to a server."""
+    """The load generator, its core, and the requests that it sends to a server in turn."""
 
     program: Path
     core: int
@@ -43,9 +43,9 @@ class Load:
 
     @classmethod
     def of(cls, program: Path, core: int, address: str, workload: Workload, folder: Path) -> Load:
-        """Write the request into a folder."""
+        """Write the requests into a folder."""
         body = folder / f"{workload.name}.request"
-        body.write_bytes(grpc_frame(workload.request(1)))
+        body.write_bytes(b"".join(grpc_frame(workload.request(1, number)) for number in range(SAMPLES)))
         return cls(program, core, int(address.rpartition(":")[2]), body, workload.answer_bytes)
 
     def offline(self, seconds: float, in_flight: int) -> Outcome:

@@ -26,7 +26,6 @@ from gpu.servers import (
     Server,
     ServerError,
     Variant,
-    known_flags,
     serving,
     warm_up,
     why_not,
@@ -214,9 +213,9 @@ class Part:
         self._say(f"{variant.name}: not measured, {why}")
 
     def _variants(self) -> Sequence[Variant]:
-        flags, wanted = known_flags(), []
+        wanted: list[Variant] = []
         for variant in VARIANTS:
-            if why := why_not(variant, self._device, flags, same_size=self._most == self._fastest):
+            if why := why_not(variant, self._device, same_size=self._most == self._fastest):
                 self._skip(variant, why)
             else:
                 wanted.append(variant)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,7 @@ from gpu.workloads import Workload
 from serving.load import UNARY_PATH
 
 _PROGRAM = ("-m", "tensorferry.server")
-_PATCHED = str(Path(__file__).with_name("patched_server.py"))
-# The function that creates a session's buffers.
-_STAGING = "tensorferry.server.runtime.session:_cuda_memory"
+_EAGER = str(Path(__file__).with_name("eager_server.py"))
 # For some seconds the open loop offers more than capacity; nothing is refused.
 _LIMITS = ("--max-queue-size", "1000000", "--max-queue-bytes", "16GiB")
 _STOP_SECONDS = 40
@@ -47,7 +44,6 @@ class Variant:
 
     `searched` variants also get open-loop load. `for_gpu` variants are no different on
     the CPU. `unbounded` variants form batches of the fastest size, without regard to latency.
-    `needs` is a name, `module:name`, without which there is nothing to leave out.
     """
 
     name: str
@@ -57,14 +53,13 @@ class Variant:
     searched: bool = False
     for_gpu: bool = False
     unbounded: bool = False
-    needs: str = ""
 
 
 DEFAULT = Variant("default", "default options: closed just in time", searched=True)
 EAGER = Variant(
     "eager",
     "closed as soon as a worker is free: greedy, two in flight",
-    program=(_PATCHED, "eager"),
+    program=(_EAGER,),
     searched=True,
 )
 THROUGHPUT = Variant("throughput", "default, with the batches that are fastest", unbounded=True)
@@ -74,38 +69,16 @@ VARIANTS = (
     EAGER,
     THROUGHPUT,
     Variant("CUDA graphs", "default, with CUDA graphs", flags=("--cuda-graphs",), for_gpu=True),
-    Variant(
-        "unstaged",
-        "default, without pinned and device buffers of its own",
-        program=(_PATCHED, "unstaged"),
-        for_gpu=True,
-        needs=_STAGING,
-    ),
 )
 
 
-def known_flags() -> str:
-    """Return the flags in `tensorferry serve --help`."""
-    asked = subprocess.run(
-        [sys.executable, *_PROGRAM, "serve", "--help"], capture_output=True, text=True, check=True
-    )
-    return asked.stdout
-
-
-def why_not(variant: Variant, device: str, flags: str, *, same_size: bool) -> str:
+def why_not(variant: Variant, device: str, *, same_size: bool) -> str:
     """Return why a variant is not measured here, empty if it is. `same_size`: the bounded batches are
     the fastest.
     """
     if variant.unbounded and same_size:
         return "the others' batches are the fastest already"
-    if variant.for_gpu and device == "cpu":
-        return "it differs on a GPU only"
-    unknown = [flag for flag in variant.flags if flag.startswith("--") and flag not in flags]
-    if variant.needs:
-        module, _, name = variant.needs.partition(":")
-        if not hasattr(import_module(module), name):
-            unknown.append(variant.needs)
-    return f"this server has no {', '.join(unknown)}" if unknown else ""
+    return "it differs on a GPU only" if variant.for_gpu and device == "cpu" else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,13 +138,13 @@ def busy_seconds() -> tuple[float, float]:
     return (user + nice + system + irq + softirq) / _TICK, stolen / _TICK
 
 
-def memory_mib(pids: Sequence[int], field: str = "Pss") -> float:
-    """Return the memory of these processes in MiB, as Pss: it divides shared pages, Rss does not."""
+def memory_mib(pids: Sequence[int]) -> float:
+    """Return the memory of these processes in MiB, as Pss, which divides shared pages."""
     total = 0
     for pid in pids:
         with suppress(OSError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith(f"{field}:"):
+                if line.startswith("Pss:"):
                     total += int(line.split()[1])
     return total / 1024
 
