@@ -292,7 +292,7 @@ $(BIN)/promtool: $(wildcard tests/deploy/promtool/*) | $(VENV)/.python
 
 PROTO_FILES := $(wildcard $(PROTOS)/*.proto)
 
-$(CLIENTS)/go/.done: $(wildcard tests/wire/go/*) $(PROTO_FILES) | $(PROTOC_VENV)/.done
+$(CLIENTS)/go/.done: $(wildcard tests/wire/go/*) tests/wire/http/client.go $(PROTO_FILES) | $(PROTOC_VENV)/.done
 	tests/wire/go/build.sh $(CLIENTS)/go $(CURDIR)/$(PROTOC_VENV)/bin/python
 	@touch $@
 

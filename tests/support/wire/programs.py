@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 CLIENTS = Path(sys.prefix) / "clients"
+CURL = Path(shutil.which("curl") or "curl")
 
 
 def needs(*files: Path) -> pytest.MarkDecorator:

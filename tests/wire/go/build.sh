@@ -21,3 +21,5 @@ PATH=$out:$PATH "$python" -m grpc_tools.protoc -I. --go_opt=module=wire --go-grp
     "--go_out=$out" "--go-grpc_out=$out" "$@"
 cd "$out"
 go build -buildvcs=false -ldflags='-s -w' -o client .
+# A client of HTTP, which needs no other module.
+go build -buildvcs=false -ldflags='-s -w' -o http_client "$root/tests/wire/http/client.go"

@@ -177,14 +177,16 @@ def _add_input(message: pb.ModelInferRequest, tensor: Fields) -> bytes | int | N
     added = message.inputs.add(name=name, datatype=kind, shape=shape)
     for key, value in parameters.items():
         set_parameter(added.parameters, key, value)
-    sources = ("data" in tensor) + (size is not None) + (_SHARED in parameters)
+    # KServe's client sends null beside the size 0 of an empty input.
+    data = tensor.get("data")
+    sources = (data is not None) + (size is not None) + (_SHARED in parameters)
     if sources != 1:
         raise HttpError(
             400,
             _ONE_SOURCE.format("no field is" if not sources else "multiple fields are") + f" for {name!r}",
         )
-    if "data" in tensor:
-        return raw_contents(name, kind, shape, tensor["data"])
+    if data is not None:
+        return raw_contents(name, kind, shape, data)
     if size is not None and (type(size) is not int or not 0 <= size < 1 << 31):
         raise HttpError(400, f"input {name!r}: 'binary_data_size' must be a number of bytes")
     return size

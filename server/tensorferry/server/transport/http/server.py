@@ -91,10 +91,12 @@ class HttpServer:
                 lambda: Connection(self),
                 sock=self._listening,
                 ssl=None if tls is None else _CurrentContext(tls),
-                backlog=_BACKLOG,
+                # Also the number of connections that asyncio accepts at once, which other processes then do not get.
+                backlog=1,
                 ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECONDS,
             )
         )
+        self._listening.listen(_BACKLOG)
         loop.call_later(_SWEEP_SECONDS, self._sweep)
         self._started.set()
         loop.run_forever()
