@@ -39,6 +39,8 @@ REASONS: Mapping[tuple[str, str], str] = {
             "tests/e2e/test_padding.py": ("test_lengths_share_batches_and_answers_are_those_alone",),
             "tests/e2e/test_python_models.py": ("test_functions_and_pipelines_are_served",),
             "tests/e2e/test_status.py": ("test_an_answered_request_is_in_its_recorded_batch",),
+            "tests/wire/http/test_lifecycle.py": ("test_accepted_requests_are_answered_before_the_end",),
+            "tests/wire/http/test_tritonclient.py": ("test_a_full_queue",),
             "tests/wire/triton/test_triton_semantics.py": ("test_overload",),
         }.items()
         for name in names

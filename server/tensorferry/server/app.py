@@ -324,10 +324,12 @@ class App:
                 _log.warning("%s", warning)
 
     def _announce_shutdown(self) -> None:
-        """Report NOT_SERVING and close the port, but serve every call, for --drain-delay-seconds."""
+        """Report NOT_SERVING and close the port of gRPC, but serve every call, for --drain-delay-seconds."""
         if not self.config.drain_delay:
             return
         self._service.begin_lame_duck()
+        if self._http is not None:
+            self._http.announce_shutdown()
         self._grpc.announce_shutdown()
         self._stopping.wait(self.config.drain_delay)
 

@@ -9,15 +9,17 @@ from contextlib import ExitStack, closing
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from e2e.fixtures import Serve
 from polling import PATIENCE, until
 from support.processes import observed
 from support.processes.faulty import HANG
 from support.processes.server import SERVER_PROCESSES, ServerProcess
-from support.wire.http_inputs import probe
-from tritonclient.http import InferenceServerClient, InferResult
+from support.wire.http_inputs import probe, tensor, wanted
+from tritonclient.http import InferenceServerClient, InferInput, InferResult
 
 
 class Caller:
@@ -28,24 +30,27 @@ class Caller:
 
     def send(self, tag: float) -> Caller:
         """Send an inference with this number."""
-        body, length = InferenceServerClient.generate_request_body(probe(int(tag)))
+        return self.infer("probe", probe(int(tag)))
+
+    def infer(self, model: str, inputs: list[InferInput], **named: Any) -> Caller:
+        """Send an inference."""
+        body, length = InferenceServerClient.generate_request_body(inputs, **named)
         headers = {"Inference-Header-Content-Length": str(length)}
-        self.connection.request("POST", "/v2/models/probe/infer", body, headers)
+        self.connection.request("POST", f"/v2/models/{model}/infer", body, headers)
         return self
 
     def read(self) -> tuple[int, str | None, float]:
-        """Return the status, the header Connection, and the first number of the answer."""
+        """Return the status, the header Connection, and the last number of the answer."""
         response = self.connection.getresponse()
-        length = int(response.headers["Inference-Header-Content-Length"])
+        length = response.headers["Inference-Header-Content-Length"]
         result = InferResult.from_response_body(response.read(), header_length=length)
-        return response.status, response.headers["Connection"], float(result.as_numpy("y")[0, 0])
+        return response.status, response.headers["Connection"], float(result.as_numpy("y")[-1, -1])
 
-    def get(self, path: str) -> int:
-        """Return the status of a GET request."""
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Return the status and the body of a GET request."""
         self.connection.request("GET", path)
         response = self.connection.getresponse()
-        response.read()
-        return response.status
+        return response.status, response.read()
 
     def close(self) -> None:
         self.connection.close()
@@ -68,9 +73,12 @@ def test_accepted_requests_are_answered_before_the_end(
     server = serve_faulty("--http-port", "0", "--max-batch-size", "1", FAULTY_RELEASE=str(release))
     # One runs until it is released, and others wait for it.
     callers = [connect(server).send(HANG), *(connect(server).send(tag) for tag in range(5))]
+    # Its JSON is written by another thread, after the model has ended.
+    in_json = wanted("y", binary_data=False)
+    callers.append(connect(server).infer("probe", probe(5, rows=2000), outputs=in_json))
     idle = connect(server)
     # Its answer shows that what was sent before has arrived.
-    assert idle.get("/v2/health/ready") == 200
+    assert idle.get("/v2/health/ready")[0] == 200
     server.signal(signal.SIGTERM)
     assert idle.connection.sock is not None
     assert idle.connection.sock.recv(1) == b""
@@ -78,7 +86,21 @@ def test_accepted_requests_are_answered_before_the_end(
         connect(server).get("/v2/health/live")
     release.touch()
     found = [caller.read() for caller in callers]
-    assert found == [(200, "close", 2.0 * HANG), *((200, "close", 2.0 * tag) for tag in range(5))]
+    assert found == [(200, "close", 2.0 * HANG), *((200, "close", 2.0 * tag) for tag in range(6))]
+    assert server.wait() == 0
+
+
+def test_an_answer_is_sent_to_its_end(serve: Serve, echo_model: Path, connect: Connect) -> None:
+    server = serve(echo_model, "--http-port", "0")
+    # More than buffers of the system hold, to a client that does not read yet.
+    x = np.full((1, 8 << 20), 3, np.float32)
+    caller = connect(server).infer("echo", [tensor("x", x, "FP32")])
+    until(lambda: b'"execution_count":1' in connect(server).get("/v2/models/echo/stats")[1])
+    server.signal(signal.SIGTERM)
+    # Refused, or reset if it waits to be accepted.
+    with pytest.raises(ConnectionError):
+        until(lambda: connect(server).get("/v2/health/live"), lambda _: False)
+    assert caller.read()[::2] == (200, 3.0)
     assert server.wait() == 0
 
 
@@ -87,9 +109,11 @@ def test_a_load_balancer_has_time_to_see_a_drain(serve: Serve, probe_model: Path
     caller = connect(server)
     assert caller.send(1).read() == (200, None, 2.0)
     server.signal(signal.SIGTERM)
-    until(lambda: connect(server).get("/v2/health/ready"), (503).__eq__)
-    assert connect(server).get("/v2/health/live") == 200
-    assert (caller.send(2).read()[::2], connect(server).send(3).read()[::2]) == ((200, 4.0), (200, 6.0))
+    until(lambda: connect(server).get("/v2/health/ready")[0], (503).__eq__)
+    assert connect(server).get("/v2/health/live")[0] == 200
+    # So that no connection that a client uses is left when the drain begins.
+    assert caller.send(2).read() == (200, "close", 4.0)
+    assert connect(server).send(3).read() == (200, "close", 6.0)
 
     def signalled() -> int | None:
         server.signal(signal.SIGINT)

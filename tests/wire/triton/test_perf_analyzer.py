@@ -31,7 +31,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def server(transport: str, model_dir: Path) -> Iterator[ServerProcess]:
     echoes = models.echoes(model_dir, "FP32", "BYTES")
-    with running(*echoes, "--allow-shared-memory", transport=transport) as server:
+    options = ("--allow-shared-memory", "--http-port", "0")
+    with running(*echoes, *options, transport=transport) as server:
         yield server
 
 
@@ -49,18 +50,10 @@ TOO_SHORT = "No valid requests recorded within time interval"
 def perf_analyzer(server: ServerProcess, model: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run it over three windows, in any order; the figures themselves are not checked."""
     assert (FOLDER / "perf_analyzer").exists(), "CI needs perf_analyzer: make tools"
-    always = (
-        "-m",
-        model,
-        "-i",
-        "grpc",
-        "-u",
-        server.address,
-        "--shape",
-        "x:8",
-        "--stability-percentage",
-        "1000000",
-    )
+    http = str(server.ready["http"]).removeprefix("http://")
+    where = ("-u", http if "http" in arguments else server.address)
+    protocol = () if "http" in arguments else ("-i", "grpc")
+    always = ("-m", model, *where, *protocol, "--shape", "x:8", "--stability-percentage", "1000000")
     for milliseconds in MEASURED:
         ended = subprocess.run(
             [str(FOLDER / "perf_analyzer"), *always, "--measurement-interval", milliseconds, *arguments],
@@ -95,6 +88,8 @@ MODES = {
     "stream-async": ("--streaming", "--async"),
     "gzip": ("--grpc-compression-algorithm", "gzip"),
     "parameter": ("--request-parameter", "user:1:int"),
+    "http": ("-i", "http", "--async"),
+    "http-json": ("-i", "http", "--input-tensor-format", "json", "--output-tensor-format", "json"),
 }
 
 
@@ -147,7 +142,7 @@ def test_a_rate_of_requests(server: ServerProcess) -> None:
     assert "Request Rate: 100" in ended.stdout
 
 
-@pytest.mark.parametrize("mode", ["sync", "stream-async"])
+@pytest.mark.parametrize("mode", ["sync", "stream-async", "http"])
 def test_tensors_in_shared_memory(server: ServerProcess, mode: str) -> None:
     ended = perf_analyzer(
         server, "echo-FP32", "--concurrency-range", "4", "--shared-memory", "system", *MODES[mode]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -72,13 +73,12 @@ def _supervise(config: ServerConfig, division: Division, argv: Sequence[str]) ->
     try:
         with ExitStack() as stack:
             # Listened on here, so that the ports stay the same, and connections wait, when a process is replaced.
-            sockets: dict[str, int] = {}
+            sockets: dict[str, socket.socket] = {}
             if config.metrics_port is not None:
-                listening = listen_for_metrics(config.metrics_host, config.metrics_port)
-                sockets["metrics"] = stack.enter_context(listening).fileno()
+                metrics = listen_for_metrics(config.metrics_host, config.metrics_port)
+                sockets["metrics"] = stack.enter_context(metrics)
             if config.http_port is not None:
-                listening = listen_for_http(config.host, config.http_port)
-                sockets["http"] = stack.enter_context(listening).fileno()
+                sockets["http"] = stack.enter_context(listen_for_http(config.host, config.http_port))
             settings = SupervisorSettings(
                 host=config.host,
                 port=config.port,

@@ -85,7 +85,7 @@ class EventLoop:
     def launch(self, slot: ServerSlot) -> Child:
         """Start the process of a slot, and watch it. OSError if it cannot be started."""
         settings = self._settings
-        inherited = [slot.page, *settings.sockets.values()]
+        inherited = [slot.page, *(each.fileno() for each in settings.sockets.values())]
         variables = {"CUDA_VISIBLE_DEVICES": settings.gpus[slot.index]} if settings.gpus else {}
         child = Child(settings.module, self._argv, inherited=inherited, variables=variables)
         self._children[child] = slot

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -36,8 +37,8 @@ _MOST_FINDINGS = 64
 class SupervisorSettings:
     """The address, the number of server processes, the times of a drain, and the module of a process.
 
-    `sockets` has the descriptors of the listening sockets of "metrics" and "http", as far as these are served; every process
-    inherits them. `gpus` has the visible GPUs of each process, by their numbers; empty if all see the same.
+    `sockets` has the listening sockets of "metrics" and "http", as far as these are served; every process inherits them, and
+    the supervisor closes them when it drains. `gpus` has the visible GPUs of each process, by their numbers; empty if all see the same.
     """
 
     host: str
@@ -45,7 +46,7 @@ class SupervisorSettings:
     processes: int
     drain_seconds: float
     drain_delay: float = 0.0
-    sockets: Mapping[str, int] = field(default_factory=dict)
+    sockets: Mapping[str, socket.socket] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     module: str = "tensorferry.server.processes"
 
@@ -192,6 +193,9 @@ class Supervisor:
         if settings.drain_delay:
             _log.info("%s received: requests are accepted for %g s more", name, settings.drain_delay)
         _log.info("%s received: draining for at most %g s", name, settings.drain_seconds)
+        # So that no connection waits on a port once the processes have closed it.
+        for listening in settings.sockets.values():
+            listening.close()
         for slot in self._slots:
             slot.start_at = math.inf
             self._drain(slot)
@@ -212,7 +216,7 @@ class Supervisor:
             "processes": len(self._slots),
             **self._where,
             "page": slot.page,
-            "sockets": self._settings.sockets,
+            "sockets": {name: each.fileno() for name, each in self._settings.sockets.items()},
             # A process that replaces another takes connections only when its models are loaded.
             "listens_first": not slot.restarts,
         }

@@ -120,6 +120,11 @@ class Connection(asyncio.Protocol):
         """Whether no request is answered or arrives."""
         return self._exchange is None and self._head is None and not self._data
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered, or an answer is not sent to its end."""
+        return self._exchange is not None or self._transport.get_write_buffer_size() > 0
+
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         if self._discard is not None:

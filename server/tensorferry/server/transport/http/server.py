@@ -55,6 +55,7 @@ class HttpServer:
         self.unread = shared.unread
         self.max_body_bytes = service.limits.message_bytes
         self._max_connections = max_connections or math.inf
+        # Whether each connection is closed after its next answer.
         self.draining = False
         # All fields below belong to the loop's thread.
         self._loop = asyncio.new_event_loop()
@@ -63,6 +64,8 @@ class HttpServer:
         self._inferences = InferenceCalls(service, shared, self._methods.metadata, self._loop, self.on_loop)
         self._connections: set[Connection] = set()
         self._accepting: asyncio.Server | None = None
+        self._closing = False
+        self._sent = threading.Event()
         self._started = threading.Event()
         self._thread = new_thread("http", self._run, ThreadKind.ESSENTIAL)
 
@@ -128,6 +131,8 @@ class HttpServer:
     def closed(self, connection: Connection) -> None:
         """Stop counting a connection."""
         self._connections.discard(connection)
+        if self._closing:
+            self._report_sent()
 
     def serve(self, exchange: Exchange, body: bytes) -> None:
         """Answer a request, at once or later."""
@@ -143,6 +148,13 @@ class HttpServer:
         except Exception as error:
             exchange.respond(response_of(error, self._service))
 
+    def announce_shutdown(self) -> None:
+        """Close each connection after its next answer from now on, so that `begin_drain` closes none that a client uses.
+
+        Others are accepted, because health is asked on new ones.
+        """
+        self.draining = True
+
     def begin_drain(self) -> None:
         """Accept no more connections, close idle ones, and the others after their next answer."""
         self.on_loop(self._begin_drain)
@@ -155,14 +167,24 @@ class HttpServer:
             connection.end_if_idle()
 
     def close(self, deadline: float) -> None:
-        """Close every connection once its inferences are answered, or at `deadline`, and end the thread. Idempotent."""
+        """Close every connection once its answer is sent, or at `deadline`, and end the thread. Idempotent."""
         self._shared.calls.wait_until_none(max(0.0, deadline - time.monotonic()))
-        self.on_loop(self._loop.stop)
-        if self._thread.ident is not None:
+        if self._thread.is_alive():
+            self.on_loop(self._begin_close)
+            self._sent.wait(max(0.0, deadline - time.monotonic()))
+            self.on_loop(self._loop.stop)
             self._thread.join()
         self._listening.close()
         self._inferences.close()
         self._methods.close()
+
+    def _begin_close(self) -> None:
+        self._closing = True
+        self._report_sent()
+
+    def _report_sent(self) -> None:
+        if not any(connection.busy for connection in self._connections):
+            self._sent.set()
 
 
 class _CurrentContext(ssl.SSLContext):
