@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -163,8 +164,11 @@ class TestMessages:
 
 class TestDrain:
     def test_all_drain_and_the_server_ends_with_the_last(self, make: Make, caplog: Caplog) -> None:
-        supervision = make(drain_delay=5.0).ready()
+        shared = socket.create_server(("127.0.0.1", 0))
+        supervision = make(drain_delay=5.0, sockets={"http": shared}).ready()
         supervision.supervisor.on_signal(signal.SIGTERM)
+        # So that the port is closed once the processes close it.
+        assert shared.fileno() == -1
         assert [supervision.child(index).take() for index in range(2)] == [[DRAIN], [DRAIN]]
         supervision.end(0, CLEAN)
         supervision.wait(1)

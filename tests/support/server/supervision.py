@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ class Supervision:
         drain_seconds: float = 30.0,
         drain_delay: float = 0.0,
         launches: bool = True,
+        sockets: Mapping[str, socket.socket] | None = None,
     ) -> None:
         self.now = 1000.0
         self.launches = launches
@@ -71,6 +73,7 @@ class Supervision:
             processes=processes,
             drain_seconds=drain_seconds,
             drain_delay=drain_delay,
+            sockets=sockets or {},
         )
         where = {"address": f"127.0.0.1:{PORT}", "port": PORT, "folder": str(folder)}
         self.supervisor = Supervisor(settings, where, self._launch, self.errors.append, lambda: self.now)

@@ -76,13 +76,19 @@ def curl(server: ServerProcess) -> Curl:
     return call
 
 
+OLD = ("--http1.0", "-H", "Connection: keep-alive", "-d")
+
+
 # With -d, curl says that the body is a form.
-@pytest.mark.parametrize("options", [("-d",), ("--json",), ("--http1.0", "-d"), ("--http2", "-d")], ids=str)
+@pytest.mark.parametrize(
+    "options", [("-d",), ("--json",), OLD[:1] + OLD[3:], OLD, ("--http2", "-d")], ids=str
+)
 def test_curl_sends_json(curl: Curl, options: tuple[str, ...]) -> None:
     answered = curl(*options, REQUEST)
     assert answered.lines[0] == "HTTP/1.1 200 OK"
     assert "Content-Type: application/json" in answered.lines
-    assert ("Connection: close" in answered.lines) is ("--http1.0" in options)
+    kept = "Connection: keep-alive" if options == OLD else "Connection: close"
+    assert (kept in answered.lines) is ("--http1.0" in options)
     assert json.loads(answered.body) == {
         "model_name": "echo-FP32",
         "model_version": "1",

@@ -27,7 +27,8 @@ BINARY_ONLY = ("FP16", "BF16")
 @pytest.fixture(scope="module")
 def server(transport: str, model_dir: Path, digits_model: Path, probe_model: Path) -> Iterator[ServerProcess]:
     echoes = models.echoes(model_dir, *DATATYPES)
-    options = ("--priority-weights", "8,1", "--http-port", "0")
+    # Room for 3,000 rows in each of two processes.
+    options = ("--priority-weights", "8,1", "--max-queue-size", "8192", "--http-port", "0")
     with running(f"digits={digits_model}", probe_model, *echoes, *options, transport=transport) as server:
         yield server
 
@@ -172,7 +173,7 @@ async def test_a_full_queue(serve_faulty: Serve, tmp_path: Path, flags: list[str
     release, options = tmp_path / "release", ("--max-batch-size", "1", "--max-queue-size", "2")
     server = serve_faulty(*flags, *options, "--http-port", "0", FAULTY_RELEASE=str(release))
     async with triton_aio.InferenceServerClient(server.ready["http"].removeprefix("http://")) as client:
-        # One runs until it is released and two wait, so the others find no room.
+        # Two wait, and one may run, until they are released, so the others find no room.
         calls = [asyncio.create_task(client.infer("probe", probe(int(HANG)))) for _ in range(6)]
         for call in itertools.islice(asyncio.as_completed(calls), 3):
             status, message = await refusal(call)
@@ -180,6 +181,5 @@ async def test_a_full_queue(serve_faulty: Serve, tmp_path: Path, flags: list[str
             assert "Exceeds maximum queue size" in message
         release.touch()
         ended = await asyncio.gather(*calls, return_exceptions=True)
-    assert [result.as_numpy("y")[0, 0] for result in ended if isinstance(result, triton.InferResult)] == [
-        2 * HANG
-    ] * 3
+    answers = [result.as_numpy("y")[0, 0] for result in ended if isinstance(result, triton.InferResult)]
+    assert answers in ([2 * HANG] * 2, [2 * HANG] * 3)

@@ -218,6 +218,9 @@ class Connection(asyncio.Protocol):
         ends = not head.keep_alive or self._owner.draining
         if ends:
             data = with_header(data, b"Connection: close")
+        elif head.is_old:
+            # Without this, such a client waits for the end of the connection.
+            data = with_header(data, b"Connection: keep-alive")
         if head.method == "HEAD":
             data = without_body(data)
         self._started(_IDLE_SECONDS)

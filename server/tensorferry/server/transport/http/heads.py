@@ -30,8 +30,8 @@ class Head:
     """The line and the fields of a request.
 
     `fields` have lower-case names. `length` is that of the body, unless it is `chunked`. `json_length` is the header
-    Inference-Header-Content-Length, `timeout` the seconds of X-Request-Timeout; None without them. `target` is what serves
-    the request, or the error that answers it.
+    Inference-Header-Content-Length, `timeout` the seconds of X-Request-Timeout; None without them. `is_old` means HTTP/1.0.
+    `target` is what serves the request, or the error that answers it.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Head:
     ) -> None:
         self.method, self.path, self.fields = method, path, fields
         connection = {token.strip() for token in values.get("connection", "").lower().split(",")}
+        self.is_old = not minor
         self.keep_alive = "close" not in connection if minor else "keep-alive" in connection
         self.chunked = "transfer-encoding" in values
         self.length = _natural(values, "content-length") or 0
