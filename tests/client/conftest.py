@@ -2,13 +2,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from client.scripted import ScriptedServer, ScriptedServicer, model
+from support.processes.server import ServerProcess, running
 
 from tensorferry.client import InferenceClient, aio
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A real server with the model `digits`, which clients may control, and with shared memory."""
+    repository = tmp_path_factory.mktemp("repository")
+    (repository / "digits" / "1").mkdir(parents=True)
+    shutil.copy(DIGITS, repository / "digits" / "1" / "model.onnx")
+    options = ("--model-repository", str(repository), "--model-control", "explicit", "--load-model", "digits")
+    with running(*options, "--allow-log-settings", "--allow-shared-memory", transport="lane") as server:
+        yield server
 
 
 @pytest.fixture

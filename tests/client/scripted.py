@@ -203,14 +203,6 @@ class ScriptedServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             answer.settings[name].MergeFromString(setting.SerializeToString())
         return answer
 
-    def SystemSharedMemoryRegister(
-        self, request: Any, context: Context
-    ) -> pb.SystemSharedMemoryRegisterResponse:
-        self._called("SystemSharedMemoryRegister", context, request)
-        if not self.shares_memory:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, "no shared memory")
-        return pb.SystemSharedMemoryRegisterResponse()
-
     def CudaSharedMemoryStatus(self, request: Any, context: Context) -> Any:
         self._called("CudaSharedMemoryStatus", context, self.request)
         return self.cuda_status()
@@ -232,12 +224,14 @@ def _empty(name: str) -> Any:
 
     def answer(self: ScriptedServicer, request: Any, context: Context) -> Any:
         self._called(name, context, request)
+        if name.endswith("SharedMemoryRegister") and not self.shares_memory:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "no shared memory")
         return getattr(pb, f"{name}Response")()
 
     return answer
 
 
-for _name in ("RepositoryModelLoad", "RepositoryModelUnload", "SystemSharedMemoryUnregister",
+for _name in ("RepositoryModelLoad", "RepositoryModelUnload", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister",
               "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"):  # fmt: skip
     setattr(ScriptedServicer, _name, _empty(_name))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,32 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 from client import docstrings
-from support.processes.server import ServerProcess, running
+from support.processes.server import ServerProcess
 
 import async_to_sync
 from tensorferry import client as package
 from tensorferry.client import InferenceClient, aio
 
-DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
 OBJECTS = dict(docstrings.public_objects())
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with the model `digits`, which clients may control."""
-    repository = tmp_path_factory.mktemp("repository")
-    (repository / "digits" / "1").mkdir(parents=True)
-    shutil.copy(DIGITS, repository / "digits" / "1" / "model.onnx")
-    options = ("--model-repository", str(repository), "--model-control", "explicit", "--load-model", "digits")
-    with running(*options, "--allow-log-settings", "--allow-shared-memory", transport="lane") as server:
-        yield server
-
-
 @pytest.fixture
-async def variables(served: ServerProcess) -> AsyncIterator[dict[str, Any]]:
+async def variables(digits: ServerProcess) -> AsyncIterator[dict[str, Any]]:
     names: dict[str, Any] = {name: getattr(package, name) for name in package.__all__}
     images = {"image": np.zeros((1, 8, 8), np.uint8)}
-    with InferenceClient(served.address) as client:
+    with InferenceClient(digits.address) as client:
         client.infer("digits", images)
         yield {**names, "np": np, "asyncio": asyncio, "Path": Path, "client": client}
 
@@ -47,15 +34,15 @@ def test_every_public_name_has_an_example() -> None:
     assert [name for name, kind in OBJECTS.items() if not docstrings.examples(kind)] == []
 
 
-async def test_the_examples_are_right(served: ServerProcess, variables: dict[str, Any]) -> None:
+async def test_the_examples_are_right(digits: ServerProcess, variables: dict[str, Any]) -> None:
     """Those that need a GPU are run by memory/test_cuda_shared_memory.py."""
-    async with aio.InferenceClient(served.address) as client:
+    async with aio.InferenceClient(digits.address) as client:
         names = {**variables, "client": client, "InferenceClient": aio.InferenceClient}
         for name, kind in OBJECTS.items():
             library = {"to_pandas": "pandas", "to_arrow": "pyarrow"}.get(name.rpartition(".")[2])
             if docstrings.needs_a_gpu(name) or (library and find_spec(library) is None):
                 continue
-            await docstrings.run(kind, dict(names if name.startswith("aio.") else variables), served.address)
+            await docstrings.run(kind, dict(names if name.startswith("aio.") else variables), digits.address)
 
 
 def test_both_clients_have_the_same_public_names() -> None:

@@ -243,6 +243,19 @@ async def test_waiting_needs_one_target_that_answers(server: ScriptedServer, kin
 
 
 @both_clients
+async def test_the_first_answer_ends_the_other_calls(
+    server: ScriptedServer, other: ScriptedServer, kind: type[Any]
+) -> None:
+    hang = Hang()
+    server.servicer.when_ready = lambda request, context: hang.begun.wait(30)
+    other.servicer.when_ready = hang.infer
+    client = kind([by_name(server.target), by_name(other.target)])
+    assert await either(client, "wait_ready", 60)
+    assert await asyncio.to_thread(hang.left.wait, 30)
+    await either(client, "close")
+
+
+@both_clients
 async def test_closing_ends_waiting(server: ScriptedServer, kind: type[Any]) -> None:
     hang = Hang()
     server.servicer.when_ready = hang.infer

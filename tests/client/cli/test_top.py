@@ -53,7 +53,7 @@ def status(now: float = 0.0, answered: int = 0, **changes: Any) -> dict[str, Any
         "times": {"queue": [answered, 0, 0], "compute": [answered, 0, 0], "total": [0, answered, 0]},
         "batches": {
             "ran": answered // 2, "failed": 0, "rows": answered * 2, "compute_seconds": answered * 0.001, "full_rows": 4,
-            "by_rows": {"4": answered // 2} if answered else {},
+            "by_rows": {"4": answered // 4, "6": answered // 2 - answered // 4} if answered else {},
             "by_reason": {"idle": answered // 2} if answered else {},
             "row_seconds": {"1": 0.02, "4": 0.01, "8": 0.012} if answered else {},
         },

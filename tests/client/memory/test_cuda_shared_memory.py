@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from client import docstrings
+from client.conftest import DIGITS
 from client.memory import cuda_calls
 from client.scripted import ScriptedServer
 from support.processes.server import running
@@ -23,7 +23,6 @@ from support.wire.device_memory import build_stand_in, gpu_is_here
 from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2 as pb
 
-DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
 LONGEST = 100
 
 EXAMPLES = [name for name in dict(docstrings.public_objects()) if docstrings.needs_a_gpu(name)]
@@ -100,15 +99,14 @@ def test_memory_is_freed_after_its_last_use(stand_in: Rig, server: ScriptedServe
         return answer
 
     server.servicer.cuda_status = status
+    server.servicer.shares_memory = True
     stand_in.run(cuda_calls.run, cuda_calls.memory_that_is_not_used, server.target)
     # The last question is that of `run`, after the memory was freed.
     assert allocated == [1, 1, 1, 0]
 
 
-def test_a_server_without_shared_memory(rig: Rig) -> None:
-    options = [option for option in rig.options if option != "--allow-shared-memory"]
-    with running(*options, transport="lane") as server:
-        rig.run(cuda_calls.run, cuda_calls.a_server_without_shared_memory_refuses, server.address)
+def test_a_server_without_shared_memory(rig: Rig, server: ScriptedServer) -> None:
+    rig.run(cuda_calls.run, cuda_calls.a_server_without_shared_memory_refuses, server.target)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

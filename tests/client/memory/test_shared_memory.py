@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from client.scripted import ScriptedServer, model
-from support.processes.server import ServerProcess, running
+from support.processes.server import ServerProcess
 
 from tensorferry.client import InferenceClient, InferenceError, InvalidInput, Unimplemented
 from tensorferry.client.connection.system_memory import DIRECTORY, SystemMemory
 from tensorferry.protos import inference_pb2 as pb
 
-DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
 IMAGES = np.random.default_rng(1).integers(0, 17, (32, 8, 8), np.uint8)
 
 
-@pytest.fixture(scope="module")
-def sharing() -> Iterator[ServerProcess]:
-    with running(f"digits={DIGITS}", "--allow-shared-memory", transport="lane") as process:
-        yield process
-
-
 @pytest.fixture
-def local(sharing: ServerProcess) -> Iterator[InferenceClient]:
-    with InferenceClient(sharing.address) as client:
+def local(digits: ServerProcess) -> Iterator[InferenceClient]:
+    with InferenceClient(digits.address) as client:
         yield client
 
 
@@ -37,8 +29,8 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """After each test there is no file, and the server has no region."""
     yield
     assert files() == []
-    if "sharing" in request.fixturenames:
-        with InferenceClient(request.getfixturevalue("sharing").address) as client:
+    if "digits" in request.fixturenames:
+        with InferenceClient(request.getfixturevalue("digits").address) as client:
             stub = client._endpoints.pick().stub
             assert not stub.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest()).regions
 
@@ -80,8 +72,8 @@ def test_a_failed_call_leaves_nothing(local: InferenceClient) -> None:
         memory.infer(timeout=1e-6)
 
 
-def test_a_closed_client_leaves_no_file(sharing: ServerProcess) -> None:
-    with InferenceClient(sharing.address) as other, InferenceClient(sharing.address) as client:
+def test_a_closed_client_leaves_no_file(digits: ServerProcess) -> None:
+    with InferenceClient(digits.address) as other, InferenceClient(digits.address) as client:
         with client.shared_memory("digits", 2):
             [name] = files()
             client.close()
