@@ -26,7 +26,7 @@ from queue import SimpleQueue
 ROOT = Path(__file__).resolve().parents[1]
 SERVER = "server/tensorferry/server/"
 BATCHER = "batcher/tensorferry/batcher/"
-DOORS = ("tests/wire/triton", "tests/wire/shapes", "tests/e2e/failures")
+DOORS = ("tests/wire/triton", "tests/wire/test_protocol_page.py", "tests/wire/shapes", "tests/e2e/failures")
 # Folders of the product, and the tests that must find their faults: those of the package first.
 PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "queue": (BATCHER + "queue", ("tests/batcher/queue", "tests/batcher")),
