@@ -68,6 +68,11 @@ def test_infer_writes_files(server: ScriptedServer, tmp_path: Path, capsys: Outp
     assert array.dtype == np.float32
     assert array.tolist() == [1.5, 2]
     assert str(out / "a_b-2.npy") in capsys.readouterr().out
+    # A file is no folder.
+    assert command.main(["row", "--target", server.target, "--input", "x=1", "--output-dir", file]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("tensorferry infer: [Errno ")
+    assert error.count("\n") == 1
 
 
 def test_bytes_are_written_without_loss(tmp_path: Path) -> None:
