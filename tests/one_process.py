@@ -32,7 +32,6 @@ REASONS: Mapping[tuple[str, str], str] = {
             "tests/e2e/test_metrics.py": (
                 "test_failures_cancels_and_refusals",
                 "test_refusals_before_a_queue_and_open_streams",
-                "test_the_page_is_there_until_the_server_stops",
             ),
             "tests/e2e/test_model_calls.py": ("test_a_call_has_the_deadline_of_its_client",),
             "tests/e2e/test_model_tables.py": ("test_each_model_has_the_options_of_its_table",),

@@ -20,6 +20,13 @@ _LOADING = (
 _DEVICES = "it is about devices that fail, which the batcher handles behind both transports"
 _METHODS = "it is about methods that are the same with both transports"
 _CLIENT = "it is about the client"
+_FOREIGN = (
+    "it is about clients in other languages, to which both transports speak with gRPC's core; tritonclient has its calls "
+    "on both"
+)
+_PROCESSES = "it is about the processes of a server, which may have either transport"
+_SIGNALS = "it is about the main thread, which stops both transports in one way"
+_TLS = "it is about TLS, which gRPC's core has below both transports"
 
 # By file, or file::function.
 REASONS: Mapping[str, str] = {
@@ -27,34 +34,60 @@ REASONS: Mapping[str, str] = {
     "tests/conformance/test_conformance.py": _LOADING,
     "tests/deploy/test_round_robin.py": "it is about the balancing of grpcio's client",
     "tests/e2e/failures/test_device_failure.py": _DEVICES,
+    "tests/e2e/failures/test_pushback.py": _CLIENT,
+    "tests/e2e/failures/test_thread_crashes.py::test_a_request_that_kills_a_worker_and_its_neighbours": _DEVICES,
+    "tests/e2e/failures/test_thread_crashes.py::test_health_follows_each_crash_and_recovery": _DEVICES,
+    "tests/e2e/failures/test_thrown_exceptions.py": "it is about threads of the product, which both transports have",
     "tests/e2e/failures/test_unread_log.py": "it is about the log",
     "tests/e2e/test_batching_check.py": _LOADING,
     "tests/e2e/test_bench.py": _CLIENT,
     "tests/e2e/test_custom_operators.py": _LOADING,
     "tests/e2e/test_digits.py": _LOADING,
+    "tests/e2e/test_fixed_first_axis.py": _LOADING,
     "tests/e2e/test_fp16.py": _LOADING,
     "tests/e2e/test_images.py": _LOADING,
     "tests/e2e/test_infer_command.py": _CLIENT,
     "tests/e2e/test_inspect.py": _LOADING,
     "tests/e2e/test_large_requests.py": _CLIENT,
+    "tests/e2e/test_lifecycle.py::test_a_second_signal_stops_at_once": _SIGNALS,
+    "tests/e2e/test_lifecycle.py::test_a_server_that_is_gone_is_unavailable": _CLIENT,
+    "tests/e2e/test_lifecycle.py::test_signals_directly_after_each_other_are_one": _SIGNALS,
+    "tests/e2e/test_lifecycle.py::test_the_ready_line_has_address_signatures_and_batching": _LOADING,
+    "tests/e2e/test_metrics.py::test_a_port_in_use_ends_the_server_with_the_flags_name": (
+        "it is about the port of the metrics"
+    ),
     "tests/e2e/test_model_calls.py": _LOADING,
     "tests/e2e/test_model_tables.py": _LOADING,
     "tests/e2e/test_otel_export.py::test_a_collector_that_hangs_delays_no_request_and_the_stop_for_a_bounded_time": (
         "it is about the exporter, for which the stop waits five seconds"
     ),
     "tests/e2e/test_padding.py": _LOADING,
+    "tests/e2e/test_processes.py": _PROCESSES,
     "tests/e2e/test_python_models.py": _LOADING,
+    "tests/e2e/test_security.py::test_no_secret_is_shown_anywhere": "it is about files, logs and commands",
     "tests/e2e/test_several_targets.py": _CLIENT,
+    "tests/hostile/test_resets.py::test_with_the_legacy_listener_they_end_at_the_age_of_connections": (
+        "it is about gRPC's core, which has the connections of both transports"
+    ),
     "tests/wire/shapes/test_empty_axes.py": _LOADING,
+    "tests/wire/shapes/test_signatures.py": _LOADING,
+    "tests/wire/shapes/test_zero_rows.py": "it is about requests that no transport runs: the service answers them",
     "tests/wire/test_cuda_shared_memory.py": (
         "it is about memory of a GPU; test_shared_memory.py has the memory of the system on both transports"
     ),
+    "tests/wire/test_generated_clients.py": _FOREIGN,
+    "tests/wire/test_grpcurl.py": _FOREIGN,
+    "tests/wire/test_kserve.py": _FOREIGN,
     "tests/wire/test_log_settings.py": _METHODS,
     "tests/wire/test_model_config.py": _METHODS,
     "tests/wire/test_repository.py": _METHODS,
+    "tests/wire/test_secured.py": _TLS,
     "tests/wire/test_strings.py": _LOADING,
     "tests/wire/test_trace_settings.py": _METHODS,
+    "tests/wire/triton/test_configured_models.py": "it is about configurations, which the queues of both transports follow",
     "tests/wire/triton/test_ensembles.py": _LOADING,
+    "tests/wire/triton/test_example_repositories.py": _LOADING,
+    "tests/wire/triton/test_perf_analyzer.py": _FOREIGN,
 }
 
 

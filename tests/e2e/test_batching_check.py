@@ -6,43 +6,56 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+import pytest
 from e2e.fixtures import Serve
 from support.models import hidden_mixing, mixing, small
+from support.processes.server import ServerProcess
 
 from tensorferry.client import InferenceClient
 
 
-def test_the_verdict_is_in_the_ready_line_and_the_metadata(serve: Serve, tmp_path: Path) -> None:
-    server = serve(
-        small.twice(tmp_path / "twice.onnx"),
-        mixing.hashed(tmp_path / "hashed.onnx"),
-        mixing.scaled(tmp_path / "scaled.onnx"),
-        small.twice(tmp_path / "fixed.onnx", dims=(1, 3)),
-    )
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checked")
+    found = [
+        small.twice(folder / "twice.onnx"),
+        mixing.hashed(folder / "hashed.onnx"),
+        mixing.scaled(folder / "scaled.onnx"),
+        small.twice(folder / "fixed.onnx", dims=(1, 3)),
+        mixing.log_mel(folder / "mel.onnx"),
+        *(hidden_mixing.save(folder / f"{kind}.onnx", kind) for kind in hidden_mixing.KINDS),
+    ]
+    return {path.stem: path for path in found}
+
+
+@pytest.fixture(scope="module")
+def server(share: Serve, paths: dict[str, Path]) -> ServerProcess:
+    return share(*paths.values())
+
+
+def test_the_verdict_is_in_the_ready_line_and_the_metadata(server: ServerProcess) -> None:
     ready = {model["name"]: model["batching"] for model in server.ready["models"]}
-    assert ready == {
+    verdicts = {"twice": "proved", "hashed": "tested", "scaled": "refused", "fixed": "proved"}
+    assert {name: ready[name] for name in verdicts} == {
         "twice": "batches of up to 32 rows (proved)",
         "hashed": "batches of up to 32 rows (tested)",
         "scaled": "unbatched (ReduceMax greatest reduces over the batch axis)",
         "fixed": "batches of up to 32 rows (proved, rewritten)",
     }
-    verdicts = {"twice": "proved", "hashed": "tested", "scaled": "refused", "fixed": "proved"}
     with InferenceClient(server.address) as client:
-        for name, words in ready.items():
+        for name, verdict in verdicts.items():
             properties = client.metadata(name).properties
-            assert properties["batching"] == words
-            assert properties["batching_verdict"] == verdicts[name]
+            assert properties["batching"] == ready[name]
+            assert properties["batching_verdict"] == verdict
             # Only a request for independent rows may be split.
-            assert ("max_request_rows" in properties) == (verdicts[name] in ("proved", "tested"))
+            assert ("max_request_rows" in properties) == (verdict in ("proved", "tested"))
 
 
 def test_a_model_with_a_floor_over_the_batch_answers_each_request_correctly(
-    serve: Serve, tmp_path: Path
+    server: ServerProcess, paths: dict[str, Path]
 ) -> None:
     """Whisper's features have such a floor: a request with large values would raise it for the others."""
-    path = mixing.log_mel(tmp_path / "mel.onnx")
-    session = onnxruntime.InferenceSession(str(path))
-    server = serve(path)
+    session = onnxruntime.InferenceSession(str(paths["mel"]))
     generator = np.random.default_rng(1)
     requests = [
         (generator.random((1, 3)) * scale).astype(np.float32)
@@ -56,11 +69,9 @@ def test_a_model_with_a_floor_over_the_batch_answers_each_request_correctly(
 
 
 def test_no_answer_has_a_number_of_another_request_where_rows_mix_for_few_numbers(
-    serve: Serve, tmp_path: Path
+    server: ServerProcess, paths: dict[str, Path]
 ) -> None:
     """Running random rows cannot find that these models mix rows; their graphs show it."""
-    paths = {kind: hidden_mixing.save(tmp_path / f"{kind}.onnx", kind) for kind in hidden_mixing.KINDS}
-    server = serve(*paths.values(), "--max-queue-delay-ms", "5")
     rows = np.random.default_rng(1).standard_normal((160, 1, 4)).astype(np.float32)
     rows[::8, 0, 0] = hidden_mixing.MIXING
     with InferenceClient(server.address) as client:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from e2e.fixtures import Serve
 from e2e.test_metrics import scrape_until
 from support.processes.faulty import HANG
 from support.processes.probe import TABLE_ERROR
-from support.processes.server import ServerProcess, command, environment, running
+from support.processes.server import ServerProcess, command, environment
 
 from tensorferry.client import (
     DeadlineExceeded,
@@ -29,12 +28,6 @@ from tensorferry.client import (
 )
 
 
-@pytest.fixture(scope="module")
-def server(transport: str, probe_model: Path, digits_model: Path) -> Iterator[ServerProcess]:
-    with running(f"digits={digits_model}", probe_model, transport=transport) as server:
-        yield server
-
-
 def probe(tag: int, index: int = 0, work: int = 0) -> dict[str, object]:
     return {
         "x": np.full((1, 4), tag, np.float32),
@@ -43,7 +36,8 @@ def probe(tag: int, index: int = 0, work: int = 0) -> dict[str, object]:
     }
 
 
-def test_infer_submit_and_errors(server: ServerProcess) -> None:
+def test_infer_submit_and_errors(plain: ServerProcess) -> None:
+    server = plain
     with InferenceClient(server.address) as client:
         assert client.is_live()
         assert client.is_ready()
@@ -69,11 +63,11 @@ def test_infer_submit_and_errors(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["completion", "request"])
-def test_stream(server: ServerProcess, ordered: bool) -> None:
+def test_stream(plain: ServerProcess, ordered: bool) -> None:
     requests = (
         StreamRequest(probe(tag, index=99 if tag == 57 else 0), request_id=str(tag)) for tag in range(300)
     )
-    with InferenceClient(server.address) as client:
+    with InferenceClient(plain.address) as client:
         outcomes = list(client.stream("probe", requests, ordered=ordered, timeout=60, on_error="yield"))
     ids = []
     for outcome in outcomes:
@@ -115,8 +109,8 @@ def test_results_come_as_they_finish(serve_faulty: Serve, tmp_path: Path) -> Non
         assert [name(outcome) for outcome in consumed.result(60)] == ["slow", "wrong"]
 
 
-async def test_asyncio(server: ServerProcess) -> None:
-    async with aio.InferenceClient(server.address) as client:
+async def test_asyncio(plain: ServerProcess) -> None:
+    async with aio.InferenceClient(plain.address) as client:
         assert await client.is_ready()
         result = await client.infer("probe", probe(5))
         np.testing.assert_array_equal(result["y"], np.full((1, 4), 10))
@@ -126,10 +120,10 @@ async def test_asyncio(server: ServerProcess) -> None:
         assert seen == [2.0 * tag for tag in range(50)]
 
 
-def test_the_shell(server: ServerProcess, tmp_path: Path) -> None:
+def test_the_shell(plain: ServerProcess, tmp_path: Path) -> None:
     def shell(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command(*arguments, "--target", server.address),
+            command(*arguments, "--target", plain.address),
             capture_output=True,
             text=True,
             env=environment(),
@@ -144,7 +138,6 @@ def test_the_shell(server: ServerProcess, tmp_path: Path) -> None:
     heldout = np.load(Path(__file__).resolve().parents[2] / "examples" / "digits" / "heldout.npz")
     np.save(tmp_path / "images.npy", heldout["images"][:3])
     asked = ("infer", "digits", "--input", f"image={tmp_path / 'images.npy'}")
-    assert "label" in shell(*asked).stdout
     assert shell(*asked, "--output-dir", tmp_path / "out").returncode == 0
     np.testing.assert_array_equal(np.load(tmp_path / "out" / "label.npy"), heldout["labels"][:3])
     wrong = shell("infer", "other", "--input", f"image={tmp_path / 'images.npy'}")

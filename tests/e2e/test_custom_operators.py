@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +18,35 @@ from support.processes import observed
 from support.processes.server import ServerProcess
 from tritonclient.utils import InferenceServerException
 
-from tensorferry.client import InferenceClient, Unavailable
+from tensorferry.client import InferenceClient
 
 PACKAGE = ("--custom-ops", "onnxruntime-extensions")
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-@pytest.mark.parametrize(("length", "batching"), [(8, "tested"), (None, "unbatched")])
-def test_text_in_tokens_out(length: int | None, batching: str, serve: Serve, tmp_path: Path) -> None:
+def test_text_in_tokens_out_and_the_file_of_an_image_in_pixels_out(serve: Serve, tmp_path: Path) -> None:
     extensions.skip_without()
-    server = serve(extensions.tokenizer(tmp_path / "tokens.onnx", length), *PACKAGE)
-    assert batching in server.ready["models"][0]["batching"]
+    lengths = {"fixed": 8, "longest": None}
+    tokenizers = [extensions.tokenizer(tmp_path / f"{name}.onnx", length) for name, length in lengths.items()]
+    server = serve(*tokenizers, extensions.image_decoder(tmp_path / "image.onnx"), *PACKAGE)
+    batching = {model["name"]: model["batching"] for model in server.ready["models"]}
+    assert "tested" in batching["fixed"]
+    assert "unbatched" in batching["longest"]
     text = ["abc ab a", "", "a b c"]
     tokens = [["abc", "Ġ", "ab", "Ġ", "a"], [], ["a", "Ġ", "b", "Ġ", "c"]]
     with InferenceClient(server.address) as client:
-        answer = client.infer("tokens", {"text": np.array(text, object)}, timeout=PATIENCE)
-    found = [
-        [extensions.VOCABULARY[number] for number in ids[mask == 1]]
-        for ids, mask in zip(answer["ids"], answer["mask"], strict=True)
-    ]
-    assert found == tokens
-    assert answer["ids"].shape == (3, length or 5)
+        for name, length in lengths.items():
+            answer = client.infer(name, {"text": np.array(text, object)}, timeout=PATIENCE)
+            found = [
+                [extensions.VOCABULARY[number] for number in ids[mask == 1]]
+                for ids, mask in zip(answer["ids"], answer["mask"], strict=True)
+            ]
+            assert found == tokens
+            assert answer["ids"].shape == (3, length or 5)
+    with triton.InferenceServerClient(server.address) as client:
+        assert np.array_equal(decoded(client, extensions.png(IMAGE)), IMAGE)
+        with pytest.raises(InferenceServerException, match="Invalid image data"):
+            decoded(client, b"no file")
 
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
@@ -52,16 +59,9 @@ def decoded(client: triton.InferenceServerClient, data: bytes) -> Any:
     return client.infer("image", [given], client_timeout=PATIENCE).as_numpy("image")
 
 
-def test_the_file_of_an_image_in_pixels_out(serve: Serve, tmp_path: Path) -> None:
-    extensions.skip_without()
-    server = serve(extensions.image_decoder(tmp_path / "image.onnx"), *PACKAGE)
-    with triton.InferenceServerClient(server.address) as client:
-        assert np.array_equal(decoded(client, extensions.png(IMAGE)), IMAGE)
-        with pytest.raises(InferenceServerException, match="Invalid image data"):
-            decoded(client, b"no file")
-
-
-def test_an_operator_that_exits_ends_one_process_only(transport: str, tmp_path: Path) -> None:
+def test_an_operator_that_exits_ends_one_process_and_the_next_has_the_operators(
+    transport: str, tmp_path: Path
+) -> None:
     """For a file that is neither PNG nor JPEG, DecodeImage of onnxruntime-extensions 0.15 calls exit. (A later version
     may return an error.)
     """
@@ -72,9 +72,12 @@ def test_an_operator_that_exits_ends_one_process_only(transport: str, tmp_path: 
         with pytest.raises(InferenceServerException) as caught:
             decoded(client, b"text in place of an image")
         assert caught.value.status() == "StatusCode.UNAVAILABLE"
+    killed = observed.of_module(server.process.pid, "tensorferry.server.processes")
+    for process in killed:
+        os.kill(process, signal.SIGKILL)
     with triton.InferenceServerClient(server.address) as client:
-        # The connection may go to the process that is being replaced.
         assert np.array_equal(until(lambda: _decoded_or_none(client), lambda found: found is not None), IMAGE)
+    assert not {*observed.of_module(server.process.pid, "tensorferry.server.processes")} & {*killed}
     assert server.stop() == 0, server.log
 
 
@@ -85,33 +88,8 @@ def _decoded_or_none(client: triton.InferenceServerClient) -> Any:
         return None
 
 
-def processes(server: ServerProcess) -> list[int]:
-    """The ids of the processes that run models."""
-    return observed.of_module(server.process.pid, "tensorferry.server.processes") or [server.process.pid]
-
-
-def answers(client: InferenceClient) -> Callable[[], bool]:
-    def ask() -> bool:
-        try:
-            return np.array_equal(client.infer("m", {"x": X}, timeout=PATIENCE)["y"], 2 * (X + 1) + 1)
-        except Unavailable:
-            return False
-
-    return ask
-
-
-def test_a_new_process_has_the_operators(transport: str, tmp_path: Path) -> None:
-    library = custom_operator.library(tmp_path / "twice.so")
-    path = custom_operator.model(tmp_path / "m.onnx")
-    server = ServerProcess.start(path, "--custom-ops", library, "--processes", "2", transport=transport)
-    with InferenceClient(server.address) as client:
-        assert answers(client)()
-        killed = processes(server)
-        for process in killed:
-            os.kill(process, signal.SIGKILL)
-        until(answers(client))
-        assert not {*processes(server)} & {*killed}
-    assert server.stop() == 0, server.log
+def answers(client: InferenceClient) -> bool:
+    return np.array_equal(client.infer("m", {"x": X}, timeout=PATIENCE)["y"], 2 * (X + 1) + 1)
 
 
 def test_a_library_of_one_model_leaves_the_others_proved(serve: Serve, tmp_path: Path) -> None:
@@ -130,7 +108,7 @@ def test_a_library_of_one_model_leaves_the_others_proved(serve: Serve, tmp_path:
         "plain": "proved)",
     }
     with InferenceClient(server.address) as client:
-        assert answers(client)()
+        assert answers(client)
 
 
 def test_a_repository_has_libraries_and_a_client_cannot_send_one(serve: Serve, tmp_path: Path) -> None:
@@ -143,15 +121,15 @@ def test_a_repository_has_libraries_and_a_client_cannot_send_one(serve: Serve, t
     files = {"file:1/model.onnx": path.read_bytes(), "file:1/libtwice.so": library.read_bytes()}
     with triton.InferenceServerClient(server.address) as control, InferenceClient(server.address) as client:
         control.load_model("m")
-        assert answers(client)()
+        assert answers(client)
         control.load_model("m", config=json.dumps({**config, "max_batch_size": 4}))
-        assert answers(client)()
+        assert answers(client)
         for name in ("m", "sent"):
             with pytest.raises(InferenceServerException, match="a client cannot choose libraries"):
                 control.load_model(name, config=json.dumps(config), files=files)
         config["model_operations"]["op_library_filename"] = [str(library)]
         with pytest.raises(InferenceServerException, match="a client cannot choose libraries"):
             control.load_model("m", config=json.dumps(config))
-        assert answers(client)()
+        assert answers(client)
     assert server.stop() == 0
     server.log[:] = [line for line in server.log if "a client cannot choose libraries" not in line]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from e2e.fixtures import Serve
-from support.processes.server import environment
+from support.processes.server import ServerProcess, environment
 
 from tensorferry.client import InferenceClient
 
@@ -26,25 +25,26 @@ def test_the_accuracy_in_the_readme_is_true() -> None:
     assert right / len(labels) > 0.97
 
 
-def test_all_heldout_images_through_the_server(serve: Serve) -> None:
-    server = serve(DIGITS / "digits.onnx")
+def test_all_heldout_images_through_the_server(plain: ServerProcess) -> None:
     heldout = np.load(DIGITS / "heldout.npz")
-    with InferenceClient(server.address) as client:
-        results = client.stream(
-            "digits", ({"image": image[None]} for image in heldout["images"]), ordered=True
-        )
-        labels = np.concatenate([result["label"] for result in results])
+    with InferenceClient(plain.address) as client:
+        images = ({"image": image[None]} for image in heldout["images"])
+        labels = np.concatenate([result["label"] for result in client.stream("digits", images, ordered=True)])
     assert (labels == heldout["labels"]).mean() > 0.97
 
 
-def test_the_demo_shows_answers_and_stops() -> None:
-    result = subprocess.run(
-        [sys.executable, str(DIGITS / "demo.py"), "--once", "--port", "0", "--device", "cpu"],
+def demo(port: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(DIGITS / "demo.py"), "--once", "--port", port, "--device", "cpu"],
         capture_output=True,
         text=True,
         env=environment(),
         timeout=120,
     )
+
+
+def test_the_demo_shows_answers_and_stops() -> None:
+    result = demo("0")
     assert result.returncode == 0, result.stderr
     assert not result.stderr
     assert "ready on 127.0.0.1:" in result.stdout
@@ -54,15 +54,8 @@ def test_the_demo_shows_answers_and_stops() -> None:
     assert int(right[1]) >= 9
 
 
-def test_the_demo_says_when_its_port_is_taken(serve: Serve) -> None:
-    server = serve(DIGITS / "digits.onnx")
-    port = server.address.rpartition(":")[2]
-    result = subprocess.run(
-        [sys.executable, str(DIGITS / "demo.py"), "--once", "--port", port],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=120,
-    )
+def test_the_demo_says_when_its_port_is_taken(plain: ServerProcess) -> None:
+    port = plain.address.rpartition(":")[2]
+    result = demo(port)
     assert result.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in result.stderr

@@ -45,64 +45,67 @@ def run(
     )
 
 
-def as_json(server: ServerProcess, *arguments: str, stdin: bytes | None = None) -> dict[str, object]:
-    """Return the outputs of `tensorferry infer` by name."""
-    done = run(server, "infer", *arguments, "--format", "json", stdin=stdin)
-    assert done.returncode == 0, done.stderr
-    return {output["name"]: output["data"] for output in json.loads(done.stdout)["outputs"]}
+def outputs(printed: str | bytes) -> dict[str, object]:
+    """Return the outputs of `tensorferry infer --format json` by name."""
+    return {output["name"]: output["data"] for output in json.loads(printed)["outputs"]}
 
 
-def test_digits_in_every_form(serve: Serve, tmp_path: Path) -> None:
-    server = serve(DIGITS / "digits.onnx")
+def test_digits_in_every_form(
+    plain: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     images = np.load(DIGITS / "images.npy")
     file = str(DIGITS / "images.npy")
-    expected = as_json(server, "digits", "--input", f"image={file}")
     np.savez(tmp_path / "images.npz", image=images.astype(np.float64))
     request = {
         "inputs": [
             {"name": "image", "shape": images.shape, "datatype": "UINT8", "data": images.ravel().tolist()}
         ]
     }
-    for arguments, stdin in (
-        (["--input", file], None),
-        (["--input", str(tmp_path / "images.npz")], None),
+
+    def called(*arguments: str) -> dict[str, object]:
+        assert infer.main(["digits", "--target", plain.address, "--format", "json", *arguments]) == 0
+        return outputs(capsys.readouterr().out)
+
+    expected = called("--input", f"image={file}")
+    for arguments in (
+        ["--input", file],
+        ["--input", str(tmp_path / "images.npz")],
+        ["--json", json.dumps(request)],
+    ):
+        assert called(*arguments) == expected
+    # A single image, without its first axis.
+    one = called("--input", json.dumps(images[0].tolist()), "--output", "label")
+    assert one == {"label": expected["label"][:1]}  # type: ignore[index]
+    for argument, stdin in (
         (["--input", "image=@-"], Path(file).read_bytes()),
         (["--json", "-"], json.dumps({"image": images.tolist()}).encode()),
-        (["--json", json.dumps(request)], None),
     ):
-        assert as_json(server, "digits", *arguments, stdin=stdin) == expected
-    # A single image, without its first axis.
-    one = as_json(server, "digits", "--input", json.dumps(images[0].tolist()), "--output", "label")
-    assert one == {"label": expected["label"][:1]}  # type: ignore[index]
-    table = run(server, "infer", "digits", "--random", "--rows", "2").stdout.decode()
-    assert "label  INT64 [2]" in table
-    refused = run(server, "infer", "digits", "--input", "image=seven")
+        done = run(plain, "infer", "digits", *argument, "--format", "json", stdin=stdin)
+        assert outputs(done.stdout) == expected, done.stderr
+    assert infer.main(["digits", "--target", plain.address, "--random", "--rows", "2"]) == 0
+    assert "label  INT64 [2]" in capsys.readouterr().out
+    refused = run(plain, "infer", "digits", "--input", "image=seven")
     assert refused.returncode == 2
     assert refused.stderr.decode().startswith(
         "tensorferry infer: input 'image' of model 'digits' expects UINT8"
     )
 
 
-def test_every_datatype(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    server = serve(*models.echoes(tmp_path, *DATATYPES))
+def test_every_datatype(echoes: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     for datatype, value in DATATYPES.items():
-        arguments = ["--target", server.address, "--format", "json", "--input", f"x=[[{value}], [{value}]]"]
+        arguments = ["--target", echoes.address, "--format", "json", "--input", f"x=[[{value}], [{value}]]"]
         assert infer.main([f"echo-{datatype}", *arguments]) == 0
         (output,) = json.loads(capsys.readouterr().out)["outputs"]
         assert (output["data"], output["shape"]) == ([json.loads(value)] * 2, [2, 1]), datatype
 
 
 def test_the_commands_of_describe_run_as_printed(
-    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    echoes: ServerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Short inputs are written out, long ones are random or zeros."""
-    server = serve(
-        *models.echoes(tmp_path, *DATATYPES),
-        *models.echoes(tmp_path, "FP32", "BYTES", "FP16", prefix="long", dims=("batch", 3, 50)),
-    )
     names = [f"echo-{datatype}" for datatype in DATATYPES] + ["long-FP32", "long-BYTES", "long-FP16"]
     for name in names:
-        assert commands.describe([name, "--target", server.address]) == 0
+        assert commands.describe([name, "--target", echoes.address]) == 0
         printed = capsys.readouterr().out.splitlines()
         (ours,) = [line for line in printed if line.startswith("tensorferry infer ")]
         (grpcurl,) = [line for line in printed if line.startswith(("grpcurl ", "echo '"))]
@@ -114,15 +117,6 @@ def test_the_commands_of_describe_run_as_printed(
             assert theirs.returncode == 0, (grpcurl, theirs.stderr)
             (output,) = json.loads(theirs.stdout)["outputs"]
             assert output["shape"] == (["1", "3", "50"] if name.startswith("long") else ["1", "1"])
-
-
-def test_without_a_server_it_says_so() -> None:
-    done = subprocess.run(
-        command("infer", "m", "--target", "127.0.0.1:1"), capture_output=True, env=environment(), timeout=120
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith(b"tensorferry infer: 127.0.0.1:1: UNAVAILABLE: ")
-    assert done.stderr.count(b"\n") == 1
 
 
 @pytest.mark.skipif(GRPCURL is None, reason="grpcurl is not installed: make tools installs it")

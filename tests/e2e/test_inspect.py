@@ -12,13 +12,16 @@ import pytest
 from conformance.cured import cured_models, saved
 from conformance.exported import exported
 from e2e.fixtures import Serve
-from support.models import small
+from support.models import mixing, small
 from support.processes.server import command, environment
 
 from tensorferry.client import InferenceClient
 
-# Needs a locale that the machine may lack.
-LEFT_OUT = ("sklearn_text",)
+# Some of each verdict; `make batching-evidence` inspects all.
+NAMES = (
+    "torch_cnn", "sklearn_categories", "siamese", "log_mel", "batch_norm_training", "detection_nms", "constant_output",
+    "fixed_reshape", "random_noise",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("inspected")
     models: dict[str, onnx.ModelProto] = {one.name: one.model for one in exported()}
     models |= {one.name: one.model for one in cured_models() if one.before != "not loaded"}
-    return [saved(model, name, folder) for name, model in models.items() if name not in LEFT_OUT]
+    return [*(saved(models[name], name, folder) for name in NAMES), mixing.hashed(folder / "hashed.onnx")]
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +58,7 @@ def test_the_verdicts_are_the_servers(serve: Serve, inspected: dict[str, Any], f
     assert {name: found["description"] for name, found in inspected.items() if name != "random_noise"} == {
         name: properties["batching"] for name, properties in served.items() if name != "random_noise"
     }
-    assert (
-        {"proved", "tested", "refused", "off"} >= {found["verdict"] for found in inspected.values()} > {"off"}
-    )
-    assert len(inspected) > 45
+    assert {found["verdict"] for found in inspected.values()} == {"proved", "tested", "refused", "off"}
 
 
 _ENDLESS_FUNCTION = """
@@ -71,8 +71,7 @@ def endless(x):
 """
 
 
-@pytest.mark.parametrize("program", ["inspect", "config", "serve"])
-@pytest.mark.parametrize("kind", ["onnx", "py"])
+@pytest.mark.parametrize(("program", "kind"), [("inspect", "onnx"), ("config", "py"), ("serve", "onnx")])
 def test_a_trial_run_that_never_ends_is_named_and_delays_no_exit(
     tmp_path: Path, program: str, kind: str
 ) -> None:

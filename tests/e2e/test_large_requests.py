@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.fixtures import Serve
+from support.processes.server import ServerProcess
 
 from tensorferry.client import InferenceClient, InferenceResult, InvalidArgument, ResourceExhausted, aio
 
@@ -19,20 +20,19 @@ def assert_joined(result: InferenceResult, expected: InferenceResult) -> None:
         np.testing.assert_array_equal(result[name], array)
 
 
-@pytest.mark.parametrize("limit", [("--max-request-rows", "100"), ("--max-message-bytes", "16KiB")])
 async def test_parts_give_the_results_of_the_whole(
-    serve: Serve, digits_model: Path, limit: tuple[str, str]
+    serve: Serve, plain: ServerProcess, digits_model: Path
 ) -> None:
-    model = f"digits={digits_model}"
-    with InferenceClient(serve(model).address) as client:
+    with InferenceClient(plain.address) as client:
         expected = client.infer("digits", {"image": IMAGES})
-    limited = serve(model, *limit)
-    with InferenceClient(limited.address) as client:
-        assert_joined(client.infer("digits", {"image": IMAGES}, timeout=60), expected)
-        [statistics] = client.statistics("digits")
-        assert statistics.success.count >= 4
-        with pytest.raises((InvalidArgument, ResourceExhausted)):
-            client.submit("digits", {"image": IMAGES}).result(60)
-    async with aio.InferenceClient(limited.address) as aclient:
-        assert_joined(await aclient.infer("digits", {"image": IMAGES}, timeout=60), expected)
-        assert_joined(await aclient.submit("digits", {"image": IMAGES}, timeout=60), expected)
+    for limit in ("--max-request-rows", "100"), ("--max-message-bytes", "16KiB"):
+        limited = serve(f"digits={digits_model}", *limit)
+        with InferenceClient(limited.address) as client:
+            assert_joined(client.infer("digits", {"image": IMAGES}, timeout=60), expected)
+            [statistics] = client.statistics("digits")
+            assert statistics.success.count >= 4
+            with pytest.raises((InvalidArgument, ResourceExhausted)):
+                client.submit("digits", {"image": IMAGES}).result(60)
+        async with aio.InferenceClient(limited.address) as aclient:
+            assert_joined(await aclient.infer("digits", {"image": IMAGES}, timeout=60), expected)
+            assert_joined(await aclient.submit("digits", {"image": IMAGES}, timeout=60), expected)

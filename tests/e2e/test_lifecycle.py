@@ -49,17 +49,18 @@ def test_the_ready_line_has_address_signatures_and_batching(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["x.onnx", "--port", "70000"], 2, "--port is '70000'; it must be an integer from 0 to 65535"),
+        (
+            ["x.onnx", "--metrics-port", "70000"],
+            2,
+            "--metrics-port is '70000'; it must be none or an integer from 0 to 65535",
+        ),
         (["x.onnx", "--device", "tpu"], 2, "--device is 'tpu'; it must be auto, cpu, cuda or cuda:N"),
-        (["a b.onnx"], 2, "its name 'a b' is not allowed"),
         ([], 2, "no MODEL was given"),
-        (["no/such.onnx"], 1, "no/such.onnx: no such file"),
         ([f"text={_TEXT}"], 1, f"{_TEXT}: ONNX Runtime cannot load it"),
     ],
 )
 def test_a_bad_option_exits_2_and_a_bad_model_exits_1(arguments: list[str], code: int, message: str) -> None:
-    port = [] if "--port" in arguments else ["--port", "0"]
-    result = run("serve", *arguments, *port)
+    result = run("serve", *arguments, "--port", "0")
     assert result.returncode == code, result.stderr
     assert message in result.stderr
     assert "Traceback" not in result.stderr
@@ -94,8 +95,7 @@ def test_environment_and_file_configure_the_server(tmp_path: Path, digits_model:
         assert process.wait(60) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains(serve_faulty: Serve, tmp_path: Path, number: signal.Signals) -> None:
+def test_sigterm_drains(serve_faulty: Serve, tmp_path: Path) -> None:
     """Health changes, new calls get UNAVAILABLE, accepted requests finish, and the exit code is 0."""
     release = tmp_path / "release"
     server = serve_faulty("--drain-seconds", "60", FAULTY_RELEASE=str(release))
@@ -106,7 +106,7 @@ def test_a_signal_drains(serve_faulty: Serve, tmp_path: Path, number: signal.Sig
         stream = OpenStream(channel)
         # Runs until it is released, however long the next steps take.
         stream.send(request(1, first=HANG), request(2))
-        server.signal(number)
+        server.signal()
         assert next(watch).status == NOT_SERVING
         with pytest.raises(grpc.RpcError) as caught:
             stub.ModelInfer(request(3), timeout=60)
@@ -144,8 +144,8 @@ def test_signals_directly_after_each_other_are_one(serve_faulty: Serve, tmp_path
         assert next(watch).status == SERVING
         stream = OpenStream(channel)
         stream.send(request(1, first=HANG))
-        server.signal(signal.SIGTERM)
         server.signal(signal.SIGINT)
+        server.signal(signal.SIGTERM)
         assert next(watch).status == NOT_SERVING
         release.touch()
         response = stream.await_answer("1")
@@ -197,7 +197,7 @@ def test_killed_clients_leave_nothing_behind(serve: Serve, probe_model: Path) ->
     )
     script = _LEAVER.format(path=sys.path, address=server.address)
     with grpc.insecure_channel(server.address) as channel:
-        for _ in range(5):
+        for _ in range(2):
             killed = subprocess.run([sys.executable, "-c", script], timeout=60, env=environment())
             assert killed.returncode == -signal.SIGKILL
             _await_room(channel)
@@ -241,12 +241,12 @@ def test_many_streams_come_and_go_without_threads_or_memory_growing(serve: Serve
     round_of_streams()
     round_of_streams()
     before = threads(), resident_kib()
-    for _ in range(5):
+    for _ in range(3):
         round_of_streams()
     # A leak would be a thread for one of five streams, or 100 KB for each. Finished threads end
     # soon.
-    until(lambda: threads() <= before[0] + 60)
-    assert resident_kib() <= before[1] + 30_000
+    until(lambda: threads() <= before[0] + 36)
+    assert resident_kib() <= before[1] + 18_000
 
 
 def test_a_server_that_is_gone_is_unavailable(serve: Serve, digits_model: Path) -> None:

@@ -43,9 +43,10 @@ def refusal(address: str, message: pb.ModelInferRequest, **options: Any) -> Refu
 
 def test_one_request(serve: Serve, probe_model: Path) -> None:
     """A request that can never pass is INVALID_ARGUMENT, with the received and the allowed value; the
-    next is served.
+    next is served. Core refuses metadata and messages that are too long.
     """
-    server = serve(probe_model, "--max-request-rows", "2", "--max-batch-size", "4")
+    rows = ("--max-request-rows", "2", "--max-batch-size", "4")
+    server = serve(probe_model, *rows, "--max-metadata-bytes", "4096", "--max-message-bytes", "256KiB")
     many = request(1)
     for _ in range(5000):
         many.inputs.add(name="x")
@@ -54,35 +55,25 @@ def test_one_request(serve: Serve, probe_model: Path) -> None:
     parameters = request(1)
     for number in range(300):
         parameters.parameters[f"p{number}"].bool_param = True
-    long = request(1)
+    long, longer = request(1), request(1)
     long.parameters["note"].string_param = "x" * 100_000
-    for message, words in (
-        (request(1, rows=3), "has 3 rows; this server takes at most 2"),
-        (many, "has more than 4096 entries in inputs, which is the most"),
-        (deep, "has more than 64 entries in inputs.shape, which is the most"),
-        (parameters, "has more than 256 entries in parameters, which is the most"),
-        (long, "has 100000 bytes; this server takes at most 65536"),
+    longer.parameters["note"].string_param = "x" * 300_000
+    for message, code, words in (
+        (request(1, rows=3), INVALID, "has 3 rows; this server takes at most 2"),
+        (many, INVALID, "has more than 4096 entries in inputs, which is the most"),
+        (deep, INVALID, "has more than 64 entries in inputs.shape, which is the most"),
+        (parameters, INVALID, "has more than 256 entries in parameters, which is the most"),
+        (long, INVALID, "has 100000 bytes; this server takes at most 65536"),
+        (longer, EXHAUSTED, "larger than max"),
     ):
         error = refusal(server.address, message)
-        assert error.code is INVALID
+        assert error.code is code
         assert words in error.details
+    assert refusal(server.address, request(1), metadata=(("note", "x" * 5000),)).code is EXHAUSTED
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        assert stub.ModelInfer(request(1, rows=2), timeout=PATIENCE).id == "1"
-
-
-def test_metadata_and_message_that_core_refuses(serve: Serve, probe_model: Path) -> None:
-    server = serve(probe_model, "--max-metadata-bytes", "4096", "--max-message-bytes", "8KiB")
-    with grpc.insecure_channel(server.address) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        stub.ModelInfer(request(1), timeout=PATIENCE, metadata=(("note", "x" * 3000),))
-    error = refusal(server.address, request(1), metadata=(("note", "x" * 5000),))
-    assert error.code is EXHAUSTED
-    large = request(1)
-    large.parameters["note"].string_param = "x" * 10_000
-    error = refusal(server.address, large)
-    assert error.code is EXHAUSTED
-    assert "larger than max" in error.details
+        metadata = (("note", "x" * 3000),)
+        assert stub.ModelInfer(request(1, rows=2), timeout=PATIENCE, metadata=metadata).id == "1"
 
 
 def test_connections(serve: Serve, probe_model: Path) -> None:

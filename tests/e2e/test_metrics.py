@@ -1,12 +1,9 @@
-"""Metrics of a real server: where they are, that they include the answer as soon as it arrives, and
-until when.
-"""
+"""Metrics of a real server: where they are, and that they include the answer as soon as it arrives."""
 
 from __future__ import annotations
 
 import subprocess
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +16,6 @@ import pytest
 from e2e.fixtures import Serve
 from polling import until
 from prometheus_client.parser import text_string_to_metric_families
-from support.processes.faulty import HANG
 from support.processes.probe import WAIT_SECONDS, OpenStream, request
 from support.processes.server import ServerProcess, command, environment
 
@@ -27,7 +23,7 @@ from tensorferry.client import InferenceClient
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
 
-CLIENTS, EACH = 8, 25
+CLIENTS, EACH = 4, 10
 
 
 def scrape(server: ServerProcess) -> dict[str, float]:
@@ -158,9 +154,7 @@ def test_refusals_before_a_queue_and_open_streams(serve: Serve, probe_model: Pat
 
 def test_callers_that_are_not_known_are_counted(serve: Serve, probe_model: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
-    subprocess.run(
-        command("token", "user", "--file", tokens), check=True, capture_output=True, env=environment()
-    )
+    tokens.write_text(f"user infer sha256:{'0' * 64}\n")
     server = serve(probe_model, "--metrics-port", 0, "--auth-tokens", tokens)
     with grpc.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -171,27 +165,6 @@ def test_callers_that_are_not_known_are_counted(serve: Serve, probe_model: Path,
     found = scrape(server)
     assert found["tensorferry_calls_refused_total{code=UNAUTHENTICATED}"] == 2
     assert found["tensorferry_calls_refused_total"] == 2
-
-
-def test_the_page_is_there_until_the_server_stops(serve_faulty: Serve, tmp_path: Path) -> None:
-    """While it drains, the page shows what it waits for."""
-    release = tmp_path / "release"
-    options = ("--metrics-port", 0, "--max-queue-delay-ms", 600_000)
-    server = serve_faulty(*options, FAULTY_RELEASE=str(release))
-    with grpc.insecure_channel(server.address) as channel:
-        slow = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
-            request(1, first=HANG), timeout=600
-        )
-        scrape_until(server, lambda found: found["tensorferry_requests_accepted_total"] == 1)
-        server.signal()
-        # Draining ends the window.
-        scrape_until(server, lambda found: found["tensorferry_running_requests"] == 1)
-        assert not slow.done()
-        slow.cancel()
-        release.touch()
-        assert server.wait() == 0
-    with pytest.raises(urllib.error.URLError):
-        scrape(server)
 
 
 def test_a_port_in_use_ends_the_server_with_the_flags_name(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.fixtures import Serve
 from polling import until
 from support.models import small
+from support.processes.server import ServerProcess
 
 from tensorferry.client import InferenceClient, InferenceError
 
@@ -94,12 +95,29 @@ zz_asks_in_process = model(**_TYPES, name="zz_asks_in_process", processes=1)(_as
 """
 
 
-@pytest.fixture
-def app(tmp_path: Path) -> Path:
-    small.twice(tmp_path / "twice.onnx")
-    path = tmp_path / "app.py"
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calls")
+    small.twice(folder / "twice.onnx")
+    path = folder / "app.py"
     path.write_text(_APP)
     return path
+
+
+@pytest.fixture(scope="module")
+def server(transport: str, app: Path) -> Iterator[ServerProcess]:
+    """The last test of the module stops it."""
+    server = ServerProcess.start(app, transport=transport)
+    yield server
+    assert server.stop() == 0, server.log
+
+
+@pytest.fixture
+def files(app: Path) -> Iterator[Path]:
+    """The folder of the app, with whose files tests hold `picky`."""
+    yield app.parent
+    for path in (*app.parent.glob("asked-*"), app.parent / "waits", app.parent / "go"):
+        path.unlink(missing_ok=True)
 
 
 def error(client: InferenceClient, model: str, **inputs: object) -> tuple[str, str]:
@@ -108,13 +126,12 @@ def error(client: InferenceClient, model: str, **inputs: object) -> tuple[str, s
     return failed.value.code.name, str(failed.value)
 
 
-def asked(app: Path) -> int:
+def asked(files: Path) -> int:
     """How many processes have called `picky`."""
-    return len(list(app.parent.glob("asked-*")))
+    return len(list(files.glob("asked-*")))
 
 
-def test_functions_call_other_models(serve: Serve, app: Path) -> None:
-    server = serve(app)
+def test_functions_call_other_models(server: ServerProcess) -> None:
     x = np.array([[1, -1, 2], [3, 4, -5]], np.float32)
     chosen = np.where(x > 0, 2 * x, 0)
     with InferenceClient(server.address) as client:
@@ -128,16 +145,14 @@ def test_functions_call_other_models(serve: Serve, app: Path) -> None:
         np.testing.assert_array_equal(client.infer("several", {"x": many})["sum"], 222 * many)
 
 
-def test_an_answer_is_the_calling_functions_own(serve: Serve, app: Path) -> None:
-    server = serve(app)
+def test_an_answer_is_the_calling_functions_own(server: ServerProcess) -> None:
     with InferenceClient(server.address) as client:
         for name in ("zz_changes", "zz_changes_in_process"):
             for _ in range(3):
                 assert client.infer(name, {"x": np.zeros((2, 3), np.float32)})["y"].tolist() == [[1] * 3] * 2
 
 
-def test_errors_of_calls_reach_the_client(serve: Serve, app: Path) -> None:
-    server = serve(app)
+def test_errors_of_calls_reach_the_client(server: ServerProcess) -> None:
     with InferenceClient(server.address) as client:
         for model in ("zz_asks", "zz_asks_in_process"):
             assert client.infer(model, {"how": ["well"]})["y"].tolist() == [1]
@@ -154,18 +169,17 @@ def test_errors_of_calls_reach_the_client(serve: Serve, app: Path) -> None:
         code, text = error(client, "a_chooser", x=np.full((1, 3), 200, np.float32))
         assert code == "INTERNAL"
         assert client.infer("zz_asks", {"how": ["well"]})["y"].tolist() == [1]
-    assert server.stop() == 0
-    assert sum("KeyError: '/etc/secret'" in line for line in server.log) == 2
-    assert any("RecursionError" in line and "'a_chooser' -> 'a_chooser'" in line for line in server.log)
-    server.log.clear()
+    until(lambda: sum("KeyError: '/etc/secret'" in line for line in server.log) == 2)
+    until(
+        lambda: any("RecursionError" in line and "'a_chooser' -> 'a_chooser'" in line for line in server.log)
+    )
 
 
-def test_a_call_has_the_deadline_of_its_client(serve: Serve, app: Path) -> None:
-    server = serve(app)
+def test_a_call_has_the_deadline_of_its_client(server: ServerProcess, files: Path) -> None:
     with InferenceClient(server.address) as client:
         # It occupies the only worker of `picky`.
         first = client.submit("picky", {"how": ["wait"]})
-        assert until((app.parent / "waits").exists)
+        assert until((files / "waits").exists)
         # The functions wait for their calls no longer than their clients do, so they are free again.
         for model in ("zz_asks", "zz_asks_in_process"):
             with pytest.raises(InferenceError) as failed:
@@ -173,21 +187,20 @@ def test_a_call_has_the_deadline_of_its_client(serve: Serve, app: Path) -> None:
             assert failed.value.code.name == "DEADLINE_EXCEEDED"
             code, _ = error(client, model, how=["unknown"])
             assert code == "NOT_FOUND"
-        (app.parent / "go").touch()
+        (files / "go").touch()
         assert first.result(60)["y"].tolist() == [1]
 
 
-def test_a_call_is_answered_while_the_server_drains(serve: Serve, app: Path) -> None:
-    server = serve(app)
+def test_a_call_is_answered_while_the_server_drains(server: ServerProcess, files: Path) -> None:
     with InferenceClient(server.address) as client:
         running = [client.submit(name, {"how": ["wait"]}) for name in ("zz_asks", "zz_asks_in_process")]
-        assert until(lambda: asked(app) == 2)
+        assert until(lambda: asked(files) == 2)
         stopper = threading.Thread(target=server.stop)
         stopper.start()
         # The server refuses clients, but not the calls of functions.
         with InferenceClient(server.address) as other:
             assert until(lambda: not _answers(other))
-        (app.parent / "go").touch()
+        (files / "go").touch()
         assert [future.result(60)["y"].tolist() for future in running] == [[1], [1]]
         stopper.join()
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from e2e.fixtures import Serve
+from polling import until
 from support.models import small
 from support.processes.probe import WAIT_SECONDS
-from support.processes.server import command, environment
+from support.processes.server import ServerProcess, command, environment
 
 from tensorferry.client import InferenceClient, InferenceError
 
@@ -53,16 +55,22 @@ colour = pipeline("colour", decode, step(onnx("twice.onnx")), Label, outputs=["l
 """
 
 
-@pytest.fixture
-def app(tmp_path: Path) -> Path:
-    small.twice(tmp_path / "twice.onnx")
-    path = tmp_path / "app.py"
+def written(folder: Path) -> Path:
+    small.twice(folder / "twice.onnx")
+    path = folder / "app.py"
     path.write_text(_APP)
     return path
 
 
-def test_functions_and_pipelines_are_served(serve: Serve, app: Path) -> None:
-    server = serve(app, "--metrics-port", 0)
+@pytest.fixture(scope="module")
+def server(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    app = written(tmp_path_factory.mktemp("app"))
+    server = ServerProcess.start(app, "--metrics-port", "0", transport=transport)
+    yield server
+    assert server.stop() == 0, server.log
+
+
+def test_functions_and_pipelines_are_served(server: ServerProcess) -> None:
     assert [model["name"] for model in server.ready["models"]] == ["colour", "lengths"]
     with InferenceClient(server.address) as client:
         assert client.infer("lengths", {"text": ["a", "äöü"]})["length"].tolist() == [1, 3]
@@ -84,14 +92,11 @@ def test_functions_and_pipelines_are_served(serve: Serve, app: Path) -> None:
     assert 'tensorferry_step_processes{model="colour",step="decode",version="1"} 2.0' in metrics
     for step in ("decode", "twice", "Label"):
         assert f'tensorferry_step_batches_total{{model="colour",step="{step}",version="1"}} ' in metrics
-    assert server.stop() == 0
     # The traceback is in the log, once.
-    assert sum("KeyError: '/etc/secret/key'" in line for line in server.log) == 1
-    server.log.clear()
+    until(lambda: sum("KeyError: '/etc/secret/key'" in line for line in server.log) == 1)
 
 
-def test_one_of_many_requests_ends_its_process(serve: Serve, app: Path) -> None:
-    server = serve(app)
+def test_one_of_many_requests_ends_its_process(server: ServerProcess) -> None:
     with InferenceClient(server.address) as client:
         good = np.array([bytes([1, 2, 3])], object)
         futures = [
@@ -106,9 +111,7 @@ def test_one_of_many_requests_ends_its_process(serve: Serve, app: Path) -> None:
         with pytest.raises(InferenceError) as again:
             client.infer("colour", {"blob": np.array([b"die"], object)})
         assert again.value.code.name == "INTERNAL"
-    assert server.stop() == 0
-    assert "exit status 7" in "\n".join(server.log)
-    server.log.clear()
+    until(lambda: "exit status 7" in "\n".join(server.log))
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -127,7 +130,8 @@ def test_an_import_error_is_shown_as_python_does(tmp_path: Path, transport: str,
     assert "AttributeError: module 'numpy' has no attribute 'no_such_name'" in done.stderr
 
 
-def test_a_changed_file_is_served_again(serve: Serve, app: Path) -> None:
+def test_a_changed_file_is_served_again(serve: Serve, tmp_path: Path) -> None:
+    app = written(tmp_path)
     server = serve(app, "--reload")
     with InferenceClient(server.address) as client:
         assert client.infer("lengths", {"text": ["abc"]})["length"].tolist() == [3]

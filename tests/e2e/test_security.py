@@ -112,16 +112,11 @@ def test_a_client_without_the_control_role_changes_nothing(secured: Secured) -> 
         assert stub.TraceSetting(request, metadata=[("authorization", f"Bearer {secured.operator}")])
 
 
-def test_no_secret_is_shown_anywhere(transport: str, tmp_path: Path, digits_model: Path) -> None:
-    """Not in the debug log, the metrics, the errors, the traces, the help or the process list."""
-    secured = start(transport, tmp_path, digits_model)
-    try:
-        _use_up(secured, tmp_path)
-    finally:
-        secured.server.stop()
+def test_no_secret_is_shown_anywhere(secured: Secured) -> None:
+    """Not in the debug log, the metrics, the errors, the traces, the help or the process list.
 
-
-def _use_up(secured: Secured, tmp_path: Path) -> None:
+    It is the last test of the server, which it stops.
+    """
     with secured.client(secured.operator) as client:
         assert client.server_metadata()
     shown = []
@@ -148,12 +143,7 @@ def _use_up(secured: Secured, tmp_path: Path) -> None:
     shown += [Path(f"/proc/{pid}/cmdline").read_text() for pid in secured.server.processes()]
     assert secured.server.stop() == 0
     shown += secured.server.log
-    for arguments in (
-        ("serve", "--help"),
-        ("token", "--help"),
-        ("infer", "--help"),
-        ("serve", "--auth-tokens"),
-    ):
+    for arguments in (("infer", "--help"), ("serve", "--auth-tokens")):
         done = subprocess.run(
             command(*arguments),
             capture_output=True,
@@ -161,7 +151,7 @@ def _use_up(secured: Secured, tmp_path: Path) -> None:
             env={**environment(), "TENSORFERRY_TOKEN": secured.user},
         )
         shown += [done.stdout, done.stderr]
-    key = (tmp_path / "server.key").read_text().splitlines()[1]
+    key = (secured.tokens.parent / "server.key").read_text().splitlines()[1]
     for secret in (secured.user, secured.operator, "guess-of-a-secret", key):
         assert not any(secret in text for text in shown)
     assert any("calls refused without a valid token or certificate" in line for line in secured.server.log)

@@ -92,6 +92,7 @@ def test_a_server_that_drains_is_alive_and_not_ready(serve_faulty: Serve, tmp_pa
         assert code == 503
         assert text.startswith("not ready\nthe server is draining\n")
         assert ask(server, "/healthz")[0] == 200
+        assert "\ntensorferry_running_requests{" in ask(server, "/metrics")[1]
         slow.cancel()
         release.touch()
         assert server.wait() == 0

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
-from e2e.fixtures import Serve
+from support.processes.server import ServerProcess
 
 from tensorferry.client import InferenceClient
 
-CLIENTS = 64
-REQUESTS = 5_000
+CLIENTS = 16
+REQUESTS = 640
 
 
-def test_64_clients_mixed_sizes_two_models(serve: Serve, probe_model: Path, echo_model: Path) -> None:
-    server = serve(probe_model, echo_model, "--max-batch-size", "16")
+def test_many_clients_mixed_sizes_two_models(plain: ServerProcess) -> None:
     right: Counter[str] = Counter()
     failures: list[BaseException] = []
-    # Guards right and failures.
+    # Guards `right` and `failures`.
     lock = threading.Lock()
 
     def ask(client: InferenceClient, number: int) -> str:
@@ -43,7 +41,7 @@ def test_64_clients_mixed_sizes_two_models(serve: Serve, probe_model: Path, echo
 
     def run(index: int) -> None:
         try:
-            with InferenceClient(server.address) as client:
+            with InferenceClient(plain.address) as client:
                 for number in range(index, REQUESTS, CLIENTS):
                     model = ask(client, number)
                     with lock:

@@ -183,8 +183,9 @@ def _too_few_bytes(message: pb.ModelInferRequest) -> None:
     message.raw_input_contents[0] = message.raw_input_contents[0][:-1]
 
 
-@pytest.mark.parametrize("spoil", [_wrong_shape, _too_few_bytes])
-@pytest.mark.parametrize("streamed", [False, True], ids=["unary", "streamed"])
+@pytest.mark.parametrize(
+    ("spoil", "streamed"), [(_wrong_shape, False), (_too_few_bytes, True)], ids=["unary", "streamed"]
+)
 def test_one_sends_a_malformed_tensor(
     scene: Scene, spoil: Callable[[pb.ModelInferRequest], None], streamed: bool
 ) -> None:

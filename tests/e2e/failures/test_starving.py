@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from e2e.fixtures import Serve
 from fuzz.attackers.raw import PREFIX, Connection, headers_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.processes.probe import WAIT_SECONDS, answer, output, request
-from support.processes.server import SERVER_PROCESSES
+from support.processes.server import SERVER_PROCESSES, ServerProcess
 
 from tensorferry.protos import inference_pb2_grpc
 from tensorferry.server.grpc_server import MAX_HANDLER_THREADS
@@ -21,8 +19,8 @@ SOON = 0.5
 
 
 @pytest.mark.parametrize("rpc", ["ModelInfer", "ServerMetadata"])
-def test_health_is_answered_whatever_threads_others_take(serve: Serve, probe_model: Path, rpc: str) -> None:
-    server = serve(probe_model)
+def test_health_is_answered_whatever_threads_others_take(plain: ServerProcess, rpc: str) -> None:
+    server = plain
     # Calls of the lane have no thread.
     starves = server.ready["transport"] == "threaded" or rpc != "ModelInfer"
     with grpc.insecure_channel(server.address) as channel:
@@ -58,12 +56,11 @@ def test_health_is_answered_whatever_threads_others_take(serve: Serve, probe_mod
         assert output(response).tolist() == answer(2).tolist()
 
 
-def test_a_deadline_ends_them(serve: Serve, probe_model: Path) -> None:
+def test_a_deadline_ends_them(plain: ServerProcess) -> None:
     """gRPC clients send deadlines, so a hanging call keeps its thread no longer than its deadline."""
-    server = serve(probe_model)
     with (
-        grpc.insecure_channel(server.address) as channel,
-        Connection(server.address, WAIT_SECONDS) as silent,
+        grpc.insecure_channel(plain.address) as channel,
+        Connection(plain.address, WAIT_SECONDS) as silent,
     ):
         calls = [
             silent.begin(headers_of("ServerMetadata", grpc_timeout="1S")) for _ in range(MAX_HANDLER_THREADS)

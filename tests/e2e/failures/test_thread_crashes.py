@@ -30,9 +30,9 @@ from support.processes.server import SERVER_PROCESSES
 
 from tensorferry.protos import inference_pb2_grpc
 
-CLIENTS = 8
+CLIENTS = 4
 # Seconds without batches after a crash of the device's worker, for consecutive crashes.
-STANDS_BACK = (0.1, 0.2, 0.4, 0.8, 1.6)
+STANDS_BACK = (0.1, 0.2, 0.4)
 
 
 def test_health_follows_each_crash_and_recovery(serve_faulty: Serve) -> None:
