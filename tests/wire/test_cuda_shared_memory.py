@@ -15,11 +15,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from e2e.fixtures import Serve
 from support.processes import models
+from support.processes.faulty import HANG
 from support.processes.server import ServerProcess, running
 from support.wire.device_memory import DeviceMemory, build_stand_in, gpu_is_here
 from support.wire.inputs import given, probe, tensor, wanted
-from support.wire.rig import LONG, Stream
+from support.wire.rig import Stream
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 SIXTEEN = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -100,16 +102,6 @@ def test_input_and_output_in_device_memory(served: Served) -> None:
         assert served.memory.get(target, 64) == (SIXTEEN * times).tobytes()
 
 
-def test_several_tensors_in_one_region(served: Served) -> None:
-    address = region(served, "all", 256)
-    served.memory.put(address + 64, SIXTEEN.tobytes())
-    served.client.infer(
-        "echo-INT32", [given("all", [1, 16], 64, 64)], outputs=[wanted("all", 64, offset=192)]
-    )
-    assert served.memory.get(address + 192, 64) == SIXTEEN.tobytes()
-    assert served.memory.get(address + 64, 64) == SIXTEEN.tobytes()
-
-
 def test_device_memory_and_sent_tensors_and_no_rows(served: Served) -> None:
     source, target = region(served, "in"), region(served, "out")
     served.memory.put(source, SIXTEEN.tobytes())
@@ -129,25 +121,6 @@ def test_strings(served: Served) -> None:
         "echo-BYTES", [given("in", [1, 3], len(texts), kind="BYTES")], outputs=[wanted("out", 256)]
     )
     assert served.memory.get(target, len(texts)) == texts
-
-
-def test_a_large_tensor(served: Served) -> None:
-    array = np.arange(1 << 20, dtype=np.int32)
-    source, target = region(served, "in", array.nbytes), region(served, "out", array.nbytes)
-    served.memory.put(source, array.tobytes())
-    served.client.infer(
-        "echo-INT32", [given("in", [1, 1 << 20], array.nbytes)], outputs=[wanted("out", array.nbytes)]
-    )
-    assert served.memory.get(target, array.nbytes) == array.tobytes()
-
-
-def test_in_a_stream(served: Served) -> None:
-    source, target = region(served, "in"), region(served, "out")
-    served.memory.put(source, SIXTEEN.tobytes())
-    with Stream(served.client) as stream:
-        stream.send("echo-INT32", [given("in", [1, 16], 64)], "1", outputs=[wanted("out", 64)])
-        assert stream.result().get_response().id == "1"
-        assert served.memory.get(target, 64) == SIXTEEN.tobytes()
 
 
 def test_register_status_unregister(served: Served) -> None:
@@ -207,42 +180,31 @@ def test_invalid_regions(served: Served) -> None:
     register(served, "a", handle)
 
 
-def test_tensors_outside_a_region(served: Served) -> None:
-    region(served, "a", 64)
-    for offset, nbytes, text in (
-        (64, 1, "Invalid offset for shared memory region: 'a'"),
-        (1, 64, "Invalid offset + byte size for shared memory region: 'a'"),
-        (0, 65, "Invalid offset + byte size for shared memory region: 'a'"),
-        (-1, 4, "Invalid offset for shared memory region: 'a'"),
-    ):
-        with pytest.raises(InferenceServerException) as caught:
-            served.client.infer("echo-INT32", [given("a", [1, 16], nbytes, offset)])
-        assert text in str(caught.value.message())
-    with pytest.raises(InferenceServerException, match="should be at least 64 bytes"):
-        served.client.infer("echo-INT32", [tensor("x", SIXTEEN, "INT32")], outputs=[wanted("a", 60)])
-
-
-def test_a_region_in_use_is_unregistered_after_its_last_use(served: Served) -> None:
-    source, target = region(served, "x"), region(served, "y")
-    served.memory.put(source, np.full((1, 4), 7, np.float32).tobytes())
-    inputs = probe(0, work=LONG)
-    inputs[1].set_shared_memory("x", 16)
-    with Stream(served.client, headers={"tensorferry-stream-order": "completion"}) as stream:
-        stream.send("probe", inputs, "long", outputs=[wanted("y", 16)])
-        stream.send("other", [], "marker")
-        # The second request was read after this one, so this one is running.
-        assert "unknown model" in stream.error().message()
-        served.client.unregister_cuda_shared_memory()
-        assert names(served.client) == ["x", "y"]
-        assert stream.result().get_response().id == "long"
-    assert names(served.client) == []
-    assert served.memory.get(target, 16) == np.full((1, 4), 14, np.float32).tobytes()
-
-
-def test_extensions(served: Served) -> None:
-    extensions = served.client.get_server_metadata().extensions
-    assert "cuda_shared_memory" in extensions
-    assert "system_shared_memory" in extensions
+def test_a_region_in_use_is_unregistered_after_its_last_use(
+    serve_faulty: Serve, library: Path, tmp_path: Path
+) -> None:
+    release = tmp_path / "release"
+    variables = {"LD_LIBRARY_PATH": str(library.parent)} if library.is_absolute() else {}
+    options = ("--allow-shared-memory", "--device", "cpu")
+    server = serve_faulty(*options, FAULTY_RELEASE=str(release), **variables)
+    with triton.InferenceServerClient(server.address) as client:
+        served = Served(server, DeviceMemory(library), client)
+        source, target = region(served, "x"), region(served, "y")
+        served.memory.put(source, np.full((1, 4), HANG, np.float32).tobytes())
+        inputs = probe(0)
+        inputs[1].set_shared_memory("x", 16)
+        with Stream(client, headers={"tensorferry-stream-order": "completion"}) as stream:
+            stream.send("probe", inputs, "held", outputs=[wanted("y", 16)])
+            stream.send("other", [], "marker")
+            # The second request was read after this one, which runs until it is released.
+            assert "unknown model" in stream.error().message()
+            client.unregister_cuda_shared_memory()
+            assert names(client) == ["x", "y"]
+            release.touch()
+            assert stream.result().get_response().id == "held"
+        assert names(client) == []
+        assert served.memory.get(target, 16) == np.full((1, 4), 2 * HANG, np.float32).tobytes()
+        served.memory.free_all()
 
 
 def test_tritons_own_utilities(served: Served, library: Path) -> None:
@@ -341,23 +303,16 @@ def test_memory_of_another_device(scripted: Served) -> None:
     ("variable", "value", "reason"),
     [
         ("STAND_IN_GPUS", "0", "the NVIDIA driver finds no GPU"),
-        ("STAND_IN_INIT", "100", "the NVIDIA driver finds no GPU"),
         ("STAND_IN_INIT", "2", "the NVIDIA driver does not start: CUDA_ERROR_OUT_OF_MEMORY"),
     ],
 )
 def test_a_driver_without_a_gpu(
-    stand_in: Path,
-    transport: str,
-    echo_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    value: str,
-    reason: str,
+    stand_in: Path, transport: str, echo_model: Path, variable: str, value: str, reason: str
 ) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(stand_in.parent))
-    monkeypatch.setenv(variable, value)
+    variables = {"LD_LIBRARY_PATH": str(stand_in.parent), variable: value}
+    options = ("--allow-shared-memory", "--device", "cpu")
     with (
-        running("--allow-shared-memory", "--device", "cpu", echo_model, transport=transport) as server,
+        running(*options, echo_model, transport=transport, variables=variables) as server,
         triton.InferenceServerClient(server.address) as client,
     ):
         with pytest.raises(InferenceServerException, match=f"GPUs not supported: {reason}") as caught:

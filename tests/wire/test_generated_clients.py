@@ -12,15 +12,13 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import models
 from support.processes.probe import TABLE_ERROR
-from support.processes.server import ServerProcess, running
+from support.processes.server import ServerProcess
 from support.wire.programs import CLIENTS, needs
 
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
@@ -70,22 +68,15 @@ PROGRAMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(transport: str, model_dir: Path, probe_model: Path) -> Iterator[ServerProcess]:
-    echoes = models.echoes(model_dir, *TENSORS)
-    with running(probe_model, *echoes, transport=transport) as server:
-        yield server
-
-
 @pytest.fixture(
     scope="module", params=[pytest.param(name, marks=needs(PROGRAMS[name].installed)) for name in PROGRAMS]
 )
-def report(request: pytest.FixtureRequest, server: ServerProcess) -> Any:
+def report(request: pytest.FixtureRequest, echoes: ServerProcess) -> Any:
     """Return the report of one program."""
     program = PROGRAMS[request.param]
     assert program.installed.exists(), f"CI needs the client in {request.param}: make tools"
     ended = subprocess.run(
-        [*program.command, server.address, *program.after],
+        [*program.command, echoes.address, *program.after],
         input=json.dumps(TENSORS),
         capture_output=True,
         text=True,

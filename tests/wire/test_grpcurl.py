@@ -8,14 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.models import small
-from support.processes.server import ServerProcess, running
+from support.processes.server import ServerProcess
 
 GRPCURL = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
@@ -25,20 +23,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def server(
-    transport: str, digits_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
-    assert GRPCURL is not None, "CI needs grpcurl: make tools"
-    words = small.echo(tmp_path_factory.mktemp("grpcurl") / "words.onnx", "BYTES", ("batch",))
-    with running(f"digits={digits_model}", words, transport=transport) as server:
-        yield server
-
-
 def grpcurl(server: ServerProcess, *arguments: str, data: Any = None) -> subprocess.CompletedProcess[str]:
+    assert GRPCURL is not None, "CI needs grpcurl: make tools"
     given = [] if data is None else ["-d", json.dumps(data)]
     return subprocess.run(
-        [str(GRPCURL), "-plaintext", "-max-time", "30", *given, server.address, *arguments],
+        [GRPCURL, "-plaintext", "-max-time", "30", *given, server.address, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -53,31 +42,31 @@ def infer(server: ServerProcess, **changes: Any) -> subprocess.CompletedProcess[
     return grpcurl(server, "inference.GRPCInferenceService/ModelInfer", data=data)
 
 
-def test_list(server: ServerProcess) -> None:
-    services = grpcurl(server, "list").stdout.split()
+def test_list(plain: ServerProcess) -> None:
+    services = grpcurl(plain, "list").stdout.split()
     assert services == [
         "grpc.health.v1.Health",
         "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
         "inference.GRPCInferenceService",
     ]
-    methods = grpcurl(server, "list", "inference.GRPCInferenceService").stdout.split()
+    methods = grpcurl(plain, "list", "inference.GRPCInferenceService").stdout.split()
     assert len(methods) == 20
 
 
-def test_describe(server: ServerProcess) -> None:
-    service = grpcurl(server, "describe", "inference.GRPCInferenceService").stdout
+def test_describe(plain: ServerProcess) -> None:
+    service = grpcurl(plain, "describe", "inference.GRPCInferenceService").stdout
     assert "rpc ModelStreamInfer ( stream .inference.ModelInferRequest )" in service
     assert (
         "repeated bytes raw_input_contents = 7;"
-        in grpcurl(server, "describe", "inference.ModelInferRequest").stdout
+        in grpcurl(plain, "describe", "inference.ModelInferRequest").stdout
     )
-    assert "max_batch_size = 4;" in grpcurl(server, "describe", "inference.ModelConfig").stdout
+    assert "max_batch_size = 4;" in grpcurl(plain, "describe", "inference.ModelConfig").stdout
 
 
-def test_typed_contents_are_answered_in_a_form_that_a_person_can_read(server: ServerProcess) -> None:
+def test_typed_contents_are_answered_in_a_form_that_a_person_can_read(plain: ServerProcess) -> None:
     heldout = np.load(Path(__file__).resolve().parents[2] / "examples" / "digits" / "heldout.npz")
-    result = infer(server)
+    result = infer(plain)
     assert result.returncode == 0, result.stderr
     response = json.loads(result.stdout)
     outputs = {output["name"]: output for output in response["outputs"]}
@@ -88,8 +77,8 @@ def test_typed_contents_are_answered_in_a_form_that_a_person_can_read(server: Se
 
 def texts(server: ServerProcess, shape: int, **texts: str) -> subprocess.CompletedProcess[str]:
     parameters = {key: {"string_param": text} for key, text in texts.items()}
-    given = {"name": "x", "datatype": "BYTES", "shape": [shape], "parameters": parameters}
-    data = {"model_name": "words", "inputs": [given]}
+    given = {"name": "x", "datatype": "BYTES", "shape": [1, shape], "parameters": parameters}
+    data = {"model_name": "echo-BYTES", "inputs": [given]}
     return grpcurl(server, "inference.GRPCInferenceService/ModelInfer", data=data)
 
 
@@ -98,8 +87,8 @@ def texts(server: ServerProcess, shape: int, **texts: str) -> subprocess.Complet
     [{"text": "A plain sentence"}, {"text_1": "second", "text_0": "f\u00efrst \N{WHITE STAR}"}],
     ids=str,
 )
-def test_text_is_plain(server: ServerProcess, given: dict[str, str]) -> None:
-    result = texts(server, len(given), **given)
+def test_text_is_plain(echoes: ServerProcess, given: dict[str, str]) -> None:
+    result = texts(echoes, len(given), **given)
     assert result.returncode == 0, result.stderr
     (output,) = json.loads(result.stdout)["outputs"]
     # In answers, grpcurl writes bytes in base64.
@@ -107,26 +96,26 @@ def test_text_is_plain(server: ServerProcess, given: dict[str, str]) -> None:
     assert answered == [given[key] for key in sorted(given)]
 
 
-def test_text_that_does_not_fit_the_shape_is_refused(server: ServerProcess) -> None:
-    result = texts(server, 2, text="A plain sentence")
+def test_text_that_does_not_fit_the_shape_is_refused(echoes: ServerProcess) -> None:
+    result = texts(echoes, 2, text="A plain sentence")
     assert "InvalidArgument" in result.stderr
-    assert "shape [2] takes 2 elements, got 1 in text parameters" in result.stderr
+    assert "shape [1, 2] takes 2 elements, got 1 in text parameters" in result.stderr
 
 
-def test_an_error_is_reported(server: ServerProcess) -> None:
-    result = infer(server, shape=[1, 64])
+def test_an_error_is_reported(plain: ServerProcess) -> None:
+    result = infer(plain, shape=[1, 64])
     assert "InvalidArgument" in result.stderr
     assert "Expected [-1, 8, 8], got [1, 64]" in result.stderr
-    result = infer(server, contents={"fp32_contents": [1.0]})
+    result = infer(plain, contents={"fp32_contents": [1.0]})
     assert "UINT8 travels in uint_contents, got fp32_contents" in result.stderr
 
 
-def test_stream(server: ServerProcess) -> None:
+def test_stream(plain: ServerProcess) -> None:
     data = {"model_name": "other", "id": "x"}
-    result = grpcurl(server, "inference.GRPCInferenceService/ModelStreamInfer", data=data)
+    result = grpcurl(plain, "inference.GRPCInferenceService/ModelStreamInfer", data=data)
     assert "unknown model: 'other'" in json.loads(result.stdout)["error_message"]
 
 
-def test_health(server: ServerProcess) -> None:
-    result = grpcurl(server, "grpc.health.v1.Health/Check", data={"service": "digits"})
+def test_health(plain: ServerProcess) -> None:
+    result = grpcurl(plain, "grpc.health.v1.Health/Check", data={"service": "digits"})
     assert json.loads(result.stdout) == {"status": "SERVING"}

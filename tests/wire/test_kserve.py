@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import models
 from support.processes.probe import TABLE_ERROR
-from support.processes.server import running
+from support.processes.server import ServerProcess
 from support.wire.programs import CLIENTS, needs
 
 PYTHON = CLIENTS / "kserve" / "bin" / "python"
@@ -35,18 +34,16 @@ TENSORS: dict[str, list[Any]] = {
 
 
 @pytest.fixture(scope="module")
-def report(transport: str, model_dir: Path, probe_model: Path) -> Any:
+def report(echoes: ServerProcess) -> Any:
     """Return the client's report."""
     assert PYTHON.exists(), "CI needs KServe's client: make tools"
-    echoes = models.echoes(model_dir, *TENSORS)
-    with running(probe_model, *echoes, transport=transport) as server:
-        ended = subprocess.run(
-            [PYTHON, CLIENT, server.address, ",".join(map(str, server.processes()))],
-            input=json.dumps(TENSORS),
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+    ended = subprocess.run(
+        [PYTHON, CLIENT, echoes.address, ",".join(map(str, echoes.processes()))],
+        input=json.dumps(TENSORS),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
-from e2e.fixtures import Serve
-from support.processes.server import SERVER_PROCESSES
+from support.processes.server import SERVER_PROCESSES, ServerProcess, running
 from support.wire.inputs import probe
 from tritonclient.utils import InferenceServerException
 
@@ -25,14 +25,50 @@ AT_FIRST = {
 }
 
 
+@pytest.fixture(scope="module")
+def server(transport: str, probe_model: Path) -> Iterator[ServerProcess]:
+    with running(probe_model, "--allow-log-settings", transport=transport) as server:
+        yield server
+
+
 def failing(client: triton.InferenceServerClient, request_id: str) -> None:
     """A failing request: a warning in the log, and a debug line for its response."""
     with pytest.raises(InferenceServerException, match="INTERNAL"):
         client.infer("probe", probe(index=99), request_id=request_id)
 
 
-def test_settings_have_effect(serve: Serve, probe_model: Path) -> None:
-    server = serve(probe_model, "--allow-log-settings")
+async def test_wrong_log_settings_are_refused(server: ServerProcess) -> None:
+    refused: list[tuple[dict[str, Any], str, str]] = [
+        (
+            {"log_file": "elsewhere.log"},
+            "UNIMPLEMENTED",
+            "log file location can not be updated through network protocol",
+        ),
+        ({"log_info": None}, "INVALID_ARGUMENT", "expect boolean for 'log_info'"),
+        ({"log_format": "yaml"}, "INVALID_ARGUMENT", "invalid argument for log_format, got: yaml"),
+        ({"verbose": True}, "INVALID_ARGUMENT", "unknown log setting 'verbose'"),
+    ]
+    async with triton_aio.InferenceServerClient(server.address) as client:
+        for settings, code, message in refused:
+            with pytest.raises(InferenceServerException) as caught:
+                await client.update_log_settings(settings)
+            assert caught.value.status() == f"StatusCode.{code}"
+            assert message in caught.value.message()
+            assert (await client.get_log_settings(as_json=True))["settings"] == AT_FIRST
+
+
+def test_changes_are_refused_unless_allowed(plain: ServerProcess) -> None:
+    with triton.InferenceServerClient(plain.address) as client:
+        for change in ({"log_error": False}, {"log_file": "other"}, {"nonsense": True}):
+            with pytest.raises(InferenceServerException, match="--allow-log-settings") as caught:
+                client.update_log_settings(change)
+            assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+        assert client.get_log_settings(as_json=True)["settings"] == AT_FIRST
+        assert "logging" in client.get_server_metadata().extensions
+
+
+def test_settings_have_effect(server: ServerProcess) -> None:
+    """It is the last test of the server, which it stops."""
     with triton.InferenceServerClient(server.address) as client:
         assert client.get_log_settings(as_json=True)["settings"] == AT_FIRST
         failing(client, "first")
@@ -63,34 +99,3 @@ def test_settings_have_effect(serve: Serve, probe_model: Path) -> None:
     assert debugged[0].startswith("answering with INTERNAL: ")
     # A supervisor keeps the settings of the command line.
     assert SERVER_PROCESSES or not any("SIGTERM" in line["message"] for line in lines)
-
-
-async def test_wrong_log_settings_are_refused(serve: Serve, echo_model: Path) -> None:
-    refused: list[tuple[dict[str, Any], str, str]] = [
-        (
-            {"log_file": "elsewhere.log"},
-            "UNIMPLEMENTED",
-            "log file location can not be updated through network protocol",
-        ),
-        ({"log_info": None}, "INVALID_ARGUMENT", "expect boolean for 'log_info'"),
-        ({"log_format": "yaml"}, "INVALID_ARGUMENT", "invalid argument for log_format, got: yaml"),
-        ({"verbose": True}, "INVALID_ARGUMENT", "unknown log setting 'verbose'"),
-    ]
-    async with triton_aio.InferenceServerClient(serve(echo_model, "--allow-log-settings").address) as client:
-        for settings, code, message in refused:
-            with pytest.raises(InferenceServerException) as caught:
-                await client.update_log_settings(settings)
-            assert caught.value.status() == f"StatusCode.{code}"
-            assert message in caught.value.message()
-            assert (await client.get_log_settings(as_json=True))["settings"] == AT_FIRST
-
-
-def test_changes_are_refused_unless_allowed(serve: Serve, echo_model: Path) -> None:
-    server = serve(echo_model)
-    with triton.InferenceServerClient(server.address) as client:
-        for change in ({"log_error": False}, {"log_file": "other"}, {"nonsense": True}):
-            with pytest.raises(InferenceServerException, match="--allow-log-settings") as caught:
-                client.update_log_settings(change)
-            assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-        assert client.get_log_settings(as_json=True)["settings"] == AT_FIRST
-        assert "logging" in client.get_server_metadata().extensions

@@ -63,14 +63,23 @@ PROVOKED: dict[str, Provoke] = {case: provoke for table in TABLES for case, prov
 
 @pytest.fixture(scope="module")
 def served(
-    transport: str, model_dir: Path, probe_model: Path, tmp_path_factory: pytest.TempPathFactory
+    transport: str,
+    model_dir: Path,
+    probe_model: Path,
+    plain: ServerProcess,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Served]:
     texts = models.echo(model_dir / "texts.onnx", "BYTES")
     floats = models.echo(model_dir / "floats.onnx")
     file = Path("/dev/shm") / KEY.lstrip("/")
     file.write_bytes(bytes(64))
     repository = repository_in(tmp_path_factory.mktemp("repository"))
-    server = ServerProcess.start("--allow-shared-memory", probe_model, texts, floats, transport=transport)
+    server = ServerProcess.start(
+        *("--allow-shared-memory", "--device", "cpu", probe_model, texts, floats),
+        transport=transport,
+        # Hides real devices.
+        variables={"CUDA_VISIBLE_DEVICES": ""},
+    )
     control = ServerProcess.start(
         *("--model-repository", repository, "--model-control", "explicit", "--exit-on-error", "false"),
         *("--load-model", "decoupled", "--load-model", "sequences"),
@@ -80,6 +89,7 @@ def served(
         with (
             grpc.insecure_channel(server.address) as channel,
             grpc.insecure_channel(control.address) as controlled,
+            grpc.insecure_channel(plain.address) as unshared,
         ):
             stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
             stub.SystemSharedMemoryRegister(
@@ -88,6 +98,7 @@ def served(
             yield Served(
                 stub,
                 inference_pb2_grpc.GRPCInferenceServiceStub(controlled),
+                inference_pb2_grpc.GRPCInferenceServiceStub(unshared),
                 repository,
                 transport,
                 probe_model,

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from e2e.fixtures import Serve
 from support.processes import models
+from support.processes.faulty import HANG
 from support.processes.server import ServerProcess, running
 from support.wire.inputs import given, probe, tensor, wanted
-from support.wire.rig import LONG, Stream
+from support.wire.rig import Stream
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from tritonclient.utils import shared_memory as shm
 
@@ -104,20 +106,13 @@ def test_input_and_output_in_shared_memory(client: triton.InferenceServerClient,
         np.testing.assert_array_equal(memory.get("out", np.int32, [1, 16]), SIXTEEN * times)
 
 
-def test_only_the_input(client: triton.InferenceServerClient, memory: Memory) -> None:
-    memory.region("in")
-    memory.put("in", SIXTEEN)
-    result = client.infer("echo-INT32", [given("in", [2, 8], 64)])
-    np.testing.assert_array_equal(result.as_numpy("y"), SIXTEEN.reshape(2, 8))
-
-
 def test_only_the_output(client: triton.InferenceServerClient, memory: Memory) -> None:
     memory.region("out", 128)
     client.infer("echo-INT32", [tensor("x", SIXTEEN, "INT32")], outputs=[wanted("out", 100, offset=28)])
     np.testing.assert_array_equal(memory.get("out", np.int32, [1, 16], offset=28), SIXTEEN)
 
 
-@pytest.mark.parametrize("in_memory", [{"x"}, {"work"}, {"index"}, {"work", "x"}, {"work", "x", "index"}])
+@pytest.mark.parametrize("in_memory", [{"x"}, {"work", "index"}])
 def test_inputs_of_both_kinds(
     client: triton.InferenceServerClient, memory: Memory, in_memory: set[str]
 ) -> None:
@@ -210,92 +205,6 @@ def test_a_region_outlives_its_file(client: triton.InferenceServerClient, memory
     np.testing.assert_array_equal(result.as_numpy("y"), SIXTEEN)
 
 
-def test_a_region_at_the_end_of_large_memory(client: triton.InferenceServerClient, memory: Memory) -> None:
-    for name in ("in", "out"):
-        memory.create(name, PAGE * 1024)
-        memory.register(name, 64, offset=PAGE * 1023)
-    memory.put("in", SIXTEEN, offset=PAGE * 1023)
-    client.infer("echo-INT32", [given("in", [1, 16], 64)], outputs=[wanted("out", 64)])
-    np.testing.assert_array_equal(memory.get("out", np.int32, [1, 16], offset=PAGE * 1023), SIXTEEN)
-
-
-@pytest.mark.parametrize(("nbytes", "offset"), [(65, 0), (64, 1), (1, 64), (0, 65)])
-def test_a_region_beyond_its_memory(
-    client: triton.InferenceServerClient, memory: Memory, nbytes: int, offset: int
-) -> None:
-    memory.create("a")
-    with pytest.raises(
-        InferenceServerException, match="failed to register shared memory region 'a': invalid args"
-    ) as caught:
-        memory.register("a", nbytes, offset)
-    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
-
-
-@pytest.mark.parametrize(
-    ("key", "code", "message"),
-    [
-        ("/", "INVALID_ARGUMENT", "cannot register shared memory region 'a' - invalid shm key '/'"),
-        ("///", "INVALID_ARGUMENT", "cannot register shared memory region 'a' - invalid shm key '///'"),
-        ("/../../etc/passwd", "INVALID_ARGUMENT", "invalid shm key '/../../etc/passwd'"),
-        *(
-            (
-                f"{slashes}triton_python_backend_shm_region__1",
-                "INVALID_ARGUMENT",
-                f"cannot register shared memory region 'a' with key '{slashes}triton_python_backend_shm_region__1' as the "
-                "key contains the reserved prefix 'triton_python_backend_shm_region_'",
-            )
-            for slashes in ("", "/", "///")
-        ),
-        (
-            "/tensorferry-test-nothing",
-            "NOT_FOUND",
-            "Unable to open shared memory region: '/tensorferry-test-no",
-        ),
-    ],
-)
-def test_a_key_without_a_file(
-    client: triton.InferenceServerClient, key: str, code: str, message: str
-) -> None:
-    with pytest.raises(InferenceServerException) as caught:
-        client.register_system_shared_memory("a", key, 10000)
-    assert caught.value.status() == f"StatusCode.{code}"
-    assert message in caught.value.message()
-
-
-def test_tensors_that_do_not_fit_a_region(client: triton.InferenceServerClient, memory: Memory) -> None:
-    memory.region("in")
-    memory.region("big", 128)
-    good = given("in", [1, 16], 64)
-    for code, message, placed, output in (
-        ("NOT_FOUND", "Unable to find shared memory region: 'other'", given("other", [1, 16], 64), None),
-        ("NOT_FOUND", "Unable to find shared memory region: 'other'", good, wanted("other", 64)),
-        (
-            "INVALID_ARGUMENT",
-            "input byte size mismatch for input 'x' for model 'echo-INT32'. Expected 64, got 128",
-            given("big", [1, 16], 128),
-            None,
-        ),
-        ("INVALID_ARGUMENT", "Invalid offset for shared memory region: 'in'", good, wanted("in", 64, 64)),
-        ("INVALID_ARGUMENT", "Invalid offset for shared memory region: 'in'", good, wanted("in", 64, -32)),
-        (
-            "INVALID_ARGUMENT",
-            "Invalid offset + byte size for shared memory region",
-            good,
-            wanted("in", 64, 1),
-        ),
-        ("INVALID_ARGUMENT", "Integer overflow detected: byte_size", good, wanted("in", -32, 32)),
-        (
-            "INVALID_ARGUMENT",
-            "shared memory size specified with the request for output 'y' (63 bytes) should be at least 64 bytes",
-            good,
-            wanted("in", 63),
-        ),
-    ):
-        got, text = refusal(client, placed, output)
-        assert (got, message in text) == (code, True), text
-    assert names(client) == ["big", "in"]
-
-
 def test_memory_that_shrinks_is_a_client_error(client: triton.InferenceServerClient, memory: Memory) -> None:
     memory.region("in", PAGE)
     memory.region("out", PAGE)
@@ -311,25 +220,28 @@ def test_memory_that_shrinks_is_a_client_error(client: triton.InferenceServerCli
     assert client.is_server_live()
 
 
-def test_a_region_in_use_is_unregistered_after_its_last_use(
-    client: triton.InferenceServerClient, memory: Memory
-) -> None:
-    memory.region("x")
-    memory.region("y")
-    memory.region("idle")
-    memory.put("x", np.full((1, 4), 7, np.float32))
-    inputs = probe(0, work=LONG)
-    inputs[1].set_shared_memory("x", 16)
-    with Stream(client, headers={"tensorferry-stream-order": "completion"}) as stream:
-        stream.send("probe", inputs, "long", outputs=[wanted("y", 16)])
-        stream.send("other", [], "marker")
-        # The second request was read after this one, so this one is running.
-        assert "unknown model" in stream.error().message()
-        client.unregister_system_shared_memory()
-        assert names(client) == ["x", "y"]
-        assert stream.result().get_response().id == "long"
-    assert names(client) == []
-    np.testing.assert_array_equal(memory.get("y", np.float32, [1, 4]), np.full((1, 4), 14))
+def test_a_region_in_use_is_unregistered_after_its_last_use(serve_faulty: Serve, tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    server = serve_faulty("--allow-shared-memory", FAULTY_RELEASE=str(release))
+    with triton.InferenceServerClient(server.address) as client:
+        memory = Memory(client)
+        for name in ("x", "y", "idle"):
+            memory.region(name)
+        memory.put("x", np.full((1, 4), HANG, np.float32))
+        inputs = probe(0)
+        inputs[1].set_shared_memory("x", 16)
+        with Stream(client, headers={"tensorferry-stream-order": "completion"}) as stream:
+            stream.send("probe", inputs, "held", outputs=[wanted("y", 16)])
+            stream.send("other", [], "marker")
+            # The second request was read after this one, which runs until it is released.
+            assert "unknown model" in stream.error().message()
+            client.unregister_system_shared_memory()
+            assert names(client) == ["x", "y"]
+            release.touch()
+            assert stream.result().get_response().id == "held"
+        assert names(client) == []
+        np.testing.assert_array_equal(memory.get("y", np.float32, [1, 4]), np.full((1, 4), 2 * HANG))
+        memory.destroy()
 
 
 @pytest.mark.parametrize("index", [0, 99], ids=["good", "fails in the model"])
@@ -348,11 +260,8 @@ def test_a_region_is_released_however_its_request_ends(
     assert names(client) == []
 
 
-def test_shared_memory_is_off_by_default(transport: str, probe_model: Path) -> None:
-    with (
-        running(probe_model, transport=transport) as server,
-        triton.InferenceServerClient(server.address) as client,
-    ):
+def test_shared_memory_is_off_by_default(plain: ServerProcess) -> None:
+    with triton.InferenceServerClient(plain.address) as client:
         assert not client.get_system_shared_memory_status().regions
         calls: tuple[Any, ...] = (
             lambda: client.register_system_shared_memory("a", "/a", 8),

@@ -20,15 +20,18 @@ from tensorferry.protos import inference_pb2 as pb
 MOST = 4
 
 
-@pytest.fixture
-def server(transport: str, digits_model: Path, probe_model: Path) -> Iterator[ServerProcess]:
-    with running(
-        f"digits={digits_model}", probe_model, "--max-batch-size", str(MOST), transport=transport
-    ) as server:
+# The models of the tests, which are the same: each has its own counters.
+NAMES = ("counted", "streamed", "late", "listed", "awaited", "unused")
+
+
+@pytest.fixture(scope="module")
+def server(transport: str, probe_model: Path) -> Iterator[ServerProcess]:
+    models = [f"{name}={probe_model}" for name in NAMES]
+    with running(*models, "--max-batch-size", str(MOST), transport=transport) as server:
         yield server
 
 
-def statistics(client: triton.InferenceServerClient, model: str = "probe", version: str = "") -> Any:
+def statistics(client: triton.InferenceServerClient, model: str, version: str = "") -> Any:
     (one,) = client.get_inference_statistics(model, version).model_stats
     return one
 
@@ -51,40 +54,40 @@ def adds_up(one: pb.ModelStatistics) -> None:
 
 def test_counters_include_each_answer_once_it_arrives(client: triton.InferenceServerClient) -> None:
     """After each answer and each error the counters include it, without a wait."""
-    assert statistics(client).inference_stats.success.count == 0
+    assert statistics(client, "counted").inference_stats.success.count == 0
     began = int(time.time() * 1e3)
     answered = rows = failed = 0
     for number in range(30):
         if number % 5 == 4:
             with pytest.raises(InferenceServerException):
-                client.infer("probe", probe(index=99))
+                client.infer("counted", probe(index=99))
             failed += 1
         else:
             count = 1 + number % 7
-            client.infer("probe", probe(rows=count))
+            client.infer("counted", probe(rows=count))
             answered, rows = answered + 1, rows + count
-        one = statistics(client)
+        one = statistics(client, "counted")
         assert one.inference_stats.success.count == answered
         assert one.inference_stats.fail.count == failed
         assert one.inference_count == rows
         adds_up(one)
     assert began <= one.last_inference <= int(time.time() * 1e3) + 1
     assert {batch.batch_size for batch in one.batch_stats} == {1, 2, 3, 4}
-    assert statistics(client, "digits").inference_stats.success.count == 0
-    assert statistics(client) == one, "asking changes nothing"
+    assert statistics(client, "unused").inference_stats.success.count == 0
+    assert statistics(client, "counted") == one, "asking changes nothing"
 
 
 def test_counters_include_requests_of_a_stream(client: triton.InferenceServerClient) -> None:
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
     for number in range(20):
-        client.async_stream_infer("probe", probe(rows=2), request_id=str(number))
+        client.async_stream_infer("streamed", probe(rows=2), request_id=str(number))
     for count in range(1, 21):
         _, error = answers.get(timeout=30)
         assert error is None
-        assert statistics(client).inference_stats.success.count >= count
+        assert statistics(client, "streamed").inference_stats.success.count >= count
     client.stop_stream()
-    one = statistics(client)
+    one = statistics(client, "streamed")
     assert (one.inference_stats.success.count, one.inference_count) == (20, 40)
     adds_up(one)
 
@@ -92,27 +95,27 @@ def test_counters_include_requests_of_a_stream(client: triton.InferenceServerCli
 def test_a_deadline_that_could_not_be_met_is_a_failure(client: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException):
         # One microsecond, sent as a parameter.
-        client.infer("probe", probe(), timeout=1)
-    one = statistics(client)
+        client.infer("late", probe(), timeout=1)
+    one = statistics(client, "late")
     assert (one.inference_stats.success.count, one.inference_stats.fail.count) == (0, 1)
 
 
 def test_statistics_of_all_models_of_one_and_of_an_unknown_one(client: triton.InferenceServerClient) -> None:
-    client.infer("probe", probe(rows=3))
+    client.infer("listed", probe(rows=3))
     every = client.get_inference_statistics()
-    assert [(one.name, one.version) for one in every.model_stats] == [("digits", "1"), ("probe", "1")]
-    assert statistics(client, "probe", "1") == every.model_stats[1]
-    for model, version in (("other", ""), ("probe", "2")):
+    assert [(one.name, one.version) for one in every.model_stats] == [(name, "1") for name in sorted(NAMES)]
+    assert statistics(client, "listed", "1") in every.model_stats
+    for model, version in (("other", ""), ("listed", "2")):
         with pytest.raises(InferenceServerException) as caught:
             client.get_inference_statistics(model, version)
         assert caught.value.status() == "StatusCode.NOT_FOUND"
     assert "statistics" in client.get_server_metadata().extensions
-    as_json = client.get_inference_statistics("probe", as_json=True)
+    as_json = client.get_inference_statistics("listed", as_json=True)
     assert as_json["model_stats"][0]["inference_count"] == "3"
 
 
 async def test_asyncio(server: ServerProcess) -> None:
     async with triton_aio.InferenceServerClient(server.address) as client:
-        await client.infer("probe", probe(rows=2))
-        (one,) = (await client.get_inference_statistics("probe")).model_stats
+        await client.infer("awaited", probe(rows=2))
+        (one,) = (await client.get_inference_statistics("awaited")).model_stats
         assert one.inference_count == 2

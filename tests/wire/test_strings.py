@@ -31,9 +31,20 @@ def test_a_model_that_drops_words_is_served_unbatched(serve: Serve, tmp_path: Pa
             assert answers.result().as_numpy("y").tolist() == [b"quick", b"fox"]
 
 
-def test_a_forced_batch_reports_the_mismatch(serve: Serve, tmp_path: Path) -> None:
+def test_a_forced_batch_reports_the_mismatch_and_the_recommended_configuration_works(
+    serve: Serve, tmp_path: Path
+) -> None:
     path = small.without_stop_words(tmp_path / "words.onnx")
-    server = serve("--batching", "trust", "--max-queue-delay-ms", "50", path)
+    # The configuration that the error message recommends for a model that must be batched.
+    directory = tmp_path / "models" / "alone"
+    (directory / "1").mkdir(parents=True)
+    small.without_stop_words(directory / "1" / "model.onnx")
+    (directory / "config.pbtxt").write_text(
+        'max_batch_size: 0 input { name: "x" data_type: TYPE_STRING dims: [-1] } '
+        'output { name: "y" data_type: TYPE_STRING dims: [-1] }'
+    )
+    repository = ("--model-repository", directory.parent)
+    server = serve("--batching", "trust", "--max-queue-delay-ms", "50", path, *repository)
     with triton.InferenceServerClient(server.address) as client:
         good, bad = Answers(), Answers()
         for _ in range(3):
@@ -46,23 +57,10 @@ def test_a_forced_batch_reports_the_mismatch(serve: Serve, tmp_path: Path) -> No
             assert error.status() == "StatusCode.INTERNAL"
             assert "output 'y' has shape [1], expected 2 rows" in error.message()
             assert "--max-batch-size 0" in error.message()
+        assert client.infer("alone", texts("the", "fox")).as_numpy("y").tolist() == [b"fox"]
+        with pytest.raises(InferenceServerException, match="unexpected shape"):
+            client.infer("alone", [tensor("x", np.array([["fox"]], dtype=object), "BYTES")])
     assert server.stop() == 0
     warned = [line for line in server.log if "model words failed on request" in line]
     assert len(warned) == 3
     assert all("output 'y' has shape [1], expected 2 rows" in line for line in warned)
-
-
-def test_the_recommended_configuration_works(serve: Serve, tmp_path: Path) -> None:
-    """The configuration that the error message recommends for a model that must be batched."""
-    directory = tmp_path / "models" / "words"
-    (directory / "1").mkdir(parents=True)
-    small.without_stop_words(directory / "1" / "model.onnx")
-    (directory / "config.pbtxt").write_text(
-        'max_batch_size: 0 input { name: "x" data_type: TYPE_STRING dims: [-1] } '
-        'output { name: "y" data_type: TYPE_STRING dims: [-1] }'
-    )
-    server = serve("--model-repository", directory.parent, "--batching", "trust")
-    with triton.InferenceServerClient(server.address) as client:
-        assert client.infer("words", texts("the", "fox")).as_numpy("y").tolist() == [b"fox"]
-        with pytest.raises(InferenceServerException, match="unexpected shape"):
-            client.infer("words", [tensor("x", np.array([["fox"]], dtype=object), "BYTES")])

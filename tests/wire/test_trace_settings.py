@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import tritonclient.grpc as triton
-from e2e.fixtures import Serve
+from support.processes.server import ServerProcess
 from tritonclient.utils import InferenceServerException
 
 
-def test_trace_settings_are_read_and_not_changed(serve: Serve, echo_model: Path) -> None:
-    with triton.InferenceServerClient(serve(echo_model).address) as client:
+def test_trace_settings_are_read_and_not_changed(plain: ServerProcess) -> None:
+    with triton.InferenceServerClient(plain.address) as client:
         assert "trace" in client.get_server_metadata().extensions
         before = client.get_trace_settings(as_json=True)
         assert before["settings"]["trace_level"] == {"value": ["OFF"]}

@@ -17,13 +17,14 @@ KEY = f"/tensorferry-page-{os.getpid()}"
 
 
 class Served(NamedTuple):
-    """A server whose region `r` is the 64-byte file of the key; and how to start another server.
+    """A server without GPUs, whose region `r` is the 64-byte file of the key; and how to start another server.
 
-    `control` belongs to a server with a repository, whose models clients load.
+    `control` belongs to a server with a repository, whose models clients load, and `plain` to one without shared memory.
     """
 
     stub: Any
     control: Any
+    plain: Any
     repository: Path
     transport: str
     model: Path

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc
-import pytest
-from support.processes.server import ServerProcess
 from support.wire.provoking import KEY, Provoked, Served, set_
 from support.wire.rig import PATIENCE
 
 from tensorferry.protos import inference_pb2 as pb
-from tensorferry.protos import inference_pb2_grpc
 
 PROVOKED = Provoked()
 when, spoiled = PROVOKED.when, PROVOKED.spoiled
@@ -78,28 +74,11 @@ def _(served: Served) -> Any:
 
 @when("CUDA shared memory where there is no GPU")
 def _(served: Served) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        # Hides the real devices.
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        server = ServerProcess.start(
-            "--allow-shared-memory", "--device", "cpu", served.model, transport=served.transport
-        )
-    try:
-        with grpc.insecure_channel(server.address) as channel:
-            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-            request = pb.CudaSharedMemoryRegisterRequest(name="c", raw_handle=bytes(64), byte_size=8)
-            return stub.CudaSharedMemoryRegister(request, timeout=PATIENCE)
-    finally:
-        server.stop()
+    request = pb.CudaSharedMemoryRegisterRequest(name="c", raw_handle=bytes(64), byte_size=8)
+    return served.stub.CudaSharedMemoryRegister(request, timeout=PATIENCE)
 
 
 @when("shared memory is off")
 def _(served: Served) -> Any:
-    server = ServerProcess.start(served.model, transport=served.transport)
-    try:
-        with grpc.insecure_channel(server.address) as channel:
-            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-            request = pb.SystemSharedMemoryRegisterRequest(name="r", key=KEY, byte_size=8)
-            return stub.SystemSharedMemoryRegister(request, timeout=PATIENCE)
-    finally:
-        server.stop()
+    request = pb.SystemSharedMemoryRegisterRequest(name="r", key=KEY, byte_size=8)
+    return served.plain.SystemSharedMemoryRegister(request, timeout=PATIENCE)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 from e2e.test_metrics import scrape_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.processes import faulty
+from support.processes.probe import request as probe_request
 from support.processes.server import ServerProcess
 from support.wire.provoking import Provoked, Served, good, infer, set_
-from support.wire.rig import LONG, PATIENCE
+from support.wire.rig import PATIENCE
 
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos import inference_pb2_grpc
@@ -105,7 +109,7 @@ def _(served: Served) -> Any:
 def _(served: Served) -> Any:
     # More rows at once than may ever wait.
     return _first_error(
-        [served.stub.ModelInfer.future(good(1000, work=LONG), timeout=PATIENCE) for _ in range(9)]
+        [served.stub.ModelInfer.future(good(1000, work=1000), timeout=PATIENCE) for _ in range(9)]
     )
 
 
@@ -124,14 +128,17 @@ def _first_error(calls: list[Any]) -> Any:
 @when("the server stops")
 def _(served: Served) -> Any:
     # A separate server, because it is stopped, with a request that outlasts the test.
-    server = ServerProcess.start(served.model, "--metrics-port", "0", transport=served.transport)
+    program = [sys.executable, str(Path(faulty.__file__))]
+    variables = {faulty.RELEASE: str(served.repository / "never")}
+    options = (served.model, "--metrics-port", "0")
+    server = ServerProcess.start(*options, transport=served.transport, program=program, variables=variables)
     try:
         with grpc.insecure_channel(server.address) as channel:
             stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
             watch = health_pb2_grpc.HealthStub(channel).Watch(
                 health_pb2.HealthCheckRequest(), timeout=PATIENCE
             )
-            running = stub.ModelInfer.future(good(work=100 * LONG), timeout=PATIENCE)
+            running = stub.ModelInfer.future(probe_request(1, first=faulty.HANG), timeout=PATIENCE)
             scrape_until(server, lambda found: found["tensorferry_running_requests"] == 1)
             statuses = (change.status for change in watch)
             assert next(statuses) == health_pb2.HealthCheckResponse.SERVING

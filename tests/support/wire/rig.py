@@ -14,9 +14,6 @@ from tritonclient.utils import InferenceServerException
 # Bound for waits that end at once unless something is broken.
 PATIENCE = 30.0
 
-# With this much work the probe model runs for a second or more.
-LONG = 10_000
-
 
 class Answers:
     """Answers of calls, in order of arrival. `put` is a callback for tritonclient."""

@@ -35,18 +35,15 @@ MESSAGE = (
 )
 
 
-@pytest.fixture(scope="module", params=["prove", "trust", "unbatched"])
-def server(
-    request: pytest.FixtureRequest, transport: str, model_dir: Path, mixing_model: Path
-) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def server(transport: str, model_dir: Path, mixing_model: Path) -> Iterator[ServerProcess]:
     served: list[str | Path] = [
         recurrent.gru(model_dir / "gru.onnx"),
         recurrent.lstm(model_dir / "lstm.onnx"),
         models.echo(model_dir / "echo.onnx"),
         mixing_model,
     ]
-    options = ["--max-batch-size", "0"] if request.param == "unbatched" else ["--batching", request.param]
-    with running(*served, *options, transport=transport) as server:
+    with running(*served, transport=transport) as server:
         with triton.InferenceServerClient(server.address) as client:
             for model, name, datatype, dims in PROBED:
                 until_known(client, model, tensor(name, np.zeros(dims, datatype[1]), datatype[0]))

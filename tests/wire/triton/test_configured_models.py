@@ -93,37 +93,14 @@ def test_clients_get_the_completed_configuration(dial: Dial) -> None:
     assert "model_configuration" in client.get_server_metadata().extensions
 
 
-def test_without_a_configuration_clients_get_the_generated_one(dial: Dial) -> None:
-    config = config_of(dial(None, repository=False))
-    assert (config.max_batch_size, list(config.input[0].dims)) == (32, [3])
-    assert config.dynamic_batching.preferred_batch_size == [32]
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "status"),
-    [("other", "", "NOT_FOUND"), ("m", "2", "NOT_FOUND"), ("m", "one", "INVALID_ARGUMENT")],
-)
-def test_an_unknown_model_has_no_configuration(dial: Dial, name: str, version: str, status: str) -> None:
-    with pytest.raises(InferenceServerException) as caught:
-        dial(None).get_model_config(name, version)
-    assert caught.value.status() == f"StatusCode.{status}"
-
-
-@pytest.mark.parametrize("batching", ["", "dynamic_batching { } "])
-def test_shapes_are_those_of_the_configuration(dial: Dial, batching: str) -> None:
-    client = dial("max_batch_size: 4 " + batching + XY)
+def test_shapes_are_those_of_the_configuration(dial: Dial) -> None:
+    client = dial("max_batch_size: 4 " + XY)
     metadata = client.get_model_metadata("m")
     assert [list(tensor.shape) for tensor in (*metadata.inputs, *metadata.outputs)] == [[-1, 1, 3], [-1, 3]]
     answer = client.infer("m", x(fp32(4, 1, 3)), client_timeout=PATIENCE).as_numpy("y")
     assert answer.tolist() == (2 * fp32(4, 3)).tolist()
     with pytest.raises(InferenceServerException, match=r"Expected \[-1, 1, 3\], got \[4, 3\]"):
         client.infer("m", x(fp32(4, 3)), client_timeout=PATIENCE)
-
-
-def test_more_rows_than_max_batch_size_are_refused_if_requests_run_alone(dial: Dial) -> None:
-    with pytest.raises(InferenceServerException, match="inference request batch-size must be <= 4") as caught:
-        dial("max_batch_size: 4 " + XY).infer("m", x(fp32(5, 1, 3)), client_timeout=PATIENCE)
-    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
 def test_more_rows_than_max_batch_size_are_split_if_requests_share_batches(dial: Dial) -> None:
@@ -228,11 +205,9 @@ def test_a_queue_timeout_is_reported_while_the_model_runs(dial: Dial, gate: Gate
     assert sender.answered(0.0)
 
 
-@pytest.mark.parametrize("default", ["", "default_timeout_microseconds: 60000000 "])
-def test_a_request_may_set_a_shorter_timeout_if_the_policy_allows_it(
-    dial: Dial, gate: Gate, default: str
-) -> None:
-    sender = held(dial, gate, f"default_queue_policy {{ {default} allow_timeout_override: true }}")
+def test_a_request_may_set_a_shorter_timeout_if_the_policy_allows_it(dial: Dial, gate: Gate) -> None:
+    policy = "default_timeout_microseconds: 60000000 allow_timeout_override: true"
+    sender = held(dial, gate, f"default_queue_policy {{ {policy} }}")
     sender.send(1.0, timeout=20_000)
     assert "Request timeout expired" in str(sender.error(1.0))
     gate.open.set()

@@ -17,7 +17,7 @@ import tritonclient.grpc as triton
 from e2e.fixtures import Serve
 from polling import PATIENCE, until
 from support.models.small import node, save, value
-from support.processes.server import ServerProcess
+from support.processes.server import ServerProcess, running
 from support.server.rig import Array
 from support.wire.inputs import tensor
 from tritonclient.utils import InferenceServerException
@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException
 from tensorferry.client import InferenceClient
 from tensorferry.protos.standard import health_pb2
 
-CLIENTS, RELOADS = 3, 4
+CLIENTS, RELOADS = 3, 2
 
 PREPROCESS = """
 name: "image_preprocess"
@@ -143,10 +143,10 @@ def classifier(path: Path) -> Path:
     )
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository."""
-    root = tmp_path / "models"
+    root = tmp_path_factory.mktemp("ensembles")
     for name, config in (
         ("image_preprocess", PREPROCESS),
         ("colours_onnx", CLASSIFIER),
@@ -178,25 +178,47 @@ def scores(*colours: int) -> Array:
     return expected
 
 
-@pytest.fixture
-def explicit(serve: Serve, root: Path) -> ServerProcess:
+@pytest.fixture(scope="module")
+def explicit(transport: str, root: Path) -> Iterator[ServerProcess]:
     """A server in which clients load models."""
-    return serve(
-        "--model-repository",
-        root,
-        "--model-control",
-        "explicit",
-        "--load-model",
-        "*",
-        "--processes",
-        "1",
-    )
+    options = ("--model-control", "explicit", "--load-model", "*", "--processes", "1")
+    with running("--model-repository", root, *options, transport=transport) as server:
+        yield server
 
 
 @pytest.fixture
 def client(explicit: ServerProcess) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(explicit.address) as client:
         yield client
+
+
+def test_what_clients_see_of_an_ensemble(client: triton.InferenceServerClient) -> None:
+    metadata = client.get_model_metadata(SIMPLE)
+    assert metadata.platform == "ensemble"
+    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [
+        ("IMAGE", "UINT8", [-1, -1, -1, 3])
+    ]
+    config = client.get_model_config(SIMPLE).config
+    assert config.max_batch_size == 8
+    assert [step.model_name for step in config.ensemble_scheduling.step] == [
+        "image_preprocess",
+        "colours_onnx",
+    ]
+
+    def counts() -> dict[str, tuple[int, int]]:
+        found = client.get_inference_statistics().model_stats
+        return {each.name: (each.inference_count, each.inference_stats.success.count) for each in found}
+
+    assert set(counts().values()) == {(0, 0)}
+    client.infer(SIMPLE, [tensor("IMAGE", images(0, 1), "UINT8")])
+    expected = {
+        SIMPLE: (2, 1),
+        NAMED: (0, 0),
+        "image_preprocess": (2, 1),
+        "colours_onnx": (2, 1),
+        "colour_name": (0, 0),
+    }
+    until(counts, lambda found: found == expected)
 
 
 def test_an_image_ensemble_answers_both_clients(
@@ -223,34 +245,6 @@ def test_an_image_ensemble_answers_both_clients(
         assert own.infer(NAMED, {"IMAGE": given})["LABEL"].tolist() == [[b"blue"], [b"red"], [b"green"]]
     with pytest.raises(InferenceServerException, match="unexpected shape for input 'IMAGE'"):
         client.infer(SIMPLE, [tensor("IMAGE", np.ascontiguousarray(given[..., :2]), "UINT8")])
-
-
-def test_what_clients_see_of_an_ensemble(client: triton.InferenceServerClient) -> None:
-    metadata = client.get_model_metadata(SIMPLE)
-    assert metadata.platform == "ensemble"
-    assert [(t.name, t.datatype, list(t.shape)) for t in metadata.inputs] == [
-        ("IMAGE", "UINT8", [-1, -1, -1, 3])
-    ]
-    config = client.get_model_config(SIMPLE).config
-    assert config.max_batch_size == 8
-    assert [step.model_name for step in config.ensemble_scheduling.step] == [
-        "image_preprocess",
-        "colours_onnx",
-    ]
-    client.infer(SIMPLE, [tensor("IMAGE", images(0, 1), "UINT8")])
-
-    def counts() -> dict[str, tuple[int, int]]:
-        found = client.get_inference_statistics().model_stats
-        return {each.name: (each.inference_count, each.inference_stats.success.count) for each in found}
-
-    expected = {
-        SIMPLE: (2, 1),
-        NAMED: (0, 0),
-        "image_preprocess": (2, 1),
-        "colours_onnx": (2, 1),
-        "colour_name": (0, 0),
-    }
-    until(counts, lambda found: found == expected)
 
 
 def test_an_ensemble_is_ready_while_its_models_are(
@@ -284,6 +278,7 @@ def test_an_ensemble_is_ready_while_its_models_are(
         until(states, lambda found: found == (True, True, True))
         client.unload_model(SIMPLE, unload_dependents=True)
         until(states, lambda found: found == (False, True, False))
+        client.load_model(SIMPLE)
 
 
 def test_a_rolling_reload_under_load_loses_nothing(

@@ -12,18 +12,19 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from e2e.fixtures import Serve
+from support.processes.faulty import HANG
 from support.processes.probe import TABLE_ERROR
-from support.processes.server import ServerProcess, running
+from support.processes.server import ServerProcess
 from support.wire.inputs import probe
-from support.wire.rig import LONG, PATIENCE, Answers, Stream
+from support.wire.rig import PATIENCE, Answers, Stream
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 
-@pytest.fixture(scope="module")
-def server(transport: str, probe_model: Path) -> Iterator[ServerProcess]:
-    with running(probe_model, transport=transport) as server:
-        yield server
+@pytest.fixture
+def server(plain: ServerProcess) -> ServerProcess:
+    return plain
 
 
 @pytest.fixture
@@ -63,9 +64,8 @@ def test_the_parameters_of_a_sequence_mean_nothing_to_a_model_without_sequences(
         np.testing.assert_array_equal(result.as_numpy("y"), np.full((1, 4), 2 * tag))
 
 
-@pytest.mark.parametrize("key", ["triton_final_response", "triton_injected_via_header", "triton_"])
-def test_reserved_parameters_are_refused_in_calls_and_streams(stub: Any, key: str) -> None:
-    reserved = message("7", **{key: ("string_param", "dummy-value")})
+def test_reserved_parameters_are_refused_in_calls_and_streams(stub: Any) -> None:
+    reserved = message("7", triton_final_response=("string_param", "dummy-value"))
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(reserved, timeout=PATIENCE)
     error: Any = caught.value
@@ -154,25 +154,24 @@ def test_with_triton_grpc_error_an_error_ends_the_stream_with_its_status(
     ],
     ids=["ours", "Triton's"],
 )
-def test_overload(transport: str, probe_model: Path, flags: list[str], full: str, late: str) -> None:
-    with (
-        running(
-            *flags, probe_model, "--max-batch-size", "1", "--max-queue-size", "2", transport=transport
-        ) as server,
-        triton.InferenceServerClient(server.address) as client,
-    ):
+def test_overload(serve_faulty: Serve, tmp_path: Path, flags: list[str], full: str, late: str) -> None:
+    release = tmp_path / "release"
+    options = ("--max-batch-size", "1", "--max-queue-size", "2")
+    server = serve_faulty(*flags, *options, FAULTY_RELEASE=str(release))
+    with triton.InferenceServerClient(server.address) as client:
         with Stream(client, headers={"triton_grpc_error": "true"}) as stream:
             stream.send("probe", probe(1), "1", timeout=1)
             assert stream.error().status() == f"StatusCode.{late}"
         assert expired(client) == f"StatusCode.{late}"
         assert overloaded(client) == f"StatusCode.{full}"
+        release.touch()
 
 
 def overloaded(client: triton.InferenceServerClient) -> str:
     """Return the status of a request that meets a full queue."""
     answers = Answers()
     # One runs and two wait, so the others find no room.
-    calls = [client.async_infer("probe", probe(1, work=LONG), answers.put) for _ in range(6)]
+    calls = [client.async_infer("probe", probe(int(HANG)), answers.put) for _ in range(6)]
     error = answers.error()
     assert "Exceeds maximum queue size" in error.message()
     assert "2 of 2 rows wait" in error.message()
@@ -186,7 +185,7 @@ def overloaded(client: triton.InferenceServerClient) -> str:
 def expired(client: triton.InferenceServerClient) -> str:
     """Return the status of a request that expires in the queue while the one before it runs."""
     answers = Answers()
-    running = client.async_infer("probe", probe(1, work=LONG), answers.put)
+    running = client.async_infer("probe", probe(int(HANG)), answers.put)
     error = None
     while error is None:
         # Requests with a deadline go first, so this one overtakes a request that has not begun.

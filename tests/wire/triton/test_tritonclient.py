@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
-from support.processes import models
 from support.processes.probe import TABLE_ERROR
-from support.processes.server import ServerProcess, running
+from support.processes.server import ServerProcess
 from support.wire.inputs import DATATYPES, probe, tensor
 from tritonclient.utils import InferenceServerException
 
 
-@pytest.fixture(scope="module")
-def server(transport: str, model_dir: Path, digits_model: Path, probe_model: Path) -> Iterator[ServerProcess]:
-    echoes = models.echoes(model_dir, *DATATYPES)
-    with running(
-        f"digits={digits_model}", probe_model, *echoes, "--priority-weights", "8,1", transport=transport
-    ) as server:
-        yield server
+@pytest.fixture
+def server(plain: ServerProcess) -> ServerProcess:
+    return plain
 
 
 def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
@@ -43,25 +37,17 @@ def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
 
 
 @pytest.mark.parametrize("name", DATATYPES)
-def test_every_datatype(client: triton.InferenceServerClient, name: str) -> None:
+def test_every_datatype(echoes: ServerProcess, name: str) -> None:
     dtype = DATATYPES[name]
     if name == "BYTES":
         array = np.array([["", "plain", "zwölf Boxkämpfer"], ["a\0b", "line\n", "終"]], dtype=object)
         expected = np.array([[text.encode() for text in row] for row in array], dtype=object)
     else:
         array = expected = np.array([[0, 1, 2], [1, 0, 100]]).astype(dtype)
-    got = client.infer(f"echo-{name}", [tensor("x", array, name)]).as_numpy("y")
+    with triton.InferenceServerClient(echoes.address) as client:
+        got = client.infer(f"echo-{name}", [tensor("x", array, name)]).as_numpy("y")
     np.testing.assert_array_equal(got, expected)
     assert name == "BYTES" or got.dtype == dtype
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0), (1, 1), (100, 3)])
-def test_zero_rows_zero_size_and_more_rows_than_a_batch(
-    client: triton.InferenceServerClient, shape: tuple[int, int]
-) -> None:
-    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    got = client.infer("echo-FP32", [tensor("x", array, "FP32")]).as_numpy("y")
-    np.testing.assert_array_equal(got, array)
 
 
 def test_outputs_by_name_in_the_requested_order(client: triton.InferenceServerClient) -> None:
@@ -120,12 +106,6 @@ def test_priority_and_timeout(client: triton.InferenceServerClient, asked: int, 
     assert result.get_response().parameters["priority"].int64_param == got
 
 
-def test_client_timeout(server: ServerProcess, client: triton.InferenceServerClient) -> None:
-    with server.standing_still(), pytest.raises(InferenceServerException) as caught:
-        client.infer("probe", probe(1), client_timeout=0.2)
-    assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
-
-
 def test_stream_answers_in_request_order_and_survives_errors(client: triton.InferenceServerClient) -> None:
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
@@ -142,21 +122,11 @@ def test_stream_answers_in_request_order_and_survives_errors(client: triton.Infe
     client.stop_stream()
 
 
-def test_stop_stream_with_cancel(server: ServerProcess, client: triton.InferenceServerClient) -> None:
-    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
-    with server.standing_still():
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        client.async_stream_infer("probe", probe(1))
-        client.stop_stream(cancel_requests=True)
-    _, error = answers.get(timeout=30)
-    assert "CANCELLED" in str(error)
-
-
 async def test_asyncio(server: ServerProcess) -> None:
     async with triton_aio.InferenceServerClient(server.address) as client:
         assert await client.is_model_ready("digits")
         inputs = [tensor("x", np.ones((3, 2), np.float32), "FP32")]
-        result = await client.infer("echo-FP32", inputs)
+        result = await client.infer("echo", inputs)
         np.testing.assert_array_equal(result.as_numpy("y"), np.ones((3, 2)))
 
         async def requests() -> AsyncIterator[dict[str, Any]]:

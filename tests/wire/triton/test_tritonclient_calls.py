@@ -13,25 +13,20 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
-from support.processes.probe import TABLE_ERROR
-from support.processes.server import ServerProcess, running
+from support.processes.server import ServerProcess
 from support.wire.inputs import probe, tensor
-from tritonclient.grpc.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
 
 WAIT_SECONDS = 60
 LATE_SECONDS = 0.2
 # Work of the probe model: longer than the milliseconds until a call is cancelled.
-WORK = 5000
+WORK = 2000
 Answers = queue.Queue[tuple[Any, Any]]
 
 
-@pytest.fixture(scope="module")
-def server(
-    transport: str, echo_model: Path, digits_model: Path, probe_model: Path
-) -> Iterator[ServerProcess]:
-    with running(f"digits={digits_model}", echo_model, probe_model, transport=transport) as server:
-        yield server
+@pytest.fixture
+def server(plain: ServerProcess) -> ServerProcess:
+    return plain
 
 
 @pytest.fixture
@@ -182,17 +177,6 @@ def test_a_cancelled_stream_reports_it_once_and_another_can_be_started(
     client.stop_stream()
 
 
-def test_a_stopped_stream_answers_its_requests(client: triton.InferenceServerClient) -> None:
-    answers: Answers = queue.Queue()
-    client.start_stream(into(answers))
-    for tag in range(200):
-        client.async_stream_infer("probe", probe(tag), request_id=str(tag))
-    client.stop_stream(cancel_requests=False)
-    got = [answers.get_nowait() for _ in range(200)]
-    assert [result.get_response().id for result, _ in got] == [str(tag) for tag in range(200)]
-    assert answers.empty()
-
-
 async def test_asyncio_task_and_stream_are_cancelled(aio: triton_aio.InferenceServerClient) -> None:
     task = asyncio.create_task(aio.infer("probe", probe(1, work=WORK)))
     await aio.is_server_live()  # So that the call has been sent.
@@ -232,40 +216,6 @@ async def test_ids_come_back_in_every_kind_of_call(
     assert client.infer("probe", probe(1)).get_response().id == ""
 
 
-def test_requested_outputs(client: triton.InferenceServerClient) -> None:
-    images = tensor("image", np.zeros((3, 8, 8), np.uint8), "UINT8")
-
-    def outputs(*names: str) -> list[str]:
-        wanted = [triton.InferRequestedOutput(name) for name in names]
-        return [
-            output.name for output in client.infer("digits", [images], outputs=wanted).get_response().outputs
-        ]
-
-    every = [tensor.name for tensor in client.get_model_metadata("digits").outputs]
-    assert outputs() == every
-    assert outputs(*every) == every
-    assert outputs(*reversed(every)) == every[::-1]
-    for name in every:
-        assert outputs(name) == [name]
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["label", "label"], "output 'label' already exists in request"),
-        (["label", "nothing"], "unexpected inference output 'nothing'"),
-    ],
-)
-def test_unknown_outputs_are_refused(
-    client: triton.InferenceServerClient, names: list[str], message: str
-) -> None:
-    images = tensor("image", np.zeros((1, 8, 8), np.uint8), "UINT8")
-    with pytest.raises(InferenceServerException) as caught:
-        client.infer("digits", [images], outputs=[triton.InferRequestedOutput(name) for name in names])
-    assert status(caught.value) == "StatusCode.INVALID_ARGUMENT"
-    assert message in caught.value.message()
-
-
 def test_requests_of_one_batch_get_their_own_requested_outputs(client: triton.InferenceServerClient) -> None:
     heldout = np.load(Path(__file__).resolve().parents[3] / "examples" / "digits" / "heldout.npz")
     together = client.infer("digits", [tensor("image", heldout["images"][:64], "UINT8")])
@@ -284,17 +234,6 @@ def test_requests_of_one_batch_get_their_own_requested_outputs(client: triton.In
         assert [output.name for output in result.get_response().outputs] == wanted[place % 4]
         if "label" in wanted[place % 4]:
             assert result.as_numpy("label").tolist() == [together.as_numpy("label")[place]]
-
-
-async def test_an_asyncio_stream_continues_after_an_error(aio: triton_aio.InferenceServerClient) -> None:
-    async def requests() -> AsyncIterator[dict[str, Any]]:
-        for tag in range(10):
-            yield {"model_name": "probe", "inputs": probe(tag, index=99 if tag == 4 else 0)}
-
-    got = [(result, error) async for result, error in aio.stream_infer(requests())]
-    assert len(got) == 10
-    assert TABLE_ERROR in got[4][1].message()
-    assert [y(result) for result, error in got if error is None] == [0, 2, 4, 6, 10, 12, 14, 16, 18]
 
 
 # The channel.
@@ -337,12 +276,6 @@ def test_headers_reach_the_server_and_unknown_ones_are_ignored(
     client.stop_stream()
 
 
-def test_a_plugin_that_adds_to_the_headers(client: triton.InferenceServerClient) -> None:
-    client.register_plugin(BasicAuth("somebody", "secret"))
-    assert y(client.infer("probe", probe(3))) == 6
-    client.unregister_plugin()
-
-
 def test_keep_alive_and_channel_arguments(server: ServerProcess) -> None:
     """Pings are much rarer than the server's limit, and they are sent while no call is active."""
     alive = triton.KeepAliveOptions(
@@ -359,24 +292,3 @@ def test_keep_alive_and_channel_arguments(server: ServerProcess) -> None:
         with pytest.raises(InferenceServerException) as caught:
             client.infer("echo", [tensor("x", np.zeros((1, 1000), np.float32), "FP32")])
         assert status(caught.value) == "StatusCode.RESOURCE_EXHAUSTED"
-
-
-async def test_eighteen_calls_of_asyncio_at_once(aio: triton_aio.InferenceServerClient) -> None:
-    results = await asyncio.gather(*(aio.infer("probe", probe(tag)) for tag in range(18)))
-    assert [y(result) for result in results] == [2 * tag for tag in range(18)]
-
-
-def test_several_clients_share_a_server(server: ServerProcess) -> None:
-    clients = [triton.InferenceServerClient(server.address) for _ in range(8)]
-    answers: Answers = queue.Queue()
-    for client in clients:
-        client.start_stream(into(answers))
-    for tag in range(80):
-        clients[tag % 8].async_stream_infer("probe", probe(tag), request_id=str(tag))
-    got = [answers.get(timeout=WAIT_SECONDS) for _ in range(80)]
-    assert {(int(result.get_response().id), y(result)) for result, _ in got} == {
-        (tag, 2.0 * tag) for tag in range(80)
-    }
-    for client in clients:
-        client.stop_stream()
-        client.close()
