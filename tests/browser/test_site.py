@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -23,29 +21,17 @@ from browser.chromium import Chromium, needs_chromium
 from tensorferry import batcher, client, serving
 
 ROOT = Path(__file__).resolve().parents[2]
-SPHINX = Path(sys.prefix) / "bin" / "sphinx-build"
 
-pytestmark = [
-    pytest.mark.skipif(
-        not SPHINX.exists() and not os.environ.get("CI"), reason="Sphinx not installed: make docs installs it"
-    ),
-    needs_chromium,
-]
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The folder of the site, built from the pages as they are. Pages that `make docs` has built are not built again."""
-    options = ["--quiet", "--fail-on-warning", "--jobs", "auto", "--conf-dir", "docs/site"]
+    """The folder of the site that `make docs` has built."""
     folder = ROOT / "build" / "site"
-    built = subprocess.run(
-        [SPHINX, *options, "--doctree-dir", "build/doctrees", ".", folder],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert built.returncode == 0, built.stderr
+    if not (folder / "index.html").exists():
+        assert not os.environ.get("CI"), "CI needs the site: make docs"
+        pytest.skip("there is no site: make docs builds it")
     return folder
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from browser.chromium import Chromium, needs_chromium
 from e2e.fixtures import Serve
+from support.processes.server import ServerProcess
 
 from tensorferry.client import InferenceClient, InferenceError
 
@@ -179,13 +180,9 @@ outer = pipeline("outer", "branched")
 """
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-def test_a_pipeline_is_drawn_with_its_branches(
-    serve: Serve, page: Chromium, tmp_path: Path, width: int
-) -> None:
+def test_a_pipeline_is_drawn_with_its_branches(serve: Serve, page: Chromium, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     server = serve(tmp_path / "app.py", "--metrics-port", 0)
-    page.window(width, 900)
     page.open(server.ready["metrics"].removesuffix("metrics"))
     page.until("document.getElementById('flow-note').textContent", lambda text: "No request was" in text)
     with InferenceClient(server.address) as client:
@@ -207,8 +204,12 @@ def test_a_pipeline_is_drawn_with_its_branches(
         # Three edges end at the answer: one of the first stage, which passes the others, and one of each branch.
         assert page.evaluate("document.querySelectorAll('#flow .tip').length") == 6
         assert page.evaluate("document.querySelectorAll('#flow .via').length") == 1
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        assert page.evaluate("document.getElementById('flow').classList.contains('down')") is (width == 360)
+        for width in (360, 1280):
+            page.window(width, 900)
+            page.evaluate("render()")
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            drawn_down = page.evaluate("document.getElementById('flow').classList.contains('down')")
+            assert drawn_down is (width == 360)
         # A click on a stage shows its batches.
         assert (
             page.evaluate("document.querySelector('#last-batches-title .of-stage').textContent")
@@ -231,25 +232,28 @@ def test_a_pipeline_is_drawn_with_its_branches(
         page.until("document.getElementById('name').textContent", lambda text: text == "branched · version 1")
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280])
-def test_it_fits_windows_of_any_width(serve: Serve, digits_model: Path, page: Chromium, width: int) -> None:
-    server = serve(digits_model, "--metrics-port", 0)
-    page.window(width, 800, dark=width == 768)
-    page.open(server.ready["metrics"].removesuffix("metrics"))
-    page.until("document.getElementById('state').textContent", lambda text: text == "Ready")
-    with InferenceClient(server.address) as client:
+@pytest.fixture(scope="module")
+def watched(share: Serve, digits_model: Path) -> ServerProcess:
+    return share(digits_model, "--metrics-port", 0)
+
+
+def test_it_fits_windows_of_any_width(watched: ServerProcess, page: Chromium) -> None:
+    with InferenceClient(watched.address) as client:
         client.infer("digits", {"image": np.zeros((1, 8, 8), np.uint8)}, timeout=30)
-    page.until("!document.getElementById('batches').hidden")
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    # As for a moment while windows are resized: nothing is drawn with a negative size, which would
-    # be an error.
-    page.window(60, 400)
-    page.evaluate("render()")
+    for width in (360, 768, 1280):
+        page.window(width, 800, dark=width == 768)
+        page.open(watched.ready["metrics"].removesuffix("metrics"))
+        page.until("document.getElementById('state').textContent", lambda text: text == "Ready")
+        page.until("!document.getElementById('batches').hidden")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        # As for a moment while windows are resized: nothing is drawn with a negative size, which would
+        # be an error.
+        page.window(60, 400)
+        page.evaluate("render()")
 
 
-def test_pause_theme_and_accessibility_labels(serve: Serve, digits_model: Path, page: Chromium) -> None:
-    server = serve(digits_model, "--metrics-port", 0)
-    page.open(server.ready["metrics"].removesuffix("metrics"))
+def test_pause_theme_and_accessibility_labels(watched: ServerProcess, page: Chromium) -> None:
+    page.open(watched.ready["metrics"].removesuffix("metrics"))
     page.until("document.getElementById('state').textContent", lambda text: text == "Ready")
     page.key(" ", "Space", 32, " ")
     assert page.evaluate("state.paused") is True

@@ -7,8 +7,9 @@ written here in the style of PyTorch's exporter, and quantised by ONNX Runtime's
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,8 @@ class Exported:
     finding: RowMixing
 
 
-def exported() -> list[Exported]:
+@cache
+def exported() -> Sequence[Exported]:
     """Return all of them."""
     return [*_from_files(), *_written(), *_quantised(), *_hidden()]
 

@@ -68,7 +68,7 @@ def variables(directory: Path, server: ServerProcess) -> dict[str, str]:
         f'*--target*) ;;\nmodels*|describe*|infer*|ready*) set -- "$@" --target {address} ;;\n'
         f'top*) set -- "$@" --target {metrics} ;;\n'
         # The last of equal flags counts.
-        'bench*) set -- "$@" --duration 0.2 --warmup 0 ;;\nesac\n'
+        'bench*) set -- "$@" --duration 0.2 --warmup 0 --processes 1 ;;\nesac\n'
         f'exec {shlex.quote(sys.executable)} -m tensorferry.server "$command" "$@"\n'
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)

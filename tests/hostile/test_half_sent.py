@@ -16,7 +16,7 @@ from tensorferry.client import InferenceClient
 
 PATIENCE = 60.0
 CALLS, CONNECTIONS = 3, 4
-MESSAGE_BYTES = 8 << 20
+MESSAGE_BYTES = 4 << 20
 FLAGS = (
     "--max-calls-per-connection",
     str(CALLS),
@@ -30,7 +30,7 @@ INCOMPLETE = framed(b"\0" * (MESSAGE_BYTES - 1), length=MESSAGE_BYTES)
 REFUSED_STREAM = 7
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(transport: str, echo_model: Path) -> Iterator[ServerProcess]:
     with running(f"m={echo_model}", *FLAGS, transport=transport) as server:
         yield server
@@ -62,7 +62,7 @@ def send_incomplete(connection: Connection) -> None:
     connection.ping()
 
 
-@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "ModelMetadata"])
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelMetadata"])
 def test_the_memory_of_incomplete_messages_is_limited(server: ServerProcess, method: str) -> None:
     check_good(server)
     before = memory(server)

@@ -28,7 +28,7 @@ HELD = 2
 CALLS = 8
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(transport: str, echo_model: Path) -> Iterator[ServerProcess]:
     with running(f"m={echo_model}", *FLAGS, transport=transport) as server:
         yield server
