@@ -143,7 +143,8 @@ class InferenceCalls:
         self._inline.run_soon(batcher)
         if not self._runs_soon:
             self._runs_soon = True
-            self._loop.call_soon(self._run_due)
+            # Twice, because what the loop finds meanwhile is handled between the two.
+            self._loop.call_soon(self._loop.call_soon, self._run_due)
 
     def _run_due(self) -> None:
         self._runs_soon = False
