@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +41,8 @@ class Answer:
 class RawClient:
     """One connection."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
+    def __init__(self, port: int, wrap: Callable[[socket.socket], socket.socket] = lambda bare: bare) -> None:
+        self.socket = wrap(socket.create_connection(("127.0.0.1", port), PATIENCE))
         self._reader = self.socket.makefile("rb")
 
     def send(self, data: bytes) -> None:
@@ -111,13 +111,13 @@ def post(path: str, body: Any = b"", **headers: str) -> bytes:
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     if "Transfer_Encoding" not in headers:
         lines.append(f"Content-Length: {len(data)}")
-    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: h", *lines, "", ""]).encode() + data
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: localhost", *lines, "", ""]).encode() + data
 
 
 def get(path: str, **headers: str) -> bytes:
     """A GET request."""
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: h", *lines, "", ""]).encode()
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *lines, "", ""]).encode()
 
 
 @contextmanager

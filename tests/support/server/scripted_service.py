@@ -99,10 +99,14 @@ class ScriptedService(InferenceService):
         """Complete a request with an error."""
         self._complete(failure(request_id, error))
 
-    def _complete(self, reply: InferenceReply) -> None:
+    def answer_with(self, request_id: str, reply: InferenceReply) -> None:
+        """Complete a request with this reply."""
         with self._changed:
-            complete = self._waiting.pop(reply.request_id)
+            complete = self._waiting.pop(request_id)
         complete(reply)
+
+    def _complete(self, reply: InferenceReply) -> None:
+        self.answer_with(reply.request_id, reply)
 
     def await_received(self, count: int) -> None:
         """Wait until `count` requests have arrived since the start."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+from urllib.parse import urlsplit
 
 from tensorferry.server.errors import StartError
 
@@ -13,6 +15,20 @@ _BACKLOG = 128
 def address_of(host: str, port: int) -> str:
     """Return host:port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def names_this_machine(host: str) -> bool:
+    """Return whether a Host header names the local machine."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def cannot_listen(address: str, reason: object) -> StartError:

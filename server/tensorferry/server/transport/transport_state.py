@@ -20,6 +20,7 @@ class TransportState:
         self.calls = OpenCalls(config.max_calls)
         self.unread = UnreadResponses(config.max_unsent_bytes)
         self.access = access_control_for(config)
+        self.requires_credentials = config.auth_tokens is not None or config.auth_certificates is not None
         self.tls: TlsFiles | None = None
 
     def open(self) -> None:

@@ -27,7 +27,8 @@ def test_chunks_are_joined_however_they_arrive(size: int) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"g\r\n", b"\r\n", b" 1\r\na", b"-1\r\n", b"0x1\r\na", b"1\na\r\n", b"1\r\nab\r\n", b"1\r\na\n0\r\n\r\n", b"1" * 301, b"1;\x00\r\n",
+        b"g\r\n", b"\r\n", b" 1\r\na", b"-1\r\n", b"0x1\r\na", b"1\na\r\n", b"1\r\nab\r\n", b"1\r\na\n0\r\n\r\n", b"1" * 301, b"1;\x00\r\n", b"1 \r\na\r\n",
+        b"0\r\nX: y\n\nGET / HTTP/1.1\r\n\r\n", b"0\r\nGET / HTTP/1.1\r\n\r\n",
     ],
 )  # fmt: skip
 def test_malformed_chunks_are_refused(data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import httptools
 import pytest
@@ -34,7 +35,7 @@ def test_a_head_is_read() -> None:
         "Inference-Header-Content-Length: 7",
         "X-Request-Timeout: 0.25",
     )
-    assert (read.method, read.path) == ("POST", "/v2/models/m/ä/infer")
+    assert (read.method, read.path) == ("POST", "/v2/models/m%2F%C3%A4/infer")
     assert read.fields[2:4] == (("x-text", "zwei  Wörter"), ("x-text", "again"))
     assert (read.length, read.chunked, read.json_length, read.timeout) == (12, False, 7, 0.25)
     assert (read.expects_continue, read.encoding, read.accepts_gzip) == (True, "gzip", True)
@@ -101,6 +102,14 @@ def test_other_refusals() -> None:
     assert refused(host="")[0] == 400
     assert refused("POST / HTTP/1.1", "Transfer-Encoding: gzip, chunked")[0] == 501
     assert refused("POST / HTTP/1.1", *["X: y"] * 100)[0] == 431
+    assert refused("POST / HTTP/1.1", "X: " + "y" * 16_384)[0] == 431
+
+
+def test_a_malformed_head_takes_no_more_time_than_its_length() -> None:
+    began = time.process_time()
+    assert refused("GET / HTTP/1.1", "X:" + " " * 16_000 + "\x01")[0] == 400
+    # By backtracking it took 5 to 20 seconds.
+    assert time.process_time() - began < 2
 
 
 def test_equal_heads_are_parsed_once_and_the_cache_is_bounded() -> None:

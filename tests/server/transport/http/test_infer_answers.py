@@ -54,6 +54,13 @@ class Model:
         return parsed(self.translator.response(pieces, form, **options))
 
 
+def test_values_beyond_a_million_are_only_binary() -> None:
+    model = Model(x=np.zeros((1 << 20) + 1, np.uint8))
+    assert len(model.answer(BINARY)[2]) == (1 << 20) + 1
+    with pytest.raises(HttpError, match="binary_data"):
+        model.answer(AnswerForm())
+
+
 @pytest.mark.parametrize("request_id", ["", "r1", 'a "quoted" \\ ü', "x" * 200])
 def test_outputs_are_binary_or_json_as_asked(request_id: str) -> None:
     x, y = np.array([[1, 2.5]], np.float32), np.array([7, -1])

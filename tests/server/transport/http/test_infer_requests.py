@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,19 @@ def test_nesting_is_bounded() -> None:
         with_input(shape=[1], data=json.loads("[" * 150 + "1" + "]" * 150))
     )
     assert "failed to parse" in refusal(b"[" * 100_000)
+    deep: Any = json.loads("[" * 99 + "1" + "]" * 99)
+    began = time.process_time()
+    translate(with_input("INT64", [1_000_000], data=[*[0] * 999_999, deep]))
+    # Once for each level it took 10 s and more.
+    assert time.process_time() - began < 5
+
+
+def test_what_takes_long_to_read_is_refused_before() -> None:
+    assert "more than 1048576 values" in refusal(b'{"inputs":[' + b"[]," * (1 << 20) + b"0]}")
+    began = time.process_time()
+    # The product of the dimensions took hours.
+    assert "has 200000 dimensions" in refusal(with_input("INT64", [1 << 62] * 200_000, data=[1]))
+    assert time.process_time() - began < 5
 
 
 MALFORMED: dict[str, tuple[Any, str]] = {

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 from tensorferry.batcher.supervision import RestartBackoff
 from tensorferry.server.observability.monitoring.http_connections import HttpConnections, TimedReader
-from tensorferry.server.system.addresses import address_of
+from tensorferry.server.system.addresses import address_of, names_this_machine
 from tensorferry.server.system.threads import ThreadKind, new_thread
 
 _log = logging.getLogger("tensorferry.server")
@@ -184,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
         route = routes.get(self.path.partition("?")[0])
         if route is None:
             self.send_error(404, explain=f"there are {', '.join(routes)}")
-        elif self.server.local and not _names_this_machine(self.headers.get("Host", "localhost")):
+        elif self.server.local and not names_this_machine(self.headers.get("Host", "localhost")):
             # DNS rebinding: a web site can make its name resolve to this machine, so that a browser here would let the
             # site read the response.
             self.send_error(403, explain="use localhost or 127.0.0.1 as host, or set --metrics-host")
@@ -228,17 +227,3 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Log each request at debug level."""
         _log.debug("metrics: %s %s", self.address_string(), format % args)
-
-
-def _names_this_machine(host: str) -> bool:
-    """Return whether a Host header names the local machine."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False

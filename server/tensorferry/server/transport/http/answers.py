@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from tensorferry.server.errors import truncate
 from tensorferry.server.inference.reply import InferenceReply
 from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.status import Status, StatusCode
 from tensorferry.server.transport.http.errors import HttpError
 
+# In characters.
+_MAX_TEXT = 8192
 JSON, OCTETS = "application/json", "application/octet-stream"
 
 # As Triton where it has the status. It has 503 for a full queue, where clients learn from 429 that they send too much.
@@ -61,8 +64,9 @@ def json_response(value: Any, status: int = 200) -> bytes:
 
 
 def error_response(error: HttpError) -> bytes:
-    """Return the response of an error, in Triton's form."""
-    return response(error.status, dumps({"error": str(error)}), headers=error.headers)
+    """Return the response of an error, in Triton's form. Its text can quote the request."""
+    text = truncate(str(error), _MAX_TEXT)
+    return response(error.status, dumps({"error": text}), headers=error.headers)
 
 
 def response_of(
@@ -75,14 +79,19 @@ def response_of(
 
 
 def status_response(status: Status) -> bytes:
-    """Return the response of a gRPC status, with the headers by which clients time their retry."""
+    """Return the response of a gRPC status."""
+    return error_response(error_of(status))
+
+
+def error_of(status: Status) -> HttpError:
+    """Return the error of a gRPC status, with the headers by which clients time their retry."""
     headers = ""
     if status.code is StatusCode.UNAUTHENTICATED:
         headers = "WWW-Authenticate: Bearer\r\n"
     if status.retry_after is not None:
         seconds = max(0.001, status.retry_after)
         headers += f"Retry-After: {math.ceil(seconds)}\r\nretry-after-ms: {math.ceil(seconds * 1e3)}\r\n"
-    return error_response(HttpError(_STATUSES.get(status.code, 500), status.message, headers=headers))
+    return HttpError(_STATUSES.get(status.code, 500), status.message, headers=headers)
 
 
 def with_header(data: bytes, line: bytes) -> bytes:

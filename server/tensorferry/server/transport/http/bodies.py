@@ -6,10 +6,10 @@ import re
 import zlib
 
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.heads import MAX_HEAD_BYTES
+from tensorferry.server.transport.http.heads import FIELD, MAX_HEAD_BYTES
 
 # The size of a chunk in hexadecimal digits, perhaps with an extension, which nobody uses.
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]{0,256})?\r\n")
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\x00-\x08\x0a-\x1f\x7f]{0,256})?\r\n")
 _MAX_SIZE_LINE = 300
 _GZIP_BITS, _ZLIB_BITS = 31, 15
 ENCODINGS = ("gzip", "deflate")
@@ -26,6 +26,7 @@ class ChunkedBody:
         self._missing: int | None = None
         # Whether the last chunk has come, which the trailers follow.
         self._last = False
+        self._trailer_bytes = 0
 
     def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
         """Take bytes; return the body and what follows it once it is complete. HttpError if it is malformed or too large."""
@@ -59,13 +60,18 @@ class ChunkedBody:
 
     def _end(self) -> tuple[bytes, bytes] | None:
         """Return the body and what follows, if the trailers, which mean nothing here, are complete."""
-        if self._unread.startswith(b"\r\n"):
-            return bytes(self._body), self._unread[2:]
-        end = self._unread.find(b"\r\n\r\n")
-        if end >= 0:
-            return bytes(self._body), self._unread[end + 4 :]
-        if len(self._unread) > MAX_HEAD_BYTES:
+        data, at = self._unread, 0
+        while (found := FIELD.match(data, at)) is not None:
+            at = found.end()
+        self._trailer_bytes += at
+        self._unread = data = data[at:]
+        if self._trailer_bytes + len(data.partition(b"\n")[0]) > MAX_HEAD_BYTES:
             raise HttpError(431, "the trailers are too long", close=True)
+        if data.startswith(b"\r\n"):
+            return bytes(self._body), data[2:]
+        if b"\n" in data:
+            # A proxy may take the end of this line for that of the body.
+            raise HttpError(400, "a trailer is malformed", close=True)
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,12 @@ _ARRIVAL_SECONDS, _LEAST_BYTES_PER_SECOND = 30.0, 64 << 10
 # A connection without a request is closed after this time, as nginx does.
 _IDLE_SECONDS = 75.0
 # After an error before the end of a request, its rest is read, so that the client reads the answer before a reset.
-_DISCARD_BYTES, _DISCARD_SECONDS = 1 << 20, 2.0
+_DISCARD_BYTES, _DISCARD_SECONDS = 64 << 20, 2.0
 # Bytes of further requests that are kept while one is answered.
 _PIPELINED_BYTES = 64 << 10
+# An answer is written in slices, so that the rest of one that the client does not read can be counted, also behind TLS.
+_SLICE_BYTES = 256 << 10
+_EMPTY_LINES = re.compile(rb"(?:\r\n)*+")
 _NO_CERTIFICATE = ClientCertificate(None, ())
 _HTTP2, _TLS = b"PRI * HTTP/2.0\r\n", b"\x16\x03"
 
@@ -79,14 +83,19 @@ class Connection(asyncio.Protocol):
         self._allowed_seconds = _IDLE_SECONDS
         self._account: ResponseAccount | None = None
         self._writes_wait = False
+        # The part of an answer that is not written yet, and the bytes that the last sweep found unsent.
+        self._rest: memoryview | None = None
+        self._unsent = 0
+        # Whether the connection is closed once everything is sent.
+        self._ends = False
         # Bytes that may still be read and thrown away before the connection is closed; None while it is in use.
         self._discard: int | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         self._transport = transport
-        # So that `resume_writing` means that everything is sent.
-        self._transport.set_write_buffer_limits(high=0)
+        # So that `resume_writing` means that everything is sent. Not high=0, with which TLS pauses an empty buffer.
+        self._transport.set_write_buffer_limits(high=1, low=0)
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple):
             self.peer = (
@@ -123,7 +132,7 @@ class Connection(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         """Whether a request is being answered, or an answer is not sent to its end."""
-        return self._exchange is not None or self._transport.get_write_buffer_size() > 0
+        return self._exchange is not None or self._unsent_bytes > 0
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -150,9 +159,9 @@ class Connection(asyncio.Protocol):
 
     def _next(self, data: bytes) -> None:
         """Begin with the next request, which `data` begins with."""
-        # An empty line before a request is allowed (RFC 9112, section 2.2).
-        while data.startswith(b"\r\n"):
-            data = data[2:]
+        if data.startswith(b"\r\n"):
+            # Empty lines before a request are allowed (RFC 9112, section 2.2).
+            data = _EMPTY_LINES.sub(b"", data, 1)
         end = data.find(b"\r\n\r\n") + 4
         if end < 4:
             self._await_head(data)
@@ -181,6 +190,10 @@ class Connection(asyncio.Protocol):
             self._fail(self._explained(HttpError(400, "the head is malformed"), data))
 
     def _await_body(self, head: Head, data: bytes) -> None:
+        refusal = self._owner.refusal(self, head)
+        if refusal is not None:
+            self._fail(refusal)
+            return
         most = self._owner.max_body_bytes if head.chunked else head.length
         self._started(_ARRIVAL_SECONDS + most / _LEAST_BYTES_PER_SECOND)
         self._head = head
@@ -215,8 +228,8 @@ class Connection(asyncio.Protocol):
             return
         self._exchange = None
         head = exchange.head
-        ends = not head.keep_alive or self._owner.draining
-        if ends:
+        self._ends = not head.keep_alive or self._owner.draining
+        if self._ends:
             data = with_header(data, b"Connection: close")
         elif head.is_old:
             # Without this, such a client waits for the end of the connection.
@@ -224,19 +237,28 @@ class Connection(asyncio.Protocol):
         if head.method == "HEAD":
             data = without_body(data)
         self._started(_IDLE_SECONDS)
-        self._transport.write(data)
-        if ends:
-            # What is written is still sent.
-            self._transport.close()
-        elif self._writes_wait:
+        if len(data) <= _SLICE_BYTES:
+            self._transport.write(data)
+        else:
+            self._rest = memoryview(data)
+            self._write_rest()
+        if self._writes_wait:
             self._count_unsent()
+        elif self._ends:
+            self._transport.close()
         elif self._data:
             # Not at once, because thousands of short requests may have arrived together.
             self._owner.on_loop(self._continue)
 
+    def _write_rest(self) -> None:
+        while self._rest is not None and not self._writes_wait:
+            part, rest = self._rest[:_SLICE_BYTES], self._rest[_SLICE_BYTES:]
+            self._rest = rest if rest else None
+            self._transport.write(part)
+
     def _continue(self) -> None:
         """Read the next request, or one that has arrived meanwhile."""
-        if self._data and self._exchange is None and self._head is None:
+        if self._data and self._exchange is None and self._head is None and not self._writes_wait:
             data, self._data = self._data, b""
             self._transport.resume_reading()
             self._next(data)
@@ -246,12 +268,18 @@ class Connection(asyncio.Protocol):
         self._writes_wait = True
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`: everything is sent."""
+        """See `asyncio.Protocol`: everything that was written is sent."""
         self._writes_wait = False
+        self._write_rest()
         if self._account is not None:
+            if self._writes_wait:
+                self._owner.unread.remove(self._account, _SLICE_BYTES)
+                return
             self._owner.unread.close(self._account)
             self._account = None
-        if self._exchange is None and self._discard is None:
+        if self._ends or (self._owner.draining and self.idle):
+            self._transport.close()
+        elif self._exchange is None and self._discard is None:
             self._continue()
 
     def _count_unsent(self) -> None:
@@ -259,8 +287,13 @@ class Connection(asyncio.Protocol):
             self._owner.on_loop(self._transport.abort)
 
         self._account = ResponseAccount(self.peer, give_up)
-        if self._owner.unread.add(self._account, self._transport.get_write_buffer_size()) is not None:
+        if self._owner.unread.add(self._account, self._unsent_bytes) is not None:
             self._transport.abort()
+
+    @property
+    def _unsent_bytes(self) -> int:
+        waiting: int = self._transport.get_write_buffer_size()
+        return waiting + (0 if self._rest is None else len(self._rest))
 
     def _fail(self, error: HttpError) -> None:
         """Answer a request that cannot be read, and close the connection."""
@@ -290,9 +323,14 @@ class Connection(asyncio.Protocol):
 
     def sweep(self, now: float) -> None:
         """Close the connection if what it waits for takes too long."""
-        if self._exchange is not None or self._writes_wait or now - self._since < self._allowed_seconds:
+        if self._writes_wait and self._unsent != (unsent := self._unsent_bytes):
+            # The client reads.
+            self._unsent, self._since = unsent, now
+        if self._exchange is not None or now - self._since < self._allowed_seconds:
             return
-        if self._discard is not None or self.idle:
+        if self._writes_wait:
+            self._transport.abort()
+        elif self._discard is not None or self.idle:
             self._transport.close()
         else:
             self._fail(HttpError(408, f"the request did not arrive within {self._allowed_seconds:.0f} s"))

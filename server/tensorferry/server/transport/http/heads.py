@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from urllib.parse import unquote
 
 from tensorferry.server.identity import Metadata
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.routes import Target, target_of
+from tensorferry.server.transport.http.routes import Target, refuse_web_pages, target_of
 
 MAX_HEAD_BYTES = 16 << 10
 _MAX_FIELDS = 100
@@ -18,8 +17,9 @@ _MAX_KEPT, _MAX_KEPT_BYTES = 256, 2 << 10
 
 # The path, perhaps after the scheme and the host, which proxies send.
 _LINE = re.compile(rb"([A-Z]{1,16}) (?:https?://[!-.0-~]*)?(/[!-~]*) HTTP/1\.([01])\r\n")
-# A name, a colon, and a value without control characters. No blank before the colon, no value in several lines.
-_FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)\r\n")
+# A name, a colon, and a value without control characters. No blank before the colon, no value in several lines. Possessive,
+# because a value of blanks would otherwise take time by the square of its length.
+FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]++):[ \t]*+([^\x00-\x08\x0a-\x1f\x7f]*+)\r\n")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _ONCE = frozenset(
     ("host", "content-length", "transfer-encoding", "content-encoding", "inference-header-content-length")
@@ -31,11 +31,11 @@ class Head:
 
     `fields` have lower-case names. `length` is that of the body, unless it is `chunked`. `json_length` is the header
     Inference-Header-Content-Length, `timeout` the seconds of X-Request-Timeout; None without them. `is_old` means HTTP/1.0.
-    `target` is what serves the request, or the error that answers it.
+    `target` is what serves the request, or the error that answers it. `path` is as it came, without the query.
     """
 
     def __init__(
-        self, method: str, path: str, fields: Metadata, values: Mapping[str, str], minor: int
+        self, method: str, path: str, fields: Metadata, values: Mapping[str, str], minor: int, *, local: bool
     ) -> None:
         self.method, self.path, self.fields = method, path, fields
         connection = {token.strip() for token in values.get("connection", "").lower().split(",")}
@@ -50,13 +50,20 @@ class Head:
         self.timeout = _seconds(values.get("x-request-timeout"))
         self.target: Target | HttpError
         try:
-            self.target = target_of(method, path)
+            target = target_of(method, path)
+            refuse_web_pages(method, target, values, local=local)
+            self.target = target
         except HttpError as error:
             self.target = error.with_traceback(None)
 
 
-def parse_head(block: bytes) -> Head:
-    """Parse a head with its empty line. HttpError if it is malformed, or its meaning is not certain."""
+def parse_head(block: bytes, *, local: bool = False) -> Head:
+    """Parse a head with its empty line. HttpError if it is malformed, or its meaning is not certain.
+
+    A `local` server takes only names of this machine as host.
+    """
+    if len(block) > MAX_HEAD_BYTES:
+        raise HttpError(431, f"the headers have more than {MAX_HEAD_BYTES} bytes", close=True)
     line = _LINE.match(block)
     if line is None:
         raise HttpError(400, "the first line is not that of an HTTP/1.1 request", close=True)
@@ -65,7 +72,7 @@ def parse_head(block: bytes) -> Head:
     fields: list[tuple[str, str]] = []
     values: dict[str, str] = {}
     while at < end:
-        found = _FIELD.match(block, at)
+        found = FIELD.match(block, at)
         if found is None or len(fields) == _MAX_FIELDS:
             what = "a header is malformed" if found is None else f"there are more than {_MAX_FIELDS} headers"
             raise HttpError(400 if found is None else 431, what, close=True)
@@ -85,21 +92,22 @@ def parse_head(block: bytes) -> Head:
             raise HttpError(501, "the only Transfer-Encoding is chunked", close=True)
         if "content-length" in values or minor == b"0":
             raise HttpError(400, "Transfer-Encoding is given with Content-Length, or in HTTP/1.0", close=True)
-    path = unquote(target.partition(b"?")[0].decode("ascii"))
-    return Head(method.decode("ascii"), path, tuple(fields), values, int(minor))
+    path = target.partition(b"?")[0].decode("ascii")
+    return Head(method.decode("ascii"), path, tuple(fields), values, int(minor), local=local)
 
 
 class HeadCache:
     """Parsed heads by their bytes, because a client sends nearly the same head with each request. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, local: bool = False) -> None:
+        self._local = local
         self._heads: dict[bytes, Head] = {}
 
     def get(self, block: bytes) -> Head:
         """Return the head; `HttpError` as `parse_head`."""
         head = self._heads.get(block)
         if head is None:
-            head = parse_head(block)
+            head = parse_head(block, local=self._local)
             if len(block) <= _MAX_KEPT_BYTES:
                 if len(self._heads) >= _MAX_KEPT:
                     self._heads.clear()

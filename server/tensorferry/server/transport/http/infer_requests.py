@@ -15,8 +15,15 @@ from tensorferry.protos import inference_pb2 as pb
 from tensorferry.protos.tensors import DATATYPES
 from tensorferry.server.errors import truncate
 from tensorferry.server.transport.http.errors import HttpError
-from tensorferry.server.transport.http.json_fields import Fields, fields_of, object_in, set_parameter
+from tensorferry.server.transport.http.json_fields import (
+    HALF_A_PAIR,
+    Fields,
+    fields_of,
+    object_in,
+    set_parameter,
+)
 from tensorferry.server.transport.http.tensor_json import raw_contents
+from tensorferry.server.wire import bounds
 from tensorferry.server.wire.fields import DELIMITED, encode_varint
 
 _ID_TAG, _RAW_TAG = (
@@ -93,7 +100,7 @@ class RequestTranslator:
             try:
                 plan, given_id = _plan_of(model, body[:size])
             except UnicodeEncodeError:
-                raise HttpError(400, "a text of the request has half a surrogate pair") from None
+                raise HttpError(400, HALF_A_PAIR) from None
             if not found:
                 request_id = given_id
             kept = len(rest) <= _MAX_KEPT_BYTES and (found or not given_id)
@@ -172,6 +179,12 @@ def _add_input(message: pb.ModelInferRequest, tensor: Fields) -> bytes | int | N
     shape = tensor.get("shape")
     if not isinstance(shape, list) or not all(type(dim) is int and 0 <= dim < 1 << 63 for dim in shape):
         raise HttpError(400, f"input {name!r}: 'shape' must be a list of integers of at least 0")
+    if len(shape) > bounds.MAX_DIMENSIONS:
+        # Checked here too, because the product of many dimensions takes minutes.
+        raise HttpError(
+            400,
+            f"input {name!r}: 'shape' has {len(shape)} dimensions, at most {bounds.MAX_DIMENSIONS} are allowed",
+        )
     parameters = dict(object_in(tensor, "parameters"))
     size = parameters.pop("binary_data_size", None)
     added = message.inputs.add(name=name, datatype=kind, shape=shape)

@@ -116,12 +116,17 @@ class InferenceCalls:
     def _answer_all(self) -> None:
         # Before the replies are taken, so that one that comes meanwhile wakes the loop again.
         self._answers_soon = False
-        while self._replies:
-            exchange, form, reply = self._replies.popleft()
-            if not form.all_binary and reply.output_bytes > _LONG_ANSWER_BYTES:
-                self._threads.submit(self._build_on_thread, exchange, form, reply)
-            else:
-                self._send(exchange, reply, self._built(exchange, form, reply))
+        try:
+            while self._replies:
+                exchange, form, reply = self._replies.popleft()
+                if not form.all_binary and reply.output_bytes > _LONG_ANSWER_BYTES:
+                    self._threads.submit(self._build_on_thread, exchange, form, reply)
+                else:
+                    self._send(exchange, reply, self._built(exchange, form, reply))
+        finally:
+            if self._replies:
+                # One raised, which must not delay the others.
+                self._loop.call_soon(self._answer_all)
 
     def _build_on_thread(self, exchange: Exchange, form: AnswerForm, reply: InferenceReply) -> None:
         self._on_loop(partial(self._send, exchange, reply, self._built(exchange, form, reply)))
@@ -129,7 +134,8 @@ class InferenceCalls:
     def _built(self, exchange: Exchange, form: AnswerForm, reply: InferenceReply) -> bytes:
         try:
             return self._answers.response(reply.pieces(), form, gzipped=exchange.head.accepts_gzip)
-        except Exception as error:
+        except BaseException as error:
+            # Every exception, because nothing else would answer the request.
             return response_of(error, self._service, reply)
 
     def _send(self, exchange: Exchange, reply: InferenceReply, data: bytes) -> None:

@@ -13,12 +13,12 @@ from tensorferry.server.inference.service import InferenceService
 from tensorferry.server.security.access_control import AccessControl
 from tensorferry.server.security.method_roles import HEALTH, required_role
 from tensorferry.server.system.threads import HandlerThreads
-from tensorferry.server.transport.http.answers import response_of
+from tensorferry.server.transport.http.answers import error_of, response_of
 from tensorferry.server.transport.http.bodies import unpacked
-from tensorferry.server.transport.http.connection import Exchange
+from tensorferry.server.transport.http.connection import Connection, Exchange
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.heads import Head
-from tensorferry.server.transport.http.json_fields import fields_of
+from tensorferry.server.transport.http.json_fields import HALF_A_PAIR, Fields, fields_of
 from tensorferry.server.transport.http.routes import Target, path_of
 from tensorferry.server.transport.threaded_servicer import Extension
 from tensorferry.server.wire import bounds
@@ -66,11 +66,8 @@ class MethodCalls:
             exchange.respond(self._response(target, head, body, client))
             return
         if self._access is not None:
-            role, connection = required_role(method), exchange.connection
-            client = self._access.admit(
-                role, head.fields, lambda: connection.peer, lambda: connection.certificate
-            )
-            if role == CONTROL:
+            client = self._admit(self._access, exchange.connection, method, head)
+            if required_role(method) == CONTROL:
                 _log.info("%s is called by %s", target.route.rpc, client.name)
 
         def work() -> None:
@@ -78,14 +75,42 @@ class MethodCalls:
 
         self._threads.submit(work)
 
+    def refusal(self, connection: Connection, head: Head) -> HttpError | None:
+        """Return why a request is refused whatever its body is, so that the body of a client without a right is not kept."""
+        if self._access is None or isinstance(head.target, HttpError):
+            return None
+        method = path_of(head.target.route)
+        if method not in HEALTH:
+            try:
+                self._admit(self._access, connection, method, head)
+            except Exception as error:
+                return error_of(self._service.status_of(error))
+        return None
+
+    def _admit(
+        self, access: AccessControl, connection: Connection, method: str, head: Head
+    ) -> ClientIdentity:
+        return access.admit(
+            required_role(method), head.fields, lambda: connection.peer, lambda: connection.certificate
+        )
+
     def _response(self, target: Target, head: Head, body: bytes, client: ClientIdentity) -> bytes:
         route, token = target.route, CURRENT_CLIENT.set(client)
         try:
-            if head.encoding != "identity":
-                body = unpacked(body, head.encoding, self._max_body_bytes)
-            message = route.request(target.parts, fields_of(body) if body and head.method == "POST" else {})
             uploads = route.rpc == "RepositoryModelLoad"
             most = self._max_body_bytes if uploads else bounds.MAX_MESSAGE_BYTES
+            fields: Fields = {}
+            # The body of GET means nothing.
+            if body and head.method == "POST":
+                if head.encoding != "identity":
+                    body = unpacked(body, head.encoding, most)
+                if len(body) > most:
+                    raise HttpError(413, f"the body has {len(body)} bytes; at most {most} are taken here")
+                fields = fields_of(body)
+            try:
+                message = route.request(target.parts, fields)
+            except UnicodeEncodeError:
+                raise HttpError(400, HALF_A_PAIR) from None
             # As over gRPC: within the bounds of its names and lists.
             message = receive(message.SerializeToString(), type(message), most)
             if route.before:
@@ -94,7 +119,8 @@ class MethodCalls:
             if handler is None:
                 raise HttpError(501, f"{route.rpc} is not implemented by this server")
             return route.answer(handler(message), target.parts)
-        except Exception as error:
+        except BaseException as error:
+            # Every exception, because nothing else would answer the request.
             return response_of(error, self._service)
         finally:
             CURRENT_CLIENT.reset(token)

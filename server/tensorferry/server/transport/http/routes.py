@@ -10,6 +10,7 @@ import binascii
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
@@ -17,6 +18,9 @@ from google.protobuf.json_format import MessageToDict
 from tensorferry.protos import SERVICE_NAME
 from tensorferry.protos import inference_pb2 as pb
 from tensorferry.server.errors import truncate
+from tensorferry.server.identity import CONTROL
+from tensorferry.server.security.method_roles import required_role
+from tensorferry.server.system.addresses import names_this_machine
 from tensorferry.server.transport.http.answers import json_response, response
 from tensorferry.server.transport.http.errors import HttpError
 from tensorferry.server.transport.http.json_fields import Fields, object_in, set_parameter, value_of
@@ -69,13 +73,32 @@ def target_of(method: str, path: str) -> Target:
         found = pattern.fullmatch(path)
         if found is None:
             continue
-        parts = found.groupdict("")
+        # After the match, so that a path that a proxy forbids has no second form.
+        parts = {name: unquote(part) for name, part in found.groupdict("").items()}
         if route.method == method or (method == "HEAD" and route.method == "GET"):
             return Target(route, parts, (parts["name"], parts["version"]) if route.rpc == INFER else None)
         allowed.append(route.method)
     if allowed:
         raise HttpError(405, "Method Not Allowed", headers=f"Allow: {', '.join(allowed)}\r\n")
     raise HttpError(404, "Not Found")
+
+
+def refuse_web_pages(method: str, target: Target, fields: Mapping[str, str], *, local: bool) -> None:
+    """Raise HttpError for a request that a web page makes a browser send, as far as it could do harm.
+
+    A page can send POST to any server without asking it. It can read answers of a server on this machine if the name of its
+    site resolves to this machine (DNS rebinding), so a `local` server takes only names of this machine.
+    """
+    if local and not names_this_machine(fields.get("host") or "localhost"):
+        raise HttpError(
+            403, "use localhost or 127.0.0.1 as host, or start the server with --host or --auth-tokens"
+        )
+    site = fields.get("sec-fetch-site")
+    changes = required_role(path_of(target.route)) == CONTROL
+    if method == "POST" and (site == "cross-site" or (changes and (site is not None or "origin" in fields))):
+        raise HttpError(
+            403, "web pages cannot call this; the request has a browser's header Origin or Sec-Fetch-Site"
+        )
 
 
 def path_of(route: Route) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import math
+import resource
 import socket
 import ssl
 import threading
@@ -35,7 +37,7 @@ class HttpServer:
     """Serves the protocol over HTTP/1.1 on a listening socket, which it owns. Call `start`, `begin_drain` and `close` once each.
 
     `extensions` implement all methods but inference, `shared` is that of all transports. `grpc_address` returns where gRPC is
-    served, for clients that take this port for it. At most `max_connections` are open; 0 is no limit.
+    served, for clients that take this port for it. At most `max_connections` are open; 0: as the files allow.
     """
 
     def __init__(
@@ -54,14 +56,19 @@ class HttpServer:
         self.grpc_address = grpc_address
         self.unread = shared.unread
         self.max_body_bytes = service.limits.message_bytes
-        self._max_connections = max_connections or math.inf
+        # No more than half of the files, so that gRPC and the loading of models keep the others.
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._max_connections = max_connections or (math.inf if files < 0 else files // 2)
         # Whether each connection is closed after its next answer.
         self.draining = False
         # All fields below belong to the loop's thread.
         self._loop = asyncio.new_event_loop()
-        self.heads = HeadCache()
+        # Whether a web page can call this server by a name of its own that resolves to this machine.
+        local = ipaddress.ip_address(listening.getsockname()[0]).is_loopback
+        self.heads = HeadCache(local=local and shared.tls is None and not shared.requires_credentials)
         self._methods = MethodCalls(service, extensions, shared.access, self.on_loop)
         self._inferences = InferenceCalls(service, shared, self._methods.metadata, self._loop, self.on_loop)
+        self.refusal = self._methods.refusal
         self._connections: set[Connection] = set()
         self._accepting: asyncio.Server | None = None
         self._closing = False
@@ -110,10 +117,10 @@ class HttpServer:
         loop.close()
 
     def _sweep(self) -> None:
+        self._loop.call_later(_SWEEP_SECONDS, self._sweep)
         now = time.monotonic()
         for connection in list(self._connections):
             connection.sweep(now)
-        self._loop.call_later(_SWEEP_SECONDS, self._sweep)
 
     def on_loop(self, call: Callable[[], None]) -> None:
         """Call a function on the loop's thread, unless it has ended. Thread-safe."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from tensorferry.protos.tensors import DATATYPES, decode_raw
 from tensorferry.server.transport.http.errors import HttpError
+from tensorferry.server.transport.http.json_fields import MAX_VALUES
 
 # Triton's limit.
 _MAX_NESTING = 100
@@ -78,17 +80,45 @@ def _check_types(name: str, kind: str, values: Sequence[Any], *expected: type) -
 def _flat(name: str, data: Any) -> list[Any]:
     """Return the values in row-major order. Levels of nesting may be mixed, as in Triton."""
     values = data if isinstance(data, list) else [data]
-    for _ in range(_MAX_NESTING):
-        if list not in set(map(type, values)):
+    for level in range(_MAX_NESTING):
+        kinds = set(map(type, values))
+        if list not in kinds:
             return values
-        values = [value for item in values for value in (item if type(item) is list else (item,))]
-    raise HttpError(
+        if len(kinds) > 1:
+            flat: list[Any] = []
+            _collect(name, values, flat, _MAX_NESTING - level)
+            return flat
+        values = list(chain.from_iterable(values))
+    raise _too_deep(name)
+
+
+def _collect(name: str, items: list[Any], flat: list[Any], levels: int) -> None:
+    """Append the values in nested lists; each is visited once, so that deep lists beside many values cost no more."""
+    if not levels:
+        raise _too_deep(name)
+    for item in items:
+        if type(item) is list:
+            _collect(name, item, flat, levels - 1)
+        else:
+            flat.append(item)
+
+
+def _too_deep(name: str) -> HttpError:
+    return HttpError(
         400, f"Unable to parse 'data' of input {name!r}: more than {_MAX_NESTING} lists are nested"
     )
 
 
 def json_values(name: str, kind: str, shape: Sequence[int], raw: bytes) -> list[Any]:
-    """Return the values of an output, given its raw contents, as one flat list. HttpError if a string is not UTF-8."""
+    """Return the values of an output, given its raw contents, as one flat list.
+
+    HttpError if a string is not UTF-8, or there are too many values.
+    """
+    if math.prod(shape) > MAX_VALUES:
+        raise HttpError(
+            400,
+            f"output {name!r} has more than {MAX_VALUES} values, so JSON cannot have it: use binary_data=True",
+        )
     array = decode_raw(raw, DATATYPES[kind], shape).ravel()
     if kind == "BF16":
         array = (array.astype("<u4") << 16).view("<f4")
