@@ -42,7 +42,7 @@ OWN_TARGETS := tests/deploy/test_ray.py tests/installs tests/benchmarks/test_com
 REAL_SERVERS := tests/e2e tests/wire tests/hostile tests/browser tests/conformance/test_conformance.py \
 	$(addprefix tests/docs/test_,pages.py kubernetes_page.py text_embeddings_page.py image_classification_page.py) \
 	$(addprefix tests/deploy/test_,page.py nginx.py round_robin.py) \
-	$(addprefix tests/fuzz/test_,attacks.py wrong_calls.py unread.py)
+	$(addprefix tests/fuzz/test_,attacks.py http_attacks.py wrong_calls.py unread.py)
 QUICK_REAL_SERVERS := $(addprefix tests/e2e/test_,processes.py metrics.py limits.py status.py)
 
 .DEFAULT_GOAL := help

@@ -21,7 +21,7 @@ from typing import Any
 
 # Shares of all inputs: more for what any client reaches, fewer for slow targets.
 SHARES = {
-    "infer": 12, "stream": 2, "tensors": 26, "memory": 16, "settings": 11, "config": 1, "files": 2, "repository": 6,
+    "infer": 12, "http": 12, "stream": 2, "tensors": 26, "memory": 16, "settings": 11, "config": 1, "files": 2, "repository": 6,
     "client": 22, "wire-lane": 1, "wire-threaded": 1,
 }  # fmt: skip
 _DEFAULT_RUNS = 1_000_000
@@ -106,7 +106,9 @@ def main() -> None:
     given.folder.mkdir(exist_ok=True)
     began = time.monotonic()
     # The slowest targets first.
-    names = sorted(shares, key=lambda name: not name.startswith(("infer", "wire", "stream", "config")))
+    names = sorted(
+        shares, key=lambda name: not name.startswith(("infer", "http", "wire", "stream", "config"))
+    )
     with ThreadPoolExecutor(given.jobs) as pool:
         futures = [
             pool.submit(

@@ -9,6 +9,7 @@ from fuzz.target import Target
 from fuzz.targets.client import ClientTarget
 from fuzz.targets.codec import TensorsTarget
 from fuzz.targets.configs import ConfigTarget, FilesTarget, RepositoryTarget
+from fuzz.targets.http import HttpTarget
 from fuzz.targets.infer import InferTarget
 from fuzz.targets.methods import MemoryTarget, SettingsTarget
 from fuzz.targets.stream import StreamTarget
@@ -20,6 +21,6 @@ TARGETS: Mapping[str, Callable[[Path], Target]] = {
     target.name: target
     for target in (
         InferTarget, StreamTarget, TensorsTarget, MemoryTarget, SettingsTarget, ConfigTarget, FilesTarget,
-        RepositoryTarget, ClientTarget,
+        RepositoryTarget, ClientTarget, HttpTarget,
     )
 }  # fmt: skip

@@ -75,7 +75,7 @@ def with_fields_changed(random: Random, target: Target, data: bytes, other: byte
     """Return the message with some fields changed; None if the data has no message."""
     front, kind = target.shape(data)
     if kind is None:
-        return None
+        return target.changed(random, data)
     try:
         message = kind.FromString(data[len(front) :])
     except Exception:

@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from random import Random
 from typing import Any, NamedTuple
 
 import grpc
@@ -50,6 +51,10 @@ class Target:
     def shape(self, data: bytes) -> Shape:
         """Return the structure of these bytes, for mutation."""
         raise NotImplementedError
+
+    def changed(self, random: Random, data: bytes) -> bytes | None:
+        """Return an input without a message with a part of it changed, None if it has no parts."""
+        return None
 
     def run(self, data: bytes) -> str:
         """Return the outcome of the input: the name of a status code. Raise AssertionError for

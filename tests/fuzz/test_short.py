@@ -14,7 +14,7 @@ from fuzz.catalogue import KEPT, TARGETS
 from fuzz.target import Errors, Target
 
 # Inputs per target, a fraction of a second each.
-MUTANTS = {"infer": 100, "stream": 60, "config": 30, "files": 60}
+MUTANTS = {"infer": 100, "stream": 60, "config": 30, "files": 60, "http": 150}
 OTHERS = 300
 
 
