@@ -32,6 +32,8 @@ PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "queue": (BATCHER + "queue", ("tests/batcher/queue", "tests/batcher")),
     "policy": (BATCHER + "policy", ("tests/batcher/policy", "tests/batcher")),
     "execution": (BATCHER + "execution", ("tests/batcher/execution", "tests/batcher")),
+    "pipeline": (BATCHER + "pipeline", ("tests/batcher/pipeline", "tests/batcher")),
+    "learning": (BATCHER + "learning", ("tests/batcher/learning", "tests/batcher")),
     "inference": (SERVER + "inference", ("tests/server/inference", "tests/server/transport", *DOORS)),
     "transport": (SERVER + "transport", ("tests/server/transport", *DOORS)),
     "models": (
